@@ -1,0 +1,29 @@
+"""The hash chain of a prompt: what every routing decision is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A prompt cut into blocks, as the list of their prefix hashes.
+
+    ``hashes[k]`` is an unsigned 64-bit hash that covers blocks ``0..k``, so two prompts share their
+    first ``k + 1`` blocks exactly when ``hashes[k]`` agrees. Only full blocks are listed, except that a
+    prompt shorter than one block is listed as that one partial block: a chain is never empty.
+    """
+
+    hashes: tuple[int, ...]
+    block_tokens: int
+    """Tokens in one block; with text input this is an estimate (bytes of a block / bytes per token)."""
+    prompt_tokens: int
+    """Tokens in the whole prompt, the partial last block included."""
+
+    def hit_tokens(self, hit_blocks: int) -> int:
+        """Prompt tokens covered by the first ``hit_blocks`` blocks, never more than the prompt has."""
+        return min(hit_blocks * self.block_tokens, self.prompt_tokens)
+
+    def uncached_tokens(self, hit_blocks: int) -> int:
+        """Prompt tokens left to prefill after a hit; at least 1, an engine always computes the last one."""
+        return max(1, self.prompt_tokens - hit_blocks * self.block_tokens)

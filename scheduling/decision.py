@@ -1,0 +1,81 @@
+"""The question put to a policy and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from scheduling.chain import Chain
+from scheduling.instance import InstanceLoad
+from scheduling.view import ClusterView
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """One request to place."""
+
+    chain: Chain
+    slo_s: float
+    """TTFT SLO of this request."""
+    sequence: int = 0
+    """A number that grows by one with every request (round robin counts with it)."""
+    expected_output_tokens: int = 256
+    excluded: frozenset[str] = frozenset()
+    """Instances this request already failed on."""
+
+
+class Reason(StrEnum):
+    """Why a policy took the instance; a label in metrics and in explanations."""
+
+    ONLY_ONE = "only_one"
+    CACHE = "cache"
+    SLO = "slo"
+    BALANCE = "balance"
+    ROTATION = "rotation"
+    COST = "cost"
+    BOTH_OVERLOADED = "both_overloaded"
+    BEYOND_PAIR = "beyond_pair"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a request goes, where else it could go, and what the policy expected when it said so."""
+
+    instance_id: str
+    hit_blocks: int
+    uncached_tokens: int
+    expected_ttft_s: float
+    reason: Reason
+    alternative_id: str | None = None
+    """The other candidate: a held request may migrate there, a failed one is retried there."""
+    alternative_uncached_tokens: int = 0
+    overloaded: bool = False
+    """Both candidates were past the SLO: the rebalancer is asked to look at the instance now."""
+    seen_pending_tokens: int | None = None
+    """Pending tokens the decision relied on; the reservation re-checks them. None: it did not look."""
+
+
+class NoInstanceError(Exception):
+    """No ready instance can take the request (all down, draining, or excluded)."""
+
+
+class Policy(Protocol):
+    """A scheduling policy: two pure functions. Implementations hold settings, never state."""
+
+    name: str
+
+    def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
+        """The instances whose loads the policy wants to see, most preferred first; no network.
+
+        Raises:
+            NoInstanceError: no ready instance is left for this request.
+        """
+
+    def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
+        """Decide from the loads of the candidates (in their order; those gone meanwhile are missing).
+
+        Raises:
+            NoInstanceError: ``loads`` holds no ready instance.
+        """

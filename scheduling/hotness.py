@@ -1,0 +1,113 @@
+"""Adaptive key length: which prefixes are so popular that their requests must spread.
+
+Source: DualMap (ICLR 2026), prefix hotness tree. The tree is a set of hot prefixes that is closed upwards:
+a hot node of depth d > 1 has a hot parent. A request's hash key is the first prefix of its chain that is not
+hot, so a hot leaf "gets children" by entering the set and loses them by leaving it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scheduling.chain import Chain
+
+
+@dataclass(frozen=True, slots=True)
+class HotnessTree:
+    """The hot prefixes of one pool: prefix hash to depth in blocks (1 = one block long)."""
+
+    hot: Mapping[int, int] = field(default_factory=dict)
+
+    def key_blocks(self, chain: Chain, max_key_blocks: int) -> int:
+        """Length of the chain's hash key in blocks, 1..max_key_blocks."""
+        limit = min(len(chain.hashes), max_key_blocks)
+        depth = 0
+        while depth < limit - 1 and chain.hashes[depth] in self.hot:
+            depth += 1
+        return depth + 1
+
+    def key(self, chain: Chain, max_key_blocks: int) -> int:
+        """The hash key: the prefix hash at the key length."""
+        return chain.hashes[self.key_blocks(chain, max_key_blocks) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class HotnessRule:
+    """When a prefix becomes hot and when it cools; shares are of all requests in the window."""
+
+    hot_share_factor: float = 2.0
+    cold_share_factor: float = 1.0
+    min_requests: int = 32
+    max_key_blocks: int = 64
+
+
+class HotnessWindow:
+    """The requests of a sliding window, counted by prefix. Owned by one keeper; not shared.
+
+    Bounded by age and by number; heads longer than ``max_key_blocks`` are cut.
+    """
+
+    def __init__(self, window_ms: int, max_requests: int, max_key_blocks: int) -> None:
+        self._window_ms = window_ms
+        self._max_requests = max_requests
+        self._max_key_blocks = max_key_blocks
+        self._entries: deque[tuple[int, tuple[int, ...]]] = deque()
+        self._counts: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, at_ms: int, hashes: Sequence[int]) -> None:
+        """Count one request; times must not go back by more than the window."""
+        head = tuple(hashes[: self._max_key_blocks])
+        self._entries.append((at_ms, head))
+        self._counts.update(head)
+        if len(self._entries) > self._max_requests:
+            self._drop_oldest()
+
+    def expire(self, now_ms: int) -> None:
+        """Forget what is older than the window."""
+        while self._entries and self._entries[0][0] <= now_ms - self._window_ms:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, head = self._entries.popleft()
+        for prefix in head:
+            left = self._counts[prefix] - 1
+            if left:
+                self._counts[prefix] = left
+            else:
+                del self._counts[prefix]
+
+    def count(self, prefix: int) -> int:
+        """Requests in the window whose chain starts with this prefix."""
+        return self._counts[prefix]
+
+    def grow(self, tree: HotnessTree, ready_instances: int, rule: HotnessRule) -> HotnessTree:
+        """The tree after this moment's traffic; ``tree`` itself when nothing changes.
+
+        A prefix enters above ``hot_share_factor / n`` and leaves below ``cold_share_factor / n``; the band
+        between keeps the mapping from flapping. Below ``min_requests`` the tree stays as it is.
+        """
+        total = len(self._entries)
+        if total < rule.min_requests or ready_instances < 1:
+            return tree
+        hot_above = rule.hot_share_factor / ready_instances * total
+        cold_below = rule.cold_share_factor / ready_instances * total
+        hot: dict[int, int] = {}
+        cold: set[int] = set()
+        for _, head in self._entries:
+            for index, prefix in enumerate(head):
+                if prefix in hot:
+                    continue
+                if prefix in cold:
+                    break
+                count = self._counts[prefix]
+                if count > hot_above or (prefix in tree.hot and count >= cold_below):
+                    hot[prefix] = index + 1
+                else:
+                    cold.add(prefix)
+                    break
+        return tree if hot == tree.hot else HotnessTree(hot)

@@ -1,0 +1,79 @@
+"""What the scheduler knows of an instance: its fixed description and its load at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class InstanceState(StrEnum):
+    """Life cycle of an instance as the fleet sees it. Only ``READY`` instances receive new requests."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DOWN = "down"
+    STANDBY = "standby"
+
+
+class Role(StrEnum):
+    """What an instance serves; with prefill/decode disaggregation only prefill instances are scheduled."""
+
+    MIXED = "mixed"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """The description of one vLLM or vLLM-Ascend server. Figures are per instance."""
+
+    instance_id: str
+    url: str
+    role: Role = Role.MIXED
+    state: InstanceState = InstanceState.STARTING
+    prefill_tokens_per_s: float = 8000.0
+    """Prior of the learned prefill rate."""
+    kv_capacity_tokens: int = 1_000_000
+    """KV cache size in tokens; bounds the metadata kept for the instance."""
+    dispatch_window_tokens: int = 16_384
+    """Room for requests dispatched and not yet prefilled: a few engine batches."""
+    max_running_requests: int = 256
+    """Requests dispatched and unfinished at most (vLLM's ``max_num_seqs``)."""
+    max_queued_requests: int = 1024
+    """Held requests at most; one more is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLoad:
+    """One instance's load as one store call saw it, with the hit of one request's chain.
+
+    ``pending_tokens`` counts uncached prompt tokens of queued and of dispatched requests whose prefill
+    has not finished; ``dispatched_tokens`` is the dispatched part of it.
+    """
+
+    instance_id: str
+    state: InstanceState
+    pending_tokens: int = 0
+    dispatched_tokens: int = 0
+    queued_requests: int = 0
+    running_requests: int = 0
+    """Dispatched and unfinished, prefill and decode alike."""
+    context_tokens: int = 0
+    """Prompt and expected output tokens of the running requests: KV memory in use."""
+    cached_blocks: int = 0
+    """Blocks the KV metadata lists for the instance."""
+    window_tokens: float = 0.0
+    """Prefill work assigned lately, decayed exponentially (Preble's load in a window)."""
+    prefill_tokens_per_s: float = 8000.0
+    """Learned prefill rate."""
+    stalled_s: float = 0.0
+    """Time since the last finished prefill (or since work came) while work is pending, else 0."""
+    kv_capacity_tokens: int = 1_000_000
+    hit_blocks: int = 0
+    """Blocks at the head of the chain in question that the instance is believed to hold."""
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV memory taken by running requests, 0..1 (1 when they overcommit it)."""
+        return min(1.0, self.context_tokens / max(1, self.kv_capacity_tokens))

@@ -1,0 +1,85 @@
+"""Dual mapping: two consistent-hash rings that give every hash key two distinct instances.
+
+Source: DualMap (ICLR 2026), dual mapping; consistent hashing after Karger et al., 1997. Two choices instead
+of one shrink the worst overload from Θ(√(m log n / n)) to log log n.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import xxhash
+
+# One seed per ring. They are part of the mapping: changing one moves every key of every fleet.
+RING_SEEDS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
+
+
+def _anchor_positions(instance_id: str, seed: int, virtual_nodes: int) -> list[int]:
+    return [xxhash.xxh3_64_intdigest(f"{instance_id}#{node}".encode(), seed) for node in range(virtual_nodes)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One consistent-hash ring: sorted anchor positions and, beside each, the instance it belongs to."""
+
+    seed: int
+    virtual_nodes: int
+    positions: tuple[int, ...] = ()
+    owners: tuple[str, ...] = ()
+
+    def successor(self, key: int) -> str:
+        """The instance at the first anchor clockwise of where ``key`` (64 bits) falls."""
+        position = xxhash.xxh3_64_intdigest(key.to_bytes(8, "big"), self.seed)
+        index = bisect_left(self.positions, position)
+        return self.owners[index % len(self.owners)]
+
+    def with_members(self, members: frozenset[str]) -> Ring:
+        """The ring of exactly ``members``; anchors of those that stay do not move."""
+        present = frozenset(self.owners)
+        points = [point for point in zip(self.positions, self.owners, strict=True) if point[1] in members]
+        for instance_id in sorted(members - present):
+            points += [
+                (position, instance_id) for position in _anchor_positions(instance_id, self.seed, self.virtual_nodes)
+            ]
+        points.sort()
+        return Ring(
+            self.seed,
+            self.virtual_nodes,
+            tuple(position for position, _ in points),
+            tuple(owner for _, owner in points),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DualRing:
+    """Two rings with independent hash functions over the same members."""
+
+    first: Ring
+    second: Ring
+    members: tuple[str, ...]
+    """Sorted ids."""
+
+    @classmethod
+    def of(cls, members: Iterable[str], virtual_nodes: int) -> DualRing:
+        """Rings over ``members``; the same members give the same rings in every process."""
+        empty = cls(Ring(RING_SEEDS[0], virtual_nodes), Ring(RING_SEEDS[1], virtual_nodes), ())
+        return empty.with_members(members)
+
+    def with_members(self, members: Iterable[str]) -> DualRing:
+        """The rings after a change of membership; only keys next to the changed anchors map elsewhere."""
+        wanted = frozenset(members)
+        return DualRing(self.first.with_members(wanted), self.second.with_members(wanted), tuple(sorted(wanted)))
+
+    def pair(self, key: int) -> tuple[str, ...]:
+        """The candidate pair of a hash key: two distinct ids, one id with a single member, () with none.
+
+        When both rings name the same instance, the second candidate is the next one in id order.
+        """
+        if len(self.members) < 2:
+            return self.members
+        first, second = self.first.successor(key), self.second.successor(key)
+        if first == second:
+            second = self.members[bisect_right(self.members, first) % len(self.members)]
+        return (first, second)

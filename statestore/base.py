@@ -1,0 +1,328 @@
+"""The store contract: what every implementation promises, whatever keeps the state.
+
+A store holds one pool's shared truth: members, loads, queues, KV metadata, hotness, leases. Every method is
+atomic: its effect is seen whole or not at all, by every replica in the same order. Every transition of a
+request is idempotent: a repetition after a lost answer changes nothing and reports the state as it is.
+
+Times are milliseconds of the store's own clock (Redis ``TIME``); no caller's clock enters. A request's life:
+
+    reserve ── room ──▶ dispatched ── first_token ──▶ prefilled ── finish ──▶ gone
+       └── no room ──▶ held ── grant ──▶ dispatched
+                        └── migrate ──▶ held at the other candidate (or dispatched there at once)
+
+``finish`` is legal in every state and releases whatever is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from scheduling.chain import Chain
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+
+
+class RequestState(StrEnum):
+    HELD = "held"
+    DISPATCHED = "dispatched"
+    PREFILLED = "prefilled"
+
+
+class ReserveStatus(StrEnum):
+    DISPATCHED = "dispatched"
+    """The instance had room: send the request now."""
+    HELD = "held"
+    """Queued; a Grant will come."""
+    STALE = "stale"
+    """The load moved away from what the decision saw: observe and decide again. Nothing was reserved."""
+    NOT_READY = "not_ready"
+    """The instance is no longer ready or no longer known. Nothing was reserved."""
+    QUEUE_FULL = "queue_full"
+    """The instance's queue is at its limit. Nothing was reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one request asks of one instance."""
+
+    request_id: str
+    replica_id: str
+    instance_id: str
+    chain: Chain
+    uncached_tokens: int
+    """Counted as pending until the first token."""
+    expected_output_tokens: int
+    slo_ms: int
+    alternative_id: str | None = None
+    alternative_uncached_tokens: int = 0
+    attempt: int = 1
+    """1 for the first try; a retry after a failed instance counts up and replaces the former attempt."""
+    seen_pending_tokens: int | None = None
+    tolerance_tokens: int = 0
+    """STALE when the instance's pending tokens exceed ``seen_pending_tokens`` by more than this."""
+    overloaded: bool = False
+    """Ask the rebalancer to look at the instance now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveOutcome:
+    status: ReserveStatus
+    queue_position: int = 0
+    """Requests ahead in the instance's queue, when HELD."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A held request was dispatched: its replica must send it to ``instance_id`` now."""
+
+    request_id: str
+    instance_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a decision needs, from one round trip."""
+
+    epoch: int
+    tree_version: int
+    sequence: int
+    """Grows by one with every observation in the pool, over all replicas."""
+    loads: Mapping[str, InstanceLoad]
+    """By id, in the order asked; unknown instances are missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The part of the state that replicas keep a copy of."""
+
+    epoch: int
+    tree_version: int
+    instances: Mapping[str, InstanceSpec]
+    tree: HotnessTree
+    bytes_per_token: float
+    """Learned over all replicas from prompts whose token count an instance reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One live request as the store knows it. Times in ms of the store's clock; 0 means not yet."""
+
+    request_id: str
+    replica_id: str
+    instance_id: str
+    state: RequestState
+    attempt: int
+    uncached_tokens: int
+    prompt_tokens: int
+    expected_output_tokens: int
+    slo_ms: int
+    enqueued_ms: int
+    """First reservation; a retry or a migration keeps it, so deadlines do not slide."""
+    dispatched_ms: int
+    prefilled_ms: int
+    alternative_id: str | None
+    alternative_uncached_tokens: int
+    sequence: int
+    """Order of first reservation in the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSnapshot:
+    """One instance's queue, in the order in which requests would be granted."""
+
+    now_ms: int
+    load: InstanceLoad
+    held: tuple[RequestRecord, ...]
+    alternatives: Mapping[str, InstanceLoad]
+    """Loads of the other candidates of the held requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishFacts:
+    """What a finished request teaches; every field may be unknown."""
+
+    prompt_bytes: int | None = None
+    prompt_tokens: int | None = None
+    """As the instance counted it (``usage.prompt_tokens``)."""
+
+
+class MigrateStatus(StrEnum):
+    MIGRATED = "migrated"
+    NOT_HELD = "not_held"
+    """Granted, finished or moved meanwhile: nothing changed."""
+    NOT_READY = "not_ready"
+    """The target is not ready: nothing changed."""
+    QUEUE_FULL = "queue_full"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A held leadership. ``fence`` grows with every new leader; writes under an older one are refused."""
+
+    owner: str
+    fence: int
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    replica_id: str
+    expires_ms: int
+    info: Mapping[str, str]
+    """Free text fields for people: address, process id, version, request counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One routed request as the hotness keeper reads it."""
+
+    entry_id: str
+    """Position in the pool's arrival log; pass the last one seen to read on."""
+    at_ms: int
+    head: tuple[int, ...]
+    """The first hashes of its chain (the store keeps a bounded number)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshot:
+    """Everything about a pool, for people and metrics. Not a hot-path call."""
+
+    now_ms: int
+    epoch: int
+    tree_version: int
+    instances: Mapping[str, InstanceSpec]
+    loads: Mapping[str, InstanceLoad]
+    requests: tuple[RequestRecord, ...]
+    replicas: tuple[ReplicaInfo, ...]
+    leader: Lease | None
+    migrations: Mapping[str, int]
+    """Migrated requests by reason, since the pool began."""
+
+
+class PoolStore(Protocol):
+    """One pool's shared state. Every method raises ``StoreUnavailableError`` when the store is out of reach."""
+
+    name: str
+
+    # members ---------------------------------------------------------------------------------------------
+    async def membership(self) -> Membership:
+        """The whole rarely-changing part; called when an Observation shows a newer epoch or tree version."""
+
+    async def put_instance(self, spec: InstanceSpec) -> None:
+        """Add an instance, or update the description of a known one (its load, queue and state stay)."""
+
+    async def set_instance_state(
+        self, instance_id: str, state: InstanceState, *, expected: InstanceState | None = None
+    ) -> bool:
+        """Change the state; False (and no change) if unknown or not in the ``expected`` state.
+
+        Going DOWN forgets the instance's KV metadata: a restarted engine has an empty cache.
+        """
+
+    async def remove_instance(self, instance_id: str) -> bool:
+        """Forget an instance; False if it still has queued or running requests, or is unknown."""
+
+    # the life of a request -------------------------------------------------------------------------------
+    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
+        """Loads of the named instances and their hits of ``chain``."""
+
+    async def reserve(self, reservation: Reservation) -> ReserveOutcome:
+        """Queue the request on the instance, count its tokens, dispatch it at once if there is room.
+
+        Room: nothing else is queued before it, dispatched tokens are under the dispatch window and running
+        requests under their maximum. On success the chain enters the instance's KV metadata, the arrival log
+        and the load window. A repetition of the same attempt reports HELD or DISPATCHED as it stands now.
+        """
+
+    async def first_token(self, request_id: str, instance_id: str, chain: Chain) -> bool:
+        """The prefill is done: release pending tokens, stamp the prefill clock, learn the prefill rate,
+        confirm the KV metadata (after a migration: on the instance that did the work), grant who is next.
+
+        False if the request is unknown, elsewhere, or already past this point.
+        """
+
+    async def finish(self, request_id: str, *, attempt: int | None = None, facts: FinishFacts | None = None) -> bool:
+        """Release all that is left of the request and grant who is next; False if nothing was left.
+
+        With ``attempt`` given, a newer attempt of the same request is left alone.
+        """
+
+    def grants(self, replica_id: str) -> AsyncIterator[Grant]:
+        """Grants for this replica's held requests as they happen. May lose some when the connection does:
+        ``held_states`` is the truth."""
+
+    async def held_states(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
+        """Records of the named requests that still exist."""
+
+    # replicas --------------------------------------------------------------------------------------------
+    async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
+        """Renew the replica's lease; False if the store did not know it (first beat, expiry, empty store):
+        the replica then adopts its live requests again."""
+
+    async def adopt(self, records: Sequence[RequestRecord]) -> int:
+        """Enter live requests that the store may have lost, as they are; known ones stay. Returns how many."""
+
+    async def retire(self, replica_id: str) -> None:
+        """Drop the replica's lease on a clean exit."""
+
+    # the leader's work -----------------------------------------------------------------------------------
+    # Every method with ``fence`` raises LeaseLostError when a newer leader exists or the lease has run out.
+    async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
+        """Become leader if nobody is; renewing is ``renew_lease``. None if somebody else leads."""
+
+    async def renew_lease(self, lease: Lease, lease_ms: int) -> Lease:
+        """Extend. Raises LeaseLostError if lost."""
+
+    async def release_lease(self, lease: Lease) -> None:
+        """Step down; harmless if already lost."""
+
+    async def queue(self, instance_id: str) -> QueueSnapshot | None:
+        """The instance's queue with the loads a rebalance plan needs; None if unknown."""
+
+    async def migrate(
+        self, request_id: str, source_id: str, target_id: str, *, reason: str, fence: int
+    ) -> MigrateStatus:
+        """Move a held request to another instance's queue, pending tokens with it: to its other candidate
+        at ``alternative_uncached_tokens``, to any other instance at its full prompt. Source and other
+        candidate swap places in the record. Dispatches at once if the target has room."""
+
+    async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
+        """Instances that reservations found overloaded since the last call, oldest first; waits up to
+        ``timeout_s`` for one. Each is handed out once."""
+
+    async def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
+        """The arrival log behind entry ``after`` ('0' = from its start), oldest first."""
+
+    async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
+        """Replace the hotness tree (with its counters, for people); returns the new tree version."""
+
+    async def expired_replicas(self) -> Sequence[str]:
+        """Replicas whose lease ran out, and owners of requests that have no lease at all."""
+
+    async def reap(self, replica_id: str, *, fence: int) -> int:
+        """Finish every request of an expired replica and forget it; returns how many. A replica that is
+        alive again is left alone."""
+
+    async def repair(self, *, fence: int) -> int:
+        """Recompute every instance's sums from its requests; returns how many sums were off."""
+
+    # people ----------------------------------------------------------------------------------------------
+    async def snapshot(self) -> PoolSnapshot:
+        """Everything, for admin, inspect and metrics."""
+
+
+class Store(Protocol):
+    """A connection to where pools live."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def ping(self) -> float:
+        """Round trip in seconds. Raises StoreUnavailableError."""
+
+    def pool(self, name: str) -> PoolStore: ...
