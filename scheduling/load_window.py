@@ -1,0 +1,30 @@
+"""Work assigned to an instance lately: an exponentially decayed sum.
+
+Source: Preble (ICLR 2025), which sums the prefill work of a three-minute window per GPU. Exponential decay
+with the window's length as time constant holds the same mass under steady load and needs two numbers instead of
+a list. The state store keeps a Lua twin of ``LoadWindow``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+
+WINDOW_MS = 180_000
+"""Time constant of the decay: Preble's history window."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWindow:
+    """Tokens of prefill work as of ``at_ms`` of the store's clock."""
+
+    tokens: float = 0.0
+    at_ms: int = 0
+
+    def read(self, now_ms: int) -> float:
+        """The decayed sum now; a clock that stepped back decays nothing."""
+        return self.tokens * exp(-max(0, now_ms - self.at_ms) / WINDOW_MS)
+
+    def add(self, now_ms: int, tokens: int) -> LoadWindow:
+        """The window after ``tokens`` more uncached tokens were assigned."""
+        return LoadWindow(self.read(now_ms) + tokens, max(now_ms, self.at_ms))
