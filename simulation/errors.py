@@ -1,0 +1,20 @@
+"""Errors of the simulation room: everything a user can cause by input comes as one of these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class SimulationError(Exception):
+    """Root of everything the simulation raises; the command line reports it and exits with code 2."""
+
+
+class TraceError(SimulationError):
+    """A trace cannot be used: which file, which line (1-based, None for the file as a whole), and why."""
+
+    def __init__(self, source: str | Path, line: int | None, reason: str) -> None:
+        self.source = str(source)
+        self.line = line
+        self.reason = reason
+        place = self.source if line is None else f"{self.source}:{line}"
+        super().__init__(f"{place}: {reason}")

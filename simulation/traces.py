@@ -1,0 +1,225 @@
+"""Request traces: when requests arrive, how long they are and which prefixes they share; no text.
+
+Three formats are read:
+
+* Mooncake JSONL (FAST'25 release): one object a line with ``timestamp`` (ms), ``input_length``,
+  ``output_length`` (tokens) and ``hash_ids``, one id per block; equal ids mean equal prefixes up to and
+  including that block. The last block may be partial.
+* The project's own recording (``simulation.recording``): the same, with ``block_tokens`` on every line.
+* Azure LLM inference CSV (2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``; nothing is shared.
+
+Every reader checks every line and raises TraceError with the file, the line and the reason.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import orjson
+
+from simulation.errors import TraceError
+
+MOONCAKE_BLOCK_TOKENS = 512
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace."""
+
+    arrival_s: float
+    """Seconds since the start of the trace."""
+    input_tokens: int
+    output_tokens: int
+    hash_ids: tuple[int, ...]
+    """One id per block; equal ids in two requests mean that they agree up to and including that block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of arrival, and the block size their ids were made with."""
+
+    name: str
+    block_tokens: int
+    requests: tuple[TraceRequest, ...]
+
+    @property
+    def rate_per_s(self) -> float:
+        """Mean arrival rate; infinite when everything arrives at once."""
+        span_s = self.requests[-1].arrival_s - self.requests[0].arrival_s
+        return len(self.requests) / span_s if span_s > 0 else float("inf")
+
+    def first(self, count: int) -> Trace:
+        """The trace's first ``count`` requests (all of them if it has fewer)."""
+        return replace(self, requests=self.requests[:count])
+
+    def capped(self, max_input_tokens: int) -> Trace:
+        """The trace with every prompt cut to at most ``max_input_tokens``."""
+        return replace(self, requests=tuple(_capped(r, max_input_tokens, self.block_tokens) for r in self.requests))
+
+    def at_rate(self, rate_per_s: float) -> Trace:
+        """The trace starting at 0 with its arrival times stretched or squeezed to a mean rate.
+
+        Raises:
+            TraceError: all requests arrive at once, so that no factor gives the rate.
+        """
+        if self.rate_per_s == float("inf"):
+            raise TraceError(self.name, None, "all requests arrive at once: the trace cannot be scaled to a rate")
+        start_s, factor = self.requests[0].arrival_s, self.rate_per_s / rate_per_s
+        return replace(
+            self, requests=tuple(replace(r, arrival_s=(r.arrival_s - start_s) * factor) for r in self.requests)
+        )
+
+
+def _capped(request: TraceRequest, max_input_tokens: int, block_tokens: int) -> TraceRequest:
+    if request.input_tokens <= max_input_tokens:
+        return request
+    blocks = -(-max_input_tokens // block_tokens)
+    return replace(request, input_tokens=max_input_tokens, hash_ids=request.hash_ids[:blocks])
+
+
+def read_trace(path: str | Path, block_tokens: int | None = None) -> Trace:
+    """Read a trace of any known format, told apart by its first line.
+
+    ``block_tokens`` is for JSONL that does not carry its block size (512, Mooncake's, when None), and the
+    block size that Azure requests are cut into.
+    """
+    source = Path(path)
+    first = next(iter(_lines(source)), (1, b""))[1]
+    if first.decode(errors="replace").lstrip("\ufeff").startswith(AZURE_COLUMNS[0]):
+        return Trace(source.name, block_tokens or MOONCAKE_BLOCK_TOKENS, _azure_requests(source, block_tokens))
+    recorded = _recorded_block_tokens(first)
+    if recorded and block_tokens and recorded != block_tokens:
+        raise TraceError(source, 1, f"recorded with {recorded} tokens a block, but {block_tokens} were asked for")
+    size = recorded or block_tokens or MOONCAKE_BLOCK_TOKENS
+    return Trace(source.name, size, tuple(read_mooncake(source, size)))
+
+
+def read_mooncake(path: str | Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> list[TraceRequest]:
+    """Read Mooncake JSONL (and the project's recording, whose lines have one field more)."""
+    source = Path(path)
+    requests: list[TraceRequest] = []
+    for number, line in _lines(source):
+        try:
+            request = _mooncake_request(line, block_tokens)
+        except ValueError as error:
+            raise TraceError(source, number, str(error)) from error
+        _append_in_order(requests, request, source, number)
+    return _not_empty(requests, source)
+
+
+def read_azure(path: str | Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> list[TraceRequest]:
+    """Read an Azure LLM inference CSV; every block id is unique, because the trace knows no prefixes."""
+    return list(_azure_requests(Path(path), block_tokens))
+
+
+def _lines(source: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers from 1, blank ones left out."""
+    try:
+        with source.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise TraceError(source, None, f"cannot be read: {error.strerror or error}") from error
+
+
+def _append_in_order(requests: list[TraceRequest], request: TraceRequest, source: Path, number: int) -> None:
+    if requests and request.arrival_s < requests[-1].arrival_s:
+        raise TraceError(source, number, "arrives before the request above it: sort the trace by timestamp")
+    requests.append(request)
+
+
+def _not_empty(requests: list[TraceRequest], source: Path) -> list[TraceRequest]:
+    if not requests:
+        raise TraceError(source, None, "holds no requests")
+    return requests
+
+
+def _recorded_block_tokens(line: bytes) -> int | None:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    size = row.get("block_tokens") if isinstance(row, dict) else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _mooncake_request(line: bytes, block_tokens: int) -> TraceRequest:
+    """Parse one line; ValueError with the reason when it is broken."""
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"not a JSON object: {error}") from error
+    if not isinstance(row, dict):
+        raise ValueError("not a JSON object")
+    timestamp_ms = _number(row, "timestamp", least=0)
+    input_tokens = _integer(row, "input_length", least=1)
+    output_tokens = _integer(row, "output_length", least=0)
+    hash_ids = row.get("hash_ids")
+    if not isinstance(hash_ids, list) or not all(type(block) is int and block >= 0 for block in hash_ids):
+        raise ValueError("hash_ids must be a list of whole numbers, 0 or more")
+    _check_block_count(len(hash_ids), input_tokens, block_tokens)
+    return TraceRequest(timestamp_ms / 1000, input_tokens, output_tokens, tuple(hash_ids))
+
+
+def _check_block_count(blocks: int, input_tokens: int, block_tokens: int) -> None:
+    """A partial last block may be listed or not; any other count means another block size."""
+    if not max(1, input_tokens // block_tokens) <= blocks <= -(-input_tokens // block_tokens):
+        raise ValueError(
+            f"{blocks} hash_ids do not fit input_length {input_tokens} at {block_tokens} tokens a block "
+            "(was the trace made with another block size?)"
+        )
+
+
+def _number(row: dict[str, object], name: str, least: int) -> float:
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} must be a number, found {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, found {value}")
+    return value
+
+
+def _integer(row: dict[str, object], name: str, least: int) -> int:
+    value = _number(row, name, least)
+    if not isinstance(value, int):
+        raise ValueError(f"{name} must be a whole number, found {value}")
+    return value
+
+
+def _azure_requests(source: Path, block_tokens: int | None) -> tuple[TraceRequest, ...]:
+    size = block_tokens or MOONCAKE_BLOCK_TOKENS
+    requests: list[TraceRequest] = []
+    start: datetime | None = None
+    next_id = 0
+    for number, line in _lines(source):
+        row = next(csv.reader([line.decode("utf-8-sig", errors="replace")]))
+        if number == 1:
+            if tuple(cell.strip() for cell in row) != AZURE_COLUMNS:
+                raise TraceError(source, 1, f"the header must be {','.join(AZURE_COLUMNS)}")
+            continue
+        try:
+            arrival, input_tokens, output_tokens = _azure_row(row)
+            start = start or arrival
+            arrival_s = (arrival - start).total_seconds()
+        except (ValueError, TypeError) as error:
+            raise TraceError(source, number, str(error)) from error
+        blocks = -(-input_tokens // size)
+        ids = tuple(range(next_id, next_id + blocks))
+        next_id += blocks
+        _append_in_order(requests, TraceRequest(arrival_s, input_tokens, output_tokens, ids), source, number)
+    return tuple(_not_empty(requests, source))
+
+
+def _azure_row(row: Sequence[str]) -> tuple[datetime, int, int]:
+    if len(row) != len(AZURE_COLUMNS):
+        raise ValueError(f"expected {len(AZURE_COLUMNS)} columns, found {len(row)}")
+    input_tokens, output_tokens = int(row[1]), int(row[2])
+    if input_tokens < 1 or output_tokens < 0:
+        raise ValueError("ContextTokens must be at least 1 and GeneratedTokens at least 0")
+    return datetime.fromisoformat(row[0].strip()), input_tokens, output_tokens
