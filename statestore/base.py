@@ -216,9 +216,17 @@ class PoolStore(Protocol):
         """Add an instance, or update the description of a known one (its load, queue and state stay)."""
 
     async def set_instance_state(
-        self, instance_id: str, state: InstanceState, *, expected: InstanceState | None = None
+        self,
+        instance_id: str,
+        state: InstanceState,
+        *,
+        expected: InstanceState | None = None,
+        fence: int | None = None,
     ) -> bool:
         """Change the state; False (and no change) if unknown or not in the ``expected`` state.
+
+        With ``fence`` given it is the leader's write: LeaseLostError when a newer leader exists or the lease
+        has run out. Operators' writes carry none.
 
         Going DOWN forgets the instance's KV metadata: a restarted engine has an empty cache.
         """
@@ -279,6 +287,9 @@ class PoolStore(Protocol):
 
     async def release_lease(self, lease: Lease) -> None:
         """Step down; harmless if already lost."""
+
+    async def loads(self) -> Mapping[str, InstanceLoad]:
+        """Loads of every known instance, by id, without hits; for sweeps, not for the hot path."""
 
     async def queue(self, instance_id: str) -> QueueSnapshot | None:
         """The instance's queue with the loads a rebalance plan needs; None if unknown."""
