@@ -1,0 +1,146 @@
+"""Everything the router refuses or fails with, and the one table that turns it into an OpenAI-style answer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from statestore.errors import StoreError, StoreUnavailableError
+
+
+class RouterError(Exception):
+    """Root of the router's errors: an HTTP status with OpenAI's ``type`` and ``code`` for its kind.
+
+    Every message says what the reader can do about it. ``retry_after_s`` is an honest estimate of when the
+    same request would be taken, in seconds.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "internal_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequestError(RouterError):
+    """The request is malformed; sending it again unchanged cannot help."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_request"
+
+
+class InvalidApiKeyError(RouterError):
+    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+
+
+class NotFoundError(RouterError):
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class UnknownModelError(RouterError):
+    """No pool serves the model."""
+
+    status, type, code = 404, "invalid_request_error", "model_not_found"
+
+
+class MethodNotAllowedError(RouterError):
+    status, type, code = 405, "invalid_request_error", "method_not_allowed"
+
+
+class RequestTimeoutError(RouterError):
+    """The client took too long to send its request."""
+
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+
+
+class ConflictError(RouterError):
+    """The change does not fit the present state (an instance that is still in use, an id that is taken)."""
+
+    status, type, code = 409, "invalid_request_error", "conflict"
+
+
+class BodyTooLargeError(RouterError):
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class HeadersTooLargeError(RouterError):
+    status, type, code = 431, "invalid_request_error", "headers_too_large"
+
+
+class ReplicaFullError(RouterError):
+    """This replica carries as many requests as it may."""
+
+    status, type, code = 429, "rate_limit_error", "replica_full"
+
+
+class QueueFullError(RouterError):
+    """The queue of every instance that could take the request is full."""
+
+    status, type, code = 429, "rate_limit_error", "queue_full"
+
+
+class UpstreamError(RouterError):
+    """The instance failed, and so did every retry within the budget."""
+
+    status, type, code = 502, "api_error", "upstream_failed"
+
+
+class UnavailableError(RouterError):
+    """No instance is ready."""
+
+    status, type, code = 503, "service_unavailable", "no_instance"
+
+
+class DrainingError(RouterError):
+    """This replica is shutting down and takes nothing new."""
+
+    status, type, code = 503, "service_unavailable", "draining"
+
+
+class StoreAwayError(RouterError):
+    """The shared state is out of reach, and so the request was not placed."""
+
+    status, type, code = 503, "service_unavailable", "store_unavailable"
+
+
+class HoldTimeoutError(RouterError):
+    """The request waited for an instance as long as the settings allow."""
+
+    status, type, code = 504, "timeout_error", "hold_timeout"
+
+
+class UpstreamTimeoutError(RouterError):
+    """The instance took too long: no first byte, a gap in the stream, or the whole answer."""
+
+    status, type, code = 504, "timeout_error", "upstream_timeout"
+
+
+def from_exception(error: BaseException) -> RouterError:
+    """The router's view of any exception; unknown ones become a 500 that gives nothing away."""
+    if isinstance(error, RouterError):
+        return error
+    if isinstance(error, StoreUnavailableError):
+        return StoreAwayError("the shared state is out of reach; try again shortly", retry_after_s=1.0)
+    if isinstance(error, StoreError):
+        return StoreAwayError(f"the shared state refused the call: {error}", retry_after_s=1.0)
+    return RouterError("internal error of the router; its log has the details under this request id")
+
+
+def error_body(error: RouterError) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return {
+        "error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code},
+    }
+
+
+def error_headers(error: RouterError) -> dict[str, str]:
+    """Headers that belong to the answer beside its body: ``retry-after`` (whole seconds) and the 401 challenge."""
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return headers

@@ -1,0 +1,65 @@
+"""Settings of one router replica."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+
+class RouterSettings(BaseModel):
+    """How a replica listens, what it lets in, how long it waits. Replicas may differ in all of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port of the endpoint; 0 picks a free one")
+    ops_port: int | None = Field(
+        None, ge=0, le=65535, description="extra port of this replica alone, for health checks and scraping"
+    )
+    replica_id: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9_.:-]{1,128}$", description="id of this replica; made up when left out"
+    )
+    log_level: str = Field("info", pattern=r"^(debug|info|warning|error)$", description="log level")
+
+    # keys ----------------------------------------------------------------------------------------------------
+    api_keys: tuple[SecretStr, ...] = Field((), description="inference needs one of these keys when any is set")
+    admin_key: SecretStr | None = Field(None, description="/admin needs this key when it is set")
+
+    # limits --------------------------------------------------------------------------------------------------
+    max_requests: int = Field(4096, ge=1, description="requests in flight and held on this replica at most")
+    max_connections: int = Field(8192, ge=1, description="client connections at most")
+    max_body_bytes: int = Field(32 << 20, ge=1024, description="largest request body, bytes")
+    max_header_bytes: int = Field(64 << 10, ge=1024, description="largest request head, bytes")
+    max_headers: int = Field(128, ge=8, description="header fields of a request at most")
+    buffer_bytes: int = Field(256 << 10, ge=4096, description="bytes buffered per direction before reading stops")
+    upstream_idle_connections: int = Field(256, ge=0, description="idle connections kept per instance at most")
+
+    # waits ---------------------------------------------------------------------------------------------------
+    client_timeout_s: float = Field(30.0, gt=0, description="time for a client to send its request, seconds")
+    keep_alive_s: float = Field(75.0, gt=0, description="time a client connection may idle, seconds")
+    upstream_idle_s: float = Field(4.0, gt=0, description="time an idle connection to an instance is kept, seconds")
+    connect_timeout_s: float = Field(2.0, gt=0, description="time to connect to an instance, seconds")
+    hold_timeout_s: float = Field(300.0, gt=0, description="time a request may wait to be granted, seconds")
+    first_byte_timeout_s: float = Field(
+        600.0, gt=0, description="time to the first byte of content after dispatch, seconds"
+    )
+    chunk_timeout_s: float = Field(120.0, gt=0, description="time between chunks of an answer, seconds")
+    total_timeout_s: float = Field(3600.0, gt=0, description="time for a whole request, seconds")
+
+    # retries -------------------------------------------------------------------------------------------------
+    max_attempts: int = Field(3, ge=1, le=16, description="instances tried for a request at most")
+    retry_budget_share: float = Field(0.2, ge=0, le=1, description="retries at most, as a share of requests")
+    retry_budget_per_s: float = Field(10.0, ge=0, description="retries per second allowed beside that share")
+
+    # shared state --------------------------------------------------------------------------------------------
+    replica_lease_s: float = Field(6.0, gt=0, description="a dead replica's requests are released after this, seconds")
+    view_poll_s: float = Field(1.0, gt=0, description="an idle replica refreshes its view after this, seconds")
+    held_poll_s: float = Field(1.0, gt=0, description="held requests are looked up this often, seconds")
+    reconcile_s: float = Field(30.0, gt=0, description="leftovers of this replica are looked for this often, seconds")
+    snapshot_max_age_s: float = Field(1.0, gt=0, description="fleet gauges are read from a snapshot this old, seconds")
+    outbox_limit: int = Field(65_536, ge=16, description="transitions waiting for the store at most")
+
+    # shutdown ------------------------------------------------------------------------------------------------
+    settle_s: float = Field(2.0, ge=0, description="time between /ready turning off and the port closing, seconds")
+    drain_timeout_s: float = Field(60.0, gt=0, description="time for requests in flight to finish, seconds")
+
+    explanations: int = Field(2048, ge=0, description="recent decisions kept to be explained")
