@@ -42,6 +42,8 @@ class ReserveStatus(StrEnum):
     """The instance is no longer ready or no longer known. Nothing was reserved."""
     QUEUE_FULL = "queue_full"
     """The instance's queue is at its limit. Nothing was reserved."""
+    DUPLICATE = "duplicate"
+    """Another replica has a live request of this id: choose another id. Nothing was reserved."""
 
 
 @dataclass(frozen=True, slots=True)
