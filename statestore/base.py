@@ -150,6 +150,8 @@ class FinishFacts:
     prompt_bytes: int | None = None
     prompt_tokens: int | None = None
     """As the instance counted it (``usage.prompt_tokens``)."""
+    cached_tokens: int | None = None
+    """Of those, how many it found in its cache (``usage.prompt_tokens_details.cached_tokens``)."""
 
 
 class MigrateStatus(StrEnum):
