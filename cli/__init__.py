@@ -1,1 +1,1 @@
-"""cli room"""
+"""The front door: the ``dualmap`` command. Knows every room, is known by none."""

@@ -1,0 +1,17 @@
+.PHONY: up test check format docs image
+
+up:
+	scripts/up
+
+test check:
+	scripts/test
+
+format:
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+docs:
+	.venv/bin/dualmap settings --markdown > docs/configuration.md
+
+image:
+	docker build -t dualmap-fleet .

@@ -1,0 +1,225 @@
+"""Settings from flags, environment and file: ``flags > environment > YAML > defaults``.
+
+Every value keeps the name of where it came from, so that a wrong one is reported as the user wrote it. An unknown
+name is an error, never ignored: a misspelt setting that silently does nothing is the most expensive kind.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from cli.settings import Settings
+
+ENVIRONMENT_PREFIX = "DUALMAP_"
+CONFIG_VARIABLE = "DUALMAP_CONFIG"
+_SEPARATOR = "__"
+_FLAG = re.compile(r"--([a-z][a-z0-9_-]*(?:\.[a-z0-9_-]+)*)(?:=(.*))?", re.DOTALL)
+_SECRET = re.compile(r"key|password|secret")
+
+
+class ConfigurationError(Exception):
+    """The settings cannot be used; the message names every wrong one and where it came from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One value given by the user: where in the tree it goes and where it came from."""
+
+    path: tuple[str, ...]
+    value: object
+    origin: str
+
+
+def load_settings(flags: Sequence[Assignment], environment: Mapping[str, str], config: Path | None = None) -> Settings:
+    """The settings of this process.
+
+    Raises:
+        ConfigurationError: the file cannot be read, a name is unknown or a value is wrong.
+    """
+    if config is None and environment.get(CONFIG_VARIABLE):
+        config = Path(environment[CONFIG_VARIABLE])
+    assignments = [*(from_file(config) if config else ()), *from_environment(environment), *flags]
+    return validated(assignments)
+
+
+def validated(assignments: Iterable[Assignment]) -> Settings:
+    """The settings tree after all assignments, later ones over earlier ones.
+
+    Raises:
+        ConfigurationError: a name is unknown or a value is wrong.
+    """
+    tree: dict[str, Any] = {}
+    origins: dict[tuple[str, ...], str] = {}
+    for assignment in assignments:
+        _assign(tree, assignment)
+        origins[assignment.path] = assignment.origin
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(_complaints(error, origins))) from error
+
+
+def _assign(tree: dict[str, Any], assignment: Assignment) -> None:
+    *parents, leaf = assignment.path
+    for name in parents:
+        child = tree.setdefault(name, {})
+        if not isinstance(child, dict):
+            child = tree[name] = {}
+        tree = child
+    tree[leaf] = assignment.value
+
+
+# sources --------------------------------------------------------------------------------------------------
+
+
+def from_file(path: Path) -> Iterator[Assignment]:
+    """The assignments of a YAML file.
+
+    Raises:
+        ConfigurationError: unreadable, not YAML, or not a mapping.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the configuration file {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not YAML: {error}") from error
+    if document is None:
+        return
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"{path} must hold sections such as 'router:', not a {type(document).__name__}")
+    for leaf, value in _leaves(document, ()):
+        yield Assignment(leaf, value, f"{path}: {'.'.join(leaf)}")
+
+
+def from_environment(environment: Mapping[str, str]) -> Iterator[Assignment]:
+    """The assignments of ``DUALMAP_SECTION__NAME`` variables.
+
+    Variables with the prefix but without the double underscore are not settings unless they name a section:
+    Kubernetes injects such names for a service called ``dualmap``.
+    """
+    for variable in sorted(environment):
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        path = tuple(variable.removeprefix(ENVIRONMENT_PREFIX).lower().split(_SEPARATOR))
+        if len(path) > 1 or path[0] in Settings.model_fields:
+            yield from _from_text(path, environment[variable], variable)
+
+
+def split_flags(arguments: Sequence[str]) -> tuple[list[Assignment], list[str]]:
+    """Separate setting flags (``--router.port 8000``, ``--pools=[…]``) from a command's own arguments.
+
+    Raises:
+        ConfigurationError: a setting flag has no value.
+    """
+    assignments: list[Assignment] = []
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        match = _FLAG.fullmatch(word)
+        path = tuple(match[1].replace("-", "_").split(".")) if match else ()
+        if match is None or (len(path) == 1 and path[0] not in Settings.model_fields):
+            rest.append(word)
+            continue
+        text = match[2] if match[2] is not None else next(words, None)
+        if text is None:
+            raise ConfigurationError(f"--{match[1]} needs a value")
+        assignments.extend(_from_text(path, text, f"--{match[1]}"))
+    return assignments, rest
+
+
+def _from_text(path: tuple[str, ...], text: str, origin: str) -> Iterator[Assignment]:
+    value = _parse(annotation_at(path), text, origin)
+    if isinstance(value, dict):
+        for leaf, leaf_value in _leaves(value, path):
+            yield Assignment(leaf, leaf_value, origin)
+    else:
+        yield Assignment(path, value, origin)
+
+
+def _leaves(mapping: Mapping[object, object], prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
+    for name, value in mapping.items():
+        path = (*prefix, str(name))
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, path)
+        elif value is not None or len(path) > 1:  # an empty section ("router:") means its defaults
+            yield path, value
+
+
+# text to values -------------------------------------------------------------------------------------------
+
+
+def annotation_at(path: Sequence[str]) -> object:
+    """The declared type of a setting; None when there is none of that name."""
+    model: object = Settings
+    for name in path:
+        if not (isinstance(model, type) and issubclass(model, BaseModel)) or name not in model.model_fields:
+            return None
+        model = model.model_fields[name].annotation
+    return model
+
+
+def _parse(annotation: object, text: str, origin: str) -> object:
+    """Plain values stay text (the model converts them); lists and sections are JSON, or a comma list."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        if text.lower() in ("", "null", "none"):
+            return None
+        annotation = next(choice for choice in get_args(annotation) if choice is not types.NoneType)
+    is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    is_list = get_origin(annotation) in (tuple, list, frozenset, set)
+    if is_list and not text.lstrip().startswith("["):
+        return [item.strip() for item in text.split(",") if item.strip()]
+    if not (is_list or is_section or get_origin(annotation) in (dict, Mapping)):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{origin} is neither JSON nor YAML: {error}") from error
+
+
+# complaints -----------------------------------------------------------------------------------------------
+
+
+def _complaints(error: ValidationError, origins: Mapping[tuple[str, ...], str]) -> Iterator[str]:
+    for detail in error.errors(include_url=False):
+        path = tuple(str(part) for part in detail["loc"])
+        name = ".".join(path)
+        if detail["type"] == "extra_forbidden":
+            problem = f"there is no such setting{_suggestion(path)}"
+        else:
+            problem = detail["msg"][:1].lower() + detail["msg"][1:]
+            problem += _shown(name, detail["input"])
+        origin = _origin(path, origins)
+        yield f"{name}: {problem}" + (f" (from {origin})" if origin else "")
+
+
+def _shown(name: str, value: object) -> str:
+    """The wrong value, unless it is large or may hold a secret (a key, or a URL with a password)."""
+    if isinstance(value, (dict, list, tuple)) or _SECRET.search(name) or "@" in str(value):
+        return ""
+    return f", not {str(value)[:80]!r}"
+
+
+def _origin(path: tuple[str, ...], origins: Mapping[tuple[str, ...], str]) -> str | None:
+    """Where the value came from: given as such, as a part of a list, or (missing) somewhere in its section."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in origins:
+            return origins[path[:length]]
+    return next((origin for given, origin in origins.items() if given[: len(path)] == path), None)
+
+
+def _suggestion(path: tuple[str, ...]) -> str:
+    parent = Settings if len(path) == 1 else annotation_at(path[:-1])
+    if not (isinstance(parent, type) and issubclass(parent, BaseModel)):
+        return ""
+    close = difflib.get_close_matches(path[-1], parent.model_fields, n=1)
+    return f"; did you mean {'.'.join([*path[:-1], close[0]])}?" if close else ""

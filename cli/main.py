@@ -1,0 +1,119 @@
+"""The ``dualmap`` command: finds the subcommand, loads only what that one needs, runs it.
+
+Exit codes: 0 done, 1 it ran and failed, 2 the command line or the configuration is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from cli.settings import Settings
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+class CommandModule(Protocol):
+    """What a subcommand's module provides."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, arguments: argparse.Namespace, settings: Settings) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    summary: str
+    module: str
+
+
+COMMANDS = {
+    "up": Command("start a whole fleet on this machine", "cli.up"),
+    "router": Command("run one router replica", "cli.serve_router"),
+    "worker": Command("run one background worker", "cli.serve_worker"),
+    "emulate": Command("run emulated vLLM instances", "cli.serve_emulator"),
+    "instances": Command("add, drain, resume, remove or list instances", "cli.instances"),
+    "inspect": Command("look into the shared state", "cli.inspect"),
+    "explain": Command("say why a request went where it went", "cli.explain"),
+    "replay": Command("send a trace through a live endpoint", "cli.replay"),
+    "simulate": Command("run a trace through a simulated fleet in virtual time", "cli.simulate"),
+    "settings": Command("print the settings in effect, or their reference", "cli.reference"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else USAGE_ERROR
+    if words[0] == "--version":
+        print(f"dualmap {_version()}")
+        return 0
+    if words[0] not in COMMANDS:
+        print(f"dualmap: there is no command {words[0]!r}; 'dualmap --help' lists them", file=sys.stderr)
+        return USAGE_ERROR
+    try:
+        return _run(words[0], words[1:])
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `dualmap inspect … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(name: str, words: list[str]) -> int:
+    module = cast("CommandModule", importlib.import_module(COMMANDS[name].module))
+    parser = argparse.ArgumentParser(
+        prog=f"dualmap {name}",
+        description=COMMANDS[name].summary,
+        epilog="Every setting is a flag too (--router.port 8000); 'dualmap settings --list' names them all.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
+    module.add_arguments(parser)
+    if "-h" in words or "--help" in words:
+        parser.parse_args(words)
+
+    from cli.configuration import ConfigurationError, load_settings, split_flags
+
+    try:
+        flags, rest = split_flags(words)
+        parsed = parser.parse_args(rest)
+        settings = load_settings(flags, os.environ, parsed.config)
+    except ConfigurationError as error:
+        for line in str(error).splitlines():
+            print(f"dualmap {name}: {line}", file=sys.stderr)
+        return USAGE_ERROR
+    try:
+        return module.run(parsed, settings)
+    except CommandError as error:
+        print(f"dualmap {name}: {error}", file=sys.stderr)
+        return 1
+
+
+def overview() -> str:
+    """What ``dualmap --help`` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(["usage: dualmap COMMAND [OPTIONS]", "", *lines, "", "'dualmap COMMAND --help' says more."])
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("dualmap-fleet")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

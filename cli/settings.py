@@ -1,0 +1,40 @@
+"""The one settings tree: every room's own section under one name."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from router.settings import RouterSettings
+from scheduling.settings import SchedulingSettings
+from statestore.settings import PoolSettings, StoreSettings
+
+
+class Settings(BaseModel):
+    """Everything that can be configured. The same names serve as flags, environment variables and YAML."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scheduling: SchedulingSettings = Field(SchedulingSettings(), description="how requests are placed")
+    store: StoreSettings = Field(StoreSettings(), description="where the shared state lives")
+    pools: tuple[PoolSettings, ...] = Field(
+        (PoolSettings(),), min_length=1, description="the models served, and the instances that serve them"
+    )
+
+    router: RouterSettings = Field(RouterSettings(), description="one router replica")
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Settings:
+        pools = [pool.name for pool in self.pools]
+        models = [name for pool in self.pools for name in {pool.model, *pool.aliases, *pool.loras}]
+        for what, names in (("pool name", pools), ("model name", models)):
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            if twice:
+                raise ValueError(f"{what} {twice[0]!r} is used by two pools")
+        for pool in self.pools:
+            ids = Counter(instance.id for instance in pool.instances)
+            twice = [name for name, count in ids.items() if count > 1]
+            if twice:
+                raise ValueError(f"instance id {twice[0]!r} appears twice in pool {pool.name!r}")
+        return self
