@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from scheduling.chain import Chain
+from scheduling.errors import NoInstanceError as NoInstanceError
 from scheduling.instance import InstanceLoad
 from scheduling.view import ClusterView
 
@@ -57,14 +58,16 @@ class Decision:
     """Pending tokens the decision relied on; the reservation re-checks them. None: it did not look."""
 
 
-class NoInstanceError(Exception):
-    """No ready instance can take the request (all down, draining, or excluded)."""
-
-
 class Policy(Protocol):
     """A scheduling policy: two pure functions. Implementations hold settings, never state."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As the configuration spells it."""
+
+    @property
+    def rebalances(self) -> bool:
+        """Whether held requests may migrate to their other candidate: the rebalancer rests if not."""
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
         """The instances whose loads the policy wants to see, most preferred first; no network.

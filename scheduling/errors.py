@@ -1,0 +1,26 @@
+"""Errors of the scheduling core; each room that calls it translates them once, at its own edge."""
+
+from __future__ import annotations
+
+
+class SchedulingError(Exception):
+    """Root of everything the scheduling core raises."""
+
+
+class NoInstanceError(SchedulingError):
+    """No ready instance can take the request (all down, draining, or excluded)."""
+
+
+class PromptError(SchedulingError):
+    """The body of a request has no prompt that could be cut into blocks: the client's mistake.
+
+    ``param`` names the offending part in the words of the body, for example ``messages[2].content``.
+    """
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class TransitionError(SchedulingError):
+    """The event is not legal in this state; nothing has changed."""
