@@ -1,0 +1,131 @@
+"""One instance's account: what it is, what was sent to it, what it holds."""
+
+from __future__ import annotations
+
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.load_window import LoadWindow
+from scheduling.prefill_rate import PrefillRate, prefill_busy_s
+from statestore.base import RequestState
+from statestore.ledger.kv import KvMetadata
+from statestore.ledger.live import HeldQueue, LiveRequest
+
+SERVING = frozenset({InstanceState.READY, InstanceState.DRAINING})
+"""States in which an instance is given its held requests; a draining one finishes what is queued on it."""
+
+
+class InstanceAccount:
+    """The sums of one instance, kept equal to the sums over its requests by the two methods that move them."""
+
+    __slots__ = (
+        "context_tokens",
+        "dispatched_tokens",
+        "kv",
+        "last_prefill_ms",
+        "pending_tokens",
+        "queue",
+        "rate",
+        "running",
+        "spec",
+        "window",
+        "work_since_ms",
+    )
+
+    def __init__(self, spec: InstanceSpec) -> None:
+        self.spec = spec
+        self.pending_tokens = 0
+        self.dispatched_tokens = 0
+        self.context_tokens = 0
+        self.window = LoadWindow()
+        self.rate = PrefillRate.prior(spec.prefill_tokens_per_s)
+        self.last_prefill_ms = 0
+        self.work_since_ms = 0
+        """When pending work came to an idle instance, or a down one came back to it."""
+        self.queue = HeldQueue()
+        self.running: dict[str, LiveRequest] = {}
+        self.kv = KvMetadata()
+
+    def has_room(self) -> bool:
+        """Whether one more request may be dispatched."""
+        spec = self.spec
+        return (
+            spec.state in SERVING
+            and self.dispatched_tokens < spec.dispatch_window_tokens
+            and len(self.running) < spec.max_running_requests
+        )
+
+    def enter(self, request: LiveRequest, now_ms: int) -> None:
+        """Count a request in the state it is in."""
+        if request.state is not RequestState.PREFILLED:
+            if self.pending_tokens == 0:
+                self.work_since_ms = now_ms
+            self.pending_tokens += request.uncached_tokens
+        if request.state is RequestState.HELD:
+            self.queue.push(request)
+            return
+        if request.state is RequestState.DISPATCHED:
+            self.dispatched_tokens += request.uncached_tokens
+        self.context_tokens += request.context_tokens
+        self.running[request.request_id] = request
+
+    def leave(self, request: LiveRequest) -> None:
+        """Release all that ``enter`` and the transitions since then counted."""
+        if request.state is not RequestState.PREFILLED:
+            self.pending_tokens -= request.uncached_tokens
+        if request.state is RequestState.HELD:
+            self.queue.remove(request)
+            return
+        if request.state is RequestState.DISPATCHED:
+            self.dispatched_tokens -= request.uncached_tokens
+        self.context_tokens -= request.context_tokens
+        del self.running[request.request_id]
+
+    def dispatch(self, request: LiveRequest, now_ms: int) -> None:
+        """Count a request that ``enter`` counted as held as the instance's own from now on."""
+        self.queue.remove(request)
+        request.state = RequestState.DISPATCHED
+        request.dispatched_ms = now_ms
+        self.dispatched_tokens += request.uncached_tokens
+        self.context_tokens += request.context_tokens
+        self.running[request.request_id] = request
+
+    def prefilled(self, request: LiveRequest, now_ms: int) -> None:
+        """Release a dispatched request's pending tokens, stamp the prefill clock and learn the rate."""
+        self.pending_tokens -= request.uncached_tokens
+        self.dispatched_tokens -= request.uncached_tokens
+        busy_s = prefill_busy_s(now_ms, self.last_prefill_ms, request.dispatched_ms)
+        self.rate = self.rate.after(request.uncached_tokens, busy_s)
+        self.last_prefill_ms = now_ms
+        request.state = RequestState.PREFILLED
+        request.prefilled_ms = now_ms
+
+    def stamp(self, hashes: tuple[int, ...], block_tokens: int) -> None:
+        """Believe that the instance holds the chain, as far as its cache can."""
+        self.kv.stamp(hashes, self.spec.kv_capacity_tokens // block_tokens)
+
+    def sums(self) -> tuple[int, int, int]:
+        """Pending, dispatched and context tokens as they should be: summed over the requests."""
+        held = sum(request.uncached_tokens for request in self.queue)
+        dispatched = sum(
+            request.uncached_tokens for request in self.running.values() if request.state is RequestState.DISPATCHED
+        )
+        context = sum(request.context_tokens for request in self.running.values())
+        return held + dispatched, dispatched, context
+
+    def load(self, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
+        spec = self.spec
+        stalled_ms = now_ms - max(self.last_prefill_ms, self.work_since_ms) if self.pending_tokens > 0 else 0
+        return InstanceLoad(
+            spec.instance_id,
+            spec.state,
+            self.pending_tokens,
+            self.dispatched_tokens,
+            len(self.queue),
+            len(self.running),
+            self.context_tokens,
+            len(self.kv),
+            self.window.read(now_ms),
+            self.rate.tokens_per_s,
+            max(0, stalled_ms) / 1000,
+            spec.kv_capacity_tokens,
+            hit_blocks,
+        )

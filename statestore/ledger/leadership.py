@@ -1,0 +1,48 @@
+"""Who leads: a lease with a fencing token."""
+
+from __future__ import annotations
+
+from statestore.base import Lease
+from statestore.errors import LeaseLostError
+
+
+class Leadership:
+    """One leader at a time. Fences are taken from the clock where that is ahead of the last one, so they keep
+    growing when the store comes back empty."""
+
+    def __init__(self) -> None:
+        self._lease: Lease | None = None
+        self._last_fence = 0
+
+    def current(self, now_ms: int) -> Lease | None:
+        """The lease, if it has not run out."""
+        lease = self._lease
+        return lease if lease is not None and lease.expires_ms > now_ms else None
+
+    def acquire(self, owner: str, lease_ms: int, now_ms: int) -> Lease | None:
+        """Lead if nobody does; asking again as the leader keeps the fence. None if somebody else leads."""
+        lease = self.current(now_ms)
+        if lease is None:
+            self._last_fence = max(self._last_fence + 1, now_ms)
+            lease = Lease(owner, self._last_fence, 0)
+        elif lease.owner != owner:
+            return None
+        self._lease = Lease(owner, lease.fence, now_ms + lease_ms)
+        return self._lease
+
+    def renew(self, lease: Lease, lease_ms: int, now_ms: int) -> Lease:
+        """Raises LeaseLostError if the lease ran out or somebody else leads."""
+        self.check(lease.fence, now_ms)
+        self._lease = Lease(lease.owner, lease.fence, now_ms + lease_ms)
+        return self._lease
+
+    def release(self, lease: Lease) -> None:
+        """Step down; harmless if already lost."""
+        if self._lease is not None and self._lease.fence == lease.fence:
+            self._lease = None
+
+    def check(self, fence: int, now_ms: int) -> None:
+        """Raises LeaseLostError unless ``fence`` belongs to the leader of this moment."""
+        lease = self.current(now_ms)
+        if lease is None or lease.fence != fence:
+            raise LeaseLostError(f"fence {fence} is no longer the leader's: stop leading and change nothing more")

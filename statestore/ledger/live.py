@@ -1,0 +1,119 @@
+"""A live request as the ledger keeps it, and the queue of those held for one instance."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from statestore.base import RequestRecord, RequestState, Reservation
+
+
+class LiveRequest:
+    """The changing twin of ``RequestRecord``; its fields mean the same."""
+
+    __slots__ = (
+        "alternative_id",
+        "alternative_uncached_tokens",
+        "attempt",
+        "dispatched_ms",
+        "enqueued_ms",
+        "expected_output_tokens",
+        "instance_id",
+        "kv_instance_id",
+        "prefilled_ms",
+        "prompt_tokens",
+        "replica_id",
+        "request_id",
+        "sequence",
+        "slo_ms",
+        "state",
+        "uncached_tokens",
+    )
+
+    def __init__(self, reservation: Reservation, enqueued_ms: int, sequence: int) -> None:
+        self.request_id = reservation.request_id
+        self.replica_id = reservation.replica_id
+        self.instance_id = reservation.instance_id
+        self.state = RequestState.HELD
+        self.attempt = reservation.attempt
+        self.uncached_tokens = reservation.uncached_tokens
+        self.prompt_tokens = reservation.chain.prompt_tokens
+        self.expected_output_tokens = reservation.expected_output_tokens
+        self.slo_ms = reservation.slo_ms
+        self.enqueued_ms = enqueued_ms
+        self.dispatched_ms = 0
+        self.prefilled_ms = 0
+        self.alternative_id = reservation.alternative_id
+        self.alternative_uncached_tokens = reservation.alternative_uncached_tokens
+        self.sequence = sequence
+        self.kv_instance_id = reservation.instance_id
+        """The instance whose KV metadata the chain was stamped on; '' when none is known to have it."""
+
+    @classmethod
+    def adopted(cls, record: RequestRecord) -> LiveRequest:
+        """The live request that ``record`` describes; no KV metadata is known to have its chain."""
+        request = cls.__new__(cls)
+        for name in RequestRecord.__dataclass_fields__:
+            setattr(request, name, getattr(record, name))
+        request.kv_instance_id = ""
+        return request
+
+    @property
+    def context_tokens(self) -> int:
+        """KV memory it takes once dispatched, in tokens."""
+        return self.prompt_tokens + self.expected_output_tokens
+
+    def record(self) -> RequestRecord:
+        return RequestRecord(
+            self.request_id,
+            self.replica_id,
+            self.instance_id,
+            self.state,
+            self.attempt,
+            self.uncached_tokens,
+            self.prompt_tokens,
+            self.expected_output_tokens,
+            self.slo_ms,
+            self.enqueued_ms,
+            self.dispatched_ms,
+            self.prefilled_ms,
+            self.alternative_id,
+            self.alternative_uncached_tokens,
+            self.sequence,
+        )
+
+
+class HeldQueue:
+    """Held requests in order of first reservation, which a migration keeps.
+
+    A sorted list: appending costs O(1), taking from the head or the middle moves at most the queue's limit of
+    pointers. Equal sequences (adopted from replicas that were on their own) go in id order.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, str, LiveRequest]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return (entry[2] for entry in self._entries)
+
+    def push(self, request: LiveRequest) -> None:
+        entry = (request.sequence, request.request_id, request)
+        if not self._entries or self._entries[-1][0] < request.sequence:
+            self._entries.append(entry)
+        else:
+            insort(self._entries, entry)
+
+    def position(self, request: LiveRequest) -> int:
+        """Requests ahead of this one."""
+        return bisect_left(self._entries, (request.sequence, request.request_id))
+
+    def remove(self, request: LiveRequest) -> None:
+        del self._entries[self.position(request)]
+
+    def head(self) -> LiveRequest:
+        return self._entries[0][2]

@@ -1,0 +1,242 @@
+"""The state machine of one pool: members, and the life of their requests.
+
+No I/O, no clock: every method takes the store's time. Methods return what the contract in ``statestore.base``
+says; grants to others collect in an outbox that the caller drains after each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from scheduling.chain import Chain
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.settings import SchedulingSettings
+from statestore.base import (
+    FinishFacts,
+    Grant,
+    Membership,
+    MigrateStatus,
+    Observation,
+    QueueSnapshot,
+    RequestRecord,
+    RequestState,
+    Reservation,
+    ReserveOutcome,
+    ReserveStatus,
+)
+from statestore.ledger.account import InstanceAccount
+from statestore.ledger.arrivals import ArrivalLog, RebalanceWishes
+from statestore.ledger.leadership import Leadership
+from statestore.ledger.live import LiveRequest
+from statestore.ledger.replicas import ReplicaLeases
+from statestore.ledger.text_ratio import TextRatio
+
+_DISPATCHED = ReserveOutcome(ReserveStatus.DISPATCHED)
+
+
+class PoolLedger:
+    """One pool's whole state. Not thread-safe; every method runs to its end without giving control away."""
+
+    def __init__(self, scheduling: SchedulingSettings) -> None:
+        self.epoch = 0
+        self.tree_version = 0
+        self.tree = HotnessTree()
+        self.tree_counts: Mapping[int, int] = {}
+        self.accounts: dict[str, InstanceAccount] = {}
+        self.requests: dict[str, LiveRequest] = {}
+        self.migrations: dict[str, int] = {}
+        self.leadership = Leadership()
+        self.replicas = ReplicaLeases()
+        self.arrivals = ArrivalLog(scheduling.hotness_window_requests, scheduling.max_key_blocks)
+        self.wanted = RebalanceWishes()
+        self.text_ratio = TextRatio(scheduling.bytes_per_token)
+        self.last_request_sequence = 0
+        self._observations = 0
+        self._outbox: list[tuple[str, Grant]] = []
+
+    def take_grants(self) -> Sequence[tuple[str, Grant]]:
+        """(replica id, grant) since the last call, in order."""
+        if not self._outbox:
+            return ()
+        taken, self._outbox = self._outbox, []
+        return taken
+
+    # members ---------------------------------------------------------------------------------------------
+    def membership(self) -> Membership:
+        specs = {instance_id: account.spec for instance_id, account in sorted(self.accounts.items())}
+        return Membership(self.epoch, self.tree_version, specs, self.tree, self.text_ratio.bytes_per_token)
+
+    def put_instance(self, spec: InstanceSpec, now_ms: int) -> None:
+        account = self.accounts.get(spec.instance_id)
+        if account is None:
+            self.accounts[spec.instance_id] = InstanceAccount(spec)
+            self.epoch += 1
+            return
+        spec = replace(spec, state=account.spec.state)
+        if spec != account.spec:
+            account.spec = spec
+            self.epoch += 1
+            self.grant_next(account, now_ms)
+
+    def set_instance_state(
+        self, instance_id: str, state: InstanceState, now_ms: int, *, expected: InstanceState | None = None
+    ) -> bool:
+        account = self.accounts.get(instance_id)
+        if account is None or (expected is not None and account.spec.state is not expected):
+            return False
+        if account.spec.state is state:
+            return True
+        account.spec = replace(account.spec, state=state)
+        self.epoch += 1
+        if state is InstanceState.DOWN:
+            account.kv.clear()
+        if account.pending_tokens > 0:
+            account.work_since_ms = now_ms
+        self.grant_next(account, now_ms)
+        return True
+
+    def remove_instance(self, instance_id: str) -> bool:
+        account = self.accounts.get(instance_id)
+        if account is None or len(account.queue) or account.running:
+            return False
+        del self.accounts[instance_id]
+        self.wanted.discard(instance_id)
+        self.epoch += 1
+        return True
+
+    # the life of a request -------------------------------------------------------------------------------
+    def observe(self, instance_ids: Iterable[str], chain: Chain, now_ms: int) -> Observation:
+        self._observations += 1
+        loads: dict[str, InstanceLoad] = {}
+        for instance_id in instance_ids:
+            account = self.accounts.get(instance_id)
+            if account is not None:
+                loads[instance_id] = account.load(now_ms, account.kv.hit_blocks(chain.hashes))
+        return Observation(self.epoch, self.tree_version, self._observations, loads)
+
+    def reserve(self, reservation: Reservation, now_ms: int) -> ReserveOutcome:
+        former = self.requests.get(reservation.request_id)
+        if former is not None and former.attempt >= reservation.attempt:
+            return self._standing(former)
+        account = self.accounts.get(reservation.instance_id)
+        if account is None or account.spec.state is not InstanceState.READY:
+            return ReserveOutcome(ReserveStatus.NOT_READY)
+        if _is_stale(reservation, account, former):
+            return ReserveOutcome(ReserveStatus.STALE)
+        room = account.has_room() and not len(account.queue)
+        # A retry is let in even if the queue is full: its request was admitted before.
+        if not room and former is None and len(account.queue) >= account.spec.max_queued_requests:
+            return ReserveOutcome(ReserveStatus.QUEUE_FULL)
+        if former is None:
+            self.last_request_sequence += 1
+            request = LiveRequest(reservation, now_ms, self.last_request_sequence)
+            self.arrivals.add(now_ms, reservation.chain.hashes)
+        else:
+            request = LiveRequest(reservation, former.enqueued_ms, former.sequence)
+            self._release(former)
+            if former.instance_id != reservation.instance_id:
+                self.grant_next(self.accounts[former.instance_id], now_ms)
+        self.requests[request.request_id] = request
+        account.enter(request, now_ms)
+        account.window = account.window.add(now_ms, request.uncached_tokens)
+        account.stamp(reservation.chain.hashes, reservation.chain.block_tokens)
+        self.replicas.meet(reservation.replica_id, now_ms)
+        if reservation.overloaded:
+            self.wanted.add(reservation.instance_id, now_ms)
+        self.grant_next(account, now_ms, caller=request)
+        return self._standing(request)
+
+    def first_token(self, request_id: str, instance_id: str, chain: Chain, now_ms: int) -> bool:
+        request = self.requests.get(request_id)
+        if request is None or request.instance_id != instance_id or request.state is not RequestState.DISPATCHED:
+            return False
+        account = self.accounts[instance_id]
+        account.prefilled(request, now_ms)
+        if request.kv_instance_id != instance_id:
+            account.stamp(chain.hashes, chain.block_tokens)
+            request.kv_instance_id = instance_id
+        self.grant_next(account, now_ms)
+        return True
+
+    def finish(
+        self, request_id: str, now_ms: int, *, attempt: int | None = None, facts: FinishFacts | None = None
+    ) -> bool:
+        request = self.requests.get(request_id)
+        if request is None or (attempt is not None and request.attempt > attempt):
+            return False
+        self._release(request)
+        if facts is not None and facts.prompt_bytes and facts.prompt_tokens:
+            self.epoch += self.text_ratio.learn(facts.prompt_bytes, facts.prompt_tokens)
+        self.grant_next(self.accounts[request.instance_id], now_ms)
+        return True
+
+    def records(self, request_ids: Iterable[str]) -> dict[str, RequestRecord]:
+        known = self.requests
+        return {request_id: known[request_id].record() for request_id in request_ids if request_id in known}
+
+    # moves -----------------------------------------------------------------------------------------------
+    def loads(self, now_ms: int) -> dict[str, InstanceLoad]:
+        return {instance_id: account.load(now_ms) for instance_id, account in sorted(self.accounts.items())}
+
+    def queue(self, instance_id: str, now_ms: int) -> QueueSnapshot | None:
+        account = self.accounts.get(instance_id)
+        if account is None:
+            return None
+        held = tuple(request.record() for request in account.queue)
+        others = sorted({record.alternative_id for record in held if record.alternative_id is not None})
+        alternatives = {other: self.accounts[other].load(now_ms) for other in others if other in self.accounts}
+        return QueueSnapshot(now_ms, account.load(now_ms), held, alternatives)
+
+    def migrate(self, request_id: str, source_id: str, target_id: str, reason: str, now_ms: int) -> MigrateStatus:
+        request = self.requests.get(request_id)
+        if request is None or request.state is not RequestState.HELD or request.instance_id != source_id:
+            return MigrateStatus.NOT_HELD
+        target = self.accounts.get(target_id)
+        if target is None or target.spec.state is not InstanceState.READY or target_id == source_id:
+            return MigrateStatus.NOT_READY
+        room = target.has_room() and not len(target.queue)
+        if not room and len(target.queue) >= target.spec.max_queued_requests:
+            return MigrateStatus.QUEUE_FULL
+        self.accounts[source_id].leave(request)
+        there = request.alternative_uncached_tokens if target_id == request.alternative_id else request.prompt_tokens
+        request.alternative_id = source_id
+        request.alternative_uncached_tokens = request.uncached_tokens
+        request.instance_id = target_id
+        request.uncached_tokens = there
+        target.enter(request, now_ms)
+        target.window = target.window.add(now_ms, there)
+        self.migrations[reason] = self.migrations.get(reason, 0) + 1
+        self.grant_next(target, now_ms)
+        return MigrateStatus.MIGRATED
+
+    # inner steps, shared with upkeep -----------------------------------------------------------------------
+    def grant_next(self, account: InstanceAccount, now_ms: int, *, caller: LiveRequest | None = None) -> None:
+        """Dispatch held requests while the instance has room; the ``caller``'s own needs no message."""
+        while len(account.queue) and account.has_room():
+            request = account.queue.head()
+            account.dispatch(request, now_ms)
+            if request is not caller:
+                grant = Grant(request.request_id, request.instance_id, request.attempt)
+                self._outbox.append((request.replica_id, grant))
+
+    def _release(self, request: LiveRequest) -> None:
+        self.accounts[request.instance_id].leave(request)
+        del self.requests[request.request_id]
+
+    def _standing(self, request: LiveRequest) -> ReserveOutcome:
+        if request.state is not RequestState.HELD:
+            return _DISPATCHED
+        position = self.accounts[request.instance_id].queue.position(request)
+        return ReserveOutcome(ReserveStatus.HELD, position)
+
+
+def _is_stale(reservation: Reservation, account: InstanceAccount, former: LiveRequest | None) -> bool:
+    """Whether the load moved away from what the decision saw; the request's own former attempt does not count."""
+    if reservation.seen_pending_tokens is None:
+        return False
+    pending = account.pending_tokens
+    if former is not None and former.instance_id == reservation.instance_id:
+        pending -= former.uncached_tokens if former.state is not RequestState.PREFILLED else 0
+    return pending > reservation.seen_pending_tokens + reservation.tolerance_tokens

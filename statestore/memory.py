@@ -1,0 +1,209 @@
+"""The store for one process alone: the ledger behind the asynchronous contract, with grants delivered.
+
+Product code, not a test double: ``memory://`` runs a single replica without any server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from scheduling.chain import Chain
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.settings import SchedulingSettings
+from statestore.base import (
+    Arrival,
+    FinishFacts,
+    Grant,
+    Lease,
+    Membership,
+    MigrateStatus,
+    Observation,
+    PoolSnapshot,
+    QueueSnapshot,
+    RequestRecord,
+    Reservation,
+    ReserveOutcome,
+)
+from statestore.feed import GrantFeeds
+from statestore.ledger import PoolLedger, upkeep
+
+
+def wall_clock_ms() -> int:
+    """What Redis ``TIME`` would say on this machine."""
+    return time.time_ns() // 1_000_000
+
+
+class MemoryPool:
+    """``PoolStore`` over one ``PoolLedger``. No method gives control away between reading and changing it."""
+
+    def __init__(self, name: str, ledger: PoolLedger, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+        self.name = name
+        self.ledger = ledger
+        self._now_ms = now_ms
+        self._feeds = GrantFeeds()
+        self._wanted = asyncio.Event()
+
+    def deliver_grants(self) -> None:
+        """Pass on the grants of the last transition; also for those who drive ``ledger`` directly."""
+        for replica_id, grant in self.ledger.take_grants():
+            self._feeds.deliver(replica_id, grant)
+
+    async def close(self) -> None:
+        """End every grants iterator."""
+        await self._feeds.close_all()
+
+    # members ---------------------------------------------------------------------------------------------
+    async def membership(self) -> Membership:
+        return self.ledger.membership()
+
+    async def put_instance(self, spec: InstanceSpec) -> None:
+        self.ledger.put_instance(spec, self._now_ms())
+        self.deliver_grants()
+
+    async def set_instance_state(
+        self,
+        instance_id: str,
+        state: InstanceState,
+        *,
+        expected: InstanceState | None = None,
+        fence: int | None = None,
+    ) -> bool:
+        now_ms = self._now_ms()
+        if fence is not None:
+            self.ledger.leadership.check(fence, now_ms)
+        changed = self.ledger.set_instance_state(instance_id, state, now_ms, expected=expected)
+        self.deliver_grants()
+        return changed
+
+    async def remove_instance(self, instance_id: str) -> bool:
+        return self.ledger.remove_instance(instance_id)
+
+    # the life of a request -------------------------------------------------------------------------------
+    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
+        return self.ledger.observe(instance_ids, chain, self._now_ms())
+
+    async def reserve(self, reservation: Reservation) -> ReserveOutcome:
+        outcome = self.ledger.reserve(reservation, self._now_ms())
+        if len(self.ledger.wanted):
+            self._wanted.set()
+        self.deliver_grants()
+        return outcome
+
+    async def first_token(self, request_id: str, instance_id: str, chain: Chain) -> bool:
+        released = self.ledger.first_token(request_id, instance_id, chain, self._now_ms())
+        self.deliver_grants()
+        return released
+
+    async def finish(self, request_id: str, *, attempt: int | None = None, facts: FinishFacts | None = None) -> bool:
+        released = self.ledger.finish(request_id, self._now_ms(), attempt=attempt, facts=facts)
+        self.deliver_grants()
+        return released
+
+    def grants(self, replica_id: str) -> AsyncIterator[Grant]:
+        return self._feeds.open(replica_id)
+
+    async def held_states(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
+        return self.ledger.records(request_ids)
+
+    # replicas --------------------------------------------------------------------------------------------
+    async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
+        return self.ledger.replicas.beat(replica_id, lease_ms, info, self._now_ms())
+
+    async def adopt(self, records: Sequence[RequestRecord]) -> int:
+        adopted = upkeep.adopt(self.ledger, records, self._now_ms())
+        self.deliver_grants()
+        return adopted
+
+    async def retire(self, replica_id: str) -> None:
+        self.ledger.replicas.retire(replica_id)
+
+    # the leader's work -----------------------------------------------------------------------------------
+    async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
+        return self.ledger.leadership.acquire(owner, lease_ms, self._now_ms())
+
+    async def renew_lease(self, lease: Lease, lease_ms: int) -> Lease:
+        return self.ledger.leadership.renew(lease, lease_ms, self._now_ms())
+
+    async def release_lease(self, lease: Lease) -> None:
+        self.ledger.leadership.release(lease)
+
+    async def loads(self) -> Mapping[str, InstanceLoad]:
+        return self.ledger.loads(self._now_ms())
+
+    async def queue(self, instance_id: str) -> QueueSnapshot | None:
+        return self.ledger.queue(instance_id, self._now_ms())
+
+    async def migrate(
+        self, request_id: str, source_id: str, target_id: str, *, reason: str, fence: int
+    ) -> MigrateStatus:
+        now_ms = self._now_ms()
+        self.ledger.leadership.check(fence, now_ms)
+        status = self.ledger.migrate(request_id, source_id, target_id, reason, now_ms)
+        self.deliver_grants()
+        return status
+
+    async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
+        if not len(self.ledger.wanted):
+            self._wanted.clear()
+            try:
+                await asyncio.wait_for(self._wanted.wait(), timeout_s)
+            except TimeoutError:
+                return ()
+        return self.ledger.wanted.take()
+
+    async def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
+        return self.ledger.arrivals.after(after, limit)
+
+    async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
+        self.ledger.leadership.check(fence, self._now_ms())
+        return upkeep.publish_tree(self.ledger, tree, counts)
+
+    async def expired_replicas(self) -> Sequence[str]:
+        return self.ledger.replicas.expired(self._now_ms())
+
+    async def reap(self, replica_id: str, *, fence: int) -> int:
+        now_ms = self._now_ms()
+        self.ledger.leadership.check(fence, now_ms)
+        reaped = upkeep.reap(self.ledger, replica_id, now_ms)
+        self.deliver_grants()
+        return reaped
+
+    async def repair(self, *, fence: int) -> int:
+        now_ms = self._now_ms()
+        self.ledger.leadership.check(fence, now_ms)
+        repaired = upkeep.repair(self.ledger, now_ms)
+        self.deliver_grants()
+        return repaired
+
+    # people ----------------------------------------------------------------------------------------------
+    async def snapshot(self) -> PoolSnapshot:
+        return upkeep.snapshot(self.ledger, self._now_ms())
+
+
+class MemoryStore:
+    """Pools by name, made when first asked for; gone with the process."""
+
+    def __init__(self, scheduling: SchedulingSettings, *, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+        self._scheduling = scheduling
+        self._now_ms = now_ms
+        self._pools: dict[str, MemoryPool] = {}
+
+    async def open(self) -> None:
+        """Nothing to connect to."""
+
+    async def close(self) -> None:
+        """End every grants iterator."""
+        for pool in self._pools.values():
+            await pool.close()
+
+    async def ping(self) -> float:
+        return 0.0
+
+    def pool(self, name: str) -> MemoryPool:
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = MemoryPool(name, PoolLedger(self._scheduling), self._now_ms)
+        return pool
