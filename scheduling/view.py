@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec
+from scheduling.instance import InstanceSpec, InstanceState, Role
 from scheduling.ring import DualRing
 
 
@@ -24,3 +24,27 @@ class ClusterView:
     rings: DualRing
     """The two rings over ``ready``."""
     tree: HotnessTree
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        epoch: int,
+        tree_version: int,
+        instances: Mapping[str, InstanceSpec],
+        tree: HotnessTree,
+        virtual_nodes: int,
+        previous: ClusterView | None = None,
+    ) -> ClusterView:
+        """The view of these parts. With ``previous`` given only the anchors of changed members are computed;
+        the rings are the same either way."""
+        ready = tuple(sorted(instance_id for instance_id, spec in instances.items() if is_scheduled(spec)))
+        rings = previous.rings if previous is not None else DualRing.of((), virtual_nodes)
+        if rings.members != ready:
+            rings = rings.with_members(ready)
+        return cls(epoch, tree_version, instances, ready, rings, tree)
+
+
+def is_scheduled(spec: InstanceSpec) -> bool:
+    """Whether the instance takes new requests from the policies; decode instances are the engine's business."""
+    return spec.state is InstanceState.READY and spec.role is not Role.DECODE

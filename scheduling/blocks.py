@@ -1,0 +1,110 @@
+"""Cutting prompts into blocks: text, token ids and trace records become hash chains.
+
+``hash_k = xxh3_64(block k, seed = hash_(k-1))``: each hash covers its block and, through the seed, everything
+before it. The first seed holds what separates KV caches in vLLM although the prompt is the same: the model, the
+LoRA adapter, the cache salt.
+
+Text is cut every ``block_bytes`` bytes of its UTF-8 rendering, a number that follows from the configuration
+alone: all replicas cut alike, for ever. What the fleet learns (bytes per token) only changes how many tokens a
+block is believed to hold.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from scheduling.chain import Chain
+from scheduling.settings import SchedulingSettings
+
+_TOKEN_BYTES = 4
+_SEPARATOR = b"\xff"
+"""Never part of UTF-8, so parts of a seed cannot run into each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A prompt as bytes: equal leading bytes stand for equal leading tokens."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt as token ids (unsigned 32 bit each)."""
+
+    token_ids: array[int]
+
+
+Prompt = TextPrompt | TokenPrompt
+
+
+def cache_seed(model: str, lora: str | None = None, cache_salt: str | None = None) -> int:
+    """The seed of a chain's first block: requests that differ in any part share no KV cache.
+
+    ``model`` is the name the instances serve, not the alias a client used: aliases share a cache.
+    """
+    parts = (model, lora or "", cache_salt or "")
+    return xxhash.xxh3_64_intdigest(_SEPARATOR.join(part.encode("utf-8", "surrogatepass") for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRule:
+    """How prompts are cut; equal on every replica of a pool."""
+
+    block_tokens: int = 128
+    block_bytes: int = 512
+
+    @classmethod
+    def of(cls, settings: SchedulingSettings) -> BlockRule:
+        return cls(settings.block_tokens, max(1, round(settings.block_tokens * settings.bytes_per_token)))
+
+    def chain(self, prompt: Prompt, seed: int, bytes_per_token: float) -> Chain:
+        """The chain of a prompt; ``bytes_per_token`` (learned) only scales the token estimates of text."""
+        if isinstance(prompt, TokenPrompt):
+            return chain_of_tokens(prompt.token_ids, seed, self.block_tokens)
+        return chain_of_text(prompt.data, seed, self.block_bytes, bytes_per_token)
+
+
+def chain_of_text(data: bytes, seed: int, block_bytes: int, bytes_per_token: float) -> Chain:
+    """The chain of a rendered prompt, its tokens estimated from its bytes."""
+    return Chain(
+        _prefix_hashes(data, seed, block_bytes),
+        max(1, round(block_bytes / bytes_per_token)),
+        max(1, round(len(data) / bytes_per_token)),
+    )
+
+
+def chain_of_tokens(token_ids: Sequence[int], seed: int, block_tokens: int) -> Chain:
+    """The chain of a prompt given as token ids, its tokens counted.
+
+    Raises:
+        OverflowError, TypeError: an id is not an unsigned 32-bit number.
+    """
+    ids = token_ids if isinstance(token_ids, array) else array("I", token_ids)
+    # Another seed than text: bytes of ids and bytes of text must not meet.
+    hashes = _prefix_hashes(ids.tobytes(), seed ^ _TOKEN_BYTES, block_tokens * _TOKEN_BYTES)
+    return Chain(hashes, block_tokens, max(1, len(ids)))
+
+
+def chain_of_trace(hash_ids: Sequence[int], prompt_tokens: int, seed: int, block_tokens: int = 512) -> Chain:
+    """The chain of a trace record, whose ``hash_ids`` name its blocks and may end with a partial one."""
+    full_blocks = max(1, min(len(hash_ids), prompt_tokens // block_tokens))
+    hashes, parent = [], seed
+    for hash_id in hash_ids[:full_blocks]:
+        parent = xxhash.xxh3_64_intdigest(hash_id.to_bytes(8, "big", signed=True), parent)
+        hashes.append(parent)
+    return Chain(tuple(hashes), block_tokens, max(1, prompt_tokens))
+
+
+def _prefix_hashes(data: bytes, seed: int, block_bytes: int) -> tuple[int, ...]:
+    """Hashes of the full blocks, or of the whole when it is shorter than one."""
+    digest, parent = xxhash.xxh3_64_intdigest, seed
+    hashes = []
+    for end in range(block_bytes, len(data) + 1, block_bytes):
+        parent = digest(data[end - block_bytes : end], parent)
+        hashes.append(parent)
+    return tuple(hashes) if hashes else (digest(data, parent),)

@@ -1,0 +1,177 @@
+"""The prompt of an OpenAI request body, rendered canonically.
+
+Not the chat template of the model: a rendering of our own that changes where the template's output changes.
+What must hold is the prefix property: bodies with the same leading messages render to the same leading bytes.
+So whatever chat templates put before the messages (tools, documents, template arguments) comes first, keys in
+sorted order; then the messages one after the other, each opened by ``_MESSAGE`` and closed by nothing.
+
+The separators never occur in UTF-8, so no content can pretend to be structure.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import xxhash
+
+from scheduling.blocks import Prompt, TextPrompt, TokenPrompt
+from scheduling.errors import PromptError
+
+_MESSAGE = b"\xff"
+_FIELD = b"\xfe"
+_TOKEN_SEPARATOR = 0xFFFFFFFF
+
+_LEADING_KEYS = (
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "functions",
+    "mm_processor_kwargs",
+    "reasoning_effort",
+    "tools",
+    "truncate_prompt_tokens",
+)
+"""Parts of a body, besides the messages, that change what an engine computes from the first token on."""
+
+
+def chat_prompt(body: Mapping[str, Any]) -> TextPrompt:
+    """The prompt of a chat completions body.
+
+    Raises:
+        PromptError: ``messages`` or a part of it is missing or has the wrong shape.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise PromptError("'messages' must be a non-empty array of messages", "messages")
+    pieces = [_leading(body)]
+    for index, message in enumerate(messages):
+        _render_message(message, index, pieces)
+    return TextPrompt(b"".join(pieces))
+
+
+def completion_prompt(body: Mapping[str, Any]) -> Prompt:
+    """The prompt of a completions body: a string, token ids, or an array of either (rendered one after the other).
+
+    Raises:
+        PromptError: ``prompt`` is missing, empty or has the wrong shape.
+    """
+    prompt = body.get("prompt")
+    if prompt is None:
+        prompt = body.get("prompt_embeds")
+    if isinstance(prompt, str):
+        return TextPrompt(_leading(body) + _text(prompt))
+    if not isinstance(prompt, list) or not prompt:
+        raise PromptError("'prompt' must be a string, an array of token ids, or an array of either", "prompt")
+    if isinstance(prompt[0], str):
+        return TextPrompt(_leading(body) + _joined_texts(prompt))
+    if isinstance(prompt[0], list):
+        return TokenPrompt(_joined_token_ids(prompt))
+    return TokenPrompt(_token_ids(prompt, "prompt"))
+
+
+def _leading(body: Mapping[str, Any]) -> bytes:
+    """What comes before the messages; empty for most bodies."""
+    tools = body.get("tools")
+    if tools is not None and not isinstance(tools, list):
+        raise PromptError("'tools' must be an array", "tools")
+    present = {key: body[key] for key in _LEADING_KEYS if body.get(key) is not None}
+    return _json(present, "tools") if present else b""
+
+
+def _render_message(message: Any, index: int, pieces: list[bytes]) -> None:
+    if not isinstance(message, dict):
+        raise PromptError(f"messages[{index}] must be an object", f"messages[{index}]")
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise PromptError(f"messages[{index}].role must be a string", f"messages[{index}].role")
+    content = message.get("content")
+    pieces += (_MESSAGE, _text(role), _FIELD)
+    if isinstance(content, str):
+        pieces.append(_text(content))
+    elif content is not None:
+        _render_parts(content, f"messages[{index}].content", pieces)
+    if len(message) > 2:
+        _render_extras(message, f"messages[{index}]", pieces)
+
+
+def _render_extras(message: dict[str, Any], param: str, pieces: list[bytes]) -> None:
+    """Name, tool calls, reasoning and whatever else a message carries. Clients send absent parts as null."""
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise PromptError(f"{param}.tool_calls must be an array", f"{param}.tool_calls")
+    name = message.get("name")
+    if name is not None and not isinstance(name, str):
+        raise PromptError(f"{param}.name must be a string", f"{param}.name")
+    extras = {key: value for key, value in message.items() if value is not None and key not in ("role", "content")}
+    if extras:
+        pieces += (_FIELD, _json(extras, param))
+
+
+def _render_parts(content: Any, param: str, pieces: list[bytes]) -> None:
+    """Content parts: text as it is (one text part renders like a plain string), media by their hash."""
+    if not isinstance(content, list):
+        raise PromptError(f"{param} must be a string or an array of content parts", param)
+    for index, part in enumerate(content):
+        if index:
+            pieces.append(b"\n")
+        if isinstance(part, str):
+            pieces.append(_text(part))
+            continue
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise PromptError(f"{param}[{index}] must be an object with a string 'type'", f"{param}[{index}]")
+        pieces.append(_part(part, f"{param}[{index}]"))
+
+
+def _part(part: dict[str, Any], param: str) -> bytes:
+    kind: str = part["type"]
+    text = part.get("text")
+    if isinstance(text, str):
+        return _text(text)
+    if kind.endswith("text"):
+        raise PromptError(f"{param}.text must be a string", f"{param}.text")
+    # Base64 media would drown the chain in megabytes; the hash tells media apart just as well.
+    digest = xxhash.xxh3_128_hexdigest(_json(part, param))
+    return b"".join((_FIELD, _text(kind), _FIELD, digest.encode()))
+
+
+def _joined_texts(prompts: list[Any]) -> bytes:
+    for index, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise PromptError(f"prompt[{index}] must be a string like the others", f"prompt[{index}]")
+    return _MESSAGE.join(_text(prompt) for prompt in prompts)
+
+
+def _joined_token_ids(prompts: list[Any]) -> array[int]:
+    joined = array("I")
+    for index, prompt in enumerate(prompts):
+        if index:
+            joined.append(_TOKEN_SEPARATOR)
+        joined += _token_ids(prompt, f"prompt[{index}]")
+    return joined
+
+
+def _token_ids(ids: Any, param: str) -> array[int]:
+    if not isinstance(ids, list) or not ids:
+        raise PromptError(f"{param} must be a non-empty array of token ids", param)
+    try:
+        return array("I", ids)
+    except (TypeError, OverflowError) as error:
+        raise PromptError(f"{param} holds something that is not a token id", param) from error
+
+
+def _text(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # a lone surrogate: legal in JSON, not in UTF-8
+        return text.encode("utf-8", "surrogatepass")
+
+
+def _json(value: Any, param: str) -> bytes:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError as error:
+        raise PromptError(f"{param} cannot be read as JSON: {error}", param) from error
