@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from router.settings import RouterSettings
 from scheduling.settings import SchedulingSettings
 from statestore.settings import PoolSettings, StoreSettings
+from workers.settings import WorkerSettings
 
 
 class Settings(BaseModel):
@@ -23,6 +24,7 @@ class Settings(BaseModel):
     )
 
     router: RouterSettings = Field(RouterSettings(), description="one router replica")
+    worker: WorkerSettings = Field(WorkerSettings(), description="one background worker")
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Settings:

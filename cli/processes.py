@@ -1,0 +1,150 @@
+"""Child processes of a fleet on one machine: started, restarted with back-off, stopped within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cli.errors import CommandError
+from cli.parent import PARENT_PIPE_VARIABLE
+
+_FIRST_DELAY_S = 0.25
+_LONGEST_DELAY_S = 10.0
+_HEALTHY_AFTER_S = 30.0
+_LOG_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One child: a ``dualmap`` command line. Stages stop one after another, lowest first."""
+
+    name: str
+    arguments: tuple[str, ...]
+    stop_stage: int
+
+
+@dataclass(slots=True)
+class Child:
+    """A child as it runs now."""
+
+    spec: ChildSpec
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+    restarts: int = 0
+    keeper: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def pid(self) -> int | None:
+        running = self.process is not None and self.process.returncode is None
+        return self.process.pid if running and self.process else None
+
+
+class ProcessGroup:
+    """The children of one fleet. Each writes to its own log file in ``directory``.
+
+    Children sit in sessions of their own, so a Ctrl-C in the terminal reaches only this process, which then stops
+    them in order; if this process is killed outright they end by themselves (see ``cli.parent``).
+    """
+
+    def __init__(self, directory: Path, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._read_end, self._write_end = os.pipe()
+        self._environment = {**environment, PARENT_PIPE_VARIABLE: str(self._read_end)}
+        self._say = say
+        self._settled = False
+        self.children: list[Child] = []
+
+    async def start(self, spec: ChildSpec) -> Child:
+        """Start a child and watch over it from now on."""
+        child = Child(spec, self._directory / f"{spec.name}.log")
+        self.children.append(child)
+        await self._spawn(child)
+        child.keeper = asyncio.create_task(self._keep(child), name=f"keep {spec.name}")
+        return child
+
+    def settled(self) -> None:
+        """The fleet is up: from now on a child that ends is started again instead of failing the start."""
+        self._settled = True
+
+    def check(self) -> None:
+        """Raises CommandError with the end of its log if a child ended before the fleet was up."""
+        for child in self.children:
+            if child.process is not None and child.process.returncode is not None and not self._settled:
+                tail = "\n".join(f"  {line}" for line in log_tail(child.log))
+                raise CommandError(f"{child.spec.name} ended with exit code {child.process.returncode}:\n{tail}")
+
+    async def stop(self, stage_timeout_s: float) -> None:
+        """Stop all children stage by stage; what has not ended after ``stage_timeout_s`` is killed."""
+        for child in self.children:
+            if child.keeper is not None:
+                child.keeper.cancel()
+        await asyncio.gather(*(child.keeper for child in self.children if child.keeper), return_exceptions=True)
+        for stage in sorted({child.spec.stop_stage for child in self.children}):
+            processes = [
+                child.process
+                for child in self.children
+                if child.spec.stop_stage == stage and child.process and child.process.returncode is None
+            ]
+            await _end(processes, stage_timeout_s)
+        for descriptor in (self._read_end, self._write_end):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    async def _spawn(self, child: Child) -> None:
+        with child.log.open("ab") as log:
+            child.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "cli.main",
+                *child.spec.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                pass_fds=(self._read_end,),
+                start_new_session=True,
+            )
+
+    async def _keep(self, child: Child) -> None:
+        delay_s = _FIRST_DELAY_S
+        while child.process is not None:
+            started_s = time.monotonic()
+            code = await child.process.wait()
+            if not self._settled:
+                return
+            if time.monotonic() - started_s > _HEALTHY_AFTER_S:
+                delay_s = _FIRST_DELAY_S
+            self._say(f"{child.spec.name} ended with exit code {code}; starting it again in {delay_s:g} s")
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
+            child.restarts += 1
+            await self._spawn(child)
+
+
+async def _end(processes: Sequence[asyncio.subprocess.Process], timeout_s: float) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+    waits = [asyncio.create_task(process.wait()) for process in processes]
+    try:
+        if waits:
+            await asyncio.wait(waits, timeout=timeout_s)
+    finally:  # a second Ctrl-C cancels the wait: kill at once
+        for process in processes:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+    await asyncio.gather(*waits)
+
+
+def log_tail(log: Path) -> list[str]:
+    """The last lines of a child's log."""
+    with contextlib.suppress(OSError):
+        return log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    return []
