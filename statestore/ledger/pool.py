@@ -118,6 +118,8 @@ class PoolLedger:
 
     def reserve(self, reservation: Reservation, now_ms: int) -> ReserveOutcome:
         former = self.requests.get(reservation.request_id)
+        if former is not None and former.replica_id != reservation.replica_id:
+            return ReserveOutcome(ReserveStatus.DUPLICATE)
         if former is not None and former.attempt >= reservation.attempt:
             return self._standing(former)
         account = self.accounts.get(reservation.instance_id)
