@@ -1,0 +1,58 @@
+"""Synthetic traces that isolate one property each: how popular prefixes are, and how that moves in time.
+
+Every prompt is one of many shared prefixes followed by a tail of its own; arrivals are a Poisson process.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from random import Random
+
+from simulation.generators.draft import Draft
+from simulation.generators.quantiles import QuantileTable, exponential
+from simulation.traces import MOONCAKE_BLOCK_TOKENS, Trace
+
+RATE_PER_S = 8.0
+PREFIXES = 400
+PREFIX_BLOCKS = 10
+TAIL_TOKENS = QuantileTable(((0, 64), (0.25, 400), (0.5, 1000), (0.75, 2000), (0.95, 5000), (1, 9000)))
+OUTPUT_TOKENS = QuantileTable(((0, 1), (0.25, 80), (0.5, 200), (0.75, 400), (0.95, 700), (1, 1500)))
+
+HOT_SHARE = 0.45
+HOT_SPELL_S = 120.0
+HOT_BLOCKS = 6
+
+
+def uniform(requests: int, seed: int) -> Trace:
+    """Every prefix equally popular: nothing to spread, only reuse to keep."""
+    return _prefix_trace("uniform", requests, seed, skew=0.0)
+
+
+def zipf(requests: int, seed: int, skew: float = 1.1) -> Trace:
+    """Prefix number k has a popularity in proportion to k ** -skew."""
+    return _prefix_trace(f"zipf-{skew:g}", requests, seed, skew)
+
+
+def hotspot(requests: int, seed: int) -> Trace:
+    """Uniform traffic with one more, hot prefix (45 % of requests), replaced by a new one every two minutes."""
+    return _prefix_trace("hotspot", requests, seed, skew=0.0, hot_share=HOT_SHARE)
+
+
+def _prefix_trace(name: str, requests: int, seed: int, skew: float, hot_share: float = 0.0) -> Trace:
+    rng, draft = Random(seed), Draft(MOONCAKE_BLOCK_TOKENS)
+    prefixes = [draft.shared_prefix(PREFIX_BLOCKS) for _ in range(PREFIXES)]
+    weights = list(accumulate((rank + 1) ** -skew for rank in range(PREFIXES)))
+    hot_prefixes: list[tuple[int, ...]] = []
+    at_s = 0.0
+    for _ in range(requests):
+        while len(hot_prefixes) <= at_s // HOT_SPELL_S:
+            hot_prefixes.append(draft.shared_prefix(HOT_BLOCKS))
+        if rng.random() < hot_share:
+            prefix = hot_prefixes[-1]
+        else:
+            prefix = prefixes[bisect_left(weights, rng.random() * weights[-1])]
+        tokens = len(prefix) * draft.block_tokens + TAIL_TOKENS.sample_int(rng)
+        draft.add(at_s, draft.extended(prefix, tokens), OUTPUT_TOKENS.sample_int(rng))
+        at_s += exponential(rng, 1 / RATE_PER_S)
+    return draft.finish(name, requests)
