@@ -1,0 +1,111 @@
+"""What goes into the engine model and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from simulation.step_time import StepCosts
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One vLLM V1 instance: its scheduler's limits, its KV memory and what a step costs."""
+
+    costs: StepCosts
+    kv_capacity_tokens: int = 1_000_000
+    """KV memory in tokens, shared by running requests and the prefix cache."""
+    block_tokens: int = 128
+    max_num_batched_tokens: int = 2048
+    """Token budget of one step, prefill and decode together."""
+    max_num_seqs: int = 256
+    """Running requests at most."""
+    max_model_len: int = 131_072
+    """Prompt and output tokens of one request at most."""
+
+    def __post_init__(self) -> None:
+        if self.block_tokens < 1 or self.kv_blocks < 1:
+            raise ValueError("the KV pool must hold at least one block of at least one token")
+        if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must be at least max_num_seqs, and that at least 1")
+
+    @property
+    def kv_blocks(self) -> int:
+        return self.kv_capacity_tokens // self.block_tokens
+
+    def prefill_tokens_per_s(self, prompt_tokens: int = 8192) -> float:
+        """Prefill rate of one prompt of this length, alone on the instance."""
+        return prompt_tokens / self.costs.prefill_s(prompt_tokens, self.max_num_batched_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One request as the engine sees it: lengths and block hashes, no text."""
+
+    request_id: str
+    prompt_tokens: int
+    output_tokens: int
+    """Tokens it will generate; the model is told, a real engine finds out."""
+    block_hashes: tuple[int, ...] = ()
+    """Prefix hashes of the prompt's full blocks of ``block_tokens``: hash k covers blocks ``0..k``. May be
+    shorter than the prompt; what it leaves out is never shared."""
+
+
+class RequestRefusedError(ValueError):
+    """The engine can never serve this request (too long, empty, or its id is taken)."""
+
+
+class EventKind(StrEnum):
+    SCHEDULED = "scheduled"
+    """Left the waiting queue; ``tokens`` of its prompt were found in the prefix cache."""
+    FIRST_TOKEN = "first_token"
+    """Prefill done, first token out; ``tokens`` of its prompt had been cached when it was first scheduled."""
+    FINISHED = "finished"
+    """``tokens`` were generated; its blocks are free."""
+    PREEMPTED = "preempted"
+    """Lost its blocks, waits at the head of the queue to be recomputed; ``tokens`` were generated so far."""
+    STEP = "step"
+    """An engine step ended (only with ``record_steps``); ``tokens`` were computed in it."""
+    STORED = "stored"
+    """``blocks`` entered the prefix cache, in prefix order (only with ``record_cache``)."""
+    EVICTED = "evicted"
+    """``blocks`` left the prefix cache (only with ``record_cache``)."""
+
+
+class Event(NamedTuple):
+    """Something that happened in an engine at one moment of its time."""
+
+    kind: EventKind
+    time_s: float
+    request_id: str = ""
+    tokens: int = 0
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """The engine at one moment, and what it counted since its start."""
+
+    waiting: int
+    running: int
+    used_blocks: int
+    """Blocks that running requests hold."""
+    cached_blocks: int
+    """Blocks in the prefix cache, those that running requests hold included."""
+    total_blocks: int
+    context_tokens: int
+    """Tokens in KV memory of the running requests."""
+    steps: int
+    prefill_tokens: int
+    """Prompt tokens computed, recomputation after preemption included."""
+    generated_tokens: int
+    queried_tokens: int
+    """Prompt tokens looked up in the prefix cache (once per scheduling, as vLLM counts)."""
+    hit_tokens: int
+    preemptions: int
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV memory that running requests hold, 0..1."""
+        return self.used_blocks / self.total_blocks

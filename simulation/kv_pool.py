@@ -1,0 +1,113 @@
+"""KV memory of one instance: blocks held by running requests and, in what is left, the prefix cache.
+
+Every block is in exactly one place: *private* (tail of a prompt, generated tokens; known only to its request),
+*pinned* (in the prefix cache and held by running requests), *idle* (in the prefix cache, held by nobody, can be
+evicted) or *empty*. Whoever holds a block of the cache holds its whole prefix, and a request gives its blocks
+back last block first; so in least-recently-used order a block always comes before its prefix, and evicting from
+the front takes leaf blocks first without looking at the tree.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+
+class KvPool:
+    """Counts and identities of blocks; callers check ``available`` before they take."""
+
+    def __init__(self, total_blocks: int, *, record: bool = False) -> None:
+        self.total_blocks = total_blocks
+        self.private_blocks = 0
+        self.stored: list[int] = []
+        """Blocks that entered the cache since the caller last cleared this (only with ``record``)."""
+        self.evicted: list[int] = []
+        self._record = record
+        self._holders: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def cached_blocks(self) -> int:
+        return len(self._holders)
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that running requests hold."""
+        return self.private_blocks + len(self._holders) - len(self._idle)
+
+    @property
+    def empty_blocks(self) -> int:
+        """Blocks that can be taken without evicting any."""
+        return self.total_blocks - self.private_blocks - len(self._holders)
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that can be taken, evicting idle ones where needed."""
+        return self.total_blocks - self.used_blocks
+
+    def cached(self) -> Iterable[int]:
+        """Hashes of all cached blocks."""
+        return self._holders.keys()
+
+    def match(self, hashes: Sequence[int], limit: int) -> tuple[int, int]:
+        """How many leading blocks of ``hashes`` (``limit`` at most) are cached, and how many of them are idle."""
+        holders = self._holders
+        hits = idle = 0
+        for block in islice(hashes, limit):
+            holding = holders.get(block)
+            if holding is None:
+                break
+            hits += 1
+            idle += holding == 0
+        return hits, idle
+
+    def hold(self, hashes: Iterable[int]) -> None:
+        """Take blocks of the cache, or blocks that enter it, for one request; at most one block each.
+
+        A block that another request computed meanwhile is shared rather than kept twice.
+        """
+        holders, idle = self._holders, self._idle
+        for block in hashes:
+            holding = holders.get(block)
+            if holding is None:
+                if self.empty_blocks == 0:
+                    self._evict(1)
+                holders[block] = 1
+                if self._record:
+                    self.stored.append(block)
+            else:
+                if holding == 0:
+                    del idle[block]
+                holders[block] = holding + 1
+
+    def drop(self, hashes: Sequence[int]) -> None:
+        """Give held blocks back, last first; those that nobody holds any more stay cached as most recent."""
+        holders, idle = self._holders, self._idle
+        for block in reversed(hashes):
+            holding = holders[block] - 1
+            holders[block] = holding
+            if holding == 0:
+                idle[block] = None
+
+    def take_private(self, blocks: int) -> None:
+        missing = blocks - self.empty_blocks
+        if missing > 0:
+            self._evict(missing)
+        self.private_blocks += blocks
+
+    def give_private(self, blocks: int) -> None:
+        self.private_blocks -= blocks
+
+    def clear_idle(self) -> int:
+        """Forget every cached block that no request holds; returns how many."""
+        count = len(self._idle)
+        self._evict(count)
+        return count
+
+    def _evict(self, blocks: int) -> None:
+        for _ in range(blocks):
+            block, _none = self._idle.popitem(last=False)
+            del self._holders[block]
+            if self._record:
+                self.evicted.append(block)

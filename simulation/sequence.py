@@ -1,0 +1,33 @@
+"""A request inside the engine: how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulation.engine_types import EngineRequest
+
+
+@dataclass(slots=True, eq=False)
+class EngineSequence:
+    """Mutable state of one request; owned by its engine."""
+
+    request: EngineRequest
+    order: int = 0
+    """Grows with every admission to the running set, so the latest is preempted first."""
+    prefill_tokens: int = 0
+    """Tokens to compute before it decodes: its prompt and, after a preemption, what it had generated."""
+    computed_tokens: int = 0
+    """Of these, computed or found in the cache."""
+    held_blocks: int = 0
+    """Leading blocks of ``request.block_hashes`` that it holds in the prefix cache."""
+    private_blocks: int = 0
+    """Other blocks that it holds for ``computed_tokens``; once it decodes, the batch knows the whole number."""
+    generated_tokens: int = 0
+    """Before it joined the batch, or at the end."""
+    cached_tokens: int | None = None
+    """Hit of its first scheduling."""
+    started: bool = False
+    """Its first token is out."""
+    decoding: bool = False
+    joined_step: int = 0
+    last_step: int = 0
