@@ -1,0 +1,95 @@
+"""What health checks conclude: pure rules over what was seen of one instance.
+
+An answered ``/health`` proves that the HTTP side of an engine lives, not that the engine does: a stopped, paused
+or sleeping one keeps answering while requests hang. So an instance with work that has finished no prefill for
+long becomes a *suspect*, its token counters are read while it is one, and only their standing still condemns it:
+an engine that merely decodes for long, its KV memory full, makes progress there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from scheduling.instance import InstanceLoad, InstanceState
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """When checks change an instance's state."""
+
+    down_after: int
+    up_after: int
+    stall_suspect_s: float
+    stall_down_s: float
+
+
+class Verdict(StrEnum):
+    """Outcome of one check."""
+
+    OK = "ok"
+    FAILED = "failed"
+    STALLED = "stalled"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """An instance that works on something and finishes nothing; times are the checker's own monotonic seconds."""
+
+    progress: float | None
+    """Tokens processed when its counters last moved; None if it does not say."""
+    since_s: float
+    """When the suspicion began or the counters last moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """What the checker remembers of one instance between two checks."""
+
+    due_s: float
+    successes: int = 0
+    """In a row; at most one of the two is not 0."""
+    failures: int = 0
+    suspicion: Suspicion | None = None
+
+    def after(self, verdict: Verdict, due_s: float) -> Checkup:
+        """The record after one more check."""
+        if verdict is Verdict.OK:
+            return replace(self, due_s=due_s, successes=self.successes + 1, failures=0)
+        return replace(self, due_s=due_s, successes=0, failures=self.failures + 1)
+
+
+def is_suspect(load: InstanceLoad | None, thresholds: Thresholds) -> bool:
+    """Whether the instance has had requests and pending work for long without finishing a prefill."""
+    return load is not None and load.running_requests > 0 and load.stalled_s >= thresholds.stall_suspect_s
+
+
+def watch(former: Suspicion | None, progress: float | None, now_s: float) -> Suspicion:
+    """The suspicion after one more reading of the counters; any movement starts its clock again."""
+    if former is None or (progress is not None and progress != former.progress):
+        return Suspicion(progress, now_s)
+    return former
+
+
+def judge(complaint: str | None, suspicion: Suspicion | None, now_s: float, thresholds: Thresholds) -> Verdict:
+    """The verdict of one check from what ``/health`` said and what the counters show."""
+    if complaint is not None:
+        return Verdict.FAILED
+    patience_s = thresholds.stall_down_s - thresholds.stall_suspect_s
+    if suspicion is not None and now_s - suspicion.since_s >= patience_s:
+        return Verdict.STALLED
+    return Verdict.OK
+
+
+def looks_up(state: InstanceState, checkup: Checkup, thresholds: Thresholds) -> bool:
+    """Enough good checks to serve: one for an instance that starts, several for one that was down."""
+    if state is InstanceState.STARTING:
+        return checkup.successes >= 1
+    return state is InstanceState.DOWN and checkup.successes >= thresholds.up_after
+
+
+def looks_down(state: InstanceState, checkup: Checkup, verdict: Verdict, thresholds: Thresholds) -> bool:
+    """Enough failed checks to stop serving; a stall has been watched long enough by itself."""
+    if state is not InstanceState.READY:
+        return False
+    return verdict is Verdict.STALLED or checkup.failures >= thresholds.down_after

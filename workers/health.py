@@ -1,0 +1,195 @@
+"""Active health checks: which instances may serve. Done by the leader alone, over HTTP, off the request path."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from types import TracebackType
+
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from statestore.base import PoolStore
+from statestore.clock import Clock
+from workers.checkup import Checkup, Thresholds, Verdict, is_suspect, judge, looks_down, looks_up, watch
+from workers.loop import worth_logging
+from workers.metrics import WorkerMetrics
+from workers.probe import Prober
+from workers.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+_UNCHECKED = frozenset({InstanceState.STANDBY})
+"""Not in service and not meant to be: its server may not even run."""
+
+
+def plan_tick(
+    instances: Mapping[str, InstanceSpec],
+    checkups: Mapping[str, Checkup],
+    busy: frozenset[str],
+    now_s: float,
+    room: int,
+) -> tuple[InstanceSpec, ...]:
+    """The instances to check now: due, not under way, longest overdue first, at most ``room``."""
+    due = [
+        (checkups[instance_id].due_s if instance_id in checkups else now_s, instance_id)
+        for instance_id, spec in instances.items()
+        if spec.state not in _UNCHECKED and instance_id not in busy
+    ]
+    return tuple(instances[instance_id] for due_s, instance_id in sorted(due)[: max(0, room)] if due_s <= now_s)
+
+
+class HealthChecker:
+    """Checks run beside each other, so an instance that hangs delays nobody else's. ``async with`` ends them."""
+
+    name = "health"
+
+    def __init__(
+        self,
+        pool: PoolStore,
+        fence: int,
+        model: str,
+        settings: WorkerSettings,
+        *,
+        prober: Prober,
+        clock: Clock,
+        metrics: WorkerMetrics,
+        jitter: random.Random,
+    ) -> None:
+        self.interval_s = settings.health_interval_s / 4
+        self._pool = pool
+        self._fence = fence
+        self._model = model
+        self._settings = settings
+        self._thresholds = Thresholds(
+            down_after=settings.health_down_after,
+            up_after=settings.health_up_after,
+            stall_suspect_s=settings.stall_suspect_s,
+            stall_down_s=settings.stall_down_s,
+        )
+        self._prober = prober
+        self._clock = clock
+        self._metrics = metrics
+        self._jitter = jitter
+        self._checkups: dict[str, Checkup] = {}
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> HealthChecker:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        checks = list(self._under_way.values())
+        for check in checks:
+            check.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
+
+    async def tick(self) -> None:
+        """Start the checks that are due. Raises what an earlier check met: StoreUnavailableError, LeaseLostError."""
+        self._collect()
+        membership = await self._pool.membership()
+        self._checkups = {name: kept for name, kept in self._checkups.items() if name in membership.instances}
+        room = self._settings.health_concurrency - len(self._under_way)
+        due = plan_tick(
+            membership.instances, self._checkups, frozenset(self._under_way), self._clock.monotonic_s(), room
+        )
+        if not due:
+            return
+        loads = await self._pool.loads()
+        for spec in due:
+            check = self._check(spec, loads.get(spec.instance_id))
+            self._under_way[spec.instance_id] = asyncio.create_task(check, name=f"check/{spec.instance_id}")
+
+    def _collect(self) -> None:
+        finished = [name for name, check in self._under_way.items() if check.done()]
+        errors = [self._under_way.pop(name).exception() for name in finished]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    async def _check(self, spec: InstanceSpec, load: InstanceLoad | None) -> None:
+        """One instance: look, judge, remember, and change its state if that is due."""
+        now_s = self._clock.monotonic_s()
+        former = self._checkups.get(spec.instance_id, Checkup(now_s))
+        complaint = await self._prober.health(spec.url)
+        suspicion = None
+        if complaint is None and is_suspect(load, self._thresholds):
+            suspicion = watch(former.suspicion, await self._prober.progress(spec.url), now_s)
+        verdict = judge(complaint, suspicion, now_s, self._thresholds)
+        self._metrics.health_checks.labels(self._pool.name, verdict.value).inc()
+        checkup = replace(former.after(verdict, self._next_due_s()), suspicion=suspicion)
+        self._checkups[spec.instance_id] = checkup
+        self._tell(spec, checkup, complaint, former)
+        if looks_down(spec.state, checkup, verdict, self._thresholds):
+            await self._change(spec, InstanceState.DOWN, complaint or "no progress with work pending")
+        elif looks_up(spec.state, checkup, self._thresholds):
+            await self._bring_up(spec, checkup)
+
+    def _next_due_s(self) -> float:
+        share = self._settings.health_jitter
+        return self._clock.monotonic_s() + self._settings.health_interval_s * self._jitter.uniform(1 - share, 1 + share)
+
+    def _tell(self, spec: InstanceSpec, checkup: Checkup, complaint: str | None, former: Checkup) -> None:
+        if checkup.failures and worth_logging(checkup.failures):
+            log.warning(
+                "check failed pool=%s instance=%s state=%s failures=%d error=%s",
+                self._pool.name,
+                spec.instance_id,
+                spec.state,
+                checkup.failures,
+                complaint or "no progress with work pending",
+            )
+        if checkup.suspicion is not None and former.suspicion is None:
+            log.warning(
+                "instance suspect pool=%s instance=%s (work pending, no prefill finished)",
+                self._pool.name,
+                spec.instance_id,
+            )
+
+    async def _bring_up(self, spec: InstanceSpec, checkup: Checkup) -> None:
+        if spec.state is InstanceState.DOWN and self._settings.health_canary:
+            complaint = await self._prober.canary(spec.url, self._model)
+            if complaint is not None:
+                log.warning("canary failed pool=%s instance=%s error=%s", self._pool.name, spec.instance_id, complaint)
+                self._checkups[spec.instance_id] = checkup.after(Verdict.FAILED, self._next_due_s())
+                return
+        await self._learn(spec)
+        await self._change(spec, InstanceState.READY, "checks succeed")
+
+    async def _learn(self, spec: InstanceSpec) -> None:
+        """Take over what the server says of itself; what it does not say stays as configured."""
+        facts = await self._prober.facts(spec.url)
+        log.info(
+            "instance described pool=%s instance=%s version=%s models=%s kv_capacity_tokens=%s",
+            self._pool.name,
+            spec.instance_id,
+            facts.version,
+            ",".join(facts.models),
+            facts.kv_capacity_tokens,
+        )
+        if facts.models and self._model not in facts.models:
+            log.warning(
+                "instance %s does not list the pool's model %r among %s: set the pool's model or the server's"
+                " --served-model-name, or its requests will get 404",
+                spec.instance_id,
+                self._model,
+                list(facts.models),
+            )
+        if facts.kv_capacity_tokens is not None and facts.kv_capacity_tokens != spec.kv_capacity_tokens:
+            await self._pool.put_instance(replace(spec, kv_capacity_tokens=facts.kv_capacity_tokens))
+
+    async def _change(self, spec: InstanceSpec, target: InstanceState, cause: str) -> None:
+        changed = await self._pool.set_instance_state(spec.instance_id, target, expected=spec.state, fence=self._fence)
+        if not changed:  # somebody changed or removed it meanwhile; the next check sees what is true now
+            return
+        self._metrics.health_transitions.labels(self._pool.name, spec.state.value, target.value).inc()
+        log.warning(
+            "instance state pool=%s instance=%s from=%s to=%s cause=%s",
+            self._pool.name,
+            spec.instance_id,
+            spec.state,
+            target,
+            cause,
+        )

@@ -1,0 +1,190 @@
+"""Leader election over the store's lease: at most one worker acts for a pool.
+
+A term is held by renewing at a third of the lease. The holder trusts its own monotonic clock for one thing only:
+counted from *before* the call that granted or renewed the lease, a full lease later somebody else may lead, so
+by then its jobs are stopped. What a paused process still writes after that is refused by the fencing number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from statestore.base import Lease, PoolStore
+from statestore.clock import Clock
+from statestore.errors import LeaseLostError, StoreUnavailableError
+from workers.loop import worth_logging
+from workers.metrics import WorkerMetrics
+
+log = logging.getLogger(__name__)
+
+Lead = Callable[[Lease], Awaitable[None]]
+"""What a leader does; runs until cancelled, and may raise LeaseLostError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A leadership as its holder sees it, in seconds of the holder's own monotonic clock."""
+
+    lease: Lease
+    renewed_s: float
+    """Just before the last successful acquire or renew was sent."""
+
+
+class Step(StrEnum):
+    """What the holder of a term must do now."""
+
+    WAIT = "wait"
+    RENEW = "renew"
+    STEP_DOWN = "step_down"
+
+
+def plan_tick(term: Term, now_s: float, lease_s: float) -> Step:
+    """Renew from a third of the lease on; step down once the lease may have run out."""
+    age_s = now_s - term.renewed_s
+    if age_s >= lease_s:
+        return Step.STEP_DOWN
+    return Step.RENEW if age_s >= lease_s / 3 else Step.WAIT
+
+
+class Election:
+    """Campaigns for one pool and runs ``lead`` for as long as the worker holds the lease."""
+
+    def __init__(
+        self,
+        pool: PoolStore,
+        owner: str,
+        *,
+        lease_ms: int,
+        stop_timeout_s: float,
+        clock: Clock,
+        metrics: WorkerMetrics,
+        jitter: random.Random,
+    ) -> None:
+        self._pool = pool
+        self._owner = owner
+        self._lease_ms = lease_ms
+        self._lease_s = lease_ms / 1000
+        self._stop_timeout_s = stop_timeout_s
+        self._clock = clock
+        self._metrics = metrics
+        self._jitter = jitter
+        self._term: Term | None = None
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease held now, None while somebody else (or nobody) leads."""
+        return self._term.lease if self._term else None
+
+    async def run(self, lead: Lead) -> None:
+        """Campaign, lead, campaign again, for ever. Cancelling steps down: jobs stop, then the lease is released."""
+        while True:
+            term = await self._campaign()
+            event = await self._lead_for(term, lead)
+            log.warning("term over pool=%s worker=%s event=%s", self._pool.name, self._owner, event)
+            await self._clock.sleep(self._retry_s())
+
+    def _retry_s(self) -> float:
+        return self._lease_s / 3 * self._jitter.uniform(0.5, 1.0)
+
+    async def _campaign(self) -> Term:
+        failures = 0
+        while True:
+            asked_s = self._clock.monotonic_s()
+            try:
+                async with asyncio.timeout(self._lease_s):
+                    lease = await self._pool.acquire_lease(self._owner, self._lease_ms)
+            except (StoreUnavailableError, TimeoutError) as error:
+                failures += 1
+                if worth_logging(failures):
+                    log.warning("cannot campaign pool=%s failures=%d error=%r", self._pool.name, failures, error)
+            else:
+                failures = 0
+                if lease is not None:
+                    return Term(lease, asked_s)
+            await self._clock.sleep(self._retry_s())
+
+    async def _lead_for(self, term: Term, lead: Lead) -> str:
+        """One term from its first moment to the release of its lease; returns how it ended."""
+        self._term = term
+        fence = term.lease.fence
+        log.info("elected pool=%s worker=%s fence=%d", self._pool.name, self._owner, fence)
+        self._metrics.leader.labels(self._pool.name).set(1)
+        self._metrics.fence.labels(self._pool.name).set(fence)
+        self._count("started")
+        work = asyncio.ensure_future(lead(term.lease))
+        event = "stepped_down"
+        try:
+            event = await self._hold(work)
+        finally:
+            self._metrics.leader.labels(self._pool.name).set(0)
+            self._count(event)
+            await self._stop(work)
+            held, self._term = self._term.lease, None
+            if event in ("stepped_down", "failed"):
+                await self._release(held)
+        return event
+
+    def _count(self, event: str) -> None:
+        self._metrics.terms.labels(self._pool.name, event).inc()
+
+    async def _hold(self, work: asyncio.Future[None]) -> str:
+        """Renew until the lease is lost or may have run out, or until the work ends by itself."""
+        while self._term is not None and not work.done():
+            step = plan_tick(self._term, self._clock.monotonic_s(), self._lease_s)
+            if step is Step.STEP_DOWN:
+                return "expired"
+            if step is Step.RENEW:
+                try:
+                    self._term = await self._renew(self._term)
+                except LeaseLostError:
+                    return "lost"
+                except (StoreUnavailableError, TimeoutError) as error:
+                    log.warning("cannot renew pool=%s worker=%s error=%r", self._pool.name, self._owner, error)
+            await self._pause(self._lease_s / 12, work)
+        return _ending(work)
+
+    async def _renew(self, term: Term) -> Term:
+        asked_s = self._clock.monotonic_s()
+        async with asyncio.timeout(max(0.001, term.renewed_s + self._lease_s - asked_s)):
+            return Term(await self._pool.renew_lease(term.lease, self._lease_ms), asked_s)
+
+    async def _pause(self, delay_s: float, work: asyncio.Future[None]) -> None:
+        sleeper = asyncio.ensure_future(self._clock.sleep(delay_s))
+        try:
+            await asyncio.wait({sleeper, work}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleeper.cancel()
+
+    async def _stop(self, work: asyncio.Future[None]) -> None:
+        work.cancel()
+        _, running = await asyncio.wait({work}, timeout=self._stop_timeout_s)
+        if running:
+            # Nothing is lost by going on: whatever they still write, the fence refuses.
+            log.error("jobs still running pool=%s after_s=%.1f", self._pool.name, self._stop_timeout_s)
+        elif not work.cancelled():
+            work.exception()  # seen here, so that the event loop does not report it as never retrieved
+
+    async def _release(self, lease: Lease) -> None:
+        """Let the next leader start at once instead of after the lease; failing to is harmless."""
+        try:
+            async with asyncio.timeout(self._lease_s):
+                await self._pool.release_lease(lease)
+        except (StoreUnavailableError, LeaseLostError, TimeoutError) as error:
+            log.warning("lease not released pool=%s worker=%s error=%r", self._pool.name, self._owner, error)
+        else:
+            log.info("lease released pool=%s worker=%s fence=%d", self._pool.name, self._owner, lease.fence)
+
+
+def _ending(work: asyncio.Future[None]) -> str:
+    """How work that ended by itself changes the term: a refused write means the lease is lost."""
+    error = None if work.cancelled() else work.exception()
+    if isinstance(error, LeaseLostError):
+        return "lost"
+    if error is not None:
+        log.error("leader's work failed error=%r", error, exc_info=error)
+    return "failed"

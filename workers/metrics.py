@@ -1,0 +1,94 @@
+"""What a worker process counts, on a registry of its own."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_TICK_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
+
+
+class WorkerMetrics:
+    """Every metric of the workers room. Labels are bounded by the number of pools, jobs and reasons."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.leader = Gauge(
+            "dualmap_worker_leader", "1 while this worker leads the pool", ["pool"], registry=self.registry
+        )
+        self.fence = Gauge(
+            "dualmap_worker_fence", "Fencing number of this worker's latest term", ["pool"], registry=self.registry
+        )
+        self.terms = Counter(
+            "dualmap_worker_terms",
+            "Terms by what happened (started, stepped_down, lost, expired, failed)",
+            ["pool", "event"],
+            registry=self.registry,
+        )
+        self.ticks = Counter(
+            "dualmap_worker_ticks",
+            "Rounds of a job by outcome (ok, store_unavailable, timeout, error)",
+            ["pool", "job", "outcome"],
+            registry=self.registry,
+        )
+        self.tick_seconds = Histogram(
+            "dualmap_worker_tick_seconds",
+            "Duration of one round of a job",
+            ["pool", "job"],
+            registry=self.registry,
+            buckets=_TICK_BUCKETS_S,
+        )
+        self.migrations = Counter(
+            "dualmap_worker_migrations",
+            "Migrations asked for by this worker, by reason and by what the store answered",
+            ["pool", "reason", "status"],
+            registry=self.registry,
+        )
+        self.rebalances = Counter(
+            "dualmap_worker_rebalances",
+            "Instance queues looked at, by cause (triggered, sweep)",
+            ["pool", "cause"],
+            registry=self.registry,
+        )
+        self.hot_prefixes = Gauge(
+            "dualmap_worker_hot_prefixes", "Hot prefixes in the published tree", ["pool"], registry=self.registry
+        )
+        self.trees_published = Counter(
+            "dualmap_worker_trees_published", "Hotness trees published", ["pool"], registry=self.registry
+        )
+        self.health_checks = Counter(
+            "dualmap_worker_health_checks",
+            "Health checks by outcome (ok, failed, stalled)",
+            ["pool", "outcome"],
+            registry=self.registry,
+        )
+        self.health_transitions = Counter(
+            "dualmap_worker_health_transitions",
+            "State changes of instances made by this worker",
+            ["pool", "source", "target"],
+            registry=self.registry,
+        )
+        self.reaped_replicas = Counter(
+            "dualmap_worker_reaped_replicas", "Replicas whose lease ran out", ["pool"], registry=self.registry
+        )
+        self.reaped_requests = Counter(
+            "dualmap_worker_reaped_requests", "Requests finished for dead replicas", ["pool"], registry=self.registry
+        )
+        self.drift_repaired = Counter(
+            "dualmap_worker_drift_repaired",
+            "Sums that were off and have been put right",
+            ["pool"],
+            registry=self.registry,
+        )
+        self.registrations = Counter(
+            "dualmap_worker_registrations",
+            "Instances entered in the store, by cause (start, restored)",
+            ["pool", "cause"],
+            registry=self.registry,
+        )
+        self.drained = Counter(
+            "dualmap_worker_drained", "Instances that finished draining", ["pool"], registry=self.registry
+        )
+
+    def exposition(self) -> bytes:
+        """All of it in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,76 @@
+"""A worker's own HTTP side: whether it is alive, and what it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import uvicorn
+from fastapi import FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from statestore.base import Store
+from statestore.errors import StoreError
+from workers.metrics import WorkerMetrics
+from workers.pool_worker import PoolWorker
+
+
+def create_app(worker_id: str, store: Store, pools: Sequence[PoolWorker], metrics: WorkerMetrics) -> FastAPI:
+    """``/health`` answers 200 as long as the process can: restarting a worker does not bring a store back."""
+    app = FastAPI(title="DualMap worker", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/health")
+    async def health() -> dict[str, object]:
+        error = await _store_error(store)
+        leads = {pool.pool.name: {"leader": True, "fence": lease.fence} for pool in pools if (lease := pool.lease)}
+        return {
+            "status": "ok" if error is None else "degraded",
+            "worker_id": worker_id,
+            "store": error or "ok",
+            "pools": {pool.pool.name: leads.get(pool.pool.name, {"leader": False}) for pool in pools},
+        }
+
+    @app.get("/metrics")
+    async def exposition() -> Response:
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+async def _store_error(store: Store) -> str | None:
+    try:
+        async with asyncio.timeout(2.0):
+            await store.ping()
+    except (StoreError, TimeoutError) as error:
+        return f"unavailable: {error!r}"
+    return None
+
+
+class _EmbeddedServer(uvicorn.Server):
+    """uvicorn without its own signal handling: the worker decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serve_ops(app: FastAPI, host: str, port: int) -> AsyncIterator[int]:
+    """Listen for the duration of the block; gives the port (``port`` 0 picks a free one).
+
+    Raises OSError if the address is taken or not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family)
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+    server = _EmbeddedServer(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]), name="ops")
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        await asyncio.wait({task}, timeout=3.0)
+        task.cancel()
+        listener.close()

@@ -1,0 +1,160 @@
+"""Asking a vLLM server about itself over HTTP: alive, what it is, does it make progress. Never raises, never hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from types import TracebackType
+
+import httpx
+import orjson
+
+_MAX_BODY_BYTES = 4 << 20
+"""A metrics page of a busy server is a few hundred kilobytes."""
+
+_PROGRESS_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})? ([0-9.eE+-]+)", re.MULTILINE)
+_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One HTTP exchange: a status and a body, or why there is none."""
+
+    status: int
+    body: bytes
+    error: str | None
+    """None when the server answered at all, whatever the status."""
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and 200 <= self.status < 300
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a server says of itself; every field may be unknown."""
+
+    version: str | None
+    models: tuple[str, ...]
+    kv_capacity_tokens: int | None
+
+
+class Prober:
+    """One HTTP client for all instances of a pool; ``async with`` closes it."""
+
+    def __init__(self, *, timeout_s: float, canary_timeout_s: float, max_connections: int) -> None:
+        self._timeout_s = timeout_s
+        self._canary_timeout_s = canary_timeout_s
+        # Environment proxies are for the way out of a data centre, not for the instances in it.
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(max(timeout_s, canary_timeout_s), connect=timeout_s),
+            limits=httpx.Limits(
+                max_connections=max_connections, max_keepalive_connections=max_connections, keepalive_expiry=3.0
+            ),
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Prober:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def health(self, url: str) -> str | None:
+        """None if ``/health`` answers with success, else what is wrong."""
+        return _complaint(await self._ask("GET", f"{url}/health", self._timeout_s))
+
+    async def progress(self, url: str) -> float | None:
+        """Tokens the engine has processed since it started; None if it does not say."""
+        answer = await self._ask("GET", f"{url}/metrics", self._timeout_s)
+        return progress_of(answer.body.decode(errors="replace")) if answer.ok else None
+
+    async def facts(self, url: str) -> EngineFacts:
+        """Version, served models and KV capacity. Three small requests: ask rarely."""
+        version, models, metrics = await asyncio.gather(
+            *(self._ask("GET", f"{url}{path}", self._timeout_s) for path in ("/version", "/v1/models", "/metrics"))
+        )
+        return EngineFacts(
+            version=version_of(version.body) if version.ok else None,
+            models=models_of(models.body) if models.ok else (),
+            kv_capacity_tokens=kv_capacity_of(metrics.body.decode(errors="replace")) if metrics.ok else None,
+        )
+
+    async def canary(self, url: str, model: str) -> str | None:
+        """None if the engine completes one token, else what is wrong.
+
+        A refusal of the request itself (4xx: no such endpoint or model, a key needed) says nothing about the
+        engine and counts as an answer.
+        """
+        body = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
+        answer = await self._ask("POST", f"{url}/v1/completions", self._canary_timeout_s, body)
+        if answer.error is None and 400 <= answer.status < 500:
+            return None
+        return _complaint(answer)
+
+    async def _ask(self, method: str, url: str, timeout_s: float, body: object = None) -> Answer:
+        try:
+            async with asyncio.timeout(timeout_s), self._client.stream(method, url, json=body) as response:
+                content = bytearray()
+                async for part in response.aiter_bytes():
+                    content += part
+                    if len(content) > _MAX_BODY_BYTES:
+                        return Answer(response.status_code, b"", f"answer longer than {_MAX_BODY_BYTES} bytes")
+                return Answer(response.status_code, bytes(content), None)
+        except TimeoutError:
+            return Answer(0, b"", f"no answer within {timeout_s:g} s")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return Answer(0, b"", f"{type(error).__name__}: {error}")
+
+
+def _complaint(answer: Answer) -> str | None:
+    if answer.error is not None:
+        return answer.error
+    return None if answer.ok else f"status {answer.status}"
+
+
+def progress_of(metrics: str) -> float | None:
+    """Prompt and generated tokens over all engines in a Prometheus page; None if neither is listed."""
+    values = [float(value) for name, value in _SAMPLE.findall(metrics) if name in _PROGRESS_COUNTERS]
+    return sum(values) if values else None
+
+
+def kv_capacity_of(metrics: str) -> int | None:
+    """KV cache size in tokens, summed over the engines of the server; None if it does not say."""
+    capacities = []
+    for labels in _CACHE_CONFIG.findall(metrics):
+        config = dict(_LABEL.findall(labels))
+        try:
+            capacities.append(int(config["block_size"]) * int(config["num_gpu_blocks"]))
+        except (KeyError, ValueError):
+            continue
+    return sum(capacities) or None
+
+
+def version_of(body: bytes) -> str | None:
+    """``version`` of a ``/version`` answer."""
+    document = _json_object(body)
+    version = document.get("version")
+    return version if isinstance(version, str) else None
+
+
+def models_of(body: bytes) -> tuple[str, ...]:
+    """Ids of a ``/v1/models`` answer: the served names and LoRA adapters."""
+    listed = _json_object(body).get("data")
+    if not isinstance(listed, list):
+        return ()
+    return tuple(entry["id"] for entry in listed if isinstance(entry, dict) and isinstance(entry.get("id"), str))
+
+
+def _json_object(body: bytes) -> dict[str, object]:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,95 @@
+"""Rebalancer: moves held requests away from overloaded instances, on request of the routing path and by sweep."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.rebalance import plan_rebalance
+from scheduling.settings import SchedulingSettings
+from statestore.base import PoolStore
+from statestore.clock import Clock
+from statestore.queues import hot_queue
+from workers.metrics import WorkerMetrics
+from workers.moves import execute_moves
+
+log = logging.getLogger(__name__)
+
+REASON = "rebalance"
+
+
+def rebalances(settings: SchedulingSettings) -> bool:
+    """Whether the policy moves held requests at all; its ablations and the others place them once."""
+    return settings.policy == "dualmap"
+
+
+def plan_sweep(loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
+    """The instances worth a look: ready, with requests that can still move; longest work first."""
+    hot = [load for load in loads.values() if load.queued_requests and load.state is InstanceState.READY]
+    hot.sort(key=lambda load: load.pending_tokens / load.prefill_tokens_per_s, reverse=True)
+    return tuple(load.instance_id for load in hot)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the next round looks at, and how long it may wait for a trigger first."""
+
+    sweep: bool
+    wait_s: float
+
+
+def plan_tick(now_s: float, next_sweep_s: float) -> Round:
+    """Sweep when it is due; until then listen for triggers."""
+    return Round(sweep=True, wait_s=0.0) if now_s >= next_sweep_s else Round(sweep=False, wait_s=next_sweep_s - now_s)
+
+
+class Rebalancer:
+    """One round at a time, so that no two plans ever act on the same queue: never recursive."""
+
+    name = "rebalancer"
+
+    def __init__(
+        self,
+        pool: PoolStore,
+        fence: int,
+        *,
+        sweep_interval_s: float,
+        min_gap_s: float,
+        max_moves: int,
+        decode_stall_s: float,
+        clock: Clock,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self.interval_s = min_gap_s
+        self._pool = pool
+        self._fence = fence
+        self._sweep_interval_s = sweep_interval_s
+        self._max_moves = max_moves
+        self._decode_stall_s = decode_stall_s
+        self._clock = clock
+        self._metrics = metrics
+        self._next_sweep_s = clock.monotonic_s()
+
+    async def tick(self) -> None:
+        """One sweep, or one wait for a trigger. Raises StoreUnavailableError, LeaseLostError."""
+        plan = plan_tick(self._clock.monotonic_s(), self._next_sweep_s)
+        if plan.sweep:
+            await self._rebalance_all(plan_sweep(await self._pool.loads()), "sweep")
+            self._next_sweep_s = self._clock.monotonic_s() + self._sweep_interval_s
+        else:
+            wanted = await self._pool.wanted_rebalances(plan.wait_s)
+            await self._rebalance_all(dict.fromkeys(wanted), "triggered")
+
+    async def _rebalance_all(self, instance_ids: Iterable[str], cause: str) -> None:
+        for instance_id in instance_ids:
+            self._metrics.rebalances.labels(self._pool.name, cause).inc()
+            await self._rebalance(instance_id)
+
+    async def _rebalance(self, instance_id: str) -> None:
+        snapshot = await self._pool.queue(instance_id)
+        if snapshot is None or not snapshot.held:
+            return
+        moves = plan_rebalance(hot_queue(snapshot), self._decode_stall_s)[: self._max_moves]
+        await execute_moves(self._pool, instance_id, moves, reason=REASON, fence=self._fence, metrics=self._metrics)

@@ -1,0 +1,98 @@
+"""Registrar: sees to it that the store knows the fleet's members.
+
+The configuration is applied when a worker starts. What operators change later at run time stays, through
+changes of leader too. Only a store that lost its state (its membership epoch went back) is filled again: with
+what this worker last saw there, instances added at run time and states included.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from scheduling.instance import InstanceSpec
+from statestore.base import Membership, PoolStore
+from statestore.settings import InstanceSettings, PoolSettings
+from workers.metrics import WorkerMetrics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The membership as this worker last saw it."""
+
+    epoch: int = 0
+    instances: Mapping[str, InstanceSpec] = field(default_factory=dict)
+
+
+def spec_of(instance: InstanceSettings) -> InstanceSpec:
+    """A configured instance as the store keeps it; it starts as STARTING until a health check succeeds."""
+    fields = instance.model_dump(exclude={"id"})
+    return InstanceSpec(instance_id=instance.id, **fields)
+
+
+def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, InstanceSpec]) -> tuple[InstanceSpec, ...]:
+    """What to enter when a worker starts: new instances, and known ones whose configuration changed.
+
+    A known instance keeps its state and the KV capacity it reported itself.
+    """
+    changed = []
+    for instance in configured:
+        wanted = spec_of(instance)
+        known = stored.get(instance.id)
+        if known is not None:
+            wanted = replace(wanted, state=known.state, kv_capacity_tokens=known.kv_capacity_tokens)
+        if wanted != known:
+            changed.append(wanted)
+    return tuple(changed)
+
+
+def plan_tick(known: Known, now: Membership) -> tuple[InstanceSpec, ...]:
+    """What to restore: nothing, unless the store's epoch went back; then what is missing there."""
+    if now.epoch >= known.epoch:
+        return ()
+    return tuple(spec for instance_id, spec in known.instances.items() if instance_id not in now.instances)
+
+
+class Registrar:
+    """Runs in every worker, leading or not: entering a member twice changes nothing."""
+
+    name = "registrar"
+
+    def __init__(self, pool: PoolStore, settings: PoolSettings, *, interval_s: float, metrics: WorkerMetrics) -> None:
+        self.interval_s = interval_s
+        self._pool = pool
+        self._configured = settings.instances
+        self._metrics = metrics
+        self._known: Known | None = None
+        self._owed: dict[str, InstanceSpec] = {}
+        """Planned and not yet entered: an interrupted restoration goes on in the next round."""
+
+    async def tick(self) -> None:
+        """Apply the configuration once, afterwards watch for lost state. Raises StoreUnavailableError."""
+        now = await self._pool.membership()
+        starting = self._known is None
+        missing = plan_start(self._configured, now.instances) if self._known is None else plan_tick(self._known, now)
+        if missing and not starting:
+            log.warning(
+                "store lost its members pool=%s epoch=%d restoring=%d", self._pool.name, now.epoch, len(missing)
+            )
+        self._owed |= {spec.instance_id: spec for spec in missing}
+        self._known = Known(now.epoch, {**now.instances, **self._owed})
+        await self._enter_owed("start" if starting else "restored")
+
+    async def _enter_owed(self, cause: str) -> None:
+        for instance_id, spec in tuple(self._owed.items()):
+            await self._pool.put_instance(spec)
+            del self._owed[instance_id]
+            self._metrics.registrations.labels(self._pool.name, cause).inc()
+            log.info(
+                "instance registered pool=%s instance=%s url=%s state=%s cause=%s",
+                self._pool.name,
+                instance_id,
+                spec.url,
+                spec.state,
+                cause,
+            )

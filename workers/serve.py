@@ -1,0 +1,163 @@
+"""One worker process: opens the store, campaigns for every pool, steps down cleanly on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import TypeVar
+
+from scheduling.settings import SchedulingSettings
+from statestore.base import Store
+from statestore.clock import Clock, RealClock
+from statestore.connect import open_store
+from statestore.errors import StoreUnavailableError
+from statestore.settings import PoolSettings, StoreSettings
+from workers.loop import backoff_s, worth_logging
+from workers.metrics import WorkerMetrics
+from workers.ops import create_app, serve_ops
+from workers.pool_worker import PoolWorker
+from workers.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def new_worker_id() -> str:
+    """Unique among all workers ever: a lease must not pass for another process's."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+async def serve(
+    worker: WorkerSettings,
+    scheduling: SchedulingSettings,
+    store: StoreSettings,
+    pools: Sequence[PoolSettings],
+    *,
+    worker_id: str | None = None,
+    clock: Clock | None = None,
+    stop: asyncio.Event | None = None,
+    on_ops_port: Callable[[int], None] | None = None,
+) -> None:
+    """Run until SIGTERM, SIGINT or ``stop``; then stop the jobs, release leadership and close the store.
+
+    A store that is not there yet is waited for. ``on_ops_port`` is told the port of ``/health`` and
+    ``/metrics`` once they answer.
+
+    Raises:
+        StoreConfigurationError: the store's URL or server cannot serve a fleet.
+        OSError: the ops address cannot be listened on.
+    """
+    owner = worker_id or new_worker_id()
+    stopping = stop or asyncio.Event()
+    waiting = clock or RealClock()
+    with _stop_on_signals(stopping):
+        log.info("worker starting worker=%s pid=%d pools=%s", owner, os.getpid(), ",".join(p.name for p in pools))
+        opened = await _until(stopping, _open(store, scheduling, waiting, worker.backoff_max_s))
+        if opened is None:
+            return
+        try:
+            await _run(opened, worker, scheduling, pools, owner, waiting, stopping, on_ops_port)
+        finally:
+            await opened.close()
+            log.info("worker stopped worker=%s", owner)
+
+
+async def _run(
+    store: Store,
+    worker: WorkerSettings,
+    scheduling: SchedulingSettings,
+    pools: Sequence[PoolSettings],
+    owner: str,
+    clock: Clock,
+    stopping: asyncio.Event,
+    on_ops_port: Callable[[int], None] | None,
+) -> None:
+    metrics = WorkerMetrics()
+    workers = [
+        PoolWorker(
+            store.pool(pool.name),
+            pool,
+            scheduling,
+            worker,
+            worker_id=owner,
+            clock=clock,
+            metrics=metrics,
+            jitter=random.Random(f"{owner}/{pool.name}"),
+        )
+        for pool in pools
+    ]
+    async with _ops(worker, owner, store, workers, metrics) as port:
+        if port is not None:
+            log.info("worker listening worker=%s host=%s port=%d", owner, worker.ops_host, port)
+            if on_ops_port is not None:
+                on_ops_port(port)
+        await _until(stopping, _run_pools(workers))
+
+
+async def _run_pools(workers: Sequence[PoolWorker]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for pool_worker in workers:
+            group.create_task(pool_worker.run(), name=f"pool/{pool_worker.pool.name}")
+
+
+@contextlib.asynccontextmanager
+async def _ops(
+    worker: WorkerSettings, owner: str, store: Store, workers: Sequence[PoolWorker], metrics: WorkerMetrics
+) -> AsyncIterator[int | None]:
+    if worker.ops_port is None:
+        yield None
+        return
+    async with serve_ops(create_app(owner, store, workers, metrics), worker.ops_host, worker.ops_port) as port:
+        yield port
+
+
+async def _open(settings: StoreSettings, scheduling: SchedulingSettings, clock: Clock, longest_s: float) -> Store:
+    failures = 0
+    while True:
+        try:
+            return await open_store(settings, scheduling=scheduling)
+        except StoreUnavailableError as error:
+            failures += 1
+            if worth_logging(failures):
+                log.warning("waiting for the store failures=%d error=%s", failures, error)
+        await clock.sleep(backoff_s(failures, longest_s))
+
+
+async def _until(stopping: asyncio.Event, work: Coroutine[object, object, T]) -> T | None:
+    """Await ``work``; once ``stopping`` is set, cancel it, wait for its clean-up and return None."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        return None
+    finally:
+        stopped.cancel()
+        task.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _stop_on_signals(stopping: asyncio.Event) -> Iterator[None]:
+    """Set ``stopping`` on SIGTERM and SIGINT; without effect off the main thread, where signals never arrive."""
+    loop = asyncio.get_running_loop()
+    handled = []
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+            handled.append(number)
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
