@@ -23,6 +23,44 @@ PolicyName = Literal[
 ]
 
 
+class PrebleSettings(BaseModel):
+    """Parameters of policy ``preble``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    exploit_share: float = Field(0.5, ge=0, le=1, description="matched share of the prompt above which reuse wins")
+    eviction_weight: float = Field(1.0, ge=0, description="weight of evicted tokens beside computed ones")
+    balance_ratio: float = Field(15.0, gt=1, description="load over the lightest instance's that ends exploiting")
+
+
+class DynamoSettings(BaseModel):
+    """Parameters of policy ``dynamo``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prefill_scale: float = Field(1.0, ge=0, description="weight of prefill blocks beside decode blocks")
+
+
+class SglangSettings(BaseModel):
+    """Parameters of policy ``sglang``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cache_threshold: float = Field(0.3, ge=0, le=1, description="matched share of the prompt above which reuse wins")
+    balance_abs_threshold: int = Field(64, ge=0, description="difference of requests in flight that is unbalanced")
+    balance_rel_threshold: float = Field(1.5, ge=1, description="ratio of requests in flight that is unbalanced")
+
+
+class LlmDSettings(BaseModel):
+    """Parameters of policy ``llm-d``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prefix_weight: float = Field(3.0, ge=0, description="weight of the prefix match")
+    queue_weight: float = Field(2.0, ge=0, description="weight of the waiting queue")
+    kv_weight: float = Field(2.0, ge=0, description="weight of the KV memory in use")
+
+
 class SchedulingSettings(BaseModel):
     """How requests are placed. Replicas, workers and the simulator of one pool must agree on them."""
 
@@ -43,3 +81,7 @@ class SchedulingSettings(BaseModel):
     decode_stall_s: float = Field(3.0, gt=0, description="no prefill for this long counts as a decode bottleneck")
     reserve_tolerance_tokens: int = Field(4096, ge=0, description="load change a reservation accepts unseen")
     queue_order: Literal["fifo"] = Field("fifo", description="which held request is granted first")
+    preble: PrebleSettings = Field(default_factory=PrebleSettings, description="parameters of policy preble")
+    dynamo: DynamoSettings = Field(default_factory=DynamoSettings, description="parameters of policy dynamo")
+    sglang: SglangSettings = Field(default_factory=SglangSettings, description="parameters of policy sglang")
+    llm_d: LlmDSettings = Field(default_factory=LlmDSettings, description="parameters of policy llm-d")

@@ -1,1 +1,5 @@
-"""scheduling/policies room"""
+"""Scheduling policies: one file each, chosen by name."""
+
+from scheduling.policies.registry import build_policy
+
+__all__ = ["build_policy"]

@@ -1,0 +1,36 @@
+"""Dynamo's KV router: prefill blocks less overlap, plus decode blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduling.decision import Decision, Reason, RouteQuery
+from scheduling.instance import InstanceLoad
+from scheduling.policies.choice import Cost
+from scheduling.policies.fleet import FleetPolicy
+from scheduling.settings import DynamoSettings
+
+
+@dataclass(frozen=True)
+class Dynamo(FleetPolicy):
+    """Source: NVIDIA Dynamo, KV cache routing (router design document), at temperature 0.
+
+    Least ``scale * max(active prefill + incoming - overlap, 0) + decode blocks``, all in blocks. Decode blocks are
+    those of the running sequences; the incoming request's own are the same everywhere and drop out.
+    """
+
+    settings: DynamoSettings = field(default_factory=DynamoSettings)
+
+    def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
+        chain, scale = query.chain, self.settings.prefill_scale
+        costs: list[Cost] = [
+            (
+                (
+                    scale * max(load.pending_tokens + chain.prompt_tokens - chain.hit_tokens(load.hit_blocks), 0)
+                    + load.context_tokens
+                )
+                / chain.block_tokens,
+            )
+            for load in loads
+        ]
+        return self._cheapest(query, loads, costs, Reason.COST)

@@ -1,0 +1,54 @@
+"""The one table from a policy's configured name to the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduling.decision import Policy
+from scheduling.policies.cache_affinity import CacheAffinity
+from scheduling.policies.dualmap import DualMap
+from scheduling.policies.dualmap_cache_affinity import DualMapCacheAffinity
+from scheduling.policies.dualmap_least_loaded import DualMapLeastLoaded
+from scheduling.policies.dualmap_min_ttft import DualMapMinTtft
+from scheduling.policies.dynamo import Dynamo
+from scheduling.policies.fleet import FleetPolicy
+from scheduling.policies.least_loaded import LeastLoaded
+from scheduling.policies.llm_d import LlmD
+from scheduling.policies.min_ttft import MinTtft
+from scheduling.policies.pair import PairPolicy
+from scheduling.policies.preble import Preble
+from scheduling.policies.round_robin import RoundRobin
+from scheduling.policies.sglang import Sglang
+from scheduling.settings import PolicyName, SchedulingSettings
+
+Builder = Callable[[PolicyName, SchedulingSettings], Policy]
+
+
+def _in_pair(policy: type[PairPolicy], *, rebalances: bool = False) -> Builder:
+    return lambda name, settings: policy(name, settings.max_key_blocks, settings.decode_stall_s, rebalances)
+
+
+def _in_fleet(policy: type[FleetPolicy]) -> Builder:
+    return lambda name, settings: policy(name, settings.decode_stall_s)
+
+
+BUILDERS: dict[PolicyName, Builder] = {
+    "dualmap": _in_pair(DualMap, rebalances=True),
+    "dualmap-cache-affinity": _in_pair(DualMapCacheAffinity),
+    "dualmap-least-loaded": _in_pair(DualMapLeastLoaded),
+    "dualmap-min-ttft": _in_pair(DualMapMinTtft),
+    "dualmap-no-rebalance": _in_pair(DualMap),
+    "cache-affinity": _in_pair(CacheAffinity),
+    "round-robin": _in_fleet(RoundRobin),
+    "least-loaded": _in_fleet(LeastLoaded),
+    "min-ttft": _in_fleet(MinTtft),
+    "preble": lambda name, settings: Preble(name, settings.decode_stall_s, settings=settings.preble),
+    "dynamo": lambda name, settings: Dynamo(name, settings.decode_stall_s, settings=settings.dynamo),
+    "sglang": lambda name, settings: Sglang(name, settings.decode_stall_s, settings=settings.sglang),
+    "llm-d": lambda name, settings: LlmD(name, settings.decode_stall_s, settings=settings.llm_d),
+}
+
+
+def build_policy(settings: SchedulingSettings) -> Policy:
+    """The configured policy."""
+    return BUILDERS[settings.policy](settings.policy, settings)
