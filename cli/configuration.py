@@ -115,8 +115,10 @@ def from_environment(environment: Mapping[str, str]) -> Iterator[Assignment]:
             yield from _from_text(path, environment[variable], variable)
 
 
-def split_flags(arguments: Sequence[str]) -> tuple[list[Assignment], list[str]]:
+def split_flags(arguments: Sequence[str], shorthands: Mapping[str, str]) -> tuple[list[Assignment], list[str]]:
     """Separate setting flags (``--router.port 8000``, ``--pools=[…]``) from a command's own arguments.
+
+    ``shorthands`` are a command's short options for settings: ``{"--policy": "scheduling.policy"}``.
 
     Raises:
         ConfigurationError: a setting flag has no value.
@@ -126,7 +128,8 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[Assignment], list[str]]:
     words = iter(arguments)
     for word in words:
         match = _FLAG.fullmatch(word)
-        path = tuple(match[1].replace("-", "_").split(".")) if match else ()
+        name = shorthands.get(f"--{match[1]}", match[1].replace("-", "_")) if match else ""
+        path = tuple(name.split("."))
         if match is None or (len(path) == 1 and path[0] not in Settings.model_fields):
             rest.append(word)
             continue

@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 
 class CommandModule(Protocol):
-    """What a subcommand's module provides."""
+    """What a subcommand's module provides; ``SHORTHANDS`` (option to setting name) may be left out."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -88,7 +88,7 @@ def _run(name: str, words: list[str]) -> int:
     from cli.configuration import ConfigurationError, load_settings, split_flags
 
     try:
-        flags, rest = split_flags(words)
+        flags, rest = split_flags(words, getattr(module, "SHORTHANDS", {}))
         parsed = parser.parse_args(rest)
         settings = load_settings(flags, os.environ, parsed.config)
     except ConfigurationError as error:

@@ -80,23 +80,18 @@ def markdown() -> str:
 def sections() -> Iterator[tuple[str, str, list[SettingRow]]]:
     """Path, description and settings of every section, lists' items included, in the order of the tree."""
     for name, field in Settings.model_fields.items():
-        yield from _section(name, field.description or "", _model_in(field.annotation))
+        yield from _section(name, field)
 
 
-def _section(path: str, description: str, model: type[BaseModel] | None) -> Iterator[tuple[str, str, list[SettingRow]]]:
+def _section(name: str, field: FieldInfo) -> Iterator[tuple[str, str, list[SettingRow]]]:
+    model = _model_in(field.annotation)
     if model is None:
         return
-    inner = {name: _model_in(field.annotation) for name, field in model.model_fields.items()}
-    plain = [name for name, child in inner.items() if child is None]
-    prefix = f"{path}[]" if path.endswith("s") and "." not in path and get_origin(_annotation(path)) is tuple else path
-    yield prefix, description, [_row(prefix, name, model.model_fields[name]) for name in plain]
-    for name, child in inner.items():
-        suffix = "[]" if get_origin(model.model_fields[name].annotation) is tuple and child else ""
-        yield from _section(f"{prefix}.{name}{suffix}", model.model_fields[name].description or "", child)
-
-
-def _annotation(path: str) -> Any:
-    return Settings.model_fields[path].annotation if path in Settings.model_fields else None
+    path = f"{name}[]" if get_origin(field.annotation) is tuple else name
+    plain = {inner: each for inner, each in model.model_fields.items() if _model_in(each.annotation) is None}
+    yield path, field.description or "", [_row(f"{path}.{inner}", each) for inner, each in plain.items()]
+    for inner, each in model.model_fields.items():
+        yield from _section(f"{path}.{inner}", each)
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
@@ -105,8 +100,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _row(prefix: str, name: str, field: FieldInfo) -> SettingRow:
-    return SettingRow(f"{prefix}.{name}", _kind(field.annotation), _default(field), field.description or "")
+def _row(path: str, field: FieldInfo) -> SettingRow:
+    return SettingRow(path, _kind(field.annotation), _default(field), field.description or "")
 
 
 def _kind(annotation: Any) -> str:

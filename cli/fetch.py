@@ -1,0 +1,66 @@
+"""Small HTTP calls of the commands to their own fleet: no connection pool, no proxy, no redirects elsewhere."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cli.errors import CommandError
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status 0 means that nobody answered."""
+
+    status: int
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON; None when it is none."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+
+def fetch(
+    url: str, *, method: str = "GET", body: Mapping[str, Any] | None = None, key: str | None = None, timeout_s: float
+) -> Answer:
+    """One request; every HTTP status is an answer, and so is no answer."""
+    headers = {"accept": "*/*"}
+    if body is not None:
+        headers["content-type"] = "application/json"
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(url, data=data, headers=headers, method=method)
+    try:
+        with _OPENER.open(request, timeout=timeout_s) as response:
+            return Answer(response.status, response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, error.read())
+    except OSError as error:
+        return Answer(0, str(getattr(error, "reason", error)).encode())
+
+
+def require(answer: Answer, url: str) -> Any:
+    """The JSON of a good answer.
+
+    Raises:
+        CommandError: no answer, or an error; with the server's own message.
+    """
+    if answer.status == 0:
+        raise CommandError(f"{url} does not answer ({answer.body.decode(errors='replace')}); is a router there?")
+    if answer.status >= 400:
+        error = (answer.json or {}).get("error") if isinstance(answer.json, dict) else None
+        message = error.get("message") if isinstance(error, dict) else answer.body.decode(errors="replace")[:300]
+        raise CommandError(f"{url} answered {answer.status}: {message}")
+    return answer.json

@@ -1,0 +1,133 @@
+"""A fleet's figures at one moment: from the shared state, and from what its replicas count."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from cli.fetch import fetch
+from statestore.base import PoolSnapshot, RequestState
+
+_SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)", re.MULTILINE)
+_FAILED = re.compile(r'outcome="(?:upstream_failed|timed_out|refused|internal_error)"')
+_SCRAPE_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCounts:
+    """Sums over replicas since they started; hit tokens are what instances reported, or else what was expected."""
+
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: float = 0.0
+    hit_tokens: float = 0.0
+    slo_met: int = 0
+    slo_missed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceFigures:
+    instance_id: str
+    state: str
+    pending_tokens: int
+    held: int
+    running: int
+    cached_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFigures:
+    """What the live status shows."""
+
+    instances: tuple[InstanceFigures, ...]
+    replicas: int
+    leader: str | None
+    migrations: int
+    counts: ReplicaCounts
+    requests_per_s: float
+
+    @property
+    def pending_tokens(self) -> int:
+        return sum(instance.pending_tokens for instance in self.instances)
+
+    @property
+    def held(self) -> int:
+        return sum(instance.held for instance in self.instances)
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of prompt tokens found cached; None before the first answer."""
+        return self.counts.hit_tokens / self.counts.prompt_tokens if self.counts.prompt_tokens else None
+
+    @property
+    def on_time_share(self) -> float | None:
+        """Share of first tokens within the SLO; None before the first one."""
+        seen = self.counts.slo_met + self.counts.slo_missed
+        return self.counts.slo_met / seen if seen else None
+
+
+def fleet_figures(snapshots: Iterable[PoolSnapshot], counts: ReplicaCounts, requests_per_s: float) -> FleetFigures:
+    """The figures of all pools together."""
+    instances: list[InstanceFigures] = []
+    replicas: set[str] = set()
+    leader, migrations = None, 0
+    for snapshot in snapshots:
+        held = Counter(record.instance_id for record in snapshot.requests if record.state is RequestState.HELD)
+        for instance_id, spec in sorted(snapshot.instances.items()):
+            load = snapshot.loads.get(instance_id)
+            instances.append(
+                InstanceFigures(
+                    instance_id,
+                    spec.state.value,
+                    load.pending_tokens if load else 0,
+                    held[instance_id],
+                    load.running_requests if load else 0,
+                    load.cached_blocks if load else 0,
+                )
+            )
+        replicas.update(replica.replica_id for replica in snapshot.replicas)
+        leader = leader or (snapshot.leader.owner if snapshot.leader else None)
+        migrations += sum(snapshot.migrations.values())
+    return FleetFigures(tuple(instances), len(replicas), leader, migrations, counts, requests_per_s)
+
+
+async def count_replicas(ops_urls: Sequence[str]) -> ReplicaCounts:
+    """The counters of all replicas, summed; a replica that does not answer is left out."""
+    pages = await asyncio.gather(*(asyncio.to_thread(_fetch, f"{url}/metrics") for url in ops_urls))
+    total: defaultdict[str, float] = defaultdict(float)
+    for page in pages:
+        for name, value in _samples(page).items():
+            total[name] += value
+    by = "reported" if total["prompt_tokens.reported"] > 0 else "expected"
+    return ReplicaCounts(
+        requests=int(total["requests"]),
+        failed=int(total["failed"]),
+        prompt_tokens=total[f"prompt_tokens.{by}"],
+        hit_tokens=total[f"hit_tokens.{by}"],
+        slo_met=int(total["slo.met"]),
+        slo_missed=int(total["slo.missed"]),
+    )
+
+
+def _fetch(url: str) -> str:
+    answer = fetch(url, timeout_s=_SCRAPE_TIMEOUT_S)
+    return answer.body.decode() if answer.status == HTTPStatus.OK else ""
+
+
+def _samples(page: str) -> Mapping[str, float]:
+    """The counters the status needs, from a page in Prometheus' text format."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for name, labels, value in _SAMPLE.findall(page):
+        if name == "dualmap_requests_total":
+            found["requests"] += float(value)
+            if _FAILED.search(labels):
+                found["failed"] += float(value)
+        elif name in ("dualmap_prompt_tokens_total", "dualmap_hit_tokens_total", "dualmap_slo_total"):
+            kind = re.search(r'(?:by|slo)="(\w+)"', labels)
+            if kind:
+                found[f"{name.removeprefix('dualmap_').removesuffix('_total')}.{kind[1]}"] += float(value)
+    return found

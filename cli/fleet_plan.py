@@ -1,0 +1,149 @@
+"""What ``dualmap up`` starts: child processes and the settings they share, worked out before anything runs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+
+from cli.errors import CommandError
+from cli.processes import ChildSpec
+from cli.settings import Settings
+from statestore.settings import InstanceSettings
+
+# Stages in which children stop: whoever takes requests first, whoever serves them last.
+STOP_ROUTERS, STOP_WORKERS, STOP_INSTANCES = range(3)
+
+# On one machine nobody watches /ready before sending, and nobody should wait long for Ctrl-C.
+_SETTLE_S = 0.0
+_DRAIN_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSize:
+    """How many of each; ``instances`` are emulated ones, used only when none are configured or given."""
+
+    replicas: int
+    workers: int
+    instances: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """The children of one fleet and the settings file they read."""
+
+    settings: Settings
+    children: tuple[ChildSpec, ...]
+    ops_ports: tuple[int, ...]
+    """Each replica's own port, in order."""
+
+    @property
+    def endpoint(self) -> str:
+        """The base URL that clients use."""
+        host = "127.0.0.1" if self.settings.router.host in ("0.0.0.0", "") else self.settings.router.host
+        return f"http://{host}:{self.settings.router.port}"
+
+    def with_store_url(self, url: str) -> FleetPlan:
+        """The same fleet on another store."""
+        store = self.settings.store.model_copy(update={"url": url})
+        return replace(self, settings=self.settings.model_copy(update={"store": store}))
+
+
+def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str], config_file: str) -> FleetPlan:
+    """The plan of a fleet of ``size``; ``config_file`` is where its settings will be written.
+
+    Raises:
+        CommandError: the endpoint's port is taken.
+    """
+    router = settings.router
+    port = router.port or free_ports(1, router.host)[0]
+    require_free_port(router.host, port)
+    ops_ports = free_ports(size.replicas)
+    emulator_ports: tuple[int, ...] = ()
+    pool = settings.pools[0]
+    if instance_urls:
+        given = (InstanceSettings(id=f"instance-{i}", url=url) for i, url in enumerate(instance_urls, 1))
+        pool = pool.model_copy(update={"instances": tuple(given)})
+    elif not any(known.instances for known in settings.pools):
+        emulator_ports = free_ports(size.instances)
+        pool = pool.model_copy(update={"instances": emulated_instances(settings, emulator_ports)})
+    fleet = settings.model_copy(
+        update={
+            "pools": (pool, *settings.pools[1:]),
+            "router": router.model_copy(
+                update={"port": port, "settle_s": _SETTLE_S, "drain_timeout_s": _DRAIN_TIMEOUT_S}
+            ),
+        }
+    )
+    children = _children(config_file, size, ops_ports, emulator_ports)
+    return FleetPlan(fleet, children, ops_ports)
+
+
+def _children(
+    config_file: str, size: FleetSize, ops_ports: Sequence[int], emulator_ports: Sequence[int]
+) -> tuple[ChildSpec, ...]:
+    config = ("--config", config_file)
+    emulators = [
+        ChildSpec("instances", ("emulate", *config, "--ports", ",".join(map(str, emulator_ports))), STOP_INSTANCES)
+    ]
+    routers = [
+        ChildSpec(
+            f"router-{number}",
+            ("router", *config, "--router.replica_id", f"router-{number}", "--router.ops_port", str(ops_port)),
+            STOP_ROUTERS,
+        )
+        for number, ops_port in enumerate(ops_ports, 1)
+    ]
+    workers = [
+        ChildSpec(f"worker-{number}", ("worker", *config), STOP_WORKERS) for number in range(1, size.workers + 1)
+    ]
+    return (*(emulators if emulator_ports else ()), *workers, *routers)
+
+
+def emulated_instances(settings: Settings, ports: Sequence[int]) -> tuple[InstanceSettings, ...]:
+    """Descriptions of emulated instances on this machine, with the figures of their preset."""
+    return tuple(
+        InstanceSettings(id=f"instance-{i}", url=f"http://127.0.0.1:{port}") for i, port in enumerate(ports, 1)
+    )
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> tuple[int, ...]:
+    """Ports that nobody listens on right now, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((host, 0))
+        return tuple(each.getsockname()[1] for each in sockets)
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raises CommandError if the port is taken: replicas share it, so the kernel itself would let them join in."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not count
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise CommandError(
+                f"cannot listen on {host}:{port}: {error.strerror}. Choose another port with --router.port PORT, "
+                "or 0 for any free one"
+            ) from error
+
+
+def plain(value: Any) -> Any:
+    """Settings as plain data with their secrets in clear text, for a file that only this user can read."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, BaseModel):
+        return {name: plain(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list, frozenset, set)):
+        return [plain(item) for item in value]
+    return getattr(value, "value", value)  # members of an enumeration

@@ -1,0 +1,167 @@
+"""Where settings come from, who wins, and how a wrong one is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.configuration import ConfigurationError, load_settings, split_flags
+from cli.main import main
+from cli.settings import Settings
+
+
+def load(*words: str, environment: dict[str, str] | None = None, config: Path | None = None) -> Settings:
+    flags, rest = split_flags(words, {})
+    assert rest == []
+    return load_settings(flags, environment or {}, config)
+
+
+def complaint(*words: str, environment: dict[str, str] | None = None, config: Path | None = None) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(*words, environment=environment, config=config)
+    return str(caught.value)
+
+
+@pytest.fixture
+def fleet_yaml(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("router:\n  port: 1001\n  host: 10.0.0.1\nscheduling: {policy: preble}\nworker:\n")
+    return path
+
+
+def test_defaults_hold_where_nothing_is_given() -> None:
+    assert load() == Settings()
+
+
+def test_flags_come_before_environment_before_file_before_defaults(fleet_yaml: Path) -> None:
+    environment = {"DUALMAP_ROUTER__PORT": "1002", "DUALMAP_ROUTER__HOST": "10.0.0.2"}
+
+    settings = load("--router.port", "1003", environment=environment, config=fleet_yaml)
+
+    assert settings.router.port == 1003
+    assert settings.router.host == "10.0.0.2"
+    assert settings.scheduling.policy == "preble"
+    assert settings.scheduling.slo_ttft_s == Settings().scheduling.slo_ttft_s
+
+
+def test_the_file_may_be_named_by_the_environment_and_an_empty_section_means_its_defaults(fleet_yaml: Path) -> None:
+    settings = load(environment={"DUALMAP_CONFIG": str(fleet_yaml)})
+    assert settings.router.port == 1001
+    assert settings.worker == Settings().worker
+
+
+def test_a_flag_may_use_an_equals_sign_and_dashes() -> None:
+    assert load("--scheduling.slo-ttft-s=2.5").scheduling.slo_ttft_s == 2.5
+
+
+def test_the_last_of_two_equal_flags_wins() -> None:
+    assert load("--router.port", "1", "--router.port", "2").router.port == 2
+
+
+def test_lists_are_json_or_separated_by_commas() -> None:
+    pools = '[{"name": "small", "model": "m", "instances": [{"id": "a", "url": "http://a:1"}]}]'
+
+    settings = load("--pools", pools, environment={"DUALMAP_ROUTER__API_KEYS": "one, two"})
+
+    assert settings.pools[0].instances[0].url == "http://a:1"
+    assert [key.get_secret_value() for key in settings.router.api_keys] == ["one", "two"]
+
+
+def test_a_whole_section_in_the_environment_leaves_its_other_values_alone(fleet_yaml: Path) -> None:
+    settings = load(environment={"DUALMAP_ROUTER": '{"port": 7}'}, config=fleet_yaml)
+    assert (settings.router.port, settings.router.host) == (7, "10.0.0.1")
+
+
+def test_an_optional_value_can_be_taken_back() -> None:
+    assert load("--router.ops_port", "none", environment={"DUALMAP_ROUTER__OPS_PORT": "9"}).router.ops_port is None
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "name", "origin"),
+    [
+        (("--router.port", "many"), {}, "router.port", "--router.port"),
+        (("--router.port=70000",), {}, "router.port", "--router.port"),
+        ((), {"DUALMAP_SCHEDULING__POLICY": "best"}, "scheduling.policy", "DUALMAP_SCHEDULING__POLICY"),
+        ((), {"DUALMAP_POOLS": '[{"instances": [{"id": "a"}]}]'}, "pools.0.instances.0.url", "DUALMAP_POOLS"),
+    ],
+)
+def test_a_wrong_value_is_named_with_where_it_came_from(
+    words: tuple[str, ...], environment: dict[str, str], name: str, origin: str
+) -> None:
+    message = complaint(*words, environment=environment)
+    assert message.startswith(f"{name}: ")
+    assert message.endswith(f"(from {origin})")
+
+
+def test_a_wrong_value_in_the_file_is_named_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text("worker: {lease_ms: soon}\n")
+    message = complaint(config=path)
+    assert "worker.lease_ms" in message
+    assert "'soon'" in message
+    assert str(path) in message
+
+
+def test_all_wrong_values_are_reported_at_once() -> None:
+    message = complaint("--router.port", "x", "--worker.lease_ms", "y")
+    assert [line.partition(":")[0] for line in message.splitlines()] == ["router.port", "worker.lease_ms"]
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("--router.prot", "router.port"), ("--rooter.port", "router"), ("--sheduling.policy", "scheduling")],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_known_one(word: str, meant: str) -> None:
+    assert f"did you mean {meant}?" in complaint(word, "1")
+
+
+def test_names_that_kubernetes_injects_are_not_settings() -> None:
+    environment = {"DUALMAP_PORT": "tcp://10.0.0.1:8000", "DUALMAP_ROUTER_SERVICE_HOST": "10.0.0.1"}
+    assert load(environment=environment) == Settings()
+
+
+def test_secrets_stay_out_of_complaints() -> None:
+    message = complaint("--router.admin_key", "[hunter2", "--store.prefix", "redis://user:hunter2@host")
+    assert "hunter2" not in message
+
+
+def test_a_file_that_is_missing_or_no_mapping_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text("- router\n")
+    (tmp_path / "broken.yaml").write_text("router: {port\n")
+    assert "cannot read" in complaint(config=tmp_path / "absent.yaml")
+    assert "must hold sections" in complaint(config=tmp_path / "list.yaml")
+    assert "is not YAML" in complaint(config=tmp_path / "broken.yaml")
+
+
+def test_a_setting_flag_without_a_value_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--router.port needs a value"):
+        split_flags(["--router.port"], {})
+
+
+def test_a_commands_own_options_pass_through_and_its_shorthands_become_settings() -> None:
+    flags, rest = split_flags(["--replicas", "2", "--policy", "preble", "x"], {"--policy": "scheduling.policy"})
+    assert rest == ["--replicas", "2", "x"]
+    assert [(flag.path, flag.value, flag.origin) for flag in flags] == [
+        (("scheduling", "policy"), "preble", "--policy")
+    ]
+
+
+def test_two_pools_cannot_share_a_name_a_model_or_an_instance_id() -> None:
+    twin = '{"name": "a", "model": "m"}, {"name": "%s", "model": "%s"}'
+    assert "pool name 'a' is used by two pools" in complaint("--pools", f"[{twin % ('a', 'n')}]")
+    assert "model name 'm' is used by two pools" in complaint("--pools", f"[{twin % ('b', 'm')}]")
+    instance = '{"id": "i", "url": "http://h"}'
+    assert "appears twice" in complaint("--pools", f'[{{"instances": [{instance}, {instance}]}}]')
+
+
+def test_the_command_stops_with_exit_code_2_and_names_the_value(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUALMAP_ROUTER__PORT", "many")
+
+    code = main(["settings"])
+
+    assert code == 2
+    assert "router.port" in (error := capsys.readouterr().err)
+    assert "DUALMAP_ROUTER__PORT" in error

@@ -1,0 +1,47 @@
+"""The command line's own manners."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from cli.main import COMMANDS, main
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+
+
+def test_no_command_and_an_unknown_command_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["fly"]) == 2
+    assert "'fly'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    assert COMMANDS[name].summary in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_provides_what_the_front_door_calls(name: str) -> None:
+    module = importlib.import_module(COMMANDS[name].module)
+    assert callable(module.add_arguments)
+    assert callable(module.run)
+
+
+def test_help_loads_neither_settings_nor_servers() -> None:
+    script = (
+        "import sys; from cli.main import main; main(['--help']);"
+        "print([m for m in ('pydantic', 'fastapi', 'redis', 'rich', 'httpx') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stderr.strip() == "[]"

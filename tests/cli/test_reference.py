@@ -1,0 +1,40 @@
+"""The generated reference of settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli.main import main
+from cli.reference import markdown, sections
+from cli.settings import Settings
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+
+
+def test_the_page_in_the_repository_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == markdown(), "run: make docs"
+
+
+def test_every_setting_is_described() -> None:
+    rows = [row for _, _, rows in sections() for row in rows]
+    assert len(rows) > 50
+    assert [row.path for row in rows if not row.description] == []
+
+
+def test_nested_lists_are_listed_with_their_items() -> None:
+    paths = {row.path for _, _, rows in sections() for row in rows}
+    assert {"router.port", "pools[].model", "pools[].instances[].url"} <= paths
+
+
+def test_the_settings_in_effect_are_printed_as_a_file_that_can_be_read_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["settings", "--router.port", "1234", "--router.admin_key", "hunter2"]) == 0
+
+    printed = capsys.readouterr().out
+
+    assert "hunter2" not in printed
+    assert Settings.model_validate(yaml.safe_load(printed)).router.port == 1234
