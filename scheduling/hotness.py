@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduling.chain import Chain
+from scheduling.settings import SchedulingSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,16 @@ class HotnessRule:
     cold_share_factor: float = 1.0
     min_requests: int = 32
     max_key_blocks: int = 64
+
+
+def hotness_rule(settings: SchedulingSettings) -> HotnessRule:
+    """The rule that the settings describe."""
+    return HotnessRule(
+        hot_share_factor=settings.hot_share_factor,
+        cold_share_factor=settings.cold_share_factor,
+        min_requests=settings.hotness_min_requests,
+        max_key_blocks=settings.max_key_blocks,
+    )
 
 
 class HotnessWindow:

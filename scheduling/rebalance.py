@@ -56,6 +56,13 @@ class Move:
     """By how much its expected TTFT falls."""
 
 
+def plan_sweep(loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
+    """The instances worth a look: ready, with requests that can still move; longest work first."""
+    hot = [load for load in loads.values() if load.queued_requests and load.state is InstanceState.READY]
+    hot.sort(key=lambda load: load.pending_tokens / load.prefill_tokens_per_s, reverse=True)
+    return tuple(load.instance_id for load in hot)
+
+
 def plan_rebalance(queue: HotQueue, decode_stall_s: float = DECODE_STALL_S) -> tuple[Move, ...]:
     """The moves of one round, largest benefit first; () when everybody on the instance is on time.
 

@@ -1,0 +1,75 @@
+"""The life of an instance as the fleet sees it: one table of transitions.
+
+Health checks say what the engine does, operators and the autoscaler what it is for. Health never puts back into
+service what somebody took out: a draining instance stays draining, a parked one stays parked. An instance that
+dies while draining needs no state of its own: what it still runs fails and is retried elsewhere.
+
+    starting ── HEALTHY ──▶ ready ── DRAIN ──▶ draining ── DRAINED ──▶ standby
+                            ▲   │                 │                      │
+                    HEALTHY │   │ UNHEALTHY       │ RESUME               │ RESUME
+                            └── down              └──▶ ready             └──▶ starting
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from scheduling.errors import TransitionError
+from scheduling.instance import InstanceState
+
+
+class InstanceEvent(StrEnum):
+    HEALTHY = "healthy"
+    """Enough checks in a row succeeded."""
+    UNHEALTHY = "unhealthy"
+    """Enough checks in a row failed, or it makes no progress."""
+    DRAIN = "drain"
+    """Take no new requests, finish what is there."""
+    DRAINED = "drained"
+    """Nothing is queued or running any more."""
+    RESUME = "resume"
+    """Back into service."""
+    PARK = "park"
+    """Out of service at once; legal only where nothing is lost by it."""
+
+
+_S, _E = InstanceState, InstanceEvent
+TRANSITIONS: dict[tuple[InstanceState, InstanceEvent], InstanceState] = {
+    (_S.STARTING, _E.HEALTHY): _S.READY,
+    (_S.STARTING, _E.UNHEALTHY): _S.STARTING,
+    (_S.STARTING, _E.DRAIN): _S.STANDBY,
+    (_S.STARTING, _E.RESUME): _S.STARTING,
+    (_S.STARTING, _E.PARK): _S.STANDBY,
+    (_S.READY, _E.HEALTHY): _S.READY,
+    (_S.READY, _E.UNHEALTHY): _S.DOWN,
+    (_S.READY, _E.DRAIN): _S.DRAINING,
+    (_S.READY, _E.RESUME): _S.READY,
+    (_S.DRAINING, _E.HEALTHY): _S.DRAINING,
+    (_S.DRAINING, _E.UNHEALTHY): _S.DRAINING,
+    (_S.DRAINING, _E.DRAIN): _S.DRAINING,
+    (_S.DRAINING, _E.DRAINED): _S.STANDBY,
+    (_S.DRAINING, _E.RESUME): _S.READY,
+    (_S.DOWN, _E.HEALTHY): _S.READY,
+    (_S.DOWN, _E.UNHEALTHY): _S.DOWN,
+    (_S.DOWN, _E.DRAIN): _S.STANDBY,
+    (_S.DOWN, _E.RESUME): _S.STARTING,
+    (_S.DOWN, _E.PARK): _S.STANDBY,
+    (_S.STANDBY, _E.HEALTHY): _S.STANDBY,
+    (_S.STANDBY, _E.UNHEALTHY): _S.STANDBY,
+    (_S.STANDBY, _E.DRAIN): _S.STANDBY,
+    (_S.STANDBY, _E.RESUME): _S.STARTING,
+    (_S.STANDBY, _E.PARK): _S.STANDBY,
+}
+
+
+def next_state(state: InstanceState, event: InstanceEvent) -> InstanceState:
+    """The state after the event.
+
+    Raises:
+        TransitionError: the event is not legal in this state; the message says which are.
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        legal = ", ".join(sorted(known for at, known in TRANSITIONS if at is state))
+        raise TransitionError(f"an instance that is {state} cannot {event}; possible: {legal}") from None
