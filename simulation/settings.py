@@ -1,0 +1,101 @@
+"""Settings of the emulator, and the figures a user may set in place of a preset's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from simulation.engine_types import EngineConfig
+from simulation.presets import PRESETS, find_preset
+from simulation.step_time import StepCosts
+
+
+class CostSettings(BaseModel):
+    """Step costs (see simulation.step_time) that replace the preset's, one by one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    overhead_ms: float | None = Field(None, ge=0, description="fixed cost of a step, milliseconds")
+    weights_ms: float | None = Field(None, ge=0, description="reading all weights once, milliseconds")
+    token_us: float | None = Field(None, gt=0, description="linear layers for one token, microseconds")
+    attention_pair_ns: float | None = Field(None, ge=0, description="one pair of attention in prefill, nanoseconds")
+    sequence_us: float | None = Field(None, ge=0, description="one decoding sequence in a step, microseconds")
+    context_token_ns: float | None = Field(None, ge=0, description="one token of context in decode, nanoseconds")
+
+    def applied_to(self, costs: StepCosts) -> StepCosts:
+        """The costs with what is set here in place."""
+        wanted = {
+            "overhead_s": (self.overhead_ms, 1e-3),
+            "weights_s": (self.weights_ms, 1e-3),
+            "token_s": (self.token_us, 1e-6),
+            "attention_pair_s": (self.attention_pair_ns, 1e-9),
+            "sequence_s": (self.sequence_us, 1e-6),
+            "context_token_s": (self.context_token_ns, 1e-9),
+        }
+        return replace(costs, **{name: value * unit for name, (value, unit) in wanted.items() if value is not None})
+
+
+class EngineSettings(BaseModel):
+    """One emulated engine: a preset, and figures of one's own in place of the preset's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    preset: str = Field("qwen2.5-7b-910b4", description="calibrated engine model: " + ", ".join(sorted(PRESETS)))
+    kv_capacity_tokens: int | None = Field(None, gt=0, description="KV memory in tokens (none: the preset's)")
+    block_tokens: int | None = Field(None, gt=0, description="tokens in a KV block (none: the preset's)")
+    max_num_batched_tokens: int | None = Field(None, gt=0, description="token budget of a step (none: the preset's)")
+    max_num_seqs: int | None = Field(None, gt=0, description="running requests at most (none: the preset's)")
+    max_model_len: int | None = Field(None, gt=0, description="prompt and output tokens at most (none: the preset's)")
+    costs: CostSettings = Field(CostSettings(), description="step costs in place of the preset's")
+
+    @field_validator("preset")
+    @classmethod
+    def _preset_is_known(cls, name: str) -> str:
+        return find_preset(name).name
+
+    @model_validator(mode="after")
+    def _figures_fit_together(self) -> EngineSettings:
+        self.engine_config()
+        return self
+
+    def engine_config(self) -> EngineConfig:
+        """The preset's engine with what is set here in place."""
+        engine = find_preset(self.preset).engine
+        names = ("kv_capacity_tokens", "block_tokens", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+        own = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(engine, costs=self.costs.applied_to(engine.costs), **own)
+
+
+class EmulatorSettings(EngineSettings):
+    """One process of emulated vLLM servers, each on a port of its own."""
+
+    model: str | None = Field(None, min_length=1, description="model name it serves (none: the preset's)")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8100, ge=0, le=65535, description="port of the first instance, the others follow; 0: any free")
+    instances: int = Field(1, ge=1, le=1000, description="emulated instances in this process")
+    time_scale: float = Field(
+        1.0, gt=0, le=1000, description="engine seconds in one second of the clock; see also the replay's time scale"
+    )
+    max_queued_requests: int | None = Field(
+        None, ge=0, description="waiting requests at most, one more gets 503 (none: no limit)"
+    )
+    stream_interval: int = Field(1, ge=1, description="tokens in a streamed chunk; the first token is sent at once")
+    flush_interval_ms: float = Field(5.0, ge=0, description="chunks are written at most this often, milliseconds")
+    mean_output_tokens: int = Field(256, ge=1, description="mean answer length when a request does not set it")
+    seed: int = Field(0, description="seed of answer lengths and texts")
+    shutdown_timeout_s: float = Field(
+        0.0, ge=0, description="time to finish running requests on SIGTERM, new ones get 500; 0: abort them, seconds"
+    )
+    max_body_bytes: int = Field(64 * 1024 * 1024, gt=0, description="longest request body, bytes")
+
+    @model_validator(mode="after")
+    def _ports_exist(self) -> EmulatorSettings:
+        if self.port and self.port + self.instances - 1 > 65535:
+            raise ValueError(f"{self.instances} instances from port {self.port} on exceed port 65535")
+        return self
+
+    @property
+    def served_model(self) -> str:
+        """The model name that requests must carry."""
+        return self.model or find_preset(self.preset).model
