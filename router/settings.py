@@ -23,6 +23,9 @@ class RouterSettings(BaseModel):
     # keys ----------------------------------------------------------------------------------------------------
     api_keys: tuple[SecretStr, ...] = Field((), description="inference needs one of these keys when any is set")
     admin_key: SecretStr | None = Field(None, description="/admin needs this key when it is set")
+    upstream_api_key: SecretStr | None = Field(
+        None, description="key the instances ask for; replaces the client's authorization"
+    )
 
     # limits --------------------------------------------------------------------------------------------------
     max_requests: int = Field(4096, ge=1, description="requests in flight and held on this replica at most")
