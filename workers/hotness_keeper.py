@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
+from scheduling.hotness import HotnessTree, HotnessWindow, hotness_rule
 from scheduling.instance import InstanceSpec, InstanceState, Role
 from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore
@@ -20,16 +20,6 @@ log = logging.getLogger(__name__)
 _READ_LIMIT = 512
 _READS_PER_TICK = 32
 """Together a bound on one round; a log longer than that is read over several rounds."""
-
-
-def hotness_rule(settings: SchedulingSettings) -> HotnessRule:
-    """The rule that the settings describe."""
-    return HotnessRule(
-        hot_share_factor=settings.hot_share_factor,
-        cold_share_factor=settings.cold_share_factor,
-        min_requests=settings.hotness_min_requests,
-        max_key_blocks=settings.max_key_blocks,
-    )
 
 
 def scheduled_ready(instances: Mapping[str, InstanceSpec]) -> int:

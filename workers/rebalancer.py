@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.rebalance import plan_rebalance
+from scheduling.rebalance import plan_rebalance, plan_sweep
 from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore
 from statestore.clock import Clock
@@ -23,13 +22,6 @@ REASON = "rebalance"
 def rebalances(settings: SchedulingSettings) -> bool:
     """Whether the policy moves held requests at all; its ablations and the others place them once."""
     return settings.policy == "dualmap"
-
-
-def plan_sweep(loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
-    """The instances worth a look: ready, with requests that can still move; longest work first."""
-    hot = [load for load in loads.values() if load.queued_requests and load.state is InstanceState.READY]
-    hot.sort(key=lambda load: load.pending_tokens / load.prefill_tokens_per_s, reverse=True)
-    return tuple(load.instance_id for load in hot)
 
 
 @dataclass(frozen=True, slots=True)
