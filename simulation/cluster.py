@@ -1,0 +1,48 @@
+"""N engine models on one virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simulation.engine import Engine
+from simulation.engine_types import EngineConfig, EngineRequest, Event
+from simulation.event_queue import EventQueue, Priority
+
+OnEvent = Callable[[str, Event], None]
+
+
+class Cluster:
+    """Engines by instance id. Wakes each engine exactly when it next has something to say."""
+
+    def __init__(self, config: EngineConfig, events: EventQueue, on_event: OnEvent) -> None:
+        self._config = config
+        self._events = events
+        self._on_event = on_event
+        self._wake_s: dict[str, float | None] = {}
+        self.engines: dict[str, Engine] = {}
+
+    def add(self, instance_id: str) -> None:
+        """Start an instance with an empty cache."""
+        self.engines[instance_id] = Engine(self._config)
+        self._wake_s[instance_id] = None
+
+    def submit(self, instance_id: str, request: EngineRequest, now_s: float) -> None:
+        """Raises RequestRefusedError when the engine can never serve it."""
+        self.engines[instance_id].submit(request, now_s)
+        self._arm(instance_id)
+
+    def _arm(self, instance_id: str) -> None:
+        wake_s = self.engines[instance_id].next_event_s()
+        if wake_s == self._wake_s[instance_id]:
+            return
+        self._wake_s[instance_id] = wake_s
+        if wake_s is not None:
+            self._events.push(wake_s, Priority.ENGINE, lambda now_s: self._wake(instance_id, now_s))
+
+    def _wake(self, instance_id: str, now_s: float) -> None:
+        if self._wake_s[instance_id] != now_s:
+            return  # the plan changed after this was scheduled
+        self._wake_s[instance_id] = None
+        for event in self.engines[instance_id].advance(now_s):
+            self._on_event(instance_id, event)
+        self._arm(instance_id)

@@ -1,0 +1,194 @@
+"""What a run is judged by."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+
+from simulation.generators.calibration import quantile
+
+
+@dataclass(slots=True)
+class RequestOutcome:
+    """What happened to one request. Times in seconds of virtual time; None: it never got there."""
+
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    slo_s: float
+    instance_id: str = ""
+    key_blocks: int = 0
+    """Length of its hash key."""
+    expected_ttft_s: float = 0.0
+    """What the policy expected when it chose."""
+    expected_cached_tokens: int = 0
+    cached_tokens: int = 0
+    """What the engine found in its cache."""
+    first_token_s: float | None = None
+    finish_s: float | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token since arrival, waiting in the fleet included; infinite if there was none."""
+        return self.first_token_s - self.arrival_s if self.first_token_s is not None else float("inf")
+
+    @property
+    def e2e_s(self) -> float:
+        return self.finish_s - self.arrival_s if self.finish_s is not None else float("inf")
+
+    @property
+    def on_time(self) -> bool:
+        return self.ttft_s <= self.slo_s
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """The fleet at one moment."""
+
+    time_s: float
+    pending_tokens: tuple[int, ...]
+    """Per ready instance, in id order."""
+    held_requests: int
+    running_requests: int
+
+    @property
+    def cv(self) -> float:
+        """Coefficient of variation of pending tokens over the instances; 0 when nothing is pending."""
+        mean = fmean(self.pending_tokens) if self.pending_tokens else 0.0
+        return pstdev(self.pending_tokens) / mean if mean > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Over answered requests."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Percentiles:
+        ordered = sorted(values)
+        if not ordered:
+            return cls(0.0, 0.0, 0.0, 0.0)
+        return cls(fmean(ordered), *(quantile(ordered, q) for q in (0.5, 0.9, 0.99)))
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The figures of one run, its first ``skip_requests`` requests left out."""
+
+    policy: str
+    trace: str
+    instances: int
+    rate_per_s: float
+    requests: int
+    refused: int
+    effective_capacity: float
+    """Share of requests whose TTFT met the SLO; refused ones did not."""
+    ttft_s: Percentiles
+    e2e_s: Percentiles
+    tpot_s: Percentiles
+    """Time per output token after the first."""
+    hit_rate: float
+    """Share of input tokens that engines found in their caches."""
+    infinite_hit_rate: float
+    """The same for one cache without limit that all instances shared: the bound."""
+    expected_hit_rate: float
+    """The same as the KV metadata had it."""
+    load_cv: float
+    """Mean over time of the coefficient of variation of pending tokens, while anything was pending."""
+    migrations: int
+    preemptions: int
+    key_blocks: Mapping[int, int]
+    """Requests by length of their hash key in blocks."""
+    ttft_error_p50: float
+    """|expected - actual| / actual TTFT; the expectation is the policy's at the moment of choice."""
+    ttft_error_p90: float
+    span_s: float
+    """From the first arrival to the last answer."""
+    samples: tuple[LoadSample, ...] = ()
+    timeline: tuple[tuple[float, float, float], ...] = ()
+    """(time, share on time, P90 TTFT) of the requests that arrived in each interval."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def hit_share_of_bound(self) -> float:
+        return self.hit_rate / self.infinite_hit_rate if self.infinite_hit_rate > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Everything that one run leaves behind."""
+
+    policy: str
+    trace: str
+    instances: int
+    rate_per_s: float
+    outcomes: Sequence[RequestOutcome]
+    samples: Sequence[LoadSample]
+    infinite_cached_tokens: Sequence[int]
+    migrations: int
+    preemptions: int
+    skip_requests: int
+    labels: Mapping[str, str]
+
+
+def summarize(record: RunRecord) -> RunResult:
+    """The figures of a run; every quantile is over the requests that were answered."""
+    counted = record.outcomes[record.skip_requests :]
+    answered = [outcome for outcome in counted if outcome.finish_s is not None]
+    input_tokens = max(1, sum(outcome.input_tokens for outcome in answered))
+    bound_tokens = sum(record.infinite_cached_tokens[record.skip_requests :])
+    errors = sorted(abs(o.expected_ttft_s - o.ttft_s) / max(o.ttft_s, 1e-9) for o in answered)
+    busy = [sample.cv for sample in record.samples if any(sample.pending_tokens)]
+    return RunResult(
+        policy=record.policy,
+        trace=record.trace,
+        instances=record.instances,
+        rate_per_s=record.rate_per_s,
+        requests=len(counted),
+        refused=len(counted) - len(answered),
+        effective_capacity=sum(outcome.on_time for outcome in counted) / max(1, len(counted)),
+        ttft_s=Percentiles.of([outcome.ttft_s for outcome in answered]),
+        e2e_s=Percentiles.of([outcome.e2e_s for outcome in answered]),
+        tpot_s=Percentiles.of([_tpot_s(outcome) for outcome in answered if outcome.output_tokens > 1]),
+        hit_rate=sum(outcome.cached_tokens for outcome in answered) / input_tokens,
+        infinite_hit_rate=bound_tokens / max(1, sum(outcome.input_tokens for outcome in counted)),
+        expected_hit_rate=sum(outcome.expected_cached_tokens for outcome in answered) / input_tokens,
+        load_cv=fmean(busy) if busy else 0.0,
+        migrations=record.migrations,
+        preemptions=record.preemptions,
+        key_blocks=dict(sorted(Counter(outcome.key_blocks for outcome in counted).items())),
+        ttft_error_p50=quantile(errors, 0.5) if errors else 0.0,
+        ttft_error_p90=quantile(errors, 0.9) if errors else 0.0,
+        span_s=max((o.finish_s for o in answered if o.finish_s is not None), default=0.0),
+        samples=tuple(record.samples),
+        timeline=tuple(_timeline(record.outcomes)),
+        labels=dict(record.labels),
+    )
+
+
+def _tpot_s(outcome: RequestOutcome) -> float:
+    return (outcome.e2e_s - outcome.ttft_s) / (outcome.output_tokens - 1)
+
+
+def _timeline(outcomes: Sequence[RequestOutcome], intervals: int = 60) -> list[tuple[float, float, float]]:
+    """Share on time and P90 TTFT over the arrivals, in equal intervals of time."""
+    if not outcomes:
+        return []
+    width_s = max(outcomes[-1].arrival_s / intervals, 1e-9)
+    buckets: dict[int, list[RequestOutcome]] = {}
+    for outcome in outcomes:
+        buckets.setdefault(min(int(outcome.arrival_s / width_s), intervals - 1), []).append(outcome)
+    return [
+        (
+            (index + 0.5) * width_s,
+            sum(outcome.on_time for outcome in bucket) / len(bucket),
+            quantile(sorted(outcome.ttft_s for outcome in bucket), 0.9),
+        )
+        for index, bucket in sorted(buckets.items())
+    ]

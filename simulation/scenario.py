@@ -1,0 +1,63 @@
+"""What one simulated run is: the fleet, its settings and how time passes. Plain data, fit to send to a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from scheduling.settings import SchedulingSettings
+from simulation.engine_types import EngineConfig
+
+# "No limit", as a number that sums of tokens and requests never reach.
+UNLIMITED = 1 << 60
+
+
+class Dispatch(StrEnum):
+    """Where requests wait for an instance that is busy."""
+
+    HOLD = "hold"
+    """In the fleet, until the instance's dispatch window has room: they can still move."""
+    DIRECT = "direct"
+    """In the instance's own queue: every request is sent at once, as routers without a held queue do."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetChange:
+    """At a moment of the run, the number of ready instances becomes ``instances``.
+
+    Growing adds empty instances; shrinking drains those with the highest ids: they finish what they have.
+    """
+
+    at_s: float
+    instances: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run but for its trace."""
+
+    scheduling: SchedulingSettings
+    engine: EngineConfig
+    instances: int = 8
+    dispatch: Dispatch | None = None
+    """None: what suits the policy, see ``dispatch_of``."""
+    dispatch_window_tokens: int = 16_384
+    max_queued_requests: int = UNLIMITED
+    """Held requests of one instance; one more is refused."""
+    changes: tuple[FleetChange, ...] = ()
+    skip_requests: int = 0
+    """Requests at the start that load the fleet but stay out of the results."""
+    rebalance_interval_s: float = 1.0
+    rebalance_min_gap_s: float = 0.02
+    rebalance_max_moves: int = 256
+    hotness_interval_s: float = 1.0
+    sample_interval_s: float = 1.0
+    labels: dict[str, str] = field(default_factory=dict)
+    """Free text that comes back with the result."""
+
+    @property
+    def dispatch_of(self) -> Dispatch:
+        """How this run dispatches. Holding is DualMap's own idea; the other policies' projects send at once."""
+        if self.dispatch is not None:
+            return self.dispatch
+        return Dispatch.HOLD if self.scheduling.policy.startswith("dualmap") else Dispatch.DIRECT

@@ -1,0 +1,276 @@
+"""One run in virtual time: a trace through the scheduling code, the ledger and N engine models.
+
+What decides here is what decides in production: policies, hotness tree and rebalance plans from ``scheduling``,
+queues, dispatch window and KV metadata from ``statestore``'s ledger. What is left out is everything between
+them: the network and the routers' own time are zero, and decisions see the state as it is.
+
+The same trace, scenario and code give the same result to the last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from scheduling.blocks import cache_seed, chain_of_trace
+from scheduling.chain import Chain
+from scheduling.decision import Decision, RouteQuery
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.policies import build_policy
+from scheduling.view import ClusterView
+from simulation.cluster import Cluster
+from simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind, RequestRefusedError
+from simulation.event_queue import EventQueue, Priority
+from simulation.generators.calibration import cached_tokens_if_infinite
+from simulation.leader import HotnessKeeper, Rebalancer
+from simulation.results import LoadSample, RequestOutcome, RunRecord, RunResult, summarize
+from simulation.scenario import UNLIMITED, Dispatch, FleetChange, Scenario
+from simulation.traces import Trace, TraceRequest
+from statestore.base import Reservation, ReserveStatus
+from statestore.ledger import PoolLedger
+
+OnProgress = Callable[[int], None]
+
+_REPLICA = "simulator"
+_SEED = cache_seed("simulated")
+_PROGRESS_EVERY = 100
+
+
+def simulate(trace: Trace, scenario: Scenario, on_progress: OnProgress | None = None) -> RunResult:
+    """Run the whole trace and return its figures; ``on_progress`` hears how many requests have arrived."""
+    return summarize(Simulation(trace, scenario, on_progress).run())
+
+
+class Simulation:
+    """The state of one run."""
+
+    def __init__(self, trace: Trace, scenario: Scenario, on_progress: OnProgress | None = None) -> None:
+        self._trace = trace
+        self._scenario = scenario
+        self._on_progress = on_progress
+        settings = replace_block_tokens(scenario, trace.block_tokens)
+        self._scheduling = settings.scheduling
+        self._direct = scenario.dispatch_of is Dispatch.DIRECT
+        self._policy = build_policy(settings.scheduling)
+        self._ledger = PoolLedger(settings.scheduling)
+        self._events = EventQueue()
+        self._cluster = Cluster(settings.engine, self._events, self._on_engine_event)
+        self._keeper = HotnessKeeper(settings, self._ledger)
+        self._rebalancer = Rebalancer(settings, self._ledger, self._events)
+        self._engine = settings.engine
+        self._waiting: dict[str, int] = {}
+        """Requests in each engine's own queue."""
+        self._view: ClusterView | None = None
+        self._chains: dict[str, Chain] = {}
+        """Of live requests."""
+        self._outcomes: list[RequestOutcome] = []
+        self._samples: list[LoadSample] = []
+        self._arrived = 0
+
+    def run(self) -> RunRecord:
+        self._resize(0.0, self._scenario.instances)
+        for change in self._scenario.changes:
+            self._schedule_change(change)
+        self._schedule_arrival()
+        self._every(self._scenario.hotness_interval_s, Priority.LEADER, lambda _: self._keeper.tick())
+        self._every(self._scenario.sample_interval_s, Priority.SAMPLE, self._sample)
+        if self._policy.rebalances:
+            self._every(self._scenario.rebalance_interval_s, Priority.LEADER, self._sweep)
+        while len(self._events):
+            now_s, action = self._events.pop()
+            action(now_s)
+        return self._record()
+
+    # time --------------------------------------------------------------------------------------------------------
+    def _every(self, interval_s: float, priority: Priority, action: Callable[[float], None], turn: int = 1) -> None:
+        """Repeat while there is work; multiples of the interval, not sums, so that no error adds up."""
+
+        def repeat(now_s: float) -> None:
+            action(now_s)
+            if self._chains or self._arrived < len(self._trace.requests):
+                self._every(interval_s, priority, action, turn + 1)
+
+        self._events.push(turn * interval_s, priority, repeat)
+
+    def _schedule_arrival(self) -> None:
+        if self._arrived < len(self._trace.requests):
+            self._events.push(self._trace.requests[self._arrived].arrival_s, Priority.ARRIVAL, self._arrive)
+
+    def _schedule_change(self, change: FleetChange) -> None:
+        self._events.push(change.at_s, Priority.MEMBERSHIP, lambda now_s: self._resize(now_s, change.instances))
+
+    # members -----------------------------------------------------------------------------------------------------
+    def _resize(self, now_s: float, instances: int) -> None:
+        """Make ``instances`` ready: add new ones, drain those beyond."""
+        now_ms = int(now_s * 1000)
+        wanted = [f"i{number:03d}" for number in range(instances)]
+        for instance_id in wanted:
+            if instance_id not in self._ledger.accounts:
+                self._cluster.add(instance_id)
+                self._waiting[instance_id] = 0
+                self._ledger.put_instance(self._spec(instance_id), now_ms)
+            self._ledger.set_instance_state(instance_id, InstanceState.READY, now_ms)
+        for instance_id in sorted(self._ledger.accounts.keys() - set(wanted)):
+            self._ledger.set_instance_state(instance_id, InstanceState.DRAINING, now_ms)
+        self._dispatch_granted(now_s)
+
+    def _spec(self, instance_id: str) -> InstanceSpec:
+        return InstanceSpec(
+            instance_id,
+            f"http://{instance_id}",
+            state=InstanceState.READY,
+            prefill_tokens_per_s=self._engine.prefill_tokens_per_s(),
+            kv_capacity_tokens=self._engine.kv_capacity_tokens,
+            dispatch_window_tokens=UNLIMITED if self._direct else self._scenario.dispatch_window_tokens,
+            max_running_requests=UNLIMITED if self._direct else self._engine.max_num_seqs,
+            max_queued_requests=self._scenario.max_queued_requests,
+        )
+
+    def _current_view(self) -> ClusterView:
+        ledger, view = self._ledger, self._view
+        if view is None or view.epoch != ledger.epoch or view.tree_version != ledger.tree_version:
+            members = ledger.membership()
+            view = self._view = ClusterView.build(
+                epoch=members.epoch,
+                tree_version=members.tree_version,
+                instances=members.instances,
+                tree=members.tree,
+                virtual_nodes=self._scheduling.virtual_nodes,
+                previous=view,
+            )
+        return view
+
+    # the life of a request ---------------------------------------------------------------------------------------
+    def _arrive(self, now_s: float) -> None:
+        request = self._trace.requests[self._arrived]
+        request_id = str(self._arrived)
+        self._arrived += 1
+        self._schedule_arrival()
+        if self._on_progress is not None and self._arrived % _PROGRESS_EVERY == 0:
+            self._on_progress(self._arrived)
+        chain = chain_of_trace(request.hash_ids, request.input_tokens, _SEED, self._trace.block_tokens)
+        self._chains[request_id] = chain
+        self._place(request_id, request, chain, now_s)
+        self._rebalancer.listen(now_s)
+        self._dispatch_granted(now_s)
+
+    def _place(self, request_id: str, request: TraceRequest, chain: Chain, now_s: float) -> None:
+        """Decide and reserve; nothing comes between the two here, so a decision is never stale."""
+        scheduling, view, now_ms = self._scheduling, self._current_view(), int(now_s * 1000)
+        outcome = RequestOutcome(now_s, request.input_tokens, request.output_tokens, scheduling.slo_ttft_s)
+        outcome.key_blocks = view.tree.key_blocks(chain, scheduling.max_key_blocks)
+        self._outcomes.append(outcome)
+        decision = self._decide(chain, view, now_ms)
+        outcome.expected_ttft_s = decision.expected_ttft_s
+        outcome.expected_cached_tokens = max(0, request.input_tokens - decision.uncached_tokens)
+        reservation = Reservation(
+            request_id=request_id,
+            replica_id=_REPLICA,
+            instance_id=decision.instance_id,
+            chain=chain,
+            uncached_tokens=decision.uncached_tokens,
+            expected_output_tokens=scheduling.expected_output_tokens,
+            slo_ms=round(scheduling.slo_ttft_s * 1000),
+            alternative_id=decision.alternative_id,
+            alternative_uncached_tokens=decision.alternative_uncached_tokens,
+            overloaded=decision.overloaded,
+        )
+        status = self._ledger.reserve(reservation, now_ms).status
+        if status is ReserveStatus.DISPATCHED:
+            self._submit(request_id, decision.instance_id, now_s)
+        elif status is not ReserveStatus.HELD:
+            del self._chains[request_id]  # refused: its queue is full
+
+    def _decide(self, chain: Chain, view: ClusterView, now_ms: int) -> Decision:
+        scheduling = self._scheduling
+        query = RouteQuery(
+            chain,
+            scheduling.slo_ttft_s,
+            sequence=len(self._outcomes),
+            expected_output_tokens=scheduling.expected_output_tokens,
+        )
+        loads = self._ledger.observe(self._policy.candidates(query, view), chain, now_ms).loads
+        if self._direct:
+            loads = {instance_id: self._with_engine_queue(load) for instance_id, load in loads.items()}
+        return self._policy.choose(query, loads)
+
+    def _with_engine_queue(self, load: InstanceLoad) -> InstanceLoad:
+        """Without a queue in the fleet, what waits is what waits in the engine, as its metrics would tell at once."""
+        waiting = self._waiting[load.instance_id]
+        return replace(load, queued_requests=waiting, running_requests=load.running_requests - waiting)
+
+    def _submit(self, request_id: str, instance_id: str, now_s: float) -> None:
+        chain, outcome = self._chains[request_id], self._outcomes[int(request_id)]
+        outcome.instance_id = instance_id
+        full_blocks = chain.prompt_tokens // chain.block_tokens
+        request = EngineRequest(
+            request_id, chain.prompt_tokens, max(1, outcome.output_tokens), chain.hashes[:full_blocks]
+        )
+        self._waiting[instance_id] += 1
+        try:
+            self._cluster.submit(instance_id, request, now_s)
+        except RequestRefusedError:
+            self._waiting[instance_id] -= 1
+            self._ledger.finish(request_id, int(now_s * 1000))
+            del self._chains[request_id]
+
+    def _dispatch_granted(self, now_s: float) -> None:
+        while grants := self._ledger.take_grants():
+            for _, grant in grants:
+                self._submit(grant.request_id, grant.instance_id, now_s)
+
+    def _on_engine_event(self, instance_id: str, event: Event) -> None:
+        match event.kind:
+            case EventKind.SCHEDULED:
+                self._waiting[instance_id] -= 1
+            case EventKind.PREEMPTED:
+                self._waiting[instance_id] += 1
+            case EventKind.FIRST_TOKEN:
+                outcome = self._outcomes[int(event.request_id)]
+                outcome.first_token_s, outcome.cached_tokens = event.time_s, event.tokens
+                chain = self._chains[event.request_id]
+                self._ledger.first_token(event.request_id, instance_id, chain, int(event.time_s * 1000))
+            case EventKind.FINISHED:
+                self._outcomes[int(event.request_id)].finish_s = event.time_s
+                self._ledger.finish(event.request_id, int(event.time_s * 1000))
+                del self._chains[event.request_id]
+        self._dispatch_granted(event.time_s)
+
+    # watching ----------------------------------------------------------------------------------------------------
+    def _sweep(self, now_s: float) -> None:
+        self._rebalancer.sweep(now_s)
+        self._dispatch_granted(now_s)
+
+    def _sample(self, now_s: float) -> None:
+        accounts = [a for _, a in sorted(self._ledger.accounts.items()) if a.spec.state is InstanceState.READY]
+        self._samples.append(
+            LoadSample(
+                now_s,
+                tuple(account.pending_tokens for account in accounts),
+                held_requests=sum(len(account.queue) for account in accounts),
+                running_requests=sum(len(account.running) for account in accounts),
+            )
+        )
+
+    def _record(self) -> RunRecord:
+        engines = self._cluster.engines.values()
+        return RunRecord(
+            policy=self._scheduling.policy,
+            trace=self._trace.name,
+            instances=self._scenario.instances,
+            rate_per_s=self._trace.rate_per_s,
+            outcomes=self._outcomes,
+            samples=self._samples,
+            infinite_cached_tokens=cached_tokens_if_infinite(self._trace),
+            migrations=sum(self._ledger.migrations.values()),
+            preemptions=sum(engine.statistics().preemptions for engine in engines),
+            skip_requests=self._scenario.skip_requests,
+            labels=self._scenario.labels,
+        )
+
+
+def replace_block_tokens(scenario: Scenario, block_tokens: int) -> Scenario:
+    """The scenario with the trace's block size everywhere: it is what the trace knows of its prefixes."""
+    engine: EngineConfig = replace(scenario.engine, block_tokens=block_tokens)
+    scheduling = scenario.scheduling.model_copy(update={"block_tokens": block_tokens})
+    return replace(scenario, engine=engine, scheduling=scheduling)
