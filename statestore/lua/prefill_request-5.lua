@@ -1,0 +1,31 @@
+-- The first token came: releases pending tokens, stamps the prefill clock, learns the rate, grants who is next.
+-- KEYS  1 requests, 2-5 account, queue, running, kv of the instance
+-- ARGV  1 test clock ms or '', 2 grants channel, 3 request id, 4 instance id, 5 chain, packed, 6 block tokens
+-- Reply 1, or 0 if the request is unknown, elsewhere, or not waiting for its first token
+-- Clock the server's
+-- include: clock
+-- include: grants
+-- include: kv
+-- include: prefill_rate
+local request = read_request(KEYS[1], ARGV[3])
+if not request or request.instance_id ~= ARGV[4] or request.state ~= 'dispatched' then
+  return 0
+end
+local now_ms = store_now_ms()
+local account = read_account(2, ARGV[4])
+if not account then
+  return 0
+end
+account.pending_tokens = account.pending_tokens - request.uncached_tokens
+account.dispatched_tokens = account.dispatched_tokens - request.uncached_tokens
+learn_rate(account, now_ms, request.uncached_tokens, request.dispatched_ms)
+request.state = 'prefilled'
+request.prefilled_ms = now_ms
+if request.kv_instance_id ~= ARGV[4] then
+  stamp_chain(account, ARGV[5], tonumber(ARGV[6]))
+  request.kv_instance_id = ARGV[4]
+end
+write_request(KEYS[1], request)
+grant_next(KEYS[1], account, now_ms)
+write_account(account)
+return 1

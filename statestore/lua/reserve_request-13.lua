@@ -1,0 +1,94 @@
+-- Queues a request on an instance, counts its tokens, dispatches it at once if there is room.
+-- KEYS  1 meta, 2 requests, 3 replicas, 4 arrivals, 5 wanted rebalances,
+--       6-9 account, queue, running, kv of the instance, 10-13 the same of the former attempt's instance
+-- ARGV  1 test clock ms or '', 2 grants channel, 3 request as JSON, 4 chain, packed, 5 block tokens,
+--       6 pending tokens the decision saw or '', 7 tolerance tokens, 8 '1' to ask for a rebalance,
+--       9 id of the former attempt's instance (the instance itself if there is none),
+--       10 arrival log entries, 11 arrival head bytes
+-- Reply {status, queue position} | {'moved', instance id of the former attempt}
+-- Clock the server's
+-- include: clock
+-- include: grants
+-- include: kv
+-- include: window
+-- include: replicas
+local now_ms = store_now_ms()
+local request = cjson.decode(ARGV[3])
+local requests_key = KEYS[2]
+
+local function standing(account, known)
+  if known.state ~= 'held' then
+    return { 'dispatched', 0 }
+  end
+  return { 'held', redis.call('ZRANK', account.queue_key, known.request_id) }
+end
+
+local former = read_request(requests_key, request.request_id)
+if former and former.instance_id ~= ARGV[9] then
+  return { 'moved', former.instance_id }
+end
+local account = read_account(6, request.instance_id)
+local former_account = account
+if former and former.instance_id ~= request.instance_id then
+  former_account = read_account(10, former.instance_id)
+end
+if former and not former_account then
+  redis.call('HDEL', requests_key, former.request_id) -- its instance was deleted by hand
+  former = nil
+end
+if former and former.attempt >= request.attempt then
+  return standing(former_account, former)
+end
+if not account or account.state ~= 'ready' then
+  return { 'not_ready', 0 }
+end
+if ARGV[6] ~= '' then
+  local pending = account.pending_tokens
+  if former and former.instance_id == request.instance_id and former.state ~= 'prefilled' then
+    pending = pending - former.uncached_tokens
+  end
+  if pending > tonumber(ARGV[6]) + tonumber(ARGV[7]) then
+    return { 'stale', 0 }
+  end
+end
+local queued = queued_requests(account)
+local room = queued == 0 and has_room(account)
+-- A retry is let in even if the queue is full: its request was admitted before.
+if not room and not former and queued >= account.max_queued_requests then
+  return { 'queue_full', 0 }
+end
+if former then
+  request.enqueued_ms = former.enqueued_ms
+  request.sequence = former.sequence
+  leave(former_account, former)
+  if former_account.id ~= account.id then
+    grant_next(requests_key, former_account, now_ms)
+    write_account(former_account)
+  end
+else
+  request.enqueued_ms = now_ms
+  request.sequence = redis.call('HINCRBY', KEYS[1], 'request_sequence', 1)
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[10], '*',
+    'at', now_ms, 'head', string.sub(ARGV[4], 1, tonumber(ARGV[11])))
+end
+request.kv_instance_id = request.instance_id
+if room then
+  request.state = 'dispatched'
+  request.dispatched_ms = now_ms
+end
+enter(account, request, now_ms)
+write_request(requests_key, request)
+add_to_window(account, now_ms, request.uncached_tokens)
+stamp_chain(account, ARGV[4], tonumber(ARGV[5]))
+meet_replica(KEYS[3], request.replica_id, now_ms)
+if ARGV[8] == '1' then
+  redis.call('ZADD', KEYS[5], 'NX', now_ms, request.instance_id)
+end
+if not room then
+  grant_next(requests_key, account, now_ms, request.request_id)
+end
+write_account(account)
+if room then
+  return { 'dispatched', 0 }
+end
+return standing(account, read_request(requests_key, request.request_id))

@@ -1,0 +1,11 @@
+-- Twin of scheduling/prefill_rate.py: decayed sums of prefilled tokens and of the busy seconds they took.
+local MEMORY_S = 30
+local PRIOR_S = 2
+
+local function learn_rate(account, now_ms, tokens, dispatched_ms)
+  local busy_s = math.max(0, now_ms - math.max(account.last_prefill_ms, dispatched_ms)) / 1000
+  local keep = MEMORY_S / (MEMORY_S + busy_s)
+  account.rate_tokens = account.rate_tokens * keep + tokens
+  account.rate_busy_s = account.rate_busy_s * keep + busy_s
+  account.last_prefill_ms = now_ms
+end

@@ -1,0 +1,35 @@
+"""The server's error replies as this package's errors: the one place where they are translated."""
+
+from __future__ import annotations
+
+from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
+
+
+class ScriptMissingError(StoreError):
+    """The server does not know the script (yet, or any more): load it and repeat. Nothing was run."""
+
+
+class MovedElsewhereError(StoreUnavailableError):
+    """Another server has the pool now: find it and connect anew. Nothing was run."""
+
+
+_ELSEWHERE = frozenset({"READONLY", "MOVED", "ASK"})
+_UNAVAILABLE = frozenset({"LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MISCONF", "OOM"})
+_CONFIGURATION = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
+
+
+def reply_error(message: str) -> StoreError:
+    """The error that an error reply means."""
+    # An error inside a script arrives behind the call's own prefix in older servers.
+    for word in message.replace("-", " ").split()[:8]:
+        if word in _ELSEWHERE:
+            return MovedElsewhereError(f"the store moved to another server: {message}")
+        if word in _UNAVAILABLE:
+            return StoreUnavailableError(f"the store refuses calls: {message}")
+        if word in _CONFIGURATION:
+            return StoreConfigurationError(f"the store refuses this client, check the URL's user and password: {message}")
+    if message.startswith("NOSCRIPT"):
+        return ScriptMissingError(message)
+    if message.startswith("FENCED"):
+        return LeaseLostError(message.removeprefix("FENCED").strip())
+    return StoreError(f"the store could not run a command: {message}")
