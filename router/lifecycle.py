@@ -1,11 +1,33 @@
-"""The life of a request, independent of what carries its bytes."""
+"""The life of a request, independent of what carries its bytes.
+
+    place ──▶ [held ──▶ granted] ──▶ first_token ──▶ finish
+                  ▲                      │
+                  └──── reroute ◀────────┘   (only before the first byte)
+
+``finish`` ends a flight from wherever it is; a failed or cancelled ``place`` or ``reroute`` has called it already.
+"""
 
 from __future__ import annotations
 
+import logging
+import secrets
+import time
 from typing import Protocol
 
 from router.ask import Ask, InstanceFailure, Outcome
+from router.context import ReplicaContext
+from router.errors import RouterError, from_exception
+from router.explain import Explanation
+from router.failures import outcome_of
+from router.flight import ScheduledFlight
+from router.passing import PassingFlight, PassingTraffic
+from router.placement import StorePlacer
+from router.pools import PoolDirectory, Route
+from router.prompt import ReadPrompt, read_prompt
+from router.served_pool import ServedPool
 from statestore.base import FinishFacts
+
+log = logging.getLogger(__name__)
 
 
 class Flight(Protocol):
@@ -37,12 +59,117 @@ class Flight(Protocol):
         """The request is over, however it went: release everything. Never waits; only the first call counts."""
 
 
-class Lifecycle(Protocol):
+class Lifecycle:
+    """Takes requests in and places them, on one replica."""
+
+    def __init__(self, pools: PoolDirectory[ServedPool], context: ReplicaContext) -> None:
+        self.pools = pools
+        self._context = context
+        self._placer = StorePlacer(context)
+        self._passing = {name: PassingTraffic() for name in pools.pools}
+
     async def place(self, ask: Ask) -> Flight:
         """Hash, route, reserve, and wait for the grant (bounded).
 
         The caller owes the flight a ``finish``. When this raises, or is cancelled, nothing is left behind.
 
         Raises:
-            RouterError: the request is refused; nothing is left behind.
+            RouterError: the request is refused.
         """
+        try:
+            return await self._place(ask)
+        except Exception as error:
+            refusal = self._refusal(error, ask.request_id)
+            self._context.metrics.count_refusal(refusal)
+            raise refusal from (error if refusal is not error else error.__cause__)
+
+    def _refusal(self, error: Exception, request_id: str) -> RouterError:
+        refusal = from_exception(error)
+        if refusal.status == 500:
+            log.exception("request %s could not be placed", request_id, exc_info=error)
+        return refusal
+
+    async def _place(self, ask: Ask) -> Flight:
+        route = self.pools.resolve(ask.model)
+        if not ask.scheduled:
+            return self._pass_on(ask, route)
+        # Read before anything is entered: a bad body touches no state.
+        flight = self._open(ask, route, self._read(ask, route))
+        self._admit(flight)
+        try:
+            await self._placer.place(flight)
+        except BaseException as error:
+            flight.finish(outcome_of(error))
+            raise
+        return flight
+
+    def _pass_on(self, ask: Ask, route: Route[ServedPool]) -> PassingFlight:
+        pool = route.pool
+        flight = PassingFlight(
+            self._free_id(ask.request_id),
+            model=route.model,
+            pool=pool,
+            traffic=self._passing[pool.settings.name],
+            context=self._context,
+        )
+        self._admit(flight)
+        try:
+            flight.take_off()
+        except BaseException as error:
+            flight.finish(outcome_of(error))
+            raise
+        return flight
+
+    def _read(self, ask: Ask, route: Route[ServedPool]) -> ReadPrompt:
+        pool = route.pool
+        return read_prompt(
+            ask,
+            model=pool.settings.model,
+            lora=route.lora,
+            rule=pool.blocks,
+            bytes_per_token=pool.view.bytes_per_token,
+            default_output_tokens=pool.scheduling.expected_output_tokens,
+        )
+
+    def _open(self, ask: Ask, route: Route[ServedPool], prompt: ReadPrompt) -> ScheduledFlight:
+        pool, chain = route.pool, prompt.chain
+        view = pool.view.view
+        key_blocks = view.tree.key_blocks(chain, pool.scheduling.max_key_blocks)
+        request_id = self._free_id(ask.request_id)
+        explanation = Explanation(
+            request_id=request_id,
+            model=ask.model,
+            pool=pool.settings.name,
+            policy=pool.policy.name,
+            slo_s=ask.slo_s or pool.scheduling.slo_ttft_s,
+            prompt_tokens=chain.prompt_tokens,
+            chain_blocks=len(chain.hashes),
+            key_blocks=key_blocks,
+            hash_key=chain.hashes[key_blocks - 1],
+            tree_version=view.tree_version,
+            epoch=view.epoch,
+            received_unix_s=time.time(),
+        )
+        return ScheduledFlight(
+            ask,
+            request_id=request_id,
+            model=route.model,
+            prompt=prompt,
+            pool=pool,
+            context=self._context,
+            placer=self._placer,
+            explanation=explanation,
+        )
+
+    def _free_id(self, request_id: str) -> str:
+        """The id itself unless a request of this replica has it; other replicas are asked by the reservation."""
+        if request_id not in self._context.live:
+            return request_id
+        return f"{request_id}-{secrets.token_hex(4)}"
+
+    def _admit(self, flight: ScheduledFlight | PassingFlight) -> None:
+        self._context.live.admit(flight)
+        self._context.retries.deposit()
+        flight.pool.metrics.in_flight.inc()
+        if isinstance(flight, ScheduledFlight):
+            self._context.decisions.add(flight.explanation)

@@ -1,0 +1,83 @@
+"""What all requests of a replica share, passed in once instead of looked up anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from router.deadlines import CallLater
+from router.errors import ReplicaFullError
+from router.explain import DecisionLog
+from router.metrics import RouterMetrics
+from router.outbox import Outbox
+from router.retry_budget import RetryBudget
+from router.settings import RouterSettings
+from statestore.base import RequestRecord
+from statestore.clock import Clock
+
+
+class Live(Protocol):
+    """A request that this replica owes an answer."""
+
+    request_id: str
+
+    @property
+    def pool_name(self) -> str: ...
+
+    def record(self, now_ms: int) -> RequestRecord | None:
+        """The request as the store should know it, at ``now_ms`` of the store's clock; None if it needs not."""
+
+
+class LiveRequests:
+    """The requests of this replica that are held or in flight, by id, up to a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._by_id: dict[str, Live] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(tuple(self._by_id.values()))
+
+    def admit(self, live: Live) -> None:
+        """Enter a request whose id is not live here.
+
+        Raises:
+            ReplicaFullError: the replica has as many as it may.
+        """
+        if len(self._by_id) >= self._limit:
+            raise ReplicaFullError(
+                f"this replica carries its limit of {self._limit} requests; try again, or raise router.max_requests",
+                retry_after_s=1.0,
+            )
+        self._by_id[live.request_id] = live
+
+    def rename(self, live: Live, request_id: str) -> None:
+        self.leave(live)
+        live.request_id = request_id
+        self._by_id[request_id] = live
+
+    def leave(self, live: Live) -> None:
+        if self._by_id.get(live.request_id) is live:
+            del self._by_id[live.request_id]
+
+
+@dataclass(slots=True)
+class ReplicaContext:
+    replica_id: str
+    settings: RouterSettings
+    clock: Clock
+    call_later: CallLater
+    outbox: Outbox
+    metrics: RouterMetrics
+    decisions: DecisionLog
+    retries: RetryBudget
+    live: LiveRequests
+    draining: bool = field(default=False)
+    """Set once the replica is told to stop: /ready is off, requests are still served until the port closes."""

@@ -1,0 +1,83 @@
+"""Why a request went where it went: a bounded memory of this replica's recent decisions."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduling.decision import Decision
+from scheduling.instance import InstanceLoad
+from statestore.base import ReserveStatus
+
+
+@dataclass(slots=True)
+class Round:
+    """One question to the policy, what it saw, what it said, and what the store made of it."""
+
+    candidates: tuple[str, ...]
+    loads: Mapping[str, InstanceLoad]
+    decision: Decision
+    attempt: int
+    status: ReserveStatus | None = None
+    """None: the store was not asked, or has not answered."""
+
+
+@dataclass(slots=True)
+class Explanation:
+    """One request's story on this replica; times are seconds since it was parsed."""
+
+    request_id: str
+    model: str
+    pool: str
+    policy: str
+    slo_s: float
+    prompt_tokens: int
+    chain_blocks: int
+    key_blocks: int
+    hash_key: int
+    tree_version: int
+    epoch: int
+    received_unix_s: float
+    rounds: list[Round] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    instance_id: str | None = None
+    """Where it was dispatched at last; differs from the decision's when it was migrated while held."""
+    held_s: float | None = None
+    first_token_s: float | None = None
+    done_s: float | None = None
+    outcome: str | None = None
+    expected_cached_tokens: int = 0
+    reported_cached_tokens: int | None = None
+    reported_prompt_tokens: int | None = None
+
+    def dispatched(self, instance_id: str, held_s: float, expected_cached_tokens: int) -> None:
+        self.instance_id = instance_id
+        self.held_s = held_s
+        self.expected_cached_tokens = expected_cached_tokens
+
+
+class DecisionLog:
+    """The last ``limit`` explanations by request id; the oldest is forgotten first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[str, Explanation] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, explanation: Explanation) -> None:
+        if self._limit == 0:
+            return
+        self._entries[explanation.request_id] = explanation
+        if len(self._entries) > self._limit:
+            self._entries.popitem(last=False)
+
+    def get(self, request_id: str) -> Explanation | None:
+        return self._entries.get(request_id)
+
+    def recent(self, limit: int) -> list[Explanation]:
+        """The newest first."""
+        newest = reversed(self._entries.values())
+        return [entry for entry, _ in zip(newest, range(limit), strict=False)]

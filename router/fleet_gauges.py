@@ -1,0 +1,127 @@
+"""Gauges of the whole fleet, read from a snapshot that is fetched when somebody scrapes, and not too often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.metrics import StoreCall
+from router.served_pool import measured
+from scheduling.instance import InstanceState
+from statestore.base import PoolSnapshot, PoolStore
+from statestore.clock import Clock
+from statestore.errors import StoreError
+
+_LOAD_GAUGES = {
+    "pending_tokens": "Uncached prompt tokens sent or queued, prefill not finished",
+    "dispatched_tokens": "The dispatched part of the pending tokens",
+    "queued_requests": "Requests held for the instance",
+    "running_requests": "Requests dispatched and unfinished",
+    "context_tokens": "Prompt and expected output tokens of the running requests",
+    "cached_blocks": "Blocks the KV metadata lists for the instance",
+    "prefill_tokens_per_s": "Learned prefill rate",
+    "stalled_s": "Time since the last finished prefill while work is pending",
+}
+
+
+class FleetSnapshots:
+    """The last snapshot of every pool; refetched when older than ``max_age_s``."""
+
+    def __init__(self, pools: Mapping[str, PoolStore], *, clock: Clock, max_age_s: float, call: StoreCall) -> None:
+        self._pools = pools
+        self._clock = clock
+        self._max_age_s = max_age_s
+        self._call = call
+        self._fetched_s: dict[str, float] = {}
+        self._locks = {name: asyncio.Lock() for name in pools}
+        self.snapshots: dict[str, PoolSnapshot] = {}
+
+    async def get(self, pool: str) -> PoolSnapshot:
+        """A snapshot no older than ``max_age_s``; callers at the same time share one store call.
+
+        Raises:
+            StoreUnavailableError: the store is out of reach and there is no fresh one.
+        """
+        async with self._locks[pool]:
+            fetched_s = self._fetched_s.get(pool)
+            now_s = self._clock.monotonic_s()
+            if fetched_s is None or now_s - fetched_s >= self._max_age_s:
+                self.snapshots[pool] = await measured(self._call, self._pools[pool].snapshot())
+                self._fetched_s[pool] = now_s
+            return self.snapshots[pool]
+
+    async def refresh(self) -> None:
+        """Bring all up to date as far as the store answers; what is out of reach vanishes from the gauges."""
+        for pool in self._pools:
+            try:
+                await self.get(pool)
+            except StoreError:
+                self.snapshots.pop(pool, None)
+
+
+class FleetGauges(Collector):
+    """Writes the snapshots down as gauges. Every replica reports the same fleet."""
+
+    def __init__(self, fleet: FleetSnapshots, registry: CollectorRegistry) -> None:
+        self._fleet = fleet
+        registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # registering must not collect
+
+    def collect(self) -> Iterator[Metric]:
+        snapshots = self._fleet.snapshots
+        yield from _loads(snapshots)
+        yield from _states(snapshots)
+        yield _migrations(snapshots)
+        yield _leaders(snapshots)
+        replicas = GaugeMetricFamily("dualmap_replicas", "Router replicas with a lease", labels=["pool"])
+        for pool, snapshot in snapshots.items():
+            live = [replica for replica in snapshot.replicas if replica.expires_ms > snapshot.now_ms]
+            replicas.add_metric([pool], len(live))
+        yield replicas
+
+
+def _loads(snapshots: Mapping[str, PoolSnapshot]) -> Iterator[Metric]:
+    for name, text in _LOAD_GAUGES.items():
+        gauge = GaugeMetricFamily(f"dualmap_instance_{name}", text, labels=["pool", "instance"])
+        for pool, snapshot in snapshots.items():
+            for instance_id, load in snapshot.loads.items():
+                gauge.add_metric([pool, instance_id], getattr(load, name))
+        yield gauge
+
+
+def _states(snapshots: Mapping[str, PoolSnapshot]) -> Iterator[Metric]:
+    state = GaugeMetricFamily(
+        "dualmap_instance_state", "1 for the state the instance is in", labels=["pool", "instance", "state"]
+    )
+    members = GaugeMetricFamily("dualmap_instances", "Instances by state", labels=["pool", "state"])
+    for pool, snapshot in snapshots.items():
+        for instance_id, spec in snapshot.instances.items():
+            state.add_metric([pool, instance_id, spec.state.value], 1)
+        for each in InstanceState:
+            members.add_metric([pool, each.value], sum(spec.state is each for spec in snapshot.instances.values()))
+    yield state
+    yield members
+
+
+def _migrations(snapshots: Mapping[str, PoolSnapshot]) -> Metric:
+    family = CounterMetricFamily(
+        "dualmap_migrations", "Held requests moved to another instance", labels=["pool", "reason"]
+    )
+    for pool, snapshot in snapshots.items():
+        for reason, count in snapshot.migrations.items():
+            family.add_metric([pool, reason], count)
+    return family
+
+
+def _leaders(snapshots: Mapping[str, PoolSnapshot]) -> Metric:
+    family = GaugeMetricFamily("dualmap_leader", "Fencing token of the leading worker", labels=["pool", "owner"])
+    for pool, snapshot in snapshots.items():
+        if snapshot.leader is not None:
+            family.add_metric([pool, snapshot.leader.owner], snapshot.leader.fence)
+    return family

@@ -1,0 +1,228 @@
+"""One live request: where it is, what was promised for it, and what is released when it is over."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from router.ask import Ask, InstanceFailure, Outcome
+from router.context import ReplicaContext
+from router.deadlines import TimerHandle, prefill_delay_s
+from router.errors import from_exception
+from router.explain import Explanation
+from router.failures import exhausted, outcome_of
+from router.prompt import ReadPrompt
+from router.served_pool import ServedPool, measured
+from scheduling.chain import Chain
+from statestore.base import FinishFacts, RequestRecord, RequestState, Reservation
+
+
+class Placer(Protocol):
+    async def place(self, flight: ScheduledFlight) -> None:
+        """Find an instance for the flight's present attempt, and wait until it may be sent there."""
+
+
+class ScheduledFlight:
+    """A request that the method placed. Its transitions go to the store through the outbox, in order.
+
+    The flight is the only owner of what it reserved: whatever ends it calls ``finish``, which releases once.
+    """
+
+    def __init__(
+        self, ask: Ask, *, request_id: str, model: str, prompt: ReadPrompt, pool: ServedPool, context: ReplicaContext,
+        placer: Placer, explanation: Explanation,
+    ) -> None:  # fmt: skip
+        self.request_id = request_id
+        self.model = model
+        self.instance_id = ""
+        self.instance_url = ""
+        self.expected_cached_tokens = 0
+        self.attempts = 0
+        self.ask = ask
+        self.prompt = prompt
+        self.pool = pool
+        self.explanation = explanation
+        self.slo_s = explanation.slo_s
+        self.store_attempt = 1
+        """Counts reservations that replaced one another, also of requests the store had lost."""
+        self.failed: set[str] = set()
+        """Instances that this request failed on."""
+        self.reservation: Reservation | None = None
+        """The last one sent; whether it took effect may be unknown."""
+        self.held_s = 0.0
+        self.started_s = context.clock.monotonic_s()
+        self._context = context
+        self._placer = placer
+        self._dispatched = False
+        self._prefilled = False
+        self._done = False
+        self._release: TimerHandle | None = None
+
+    @property
+    def pool_name(self) -> str:
+        return self.pool.settings.name
+
+    @property
+    def chain(self) -> Chain:
+        return self.prompt.chain
+
+    @property
+    def age_s(self) -> float:
+        return self._context.clock.monotonic_s() - self.started_s
+
+    def rename(self) -> None:
+        """Take another id: the client's own is that of another live request."""
+        self._context.live.rename(self, f"{self.ask.request_id}-{secrets.token_hex(4)}")
+        self.explanation.request_id = self.request_id
+
+    # transitions ------------------------------------------------------------------------------------------------
+    def dispatched(self, instance_id: str, url: str, *, tokens_ahead: int) -> None:
+        """The instance may be given the request now; ``tokens_ahead`` of others are to be prefilled before it."""
+        uncached_tokens = self._uncached_tokens_on(instance_id)
+        self.instance_id, self.instance_url = instance_id, url
+        self.expected_cached_tokens = max(0, self.chain.prompt_tokens - uncached_tokens)
+        self.attempts += 1
+        self._dispatched = True
+        self.explanation.dispatched(instance_id, self.held_s, self.expected_cached_tokens)
+        if not self.ask.stream:
+            rate = self.pool.prefill_rate(instance_id)
+            delay_s = prefill_delay_s(tokens_ahead, uncached_tokens, rate)
+            self._release = self._context.call_later(delay_s, self._prefill_presumed)
+
+    def first_token(self) -> None:
+        if self._done or self._prefilled:
+            return
+        self._count_ttft()
+        self.pool.breakers.succeeded(self.instance_id)
+        self._send_first_token()
+
+    def _prefill_presumed(self) -> None:
+        """An answer that does not stream shows no first token: its expected time stands in for it."""
+        self._release = None
+        if not (self._done or self._prefilled):
+            self._send_first_token()
+
+    def _send_first_token(self) -> None:
+        self._prefilled = True
+        call = self._context.metrics.store_calls["first_token"]
+        request_id, instance_id, store = self.request_id, self.instance_id, self.pool.store
+        self._context.outbox.post(lambda: measured(call, store.first_token(request_id, instance_id, self.chain)))
+
+    def _count_ttft(self) -> None:
+        ttft_s = self.age_s
+        metrics = self.pool.metrics
+        metrics.ttft_s.observe(ttft_s)
+        (metrics.slo_met if ttft_s <= self.slo_s else metrics.slo_missed).inc()
+        self.explanation.first_token_s = ttft_s
+
+    async def reroute(self, failure: InstanceFailure) -> None:
+        failed_id = self.instance_id
+        self._stop_release_timer()
+        self._dispatched = False
+        if failure.server_fault:
+            self.pool.breakers.failed(failed_id, self._context.clock.monotonic_s())
+        self.failed.add(failed_id)
+        self.explanation.failures.append(f"{failed_id}: {failure}")
+        try:
+            self._spend_retry(failure)
+            self.store_attempt += 1
+            self._prefilled = False
+            await self._placer.place(self)
+        except BaseException as error:
+            self.finish(outcome_of(error))
+            if isinstance(error, Exception):
+                raise from_exception(error) from error
+            raise
+
+    def _spend_retry(self, failure: InstanceFailure) -> None:
+        context = self._context
+        if self.attempts >= context.settings.max_attempts:
+            raise exhausted(failure, f"{self.attempts} instances failed")
+        if not context.retries.withdraw(context.clock.monotonic_s()):
+            raise exhausted(failure, "the retry budget is spent")
+        self.pool.metrics.retries[failure.kind].inc()
+
+    def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None:
+        if self._done:
+            return
+        self._done = True
+        self._stop_release_timer()
+        self._context.live.leave(self)
+        self._count_end(outcome, facts)
+        if self.reservation is not None:
+            self._send_finish(self._taught(facts))
+
+    def _send_finish(self, facts: FinishFacts | None) -> None:
+        call = self._context.metrics.store_calls["finish"]
+        finish = partial(self.pool.store.finish, self.request_id, attempt=self.store_attempt, facts=facts)
+        self._context.outbox.post(lambda: measured(call, finish()))
+
+    def _taught(self, facts: FinishFacts | None) -> FinishFacts | None:
+        if facts is None or facts.prompt_tokens is None:
+            return facts
+        return replace(facts, prompt_bytes=self.prompt.text_bytes)
+
+    def _count_end(self, outcome: Outcome, facts: FinishFacts | None) -> None:
+        metrics, explanation = self.pool.metrics, self.explanation
+        metrics.in_flight.dec()
+        metrics.outcomes[outcome].inc()
+        explanation.outcome, explanation.done_s = outcome.value, self.age_s
+        if self._dispatched:
+            self.pool.breakers.judge(self.instance_id, outcome, self._context.clock.monotonic_s())
+        if outcome is Outcome.COMPLETED:
+            metrics.prompt_tokens_expected.inc(self.chain.prompt_tokens)
+            metrics.hit_tokens_expected.inc(self.expected_cached_tokens)
+        if facts is not None and facts.prompt_tokens is not None:
+            explanation.reported_prompt_tokens = facts.prompt_tokens
+            explanation.reported_cached_tokens = facts.cached_tokens
+            if facts.cached_tokens is not None:
+                metrics.prompt_tokens_reported.inc(facts.prompt_tokens)
+                metrics.hit_tokens_reported.inc(facts.cached_tokens)
+
+    def _stop_release_timer(self) -> None:
+        if self._release is not None:
+            self._release.cancel()
+            self._release = None
+
+    # accounts ---------------------------------------------------------------------------------------------------
+    def _uncached_tokens_on(self, instance_id: str) -> int:
+        """What the fleet expects the instance to prefill; a migrated request may be on an unexpected one."""
+        reservation = self.reservation
+        if reservation is not None and instance_id == reservation.instance_id:
+            return reservation.uncached_tokens
+        if reservation is not None and instance_id == reservation.alternative_id:
+            return reservation.alternative_uncached_tokens
+        return self.chain.prompt_tokens
+
+    def record(self, now_ms: int) -> RequestRecord | None:
+        reservation = self.reservation
+        if reservation is None or self._done:
+            return None
+        state = RequestState.HELD
+        if self._dispatched:
+            state = RequestState.PREFILLED if self._prefilled else RequestState.DISPATCHED
+        instance_id = self.instance_id if self._dispatched else reservation.instance_id
+        moved = instance_id != reservation.instance_id
+        enqueued_ms = now_ms - round(self.age_s * 1000)
+        return RequestRecord(
+            request_id=self.request_id,
+            replica_id=reservation.replica_id,
+            instance_id=instance_id,
+            state=state,
+            attempt=reservation.attempt,
+            uncached_tokens=self._uncached_tokens_on(instance_id),
+            prompt_tokens=self.chain.prompt_tokens,
+            expected_output_tokens=reservation.expected_output_tokens,
+            slo_ms=reservation.slo_ms,
+            enqueued_ms=enqueued_ms,
+            dispatched_ms=now_ms if self._dispatched else 0,
+            prefilled_ms=now_ms if self._prefilled else 0,
+            alternative_id=reservation.instance_id if moved else reservation.alternative_id,
+            alternative_uncached_tokens=(
+                reservation.uncached_tokens if moved else reservation.alternative_uncached_tokens
+            ),
+            # In a store that forgot its own count, the order of arrival serves as well.
+            sequence=enqueued_ms,
+        )

@@ -1,0 +1,107 @@
+"""What a replica counts, for Prometheus. Every child is bound once: a request pays for additions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from router.ask import FailureKind, Outcome
+from router.errors import RouterError
+from scheduling.decision import Reason
+
+_WAIT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+_CALL_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+STORE_CALLS = ("observe", "reserve", "first_token", "finish", "held_states", "membership", "heartbeat", "snapshot")
+
+
+class StoreCall:
+    """Latency and errors of one kind of store call."""
+
+    __slots__ = ("errors", "latency_s")
+
+    def __init__(self, latency_s: Histogram, errors: Counter) -> None:
+        self.latency_s = latency_s
+        self.errors = errors
+
+
+class PoolMetrics:
+    """The children of one pool."""
+
+    def __init__(self, metrics: RouterMetrics, pool: str) -> None:
+        self.outcomes = {outcome: metrics.requests.labels(pool, outcome.value) for outcome in Outcome}
+        self.reasons = {reason: metrics.decisions.labels(pool, reason.value) for reason in Reason}
+        self.retries = {kind: metrics.retries.labels(pool, kind.value) for kind in FailureKind}
+        self.ttft_s = metrics.ttft_s.labels(pool)
+        self.hold_s = metrics.hold_s.labels(pool)
+        self.decision_s = metrics.decision_s.labels(pool)
+        self.slo_met = metrics.slo.labels(pool, "met")
+        self.slo_missed = metrics.slo.labels(pool, "missed")
+        self.prompt_tokens_expected = metrics.prompt_tokens.labels(pool, "expected")
+        self.prompt_tokens_reported = metrics.prompt_tokens.labels(pool, "reported")
+        self.hit_tokens_expected = metrics.hit_tokens.labels(pool, "expected")
+        self.hit_tokens_reported = metrics.hit_tokens.labels(pool, "reported")
+        self.stale = metrics.stale.labels(pool)
+        self.replaced = metrics.replaced.labels(pool)
+        self.in_flight = metrics.in_flight.labels(pool)
+
+
+class RouterMetrics:
+    """The metrics of one replica, in a registry of its own."""
+
+    def __init__(self, pools: Iterable[str], registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self._define_requests(self.registry)
+        self._define_store(self.registry)
+        self.pools = {pool: PoolMetrics(self, pool) for pool in pools}
+        self.store_calls = {
+            call: StoreCall(self._store_latency_s.labels(call), self._store_errors.labels(call)) for call in STORE_CALLS
+        }
+
+    def _define_requests(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def waits(name: str, text: str, buckets: tuple[float, ...] = _WAIT_BUCKETS_S) -> Histogram:
+            return Histogram(name, text, ("pool",), buckets=buckets, registry=registry)
+
+        self.requests = counter("dualmap_requests_total", "Requests by how they ended", "pool", "outcome")
+        self.refusals = counter("dualmap_refusals_total", "Requests answered with an error of the router", "code")
+        self.decisions = counter("dualmap_decisions_total", "Placements by the policy's reason", "pool", "reason")
+        self.retries = counter("dualmap_retries_total", "Tries on another instance", "pool", "failure")
+        self.slo = counter("dualmap_slo_total", "First tokens within the TTFT SLO, or past it", "pool", "slo")
+        self.prompt_tokens = counter(
+            "dualmap_prompt_tokens_total", "Prompt tokens: expected by the router, reported by instances", "pool", "by"
+        )
+        self.hit_tokens = counter(
+            "dualmap_hit_tokens_total", "Prompt tokens found cached: expected, reported by instances", "pool", "by"
+        )
+        self.stale = counter("dualmap_stale_reservations_total", "Decisions made again on fresher loads", "pool")
+        self.replaced = counter("dualmap_replaced_requests_total", "Held requests that the store had lost", "pool")
+        self.ttft_s = waits("dualmap_ttft_seconds", "Request parsed to first token, streamed answers")
+        self.hold_s = waits("dualmap_hold_seconds", "Time held before dispatch")
+        self.decision_s = waits("dualmap_decision_seconds", "Request parsed to reservation made", _CALL_BUCKETS_S)
+        self.in_flight = Gauge(
+            "dualmap_replica_requests", "Requests held or in flight on this replica", ("pool",), registry=registry
+        )
+
+    def _define_store(self, registry: CollectorRegistry) -> None:
+        self._store_latency_s = Histogram(
+            "dualmap_store_call_seconds", "Store calls", ("call",), buckets=_CALL_BUCKETS_S, registry=registry
+        )
+        self._store_errors = Counter("dualmap_store_errors_total", "Failed store calls", ("call",), registry=registry)
+        self.outbox = Gauge("dualmap_outbox_transitions", "Transitions waiting for the store", registry=registry)
+        self.outbox_dropped = Gauge(
+            "dualmap_outbox_dropped", "Transitions dropped because the outbox was full", registry=registry
+        )
+        self.degraded = Gauge(
+            "dualmap_store_degraded", "1 while the replica runs on its own ledger, without the store", registry=registry
+        )
+        self.reconciled = Counter(
+            "dualmap_reconciled_requests_total", "Leftovers of this replica that were released late", registry=registry
+        )
+
+    def count_refusal(self, error: RouterError) -> None:
+        """Count an error the router answers with; callers count what they raise before a request is placed."""
+        self.refusals.labels(error.code).inc()

@@ -1,0 +1,79 @@
+"""Transitions on their way to the store: posted without waiting, delivered in the background, retried."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from statestore.clock import Clock
+from statestore.errors import StoreError, StoreUnavailableError
+
+log = logging.getLogger(__name__)
+
+Transition = Callable[[], Awaitable[object]]
+
+FIRST_RETRY_S = 0.05
+LONGEST_RETRY_S = 2.0
+
+
+class Outbox:
+    """A bounded queue of idempotent store calls, so that the byte path never waits for the store.
+
+    Calls start in the order in which they were posted. One that finds the store away is repeated until it
+    gets through. When the queue is full the new transition is dropped and counted: the replica's
+    reconciliation finds what it should have released.
+    """
+
+    def __init__(self, *, limit: int, clock: Clock, concurrency: int = 64) -> None:
+        self._queue: asyncio.Queue[Transition] = asyncio.Queue(limit)
+        self._clock = clock
+        self._concurrency = concurrency
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return self._queue.qsize()
+
+    def post(self, transition: Transition) -> None:
+        """Hand a transition over; never waits and never raises."""
+        try:
+            self._queue.put_nowait(transition)
+        except asyncio.QueueFull:
+            self.dropped += 1
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        async with asyncio.TaskGroup() as couriers:
+            for _ in range(self._concurrency):
+                couriers.create_task(self._deliver_all())
+
+    async def _deliver_all(self) -> None:
+        while True:
+            transition = await self._queue.get()
+            try:
+                await self._deliver(transition)
+            except StoreError as error:
+                log.error("a transition was refused: %s", error)
+            except Exception:
+                log.exception("a transition failed")
+            finally:
+                self._queue.task_done()
+
+    async def _deliver(self, transition: Transition) -> None:
+        delay_s = FIRST_RETRY_S
+        while True:
+            try:
+                await transition()
+                return
+            except StoreUnavailableError:
+                await self._clock.sleep(delay_s)
+                delay_s = min(2 * delay_s, LONGEST_RETRY_S)
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until everything posted has been delivered; False when that takes longer than the timeout."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._queue.join()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,126 @@
+"""Requests that are not scheduled by prefix: passed to any suitable instance, without a reservation."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from router.ask import InstanceFailure, Outcome
+from router.context import ReplicaContext
+from router.errors import UnavailableError
+from router.failures import exhausted, outcome_of
+from router.served_pool import ServedPool
+from statestore.base import FinishFacts, RequestRecord
+
+# The golden ratio as a stride: with the turn itself it picks two instances that drift past each other.
+_STRIDE = 0.6180339887498949
+
+
+class PassingTraffic:
+    """Passed requests per instance, of this replica alone; the less loaded of two takes the next one."""
+
+    def __init__(self) -> None:
+        self._in_flight: Counter[str] = Counter()
+        self._turn = 0
+
+    def pick(self, ready: tuple[str, ...], avoided: frozenset[str] | set[str]) -> str | None:
+        """An instance outside of ``avoided``, in constant time while few are avoided; None if there is none."""
+        self._turn += 1
+        count = len(ready)
+        if count == 0:
+            return None
+        pair = (ready[self._turn % count], ready[int(self._turn * _STRIDE * count) % count])
+        fit = [instance_id for instance_id in pair if instance_id not in avoided]
+        if not fit:
+            fit = [instance_id for instance_id in ready if instance_id not in avoided]
+        return min(fit, key=self._in_flight.__getitem__, default=None)
+
+    def enter(self, instance_id: str) -> None:
+        self._in_flight[instance_id] += 1
+
+    def leave(self, instance_id: str) -> None:
+        self._in_flight[instance_id] -= 1
+        if self._in_flight[instance_id] <= 0:
+            del self._in_flight[instance_id]
+
+
+class PassingFlight:
+    """A passed request. It has no prefill to account for: only its end and its retries matter."""
+
+    expected_cached_tokens = 0
+
+    def __init__(
+        self, request_id: str, *, model: str, pool: ServedPool, traffic: PassingTraffic, context: ReplicaContext
+    ) -> None:
+        self.request_id = request_id
+        self.model = model
+        self.pool = pool
+        self.instance_id = ""
+        self.instance_url = ""
+        self.attempts = 0
+        self._traffic = traffic
+        self._context = context
+        self._failed: set[str] = set()
+        self._entered = False
+        self._done = False
+
+    @property
+    def pool_name(self) -> str:
+        return self.pool.settings.name
+
+    def record(self, now_ms: int) -> RequestRecord | None:
+        return None
+
+    def take_off(self) -> None:
+        """Choose an instance.
+
+        Raises:
+            UnavailableError: none is ready that has not failed.
+        """
+        view = self.pool.view.view
+        blocked = self.pool.breakers.blocked(self._context.clock.monotonic_s())
+        instance_id = self._traffic.pick(view.ready, self._failed | blocked)
+        if instance_id is None:
+            instance_id = self._traffic.pick(view.ready, self._failed)
+        if instance_id is None:
+            raise UnavailableError(f"no instance of pool {self.pool_name!r} is ready", retry_after_s=2.0)
+        self.instance_id, self.instance_url = instance_id, view.instances[instance_id].url
+        self.attempts += 1
+        self.pool.breakers.sending(instance_id, self._context.clock.monotonic_s())
+        self._traffic.enter(instance_id)
+        self._entered = True
+
+    def _land(self) -> None:
+        if self._entered:
+            self._entered = False
+            self._traffic.leave(self.instance_id)
+
+    def first_token(self) -> None:
+        self.pool.breakers.succeeded(self.instance_id)
+
+    async def reroute(self, failure: InstanceFailure) -> None:
+        now_s = self._context.clock.monotonic_s()
+        self._land()
+        self._failed.add(self.instance_id)
+        if failure.server_fault:
+            self.pool.breakers.failed(self.instance_id, now_s)
+        try:
+            if self.attempts >= self._context.settings.max_attempts:
+                raise exhausted(failure, f"{self.attempts} instances failed")
+            if not self._context.retries.withdraw(now_s):
+                raise exhausted(failure, "the retry budget is spent")
+            self.pool.metrics.retries[failure.kind].inc()
+            self.take_off()
+        except Exception as error:
+            self.finish(outcome_of(error))
+            raise
+
+    def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None:
+        if self._done:
+            return
+        self._done = True
+        if self._entered:
+            self.pool.breakers.judge(self.instance_id, outcome, self._context.clock.monotonic_s())
+        self._land()
+        self._context.live.leave(self)
+        self.pool.metrics.in_flight.dec()
+        self.pool.metrics.outcomes[outcome].inc()

@@ -1,0 +1,212 @@
+"""Where a request goes: observe, decide, reserve; and again when the fleet has moved meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from router.context import ReplicaContext
+from router.errors import QueueFullError, RouterError, UnavailableError
+from router.explain import Round
+from router.flight import ScheduledFlight
+from router.served_pool import ServedPool, measured
+from router.waiting import ReservationLostError, Waiter
+from scheduling.decision import Decision, RouteQuery
+from scheduling.errors import NoInstanceError
+from statestore.base import Grant, Reservation, ReserveStatus
+
+CHECKED_ROUNDS = 2
+"""Decisions whose loads the reservation re-checks; the next one is taken as it is, so that a storm of
+arrivals cannot keep a request out of the fleet by moving the load between its every two steps."""
+MAX_ROUNDS = 12
+NO_INSTANCE_RETRY_S = 2.0
+
+
+@dataclass(slots=True)
+class _Search:
+    """What one search for an instance has learned so far."""
+
+    rounds: int = 0
+    stale_rounds: int = 0
+    refreshed: bool = False
+    full: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    ignore_breakers: bool = False
+
+
+class StorePlacer:
+    """Places flights by their pool's policy over the shared store."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+
+    async def place(self, flight: ScheduledFlight) -> None:
+        """Reserve an instance for the flight, and wait for the grant if it is held there.
+
+        Raises:
+            QueueFullError: the queue of every instance that could take it is full.
+            UnavailableError: no instance is ready.
+            HoldTimeoutError: it was held too long.
+            StoreUnavailableError: the store is out of reach.
+        """
+        search = _Search()
+        while True:
+            waiter = flight.pool.waiting.expect(flight.request_id, flight.store_attempt)
+            try:
+                if await self._try(flight, search, waiter):
+                    return
+            except ReservationLostError:
+                # A newer attempt replaces whatever the store may remember of this one after all.
+                flight.store_attempt += 1
+                flight.pool.metrics.replaced.inc()
+                search = _Search()
+            finally:
+                flight.pool.waiting.leave(waiter)
+
+    async def _try(self, flight: ScheduledFlight, search: _Search, waiter: Waiter) -> bool:
+        """One round; True when the flight may be sent."""
+        decision = await self._decide(flight, search)
+        status = await self._reserve(flight, decision, search)
+        match status:
+            case ReserveStatus.DISPATCHED:
+                self._placed(flight, decision)
+                load = flight.pool.loads.get(decision.instance_id)
+                ahead = load.dispatched_tokens if load is not None else 0
+                await self._send_to(flight, decision.instance_id, tokens_ahead=ahead)
+                return True
+            case ReserveStatus.HELD:
+                self._placed(flight, decision)
+                grant = await self._wait(flight, waiter)
+                spec = flight.pool.view.view.instances.get(grant.instance_id)
+                ahead = spec.dispatch_window_tokens if spec is not None else 0
+                await self._send_to(flight, grant.instance_id, tokens_ahead=ahead)
+                return True
+            case ReserveStatus.STALE:
+                search.stale_rounds += 1
+                flight.pool.metrics.stale.inc()
+            case ReserveStatus.NOT_READY:
+                search.gone.add(decision.instance_id)
+                await flight.pool.view.refresh()
+            case ReserveStatus.QUEUE_FULL:
+                search.full.add(decision.instance_id)
+            case ReserveStatus.DUPLICATE:
+                flight.reservation = None  # it is another request's, and not ours to release
+                flight.rename()
+        search.rounds += 1
+        if search.rounds >= MAX_ROUNDS:
+            raise _nowhere(flight.pool, search)
+        return False
+
+    # deciding ---------------------------------------------------------------------------------------------------
+    async def _decide(self, flight: ScheduledFlight, search: _Search) -> Decision:
+        pool = flight.pool
+        while True:
+            try:
+                query, candidates = self._ask(flight, search)
+                observe = self._context.metrics.store_calls["observe"]
+                seen = await measured(observe, pool.store.observe(candidates, flight.chain))
+                pool.view.note(seen)
+                pool.loads.update(seen.loads)
+                decision = pool.policy.choose(replace(query, sequence=seen.sequence), seen.loads)
+            except NoInstanceError:
+                await self._widen(pool, search)
+                continue
+            flight.explanation.rounds.append(Round(candidates, seen.loads, decision, flight.store_attempt))
+            return decision
+
+    def _ask(self, flight: ScheduledFlight, search: _Search) -> tuple[RouteQuery, tuple[str, ...]]:
+        """The question and the candidates it leads to, none of them behind an open breaker if there are others.
+
+        Raises:
+            NoInstanceError: nobody is left to ask.
+        """
+        pool, view = flight.pool, flight.pool.view.view
+        query = RouteQuery(
+            flight.chain,
+            flight.slo_s,
+            expected_output_tokens=flight.prompt.expected_output_tokens,
+            excluded=frozenset(search.full | search.gone | flight.failed),
+        )
+        candidates = pool.policy.candidates(query, view)
+        blocked = pool.breakers.blocked(self._context.clock.monotonic_s())
+        # Only the blocked ones in the way are excluded: a policy reads from them how far a request has strayed.
+        while blocked and not search.ignore_breakers and not blocked.isdisjoint(candidates):
+            query = replace(query, excluded=query.excluded | blocked.intersection(candidates))
+            candidates = pool.policy.candidates(query, view)
+        return query, candidates
+
+    async def _widen(self, pool: ServedPool, search: _Search) -> None:
+        """Nobody can take the request: look at the members afresh, then trust even those whose breaker is open."""
+        if search.full:
+            raise _nowhere(pool, search)
+        if not search.refreshed:
+            search.refreshed = True
+            search.gone.clear()
+            await pool.view.refresh()
+        elif not search.ignore_breakers:
+            search.ignore_breakers = True
+        else:
+            raise _nowhere(pool, search)
+
+    # reserving --------------------------------------------------------------------------------------------------
+    async def _reserve(self, flight: ScheduledFlight, decision: Decision, search: _Search) -> ReserveStatus:
+        checked = search.stale_rounds < CHECKED_ROUNDS
+        scheduling = flight.pool.scheduling
+        flight.reservation = Reservation(
+            request_id=flight.request_id,
+            replica_id=self._context.replica_id,
+            instance_id=decision.instance_id,
+            chain=flight.chain,
+            uncached_tokens=decision.uncached_tokens,
+            expected_output_tokens=flight.prompt.expected_output_tokens,
+            slo_ms=round(flight.slo_s * 1000),
+            alternative_id=decision.alternative_id,
+            alternative_uncached_tokens=decision.alternative_uncached_tokens,
+            attempt=flight.store_attempt,
+            seen_pending_tokens=decision.seen_pending_tokens if checked else None,
+            tolerance_tokens=scheduling.reserve_tolerance_tokens,
+            overloaded=decision.overloaded,
+        )
+        reserve = self._context.metrics.store_calls["reserve"]
+        outcome = await measured(reserve, flight.pool.store.reserve(flight.reservation))
+        flight.explanation.rounds[-1].status = outcome.status
+        return outcome.status
+
+    def _placed(self, flight: ScheduledFlight, decision: Decision) -> None:
+        flight.pool.breakers.sending(decision.instance_id, self._context.clock.monotonic_s())
+        flight.pool.metrics.reasons[decision.reason].inc()
+        if flight.attempts == 0:
+            flight.pool.metrics.decision_s.observe(flight.age_s)
+
+    async def _wait(self, flight: ScheduledFlight, waiter: Waiter) -> Grant:
+        pool, reservation = flight.pool, flight.reservation
+        assert reservation is not None
+        before_s = flight.age_s
+        try:
+            return await pool.waiting.wait(waiter, flight.held_s, lambda: pool.expected_wait_s(reservation.instance_id))
+        finally:
+            flight.held_s += flight.age_s - before_s
+
+    async def _send_to(self, flight: ScheduledFlight, instance_id: str, *, tokens_ahead: int) -> None:
+        pool = flight.pool
+        spec = pool.view.view.instances.get(instance_id)
+        if spec is None:  # it joined after the last refresh, and the rebalancer knew it first
+            spec = (await pool.view.refresh()).instances.get(instance_id)
+        if spec is None:
+            raise UnavailableError(
+                f"instance {instance_id!r} was removed while the request was sent there", retry_after_s=1.0
+            )
+        pool.metrics.hold_s.observe(flight.held_s)
+        flight.dispatched(instance_id, spec.url, tokens_ahead=tokens_ahead)
+
+
+def _nowhere(pool: ServedPool, search: _Search) -> RouterError:
+    if search.full:
+        wait_s = min(pool.expected_wait_s(instance_id) for instance_id in search.full)
+        return QueueFullError(
+            f"the queues of pool {pool.settings.name!r} are full; try again later or add instances",
+            retry_after_s=max(1.0, wait_s),
+        )
+    return UnavailableError(
+        f"no instance of pool {pool.settings.name!r} is ready; see /admin/instances",
+        retry_after_s=NO_INSTANCE_RETRY_S,
+    )

@@ -1,0 +1,58 @@
+"""From a request body to what the scheduler needs of it: chain, expected output, bytes to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from router.ask import Ask
+from router.errors import InvalidRequestError
+from scheduling.blocks import BlockRule, TextPrompt, cache_seed
+from scheduling.chain import Chain
+from scheduling.errors import PromptError
+from scheduling.prompt import chat_prompt, completion_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    chain: Chain
+    text_bytes: int | None
+    """Length of the rendered text; None for token ids, which teach nothing about bytes per token."""
+    expected_output_tokens: int
+
+
+def read_prompt(
+    ask: Ask, *, model: str, lora: str | None, rule: BlockRule, bytes_per_token: float, default_output_tokens: int
+) -> ReadPrompt:
+    """Render and hash the prompt of a scheduled request.
+
+    Raises:
+        InvalidRequestError: the body has no prompt, or parts of it have the wrong type.
+    """
+    body = ask.body
+    try:
+        prompt = chat_prompt(body) if ask.path.endswith("/chat/completions") else completion_prompt(body)
+    except PromptError as error:
+        raise InvalidRequestError(str(error), param=error.param) from error
+    chain = rule.chain(prompt, cache_seed(model, lora, _cache_salt(body)), bytes_per_token)
+    text_bytes = len(prompt.data) if isinstance(prompt, TextPrompt) else None
+    return ReadPrompt(chain, text_bytes, _output_limit(body) or default_output_tokens)
+
+
+def _cache_salt(body: Mapping[str, Any]) -> str | None:
+    salt = body.get("cache_salt")
+    if salt is not None and not isinstance(salt, str):
+        raise InvalidRequestError("'cache_salt' must be a string", param="cache_salt")
+    return salt
+
+
+def _output_limit(body: Mapping[str, Any]) -> int | None:
+    for param in ("max_completion_tokens", "max_tokens"):
+        limit = body.get(param)
+        if limit is None:
+            continue
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+            raise InvalidRequestError(f"{param!r} must be a number of tokens", param=param)
+        return limit
+    return None

@@ -1,0 +1,146 @@
+"""A replica's standing in the fleet: its lease, and what it does when the store forgot or leaked something."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+
+from router.context import ReplicaContext
+from router.served_pool import ServedPool, measured
+from scheduling.instance import InstanceSpec, InstanceState
+from statestore.base import PoolSnapshot
+from statestore.errors import StoreError
+from statestore.settings import InstanceSettings, PoolSettings
+
+log = logging.getLogger(__name__)
+
+BEATS_PER_LEASE = 3
+
+
+def configured_spec(instance: InstanceSettings) -> InstanceSpec:
+    """A configured instance as it enters the fleet: its health check makes it ready."""
+    return InstanceSpec(
+        instance_id=instance.id,
+        url=instance.url.rstrip("/"),
+        role=instance.role,
+        state=InstanceState.STARTING,
+        prefill_tokens_per_s=instance.prefill_tokens_per_s,
+        kv_capacity_tokens=instance.kv_capacity_tokens,
+        dispatch_window_tokens=instance.dispatch_window_tokens,
+        max_running_requests=instance.max_running_requests,
+        max_queued_requests=instance.max_queued_requests,
+    )
+
+
+class Replica:
+    """Keeps the replica known in one pool."""
+
+    def __init__(self, pool: ServedPool, context: ReplicaContext, info: Mapping[str, str]) -> None:
+        self._pool = pool
+        self._context = context
+        self._info = info
+        self._suspects: frozenset[str] = frozenset()
+
+    @property
+    def _settings(self) -> PoolSettings:
+        return self._pool.settings
+
+    async def join(self) -> None:
+        """Enter the configured instances, load the view and take the lease.
+
+        Raises:
+            StoreUnavailableError: the store is out of reach.
+        """
+        await self._put_configured()
+        await self._pool.view.refresh()
+        await self._beat()
+
+    async def _put_configured(self) -> None:
+        for instance in self._settings.instances:
+            await self._pool.store.put_instance(configured_spec(instance))
+
+    async def keep_lease(self) -> None:
+        """Renew the lease a few times per lease. Runs until cancelled."""
+        lease_s = self._context.settings.replica_lease_s
+        while True:
+            await self._context.clock.sleep(lease_s / BEATS_PER_LEASE)
+            try:
+                await self.beat()
+            except StoreError as error:
+                log.warning("pool %s: the lease could not be renewed: %s", self._settings.name, error)
+
+    async def beat(self) -> None:
+        """Renew the lease; if the store did not know it, give back what the store may have lost."""
+        if not await self._beat():
+            await self.restore()
+
+    async def _beat(self) -> bool:
+        context = self._context
+        lease_ms = round(context.settings.replica_lease_s * 1000)
+        info = {**self._info, "requests": str(len(context.live))}
+        call = context.metrics.store_calls["heartbeat"]
+        return await measured(call, self._pool.store.heartbeat(context.replica_id, lease_ms, info))
+
+    async def restore(self) -> None:
+        """Members first, if the store has none at all; then the live requests of this replica.
+
+        A store that has members was not emptied: an instance that is missing there was removed on purpose.
+        """
+        pool = self._pool
+        if not (await pool.store.membership()).instances:
+            await self._put_configured()
+            for spec in pool.view.last_members.values():
+                await pool.store.put_instance(spec)
+        await pool.view.refresh()
+        snapshot = await self._snapshot()
+        records = [
+            record
+            for live in self._context.live
+            if live.pool_name == self._settings.name and (record := live.record(snapshot.now_ms)) is not None
+        ]
+        adopted = await pool.store.adopt(records) if records else 0
+        if adopted:
+            log.warning("pool %s: the store had lost %d live requests; they are back", self._settings.name, adopted)
+
+    async def reconcile_all(self) -> None:
+        """Look for leftovers now and then. Runs until cancelled."""
+        while True:
+            await self._context.clock.sleep(self._context.settings.reconcile_s)
+            try:
+                await self.reconcile()
+            except StoreError as error:
+                log.warning("pool %s: leftovers could not be looked for: %s", self._settings.name, error)
+
+    async def reconcile(self) -> int:
+        """Release what the store still keeps of this replica although it is over here; returns how many.
+
+        A release can be lost: the outbox was full, or a reservation took effect after its caller had given up.
+        Only what was left over at two looks in a row goes, because a release may just be on its way.
+        """
+        context = self._context
+        snapshot = await self._snapshot()
+        leftover = {
+            record.request_id: record
+            for record in snapshot.requests
+            if record.replica_id == context.replica_id and record.request_id not in context.live
+        }
+        found = self._suspects.intersection(leftover)
+        self._suspects = frozenset(leftover) - found
+        for request_id in found:
+            finish = partial(self._pool.store.finish, request_id, attempt=leftover[request_id].attempt)
+            context.outbox.post(finish)
+        if found:
+            context.metrics.reconciled.inc(len(found))
+            log.warning("pool %s: released %d leftover requests", self._settings.name, len(found))
+        return len(found)
+
+    async def _snapshot(self) -> PoolSnapshot:
+        return await measured(self._context.metrics.store_calls["snapshot"], self._pool.store.snapshot())
+
+    async def retire(self) -> None:
+        """Give the lease up, on a clean exit."""
+        try:
+            await self._pool.store.retire(self._context.replica_id)
+        except StoreError as error:
+            log.warning("pool %s: the lease stays until it runs out: %s", self._settings.name, error)

@@ -1,0 +1,30 @@
+"""A limit on retries as a share of traffic, so that a failing fleet is not hammered by its own router."""
+
+from __future__ import annotations
+
+
+class RetryBudget:
+    """A token bucket: every request adds ``share`` of a retry, every second ``per_s``; a retry takes one."""
+
+    HOARD_S = 10.0
+    """Quiet time is worth this many seconds of ``per_s`` at most."""
+
+    def __init__(self, share: float, per_s: float, now_s: float) -> None:
+        self._share = share
+        self._per_s = per_s
+        self._limit = max(1.0, self.HOARD_S * per_s)
+        self._tokens = self._limit if per_s > 0 else 0.0
+        self._at_s = now_s
+
+    def deposit(self) -> None:
+        """A request was accepted."""
+        self._tokens = min(self._limit, self._tokens + self._share)
+
+    def withdraw(self, now_s: float) -> bool:
+        """Take one retry; False when the budget is spent."""
+        self._tokens = min(self._limit, self._tokens + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True

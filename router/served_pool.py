@@ -1,0 +1,62 @@
+"""One pool as a replica serves it: the parts that its requests share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from router.breakers import BreakerPanel
+from router.metrics import PoolMetrics, StoreCall
+from router.view import ViewKeeper
+from router.waiting import WaitingRoom
+from scheduling.blocks import BlockRule
+from scheduling.decision import Policy
+from scheduling.instance import InstanceLoad
+from scheduling.settings import SchedulingSettings
+from statestore.base import PoolStore
+from statestore.errors import StoreError
+from statestore.settings import PoolSettings
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class ServedPool:
+    settings: PoolSettings
+    scheduling: SchedulingSettings
+    store: PoolStore
+    view: ViewKeeper
+    waiting: WaitingRoom
+    policy: Policy
+    breakers: BreakerPanel
+    metrics: PoolMetrics
+    blocks: BlockRule
+    loads: dict[str, InstanceLoad] = field(default_factory=dict)
+    """The load of each instance as a decision of this replica last saw it: for estimates, never to decide."""
+
+    def expected_wait_s(self, instance_id: str) -> float:
+        """Time until the instance has prefilled what is pending on it, by its last seen load."""
+        load = self.loads.get(instance_id)
+        return load.pending_tokens / max(1.0, load.prefill_tokens_per_s) if load is not None else 1.0
+
+    def prefill_rate(self, instance_id: str) -> float:
+        """Prefill rate in tokens per second, as last seen; before that, the instance's prior."""
+        load = self.loads.get(instance_id)
+        if load is not None:
+            return load.prefill_tokens_per_s
+        spec = self.view.view.instances.get(instance_id)
+        return spec.prefill_tokens_per_s if spec is not None else 8000.0
+
+
+async def measured(call: StoreCall, answer: Awaitable[T]) -> T:
+    """Await a store call, its latency and failure counted."""
+    started_s = time.perf_counter()
+    try:
+        return await answer
+    except StoreError:
+        call.errors.inc()
+        raise
+    finally:
+        call.latency_s.observe(time.perf_counter() - started_s)

@@ -1,0 +1,112 @@
+"""The keeper of a replica's copy of the cluster: members, rings and hotness tree of one pool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceSpec, InstanceState, Role
+from scheduling.ring import DualRing
+from scheduling.view import ClusterView
+from statestore.base import Membership, Observation, PoolStore
+from statestore.clock import Clock
+from statestore.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+_SCHEDULED_ROLES = frozenset({Role.MIXED, Role.PREFILL})
+
+
+def ready_ids(instances: Mapping[str, InstanceSpec]) -> tuple[str, ...]:
+    """Ids of the instances that may receive scheduled requests, sorted."""
+    return tuple(
+        sorted(
+            spec.instance_id
+            for spec in instances.values()
+            if spec.state is InstanceState.READY and spec.role in _SCHEDULED_ROLES
+        )
+    )
+
+
+def empty_view(virtual_nodes: int) -> ClusterView:
+    return ClusterView(-1, -1, {}, (), DualRing.of((), virtual_nodes), HotnessTree())
+
+
+def next_view(view: ClusterView, membership: Membership) -> ClusterView:
+    """The view of a membership; rings are kept, or changed only next to the anchors of who came and went."""
+    ready = ready_ids(membership.instances)
+    rings = view.rings if ready == view.ready else view.rings.with_members(ready)
+    return ClusterView(membership.epoch, membership.tree_version, membership.instances, ready, rings, membership.tree)
+
+
+class ViewKeeper:
+    """Replaces the view whole when the store shows another epoch or tree version.
+
+    Refreshes run one at a time: whoever asks while one is under way shares the next.
+    """
+
+    def __init__(self, pool: PoolStore, *, virtual_nodes: int, bytes_per_token: float, clock: Clock, poll_s: float):
+        self._pool = pool
+        self._clock = clock
+        self._poll_s = poll_s
+        self._wanted = asyncio.Event()
+        self._refreshing: asyncio.Task[None] | None = None
+        self.view = empty_view(virtual_nodes)
+        self.bytes_per_token = bytes_per_token
+        """Learned over all replicas; the configured prior until the store says otherwise."""
+        self.last_members: Mapping[str, InstanceSpec] = {}
+        """The last membership that was not empty: what a store that came back empty is given again."""
+
+    def note(self, observation: Observation) -> None:
+        """Compare what an observation shows; wakes the keeper when the copy is out of date. Never waits."""
+        view = self.view
+        # Not "newer than": a store that came back empty counts from the start again.
+        if observation.epoch != view.epoch or observation.tree_version != view.tree_version:
+            self._wanted.set()
+
+    async def refresh(self) -> ClusterView:
+        """The view as of now.
+
+        Raises:
+            StoreUnavailableError: the store is out of reach; the copy stays as it is.
+        """
+        task = self._refreshing
+        if task is None:
+            task = self._refreshing = asyncio.create_task(self._load())
+            task.add_done_callback(self._loaded)
+        await asyncio.shield(task)
+        return self.view
+
+    async def _load(self) -> None:
+        self._wanted.clear()
+        membership = await self._pool.membership()
+        self.view = next_view(self.view, membership)
+        self.bytes_per_token = membership.bytes_per_token
+        if membership.instances:
+            self.last_members = membership.instances
+
+    def _loaded(self, task: asyncio.Task[None]) -> None:
+        self._refreshing = None
+        if not task.cancelled():
+            task.exception()  # retrieved here: whoever waited has seen it, and nobody may have waited
+
+    async def run(self) -> None:
+        """Refresh when noted, and when nothing was for a while. Runs until cancelled."""
+        while True:
+            try:
+                await self.refresh()
+            except StoreError as error:
+                log.warning("pool %s: the view stays at epoch %d: %s", self._pool.name, self.view.epoch, error)
+                await self._clock.sleep(self._poll_s)
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        idle = asyncio.ensure_future(self._clock.sleep(self._poll_s))
+        noted = asyncio.ensure_future(self._wanted.wait())
+        try:
+            await asyncio.wait((idle, noted), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            idle.cancel()
+            noted.cancel()

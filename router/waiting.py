@@ -1,0 +1,140 @@
+"""Where held requests wait for their grant: a stream that tells at once, a poll that misses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from router.errors import HoldTimeoutError
+from statestore.base import Grant, PoolStore, RequestRecord, RequestState
+from statestore.clock import Clock
+from statestore.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+
+class ReservationLostError(Exception):
+    """The store no longer knows a held request (it came back empty, or reaped it): it must be placed again."""
+
+
+class Waiter:
+    """One attempt of one request that may have to wait.
+
+    It is registered before the reservation is made, because a grant can arrive before the reservation's own
+    answer has been read.
+    """
+
+    __slots__ = ("_future", "_grant", "attempt", "held", "request_id")
+
+    def __init__(self, request_id: str, attempt: int) -> None:
+        self.request_id = request_id
+        self.attempt = attempt
+        self.held = False
+        """The store has said so: from now on its record must exist."""
+        self._grant: Grant | None = None
+        self._future: asyncio.Future[Grant] | None = None
+
+    def granted(self, grant: Grant) -> None:
+        self._grant = grant
+        if self._future is not None and not self._future.done():
+            self._future.set_result(grant)
+
+    def failed(self, error: Exception) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_exception(error)
+
+    async def grant(self) -> Grant:
+        if self._grant is not None:
+            return self._grant
+        self._future = asyncio.get_running_loop().create_future()
+        return await self._future
+
+
+class WaitingRoom:
+    """The held requests of one pool on one replica."""
+
+    def __init__(self, pool: PoolStore, *, replica_id: str, clock: Clock, poll_s: float, timeout_s: float) -> None:
+        self._pool = pool
+        self._replica_id = replica_id
+        self._clock = clock
+        self._poll_s = poll_s
+        self._timeout_s = timeout_s
+        self._waiters: dict[str, Waiter] = {}
+
+    def expect(self, request_id: str, attempt: int) -> Waiter:
+        """Register before reserving; ``leave`` is owed however that goes."""
+        waiter = self._waiters[request_id] = Waiter(request_id, attempt)
+        return waiter
+
+    def leave(self, waiter: Waiter) -> None:
+        if self._waiters.get(waiter.request_id) is waiter:
+            del self._waiters[waiter.request_id]
+
+    @property
+    def held_requests(self) -> int:
+        return sum(waiter.held for waiter in self._waiters.values())
+
+    async def wait(self, waiter: Waiter, held_s: float, retry_after_s: Callable[[], float]) -> Grant:
+        """The grant of a held request that has waited ``held_s`` already.
+
+        Raises:
+            HoldTimeoutError: it has not come within the hold timeout.
+            ReservationLostError: the store does not know the request any more.
+        """
+        waiter.held = True
+        timer = asyncio.get_running_loop().call_later(
+            max(0.0, self._timeout_s - held_s), self._give_up, waiter, retry_after_s
+        )
+        try:
+            return await waiter.grant()
+        finally:
+            timer.cancel()
+
+    def _give_up(self, waiter: Waiter, retry_after_s: Callable[[], float]) -> None:
+        waiter.failed(
+            HoldTimeoutError(
+                f"no instance had room within {self._timeout_s:g} s; try again later or raise router.hold_timeout_s",
+                retry_after_s=retry_after_s(),
+            )
+        )
+
+    def deliver(self, grant: Grant) -> None:
+        """Hand a grant over; one that nobody waits for is of a request that is over, whose release is on its way."""
+        waiter = self._waiters.get(grant.request_id)
+        if waiter is not None and waiter.attempt == grant.attempt:
+            waiter.granted(grant)
+
+    async def listen(self) -> None:
+        """Follow the pool's grants for this replica. Runs until cancelled."""
+        while True:
+            try:
+                async for grant in self._pool.grants(self._replica_id):
+                    self.deliver(grant)
+            except StoreError as error:
+                log.warning("pool %s: the grant stream broke: %s", self._pool.name, error)
+            await self._clock.sleep(self._poll_s)
+
+    async def poll(self) -> None:
+        """Look the held requests up, all in one call, again and again. Runs until cancelled."""
+        while True:
+            await self._clock.sleep(self._poll_s)
+            try:
+                await self.look_up()
+            except StoreError as error:
+                log.warning("pool %s: held requests could not be looked up: %s", self._pool.name, error)
+
+    async def look_up(self) -> None:
+        """Find out what the stream missed."""
+        held = [waiter for waiter in self._waiters.values() if waiter.held]
+        if not held:
+            return
+        records = await self._pool.held_states([waiter.request_id for waiter in held])
+        for waiter in held:
+            self._settle(waiter, records.get(waiter.request_id))
+
+    def _settle(self, waiter: Waiter, record: RequestRecord | None) -> None:
+        if record is None:
+            waiter.failed(ReservationLostError(waiter.request_id))
+        elif record.attempt == waiter.attempt and record.state is not RequestState.HELD:
+            waiter.granted(Grant(record.request_id, record.instance_id, record.attempt))
