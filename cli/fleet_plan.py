@@ -12,7 +12,8 @@ from pydantic import BaseModel, SecretStr
 from cli.errors import CommandError
 from cli.processes import ChildSpec
 from cli.settings import Settings
-from statestore.settings import InstanceSettings
+from simulation.settings import EmulatorSettings
+from statestore.settings import InstanceSettings, PoolSettings
 
 # Stages in which children stop: whoever takes requests first, whoever serves them last.
 STOP_ROUTERS, STOP_WORKERS, STOP_INSTANCES = range(3)
@@ -62,33 +63,28 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
     port = router.port or free_ports(1, router.host)[0]
     require_free_port(router.host, port)
     ops_ports = free_ports(size.replicas)
-    emulator_ports: tuple[int, ...] = ()
-    pool = settings.pools[0]
-    if instance_urls:
+    pool, emulator = settings.pools[0], settings.emulator
+    emulated = not instance_urls and not any(known.instances for known in settings.pools)
+    if emulated:
+        first_port = first_of_free_ports(emulator.port or 8100, size.instances, emulator.host)
+        model = pool.model if "model" in pool.model_fields_set else emulator.served_model
+        emulator = emulator.model_copy(update={"instances": size.instances, "port": first_port, "model": model})
+        pool = emulated_pool(pool, emulator)
+    elif instance_urls:
         given = (InstanceSettings(id=f"instance-{i}", url=url) for i, url in enumerate(instance_urls, 1))
         pool = pool.model_copy(update={"instances": tuple(given)})
-    elif not any(known.instances for known in settings.pools):
-        emulator_ports = free_ports(size.instances)
-        pool = pool.model_copy(update={"instances": emulated_instances(settings, emulator_ports)})
-    fleet = settings.model_copy(
-        update={
-            "pools": (pool, *settings.pools[1:]),
-            "router": router.model_copy(
-                update={"port": port, "settle_s": _SETTLE_S, "drain_timeout_s": _DRAIN_TIMEOUT_S}
-            ),
-        }
-    )
-    children = _children(config_file, size, ops_ports, emulator_ports)
-    return FleetPlan(fleet, children, ops_ports)
+    changed: dict[str, Any] = {
+        "pools": (pool, *settings.pools[1:]),
+        "router": router.model_copy(update={"port": port, "settle_s": _SETTLE_S, "drain_timeout_s": _DRAIN_TIMEOUT_S}),
+        "emulator": emulator,
+    }
+    children = _children(config_file, size, ops_ports, emulated)
+    return FleetPlan(settings.model_copy(update=changed), children, ops_ports)
 
 
-def _children(
-    config_file: str, size: FleetSize, ops_ports: Sequence[int], emulator_ports: Sequence[int]
-) -> tuple[ChildSpec, ...]:
+def _children(config_file: str, size: FleetSize, ops_ports: Sequence[int], emulated: bool) -> tuple[ChildSpec, ...]:
     config = ("--config", config_file)
-    emulators = [
-        ChildSpec("instances", ("emulate", *config, "--ports", ",".join(map(str, emulator_ports))), STOP_INSTANCES)
-    ]
+    emulator = ChildSpec("instances", ("emulate", *config), STOP_INSTANCES)
     routers = [
         ChildSpec(
             f"router-{number}",
@@ -100,14 +96,23 @@ def _children(
     workers = [
         ChildSpec(f"worker-{number}", ("worker", *config), STOP_WORKERS) for number in range(1, size.workers + 1)
     ]
-    return (*(emulators if emulator_ports else ()), *workers, *routers)
+    return (*((emulator,) if emulated else ()), *workers, *routers)
 
 
-def emulated_instances(settings: Settings, ports: Sequence[int]) -> tuple[InstanceSettings, ...]:
-    """Descriptions of emulated instances on this machine, with the figures of their preset."""
-    return tuple(
-        InstanceSettings(id=f"instance-{i}", url=f"http://127.0.0.1:{port}") for i, port in enumerate(ports, 1)
+def emulated_pool(pool: PoolSettings, emulator: EmulatorSettings) -> PoolSettings:
+    """The pool with emulated instances, described by the figures of their engine."""
+    engine = emulator.engine_config()
+    instances = tuple(
+        InstanceSettings(
+            id=f"instance-{number}",
+            url=f"http://127.0.0.1:{emulator.port + number - 1}",
+            prefill_tokens_per_s=engine.prefill_tokens_per_s() * emulator.time_scale,
+            kv_capacity_tokens=engine.kv_capacity_tokens,
+            max_running_requests=engine.max_num_seqs,
+        )
+        for number in range(1, emulator.instances + 1)
     )
+    return pool.model_copy(update={"model": emulator.served_model, "instances": instances})
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> tuple[int, ...]:
@@ -120,6 +125,30 @@ def free_ports(count: int, host: str = "127.0.0.1") -> tuple[int, ...]:
     finally:
         for each in sockets:
             each.close()
+
+
+def first_of_free_ports(wanted: int, count: int, host: str) -> int:
+    """The first of ``count`` free ports in a row: ``wanted``, or else as near above it as there are some.
+
+    Raises:
+        CommandError: there is no such run of ports.
+    """
+    first = wanted
+    for port in range(wanted, 65536):
+        if not is_free(host, port):
+            first = port + 1
+        elif port - first + 1 == count:
+            return first
+    raise CommandError(f"no {count} free ports in a row from {wanted} on; choose others with --emulator.port PORT")
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether nobody listens on the port."""
+    try:
+        require_free_port(host, port)
+    except CommandError:
+        return False
+    return True
 
 
 def require_free_port(host: str, port: int) -> None:

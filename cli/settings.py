@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from router.settings import RouterSettings
 from scheduling.settings import SchedulingSettings
+from simulation.settings import EmulatorSettings
 from statestore.settings import PoolSettings, StoreSettings
 from workers.settings import WorkerSettings
 
@@ -25,6 +26,7 @@ class Settings(BaseModel):
 
     router: RouterSettings = Field(RouterSettings(), description="one router replica")
     worker: WorkerSettings = Field(WorkerSettings(), description="one background worker")
+    emulator: EmulatorSettings = Field(EmulatorSettings(), description="emulated vLLM instances")
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Settings:

@@ -1,0 +1,138 @@
+"""``dualmap inspect``: the shared state as people read it, straight from the store, without any router."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from cli import inspect_tables as tables
+from cli.errors import CommandError
+from cli.settings import Settings
+from scheduling.ring import DualRing
+from scheduling.view import is_scheduled
+from statestore.base import PoolSnapshot, Store
+from statestore.connect import open_store
+from statestore.errors import StoreError
+from statestore.keys import PoolKeys
+
+_RAW_SCHEMES = ("redis", "rediss", "unix")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pool", help="pool name; by default the first configured one")
+    views = parser.add_subparsers(dest="view", metavar="VIEW", required=True)
+    views.add_parser("overview", help="instances, replicas, leader, migrations")
+    views.add_parser("queues", help="held requests of every instance, in the order of their queue")
+    views.add_parser("ring", help="share of the hash space that each instance owns on either ring")
+    views.add_parser("hot", help="hot prefixes with depth and traffic")
+    views.add_parser("requests", help="live requests")
+    kv = views.add_parser("kv", help="blocks that an instance is believed to hold, newest first")
+    kv.add_argument("instance")
+    for view in (views.choices["requests"], views.choices["hot"], kv):
+        view.add_argument("--limit", type=int, default=50, help="rows at most")
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    pool = arguments.pool or settings.pools[0].name
+    if arguments.view in ("hot", "kv"):
+        rendered = _RAW_VIEWS[arguments.view](RawPool(settings, pool), arguments)
+    else:
+        rendered = asyncio.run(_from_store(arguments, settings, pool))
+    Console().print(rendered)
+    return 0
+
+
+async def _from_store(arguments: argparse.Namespace, settings: Settings, pool: str) -> RenderableType:
+    try:
+        store = await open_store(settings.store, scheduling=settings.scheduling)
+    except StoreError as error:
+        raise CommandError(f"{error}. Is store.url right?") from error
+    try:
+        return await _VIEWS[arguments.view](store, pool, arguments, settings)
+    except StoreError as error:
+        raise CommandError(str(error)) from error
+    finally:
+        await store.close()
+
+
+async def _snapshot(store: Store, pool: str) -> PoolSnapshot:
+    snapshot = await store.pool(pool).snapshot()
+    if not snapshot.instances and not snapshot.replicas:
+        raise CommandError(f"the store knows no pool {pool!r} (--pool, store.url and store.prefix say where to look)")
+    return snapshot
+
+
+async def _overview(store: Store, pool: str, _: argparse.Namespace, __: Settings) -> RenderableType:
+    return tables.overview(pool, await _snapshot(store, pool))
+
+
+async def _queues(store: Store, pool: str, _: argparse.Namespace, __: Settings) -> RenderableType:
+    snapshot = await _snapshot(store, pool)
+    queues = await asyncio.gather(*(store.pool(pool).queue(instance_id) for instance_id in sorted(snapshot.instances)))
+    return tables.queues([queue for queue in queues if queue is not None])
+
+
+async def _ring(store: Store, pool: str, _: argparse.Namespace, settings: Settings) -> RenderableType:
+    snapshot = await _snapshot(store, pool)
+    ready = [spec.instance_id for spec in snapshot.instances.values() if is_scheduled(spec)]
+    return tables.ring(DualRing.of(ready, settings.scheduling.virtual_nodes))
+
+
+async def _requests(store: Store, pool: str, arguments: argparse.Namespace, _: Settings) -> RenderableType:
+    return tables.requests(await _snapshot(store, pool), arguments.limit)
+
+
+_VIEWS: dict[str, Callable[[Store, str, argparse.Namespace, Settings], Awaitable[RenderableType]]] = {
+    "overview": _overview,
+    "queues": _queues,
+    "ring": _ring,
+    "requests": _requests,
+}
+
+
+class RawPool:
+    """Keys of a pool that no store method shows, read as they are."""
+
+    def __init__(self, settings: Settings, pool: str) -> None:
+        import redis
+
+        if settings.store.url.partition("://")[0] not in _RAW_SCHEMES:
+            raise CommandError(f"this view reads Redis itself and needs a redis:// URL, not {settings.store.url!r}")
+        self._client: Any = redis.Redis.from_url(
+            settings.store.url,
+            socket_connect_timeout=settings.store.connect_timeout_s,
+            socket_timeout=settings.store.command_timeout_s,
+        )
+        self._unavailable = redis.RedisError
+        self._keys = PoolKeys(settings.store.prefix, pool)
+
+    def hot_prefixes(self) -> list[tuple[str, int, int]]:
+        """Hot prefixes in hex, with depth in blocks and requests in the window; most traffic first."""
+        rows = []
+        for prefix, value in self._read("hgetall", self._keys.hotness_tree).items():
+            depth, _, count = value.decode().partition(" ")
+            rows.append((prefix.decode(), int(depth), int(count or 0)))
+        return sorted(rows, key=lambda row: (-row[2], row[1], row[0]))
+
+    def kv_blocks(self, instance_id: str, limit: int) -> tuple[int, list[tuple[str, int]]]:
+        """How many blocks are listed, and the newest of them in hex with their stamps."""
+        key = self._keys.account(instance_id).kv
+        total = int(self._read("zcard", key))
+        newest = self._read("zrevrange", key, 0, limit - 1, withscores=True)
+        return total, [(block.hex(), int(stamp)) for block, stamp in newest]
+
+    def _read(self, command: str, *arguments: Any, **options: Any) -> Any:
+        try:
+            return getattr(self._client, command)(*arguments, **options)
+        except self._unavailable as error:
+            raise CommandError(f"the store does not answer: {error}") from error
+
+
+_RAW_VIEWS: dict[str, Callable[[RawPool, argparse.Namespace], RenderableType]] = {
+    "hot": lambda pool, arguments: tables.hot(pool.hot_prefixes()[: arguments.limit]),
+    "kv": lambda pool, arguments: tables.kv(*pool.kv_blocks(arguments.instance, arguments.limit)),
+}

@@ -1,0 +1,140 @@
+"""The tables of ``dualmap inspect``: from the store's own values to rows; nothing here reads anything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from scheduling.ring import DualRing, Ring
+from statestore.base import PoolSnapshot, QueueSnapshot, RequestRecord
+
+_HASH_SPACE = 1 << 64
+
+
+def _table(*headings: str, numbers_from: int = 1, title: str | None = None) -> Table:
+    """A table whose columns are numbers from ``numbers_from`` on."""
+    table = Table(box=None, header_style="bold", title=title, title_justify="left", title_style="bold")
+    for column, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if column >= numbers_from else "left", overflow="fold")
+    return table
+
+
+def overview(pool: str, snapshot: PoolSnapshot) -> RenderableType:
+    """Members, replicas and leader of a pool."""
+    headings = ("pending", "dispatched", "held", "running", "cached blocks", "tokens/s", "stalled s")
+    instances = _table(
+        "instance", "state", "url", *headings, numbers_from=3,
+        title=f"Pool {pool}: epoch {snapshot.epoch}, tree version {snapshot.tree_version}",
+    )  # fmt: skip
+    for instance_id, spec in sorted(snapshot.instances.items()):
+        load = snapshot.loads.get(instance_id)
+        figures = (
+            (
+                f"{load.pending_tokens:,}",
+                f"{load.dispatched_tokens:,}",
+                f"{load.queued_requests:,}",
+                f"{load.running_requests:,}",
+                f"{load.cached_blocks:,}",
+                f"{load.prefill_tokens_per_s:,.0f}",
+                f"{load.stalled_s:.1f}",
+            )
+            if load
+            else ()
+        )
+        instances.add_row(instance_id, spec.state.value, spec.url, *figures)
+    replicas = _table("replica", "lease ends in s", "about", numbers_from=9)
+    for replica in sorted(snapshot.replicas, key=lambda replica: replica.replica_id):
+        about = ", ".join(f"{name} {value}" for name, value in sorted(replica.info.items()))
+        replicas.add_row(replica.replica_id, f"{(replica.expires_ms - snapshot.now_ms) / 1000:.1f}", about)
+    leader = snapshot.leader
+    leading = f"{leader.owner} (fence {leader.fence})" if leader else "nobody"
+    migrations = ", ".join(f"{count:,} {reason}" for reason, count in sorted(snapshot.migrations.items())) or "none"
+    return Group(instances, "", replicas, "", f"leader: {leading}", f"migrations: {migrations}")
+
+
+def queues(snapshots: Sequence[QueueSnapshot]) -> RenderableType:
+    """Held requests, queue by queue."""
+    parts: list[RenderableType] = []
+    for snapshot in snapshots:
+        load = snapshot.load
+        title = f"{load.instance_id}: {len(snapshot.held)} held, {load.pending_tokens:,} pending tokens"
+        headings = ("request", "replica", "other candidate", "uncached", "there", "waited s", "slo s")
+        table = _table(*headings, numbers_from=3, title=title)
+        for record in snapshot.held:
+            table.add_row(
+                record.request_id,
+                record.replica_id,
+                record.alternative_id or "–",
+                f"{record.uncached_tokens:,}",
+                f"{record.alternative_uncached_tokens:,}",
+                f"{(snapshot.now_ms - record.enqueued_ms) / 1000:.2f}",
+                f"{record.slo_ms / 1000:g}",
+            )
+        parts.append(table if snapshot.held else title)
+    return Group(*parts)
+
+
+def ring(rings: DualRing) -> RenderableType:
+    """How much of the hash space each ready instance owns; an even ring gives everyone the same share."""
+    table = _table("instance", "anchors", "first ring", "second ring", title=f"{len(rings.members)} ready instances")
+    shares = [owned_shares(each) for each in (rings.first, rings.second)]
+    for instance_id in rings.members:
+        table.add_row(
+            instance_id,
+            str(rings.first.virtual_nodes),
+            *(f"{share.get(instance_id, 0.0):.1%}" for share in shares),
+        )
+    return table
+
+
+def owned_shares(ring: Ring) -> dict[str, float]:
+    """Share of the hash space for which each instance is the successor; the shares add up to 1."""
+    owned: Counter[str] = Counter()
+    before = ring.positions[-1] - _HASH_SPACE if ring.positions else 0
+    for position, owner in zip(ring.positions, ring.owners, strict=True):
+        owned[owner] += position - before
+        before = position
+    return {owner: length / _HASH_SPACE for owner, length in owned.items()}
+
+
+def requests(snapshot: PoolSnapshot, limit: int) -> RenderableType:
+    """Live requests, oldest first."""
+    found = sorted(snapshot.requests, key=lambda record: record.sequence)
+    headings = ("request", "state", "instance", "other", "replica", "attempt", "uncached", "prompt", "age s")
+    table = _table(*headings, numbers_from=5, title=f"{len(found)} live requests")
+    for record in found[:limit]:
+        table.add_row(*_request_row(record, snapshot.now_ms))
+    return table
+
+
+def _request_row(record: RequestRecord, now_ms: int) -> tuple[str, ...]:
+    return (
+        record.request_id,
+        record.state.value,
+        record.instance_id,
+        record.alternative_id or "–",
+        record.replica_id,
+        str(record.attempt),
+        f"{record.uncached_tokens:,}",
+        f"{record.prompt_tokens:,}",
+        f"{(now_ms - record.enqueued_ms) / 1000:.2f}",
+    )
+
+
+def hot(prefixes: Sequence[tuple[str, int, int]]) -> RenderableType:
+    """Hot prefixes; requests that start with one are keyed a block longer."""
+    table = _table("prefix", "blocks", "requests in window", title=f"{len(prefixes)} hot prefixes")
+    for prefix, depth, count in prefixes:
+        table.add_row(prefix, str(depth), f"{count:,}")
+    return table
+
+
+def kv(total: int, blocks: Sequence[tuple[str, int]]) -> RenderableType:
+    """Blocks in the order in which they would be kept; the last ones would be forgotten first."""
+    table = _table("block (prefix hash)", "stamp", title=f"{total:,} blocks listed")
+    for block, stamp in blocks:
+        table.add_row(block, f"{stamp:,}")
+    return table

@@ -1,0 +1,11 @@
+"""How the serving commands log: one line an event on standard error, with the time and where it comes from."""
+
+from __future__ import annotations
+
+import logging
+
+
+def log_to_stderr(level: str) -> None:
+    """Configure the process's logging; call once, at start."""
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per health check otherwise

@@ -1,0 +1,217 @@
+"""``dualmap up``: a whole fleet on this machine, with a private store, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from pathlib import Path
+
+from rich.console import Console
+
+from cli.errors import CommandError
+from cli.fetch import fetch
+from cli.figures import ReplicaCounts, count_replicas, fleet_figures
+from cli.fleet_plan import FleetPlan, FleetSize, plain, plan_fleet
+from cli.live_status import LiveStatus
+from cli.processes import ProcessGroup
+from cli.settings import Settings
+from scheduling.instance import InstanceState
+from statestore.base import Store
+from statestore.connect import open_store
+from statestore.embedded import EmbeddedValkey
+from statestore.errors import StoreError
+
+_READY_TIMEOUT_S = 60.0
+_READY_POLL_S = 0.1
+_STATUS_INTERVAL_S = 1.0
+_LINE_EVERY = 10
+_STAGE_TIMEOUT_S = 6.0
+
+SHORTHANDS = {
+    "--policy": "scheduling.policy",
+    "--port": "router.port",
+    "--preset": "emulator.preset",
+    "--time-scale": "emulator.time_scale",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--replicas", type=_count, default=3, metavar="N", help="router replicas on the one port")
+    parser.add_argument("--workers", type=_count, default=2, metavar="N", help="workers, of which one leads")
+    parser.add_argument("--instances", type=_count, default=4, metavar="N", help="emulated instances")
+    for option, setting in SHORTHANDS.items():
+        parser.add_argument(option, default=argparse.SUPPRESS, help=f"short for --{setting}")
+    parser.add_argument(
+        "--instance-url",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a running vLLM server to use instead of emulated ones; repeat for more",
+    )
+    parser.add_argument("--status-interval-s", type=float, default=_STATUS_INTERVAL_S, help="how often figures renew")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    directory = Path(tempfile.mkdtemp(prefix="dualmap-up-"))
+    try:
+        code = asyncio.run(_up(arguments, settings, directory))
+    except BaseException:
+        print(f"dualmap up: logs are in {directory}", file=sys.stderr)
+        raise
+    shutil.rmtree(directory, ignore_errors=True)
+    return code
+
+
+async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(signal_number, stopping.set)
+    size = FleetSize(arguments.replicas, arguments.workers, arguments.instances)
+    config = directory / "fleet.yaml"
+    plan = plan_fleet(settings, size, arguments.instance_url, str(config))
+    started_s = time.monotonic()
+    with LiveStatus(Console(), _LINE_EVERY) as status:
+        async with _store(plan) as (plan, store), _children(plan, config, status) as group:
+            if await _until_ready(plan, group, store, stopping):
+                group.settled()
+                status.say(welcome(plan, time.monotonic() - started_s, directory))
+                await _show_until(stopping, plan, store, status, arguments.status_interval_s)
+            status.say("stopping …")
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _store(plan: FleetPlan) -> AsyncIterator[tuple[FleetPlan, Store]]:
+    """The plan with its real store URL, and that store opened: the user's own if one was named, else a private one."""
+    settings = plan.settings.store
+    named = "url" in settings.model_fields_set and not settings.url.startswith("embedded://")
+    async with contextlib.AsyncExitStack() as stack:
+        if not named:
+            valkey = EmbeddedValkey()
+            try:
+                await asyncio.to_thread(valkey.start)
+            except StoreError as error:
+                raise CommandError(str(error)) from error
+            stack.push_async_callback(asyncio.to_thread, valkey.stop)
+            plan = plan.with_store_url(valkey.url)
+        try:
+            store = await open_store(plan.settings.store, scheduling=plan.settings.scheduling)
+        except StoreError as error:
+            raise CommandError(str(error)) from error
+        stack.push_async_callback(store.close)
+        yield plan, store
+
+
+@contextlib.asynccontextmanager
+async def _children(plan: FleetPlan, config: Path, status: LiveStatus) -> AsyncIterator[ProcessGroup]:
+    write_config(plan, config)
+    # What the environment said is in the file by now; in a child it would come before the file again.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}
+    group = ProcessGroup(config.parent, environment, status.say)
+    try:
+        await asyncio.gather(*(group.start(child) for child in plan.children))
+        yield group
+    finally:
+        await group.stop(_STAGE_TIMEOUT_S)
+
+
+def write_config(plan: FleetPlan, config: Path) -> None:
+    """Write what the children read: JSON, which is YAML; for this user alone, since it may hold keys."""
+    config.touch(mode=0o600)
+    config.write_text(json.dumps(plain(plan.settings)), encoding="utf-8")
+
+
+async def _until_ready(plan: FleetPlan, group: ProcessGroup, store: Store, stopping: asyncio.Event) -> bool:
+    """Wait until requests would be served by all of it; False if told to stop first.
+
+    Raises:
+        CommandError: a child ended, or it takes too long.
+    """
+    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    missing = ""
+    while time.monotonic() < deadline_s:
+        group.check()
+        missing = await _missing(plan, store)
+        if not missing:
+            return True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _READY_POLL_S)
+        if stopping.is_set():
+            return False
+    raise CommandError(f"not ready after {_READY_TIMEOUT_S:g} s: {missing}")
+
+
+async def _missing(plan: FleetPlan, store: Store) -> str:
+    """What the fleet still waits for; empty when it is ready."""
+    for pool in plan.settings.pools:
+        snapshot = await store.pool(pool.name).snapshot()
+        waiting = [
+            instance.id
+            for instance in pool.instances
+            if instance.id not in snapshot.instances or snapshot.instances[instance.id].state is not InstanceState.READY
+        ]
+        if waiting:
+            return f"{', '.join(waiting)} not ready (are the servers reachable?)"
+        if snapshot.leader is None:
+            return "no worker leads yet"
+    for port in plan.ops_ports:
+        answer = await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}/ready", timeout_s=1.0)
+        if answer.status != HTTPStatus.OK:
+            return "a router replica is not ready"
+    return ""
+
+
+async def _show_until(
+    stopping: asyncio.Event, plan: FleetPlan, store: Store, status: LiveStatus, interval_s: float
+) -> None:
+    ops_urls = [f"http://127.0.0.1:{port}" for port in plan.ops_ports]
+    before, before_s = ReplicaCounts(), time.monotonic()
+    while not stopping.is_set():
+        counts, now_s = await count_replicas(ops_urls), time.monotonic()
+        rate = max(0, counts.requests - before.requests) / max(now_s - before_s, 1e-3)
+        before, before_s = counts, now_s
+        try:
+            snapshots = [await store.pool(pool.name).snapshot() for pool in plan.settings.pools]
+            status.show(fleet_figures(snapshots, counts, rate))
+        except StoreError as error:
+            status.say(f"the store does not answer: {error}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), interval_s)
+
+
+def welcome(plan: FleetPlan, took_s: float, directory: Path) -> str:
+    """What a user reads once the fleet is ready."""
+    model = plan.settings.pools[0].model
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True})
+    emulated = "" if any(child.name == "instances" for child in plan.children) else " not"
+    return "\n".join(
+        (
+            f"The fleet is ready after {took_s:.1f} s (its instances are{emulated} emulated). Ctrl-C stops it.",
+            "",
+            f"  endpoint  {plan.endpoint}/v1   (model {model!r}, any API key)",
+            f"  store     {plan.settings.store.url}",
+            f"  logs      {directory}",
+            "",
+            "Try it:",
+            f"  curl -N {plan.endpoint}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+            "",
+        )
+    )
