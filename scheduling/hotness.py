@@ -7,8 +7,8 @@ hot, so a hot leaf "gets children" by entering the set and loses them by leaving
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduling.chain import Chain
@@ -54,10 +54,15 @@ def hotness_rule(settings: SchedulingSettings) -> HotnessRule:
     )
 
 
+FREQUENT_COUNT = 4
+"""Prefixes seen at least this often in the window are indexed: only they can be hot once traffic flows."""
+
+
 class HotnessWindow:
     """The requests of a sliding window, counted by prefix. Owned by one keeper; not shared.
 
-    Bounded by age and by number; heads longer than ``max_key_blocks`` are cut.
+    Bounded by age and by number; heads longer than ``max_key_blocks`` are cut. The few prefixes that many
+    requests share are indexed as they are counted, so that ``grow`` does not walk through the window.
     """
 
     def __init__(self, window_ms: int, max_requests: int, max_key_blocks: int) -> None:
@@ -65,7 +70,9 @@ class HotnessWindow:
         self._max_requests = max_requests
         self._max_key_blocks = max_key_blocks
         self._entries: deque[tuple[int, tuple[int, ...]]] = deque()
-        self._counts: Counter[int] = Counter()
+        self._counts: dict[int, int] = {}
+        self._frequent: dict[int, int] = {}
+        """Prefixes counted FREQUENT_COUNT times or more, with their depth in blocks."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -74,7 +81,12 @@ class HotnessWindow:
         """Count one request; times must not go back by more than the window."""
         head = tuple(hashes[: self._max_key_blocks])
         self._entries.append((at_ms, head))
-        self._counts.update(head)
+        counts = self._counts
+        for depth, prefix in enumerate(head, 1):
+            count = counts.get(prefix, 0) + 1
+            counts[prefix] = count
+            if count == FREQUENT_COUNT:
+                self._frequent[prefix] = depth
         if len(self._entries) > self._max_requests:
             self._drop_oldest()
 
@@ -85,40 +97,43 @@ class HotnessWindow:
 
     def _drop_oldest(self) -> None:
         _, head = self._entries.popleft()
+        counts = self._counts
         for prefix in head:
-            left = self._counts[prefix] - 1
+            left = counts[prefix] - 1
             if left:
-                self._counts[prefix] = left
+                counts[prefix] = left
             else:
-                del self._counts[prefix]
+                del counts[prefix]
+            if left == FREQUENT_COUNT - 1:
+                del self._frequent[prefix]
 
     def count(self, prefix: int) -> int:
         """Requests in the window whose chain starts with this prefix."""
-        return self._counts[prefix]
+        return self._counts.get(prefix, 0)
 
     def grow(self, tree: HotnessTree, ready_instances: int, rule: HotnessRule) -> HotnessTree:
         """The tree after this moment's traffic; ``tree`` itself when nothing changes.
 
         A prefix enters above ``hot_share_factor / n`` and leaves below ``cold_share_factor / n``; the band
         between keeps the mapping from flapping. Below ``min_requests`` the tree stays as it is.
+
+        Every request that counts for a prefix counts for its parent, so a hot prefix has a hot parent without
+        anybody looking: the result is closed upwards if ``tree`` is.
         """
         total = len(self._entries)
         if total < rule.min_requests or ready_instances < 1:
             return tree
         hot_above = rule.hot_share_factor / ready_instances * total
         cold_below = rule.cold_share_factor / ready_instances * total
-        hot: dict[int, int] = {}
-        cold: set[int] = set()
-        for _, head in self._entries:
-            for index, prefix in enumerate(head):
-                if prefix in hot:
-                    continue
-                if prefix in cold:
-                    break
-                count = self._counts[prefix]
-                if count > hot_above or (prefix in tree.hot and count >= cold_below):
-                    hot[prefix] = index + 1
-                else:
-                    cold.add(prefix)
-                    break
+        hot = {
+            prefix: depth
+            for prefix, depth in self._prefixes_of_at_least(min(hot_above, cold_below))
+            if (count := self._counts[prefix]) > hot_above or (prefix in tree.hot and count >= cold_below)
+        }
         return tree if hot == tree.hot else HotnessTree(hot)
+
+    def _prefixes_of_at_least(self, least: float) -> Iterable[tuple[int, int]]:
+        """Prefixes with their depth, among them all that are counted ``least`` times or more."""
+        if least >= FREQUENT_COUNT:
+            return self._frequent.items()
+        return ((prefix, depth) for _, head in self._entries for depth, prefix in enumerate(head, 1))

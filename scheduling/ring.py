@@ -7,7 +7,7 @@ of one shrink the worst overload from Θ(√(m log n / n)) to log log n.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -35,21 +35,59 @@ class Ring:
         index = bisect_left(self.positions, position)
         return self.owners[index % len(self.owners)]
 
-    def with_members(self, members: frozenset[str]) -> Ring:
-        """The ring of exactly ``members``; anchors of those that stay do not move."""
-        present = frozenset(self.owners)
-        points = [point for point in zip(self.positions, self.owners, strict=True) if point[1] in members]
-        for instance_id in sorted(members - present):
-            points += [
-                (position, instance_id) for position in _anchor_positions(instance_id, self.seed, self.virtual_nodes)
-            ]
-        points.sort()
-        return Ring(
-            self.seed,
-            self.virtual_nodes,
-            tuple(position for position, _ in points),
-            tuple(owner for _, owner in points),
+    def with_change(self, leaving: Iterable[str], joining: Iterable[str]) -> Ring:
+        """The ring without ``leaving`` and with ``joining``; anchors of all others do not move.
+
+        Costs a lookup per changed anchor and a copy of the rest, so one instance more or less among hundreds
+        is a matter of milliseconds.
+        """
+        positions, owners = self._without(leaving)
+        anchors = sorted(
+            (position, instance_id)
+            for instance_id in joining
+            for position in _anchor_positions(instance_id, self.seed, self.virtual_nodes)
         )
+        merged_positions: list[int] = []
+        merged_owners: list[str] = []
+        done = 0
+        for position, owner in anchors:
+            index = _insertion_index(positions, owners, position, owner)
+            merged_positions += positions[done:index]
+            merged_owners += owners[done:index]
+            merged_positions.append(position)
+            merged_owners.append(owner)
+            done = index
+        merged_positions += positions[done:]
+        merged_owners += owners[done:]
+        return Ring(self.seed, self.virtual_nodes, tuple(merged_positions), tuple(merged_owners))
+
+    def _without(self, leaving: Iterable[str]) -> tuple[Sequence[int], Sequence[str]]:
+        gone = sorted(
+            _insertion_index(self.positions, self.owners, position, instance_id)
+            for instance_id in leaving
+            for position in _anchor_positions(instance_id, self.seed, self.virtual_nodes)
+        )
+        if not gone:
+            return self.positions, self.owners
+        positions: list[int] = []
+        owners: list[str] = []
+        done = 0
+        for index in gone:
+            positions += self.positions[done:index]
+            owners += self.owners[done:index]
+            done = index + 1
+        positions += self.positions[done:]
+        owners += self.owners[done:]
+        return positions, owners
+
+
+def _insertion_index(positions: Sequence[int], owners: Sequence[str], position: int, owner: str) -> int:
+    """Where the anchor is, or belongs, in the order of (position, owner): equal positions are ordered by id, so
+    that rings of the same members are the same however they came about."""
+    index = bisect_left(positions, position)
+    while index < len(positions) and positions[index] == position and owners[index] < owner:
+        index += 1
+    return index
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +107,11 @@ class DualRing:
 
     def with_members(self, members: Iterable[str]) -> DualRing:
         """The rings after a change of membership; only keys next to the changed anchors map elsewhere."""
-        wanted = frozenset(members)
-        return DualRing(self.first.with_members(wanted), self.second.with_members(wanted), tuple(sorted(wanted)))
+        wanted, present = frozenset(members), frozenset(self.members)
+        leaving, joining = present - wanted, wanted - present
+        return DualRing(
+            self.first.with_change(leaving, joining), self.second.with_change(leaving, joining), tuple(sorted(wanted))
+        )
 
     def pair(self, key: int) -> tuple[str, ...]:
         """The candidate pair of a hash key: two distinct ids, one id with a single member, () with none.
