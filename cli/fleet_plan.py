@@ -94,7 +94,8 @@ def _children(config_file: str, size: FleetSize, ops_ports: Sequence[int], emula
         for number, ops_port in enumerate(ops_ports, 1)
     ]
     workers = [
-        ChildSpec(f"worker-{number}", ("worker", *config), STOP_WORKERS) for number in range(1, size.workers + 1)
+        ChildSpec(f"worker-{number}", ("worker", *config, "--name", f"worker-{number}"), STOP_WORKERS)
+        for number in range(1, size.workers + 1)
     ]
     return (*((emulator,) if emulated else ()), *workers, *routers)
 

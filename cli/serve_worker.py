@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import secrets
 
 from cli.errors import CommandError
 from cli.logs import log_to_stderr
@@ -13,17 +14,19 @@ from cli.settings import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--id", help="id of this worker in logs and as leader; made up when left out")
+    parser.add_argument("--name", help="beginning of this worker's id in logs and as leader")
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     from statestore.errors import StoreConfigurationError
     from workers.serve import serve
 
+    # Never the same id twice, whatever the name: a lease must not pass for that of a former process.
+    worker_id = f"{arguments.name}-{secrets.token_hex(3)}" if arguments.name else None
     log_to_stderr(settings.router.log_level)
     end_with_parent(os.environ)
     try:
-        asyncio.run(serve(settings.worker, settings.scheduling, settings.store, settings.pools, worker_id=arguments.id))
+        asyncio.run(serve(settings.worker, settings.scheduling, settings.store, settings.pools, worker_id=worker_id))
     except (StoreConfigurationError, OSError) as error:
         raise CommandError(str(error)) from error
     return 0
