@@ -1,0 +1,128 @@
+"""What is asked of a request before anything is placed: the key, the method, the shape of its body."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from router.ask import Ask, read_slo_s
+from router.errors import InvalidApiKeyError, InvalidRequestError, MethodNotAllowedError
+from router.http.paths import is_inference, needs_api_key
+from router.http.request_reader import Judge, Request
+
+OPS_BODY_BYTES: Final = 1 << 20
+"""Largest body of a request that the ASGI app serves."""
+
+_FORM_MODEL: Final = re.compile(rb'name="?model"?\s*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
+_FORM_SEARCH_BYTES: Final = 64 << 10
+_PROMPT_FIELDS: Final = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
+_COUNTS: Final = ("max_tokens", "max_completion_tokens", "n")
+
+
+class ApiKeys:
+    """The keys that open the inference endpoints; compared in constant time. Without keys, they are open."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = tuple(key.encode() for key in keys)
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def check(self, request: Request) -> None:
+        """Accepts ``Authorization: Bearer KEY`` and Anthropic's ``x-api-key: KEY``.
+
+        Raises:
+            InvalidApiKeyError: keys are set, and none of them was sent.
+        """
+        if not self._keys:
+            return
+        sent = request.get(b"authorization") or b""
+        scheme, _, key = sent.partition(b" ")
+        if scheme.lower() != b"bearer":
+            key = request.get(b"x-api-key") or b""
+        key = key.strip()
+        matches = [hmac.compare_digest(key, known) for known in self._keys]  # all of them: no early exit
+        if not any(matches):
+            raise InvalidApiKeyError("send a valid API key as 'Authorization: Bearer KEY'")
+
+
+def make_judge(keys: ApiKeys, *, max_body_bytes: int) -> Judge:
+    """The rule for heads: who may send what, and how long a body may follow."""
+
+    def judge(request: Request) -> int:
+        if request.method == "CONNECT":
+            raise MethodNotAllowedError("this is no forward proxy: CONNECT is not supported")
+        inference = is_inference(request.path)
+        if request.method == "OPTIONS" and inference:
+            return OPS_BODY_BYTES
+        if inference and request.method != "POST":
+            raise MethodNotAllowedError(f"{request.path} takes POST, not {request.method}")
+        if needs_api_key(request.path):
+            keys.check(request)
+        return max_body_bytes if inference else min(OPS_BODY_BYTES, max_body_bytes)
+
+    return judge
+
+
+def read_ask(request: Request, request_id: str) -> Ask:
+    """The question a client asks, from a complete inference request.
+
+    Raises:
+        InvalidRequestError: the body is not JSON of the right shape, or a header is malformed; names the field.
+    """
+    slo = request.get(b"x-slo-ttft-ms")
+    slo_s = read_slo_s(slo.decode("latin-1") if slo is not None else None)
+    media_type = (request.get(b"content-type") or b"application/json").lower()
+    if media_type.startswith(b"multipart/form-data"):
+        return Ask(request_id, _form_model(request.body), request.path, {}, len(request.body), slo_s, stream=False)
+    body = _json_object(request.body)
+    model = body.get("model")
+    scheduled_field = _PROMPT_FIELDS.get(request.path)
+    if scheduled_field is not None:
+        if model is None:
+            raise InvalidRequestError("the body names no model", param="model")
+        _check_prompt(body, scheduled_field)
+    if model is not None and (not isinstance(model, str) or not model):
+        raise InvalidRequestError("model must be a non-empty string", param="model")
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidRequestError("stream must be true or false", param="stream")
+    return Ask(request_id, model or "", request.path, body, len(request.body), slo_s, stream=bool(stream))
+
+
+def _json_object(body: bytes) -> Mapping[str, Any]:
+    if not body:
+        raise InvalidRequestError("the request has no body; send a JSON object")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    return value
+
+
+def _check_prompt(body: Mapping[str, Any], name: str) -> None:
+    """Types that scheduling reads; everything else is the instance's to judge."""
+    value = body.get(name)
+    if value is None:
+        raise InvalidRequestError(f"the body has no {name}", param=name)
+    if name == "messages":
+        if not isinstance(value, list) or not value or not all(isinstance(message, dict) for message in value):
+            raise InvalidRequestError("messages must be a non-empty array of objects", param=name)
+    elif not isinstance(value, str | list) or not value:
+        raise InvalidRequestError("prompt must be a non-empty string or array", param=name)
+    for count in _COUNTS:
+        number = body.get(count)
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+            raise InvalidRequestError(f"{count} must be an integer", param=count)
+
+
+def _form_model(body: bytes) -> str:
+    """The ``model`` field of a form (audio uploads); "" when its first part does not name one."""
+    found = _FORM_MODEL.search(body, 0, _FORM_SEARCH_BYTES)
+    return found.group(1).decode("utf-8", "replace").strip() if found else ""

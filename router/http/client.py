@@ -1,0 +1,329 @@
+"""A client connection: requests read, answered one after the other, closed when its time is up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, cast
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from router.errors import ReplicaFullError, RequestTimeoutError, RouterError
+from router.http.admission import make_judge
+from router.http.asgi_bridge import Address, AsgiApp, build_scope, serve_asgi
+from router.http.downstream import ByteSource
+from router.http.forward import serve_inference
+from router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Header, error_answer, options_answer
+from router.http.paths import is_inference
+from router.http.plane import DataPlane
+from router.http.request_reader import MAX_PIPELINED_REQUESTS, Judge, Request, RequestReader
+
+_log = logging.getLogger(__name__)
+
+LINGER_S: Final = 2.0
+"""After an answer to an unfinished request, its rest is read and dropped this long: closing at once would make
+the client's kernel throw the answer away (RFC 9112 section 9.6)."""
+
+
+def http_protocol(plane: DataPlane) -> Callable[..., asyncio.Protocol]:
+    """The value of uvicorn's ``http=``: makes a protocol per connection, over one data plane.
+
+    Everything that is no inference goes to the application that uvicorn was given.
+    """
+    settings = plane.settings
+    judge = make_judge(plane.keys, max_body_bytes=settings.max_body_bytes)
+
+    def make(
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> asyncio.Protocol:
+        return ClientConnection(plane, judge, config.loaded_app, server_state, app_state)
+
+    return make
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection. It is the ``Downstream`` of the answer it carries; there is one at a time.
+
+    Reading never stops, so a vanished client is noticed at once; what it sends ahead is bounded instead: one
+    request being read (within its limits) and a few complete ones.
+    """
+
+    def __init__(
+        self, plane: DataPlane, judge: Judge, app: AsgiApp, server_state: ServerState, app_state: dict[str, Any]
+    ) -> None:
+        self._plane = plane
+        self._app = app
+        self._server_state = server_state
+        self._connections = cast("set[asyncio.Protocol]", server_state.connections)  # uvicorn names its own only
+        self._app_state = app_state
+        self._loop = asyncio.get_running_loop()
+        self._reader = RequestReader(
+            judge, max_header_bytes=plane.settings.max_header_bytes, max_headers=plane.settings.max_headers
+        )
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until connection_made
+        self._waiting: deque[Request] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._path = ""
+        self._closing = False
+        """No further request is answered."""
+        self._source: ByteSource | None = None
+        self._writable = True
+        self._waiters: list[asyncio.Future[None]] = []
+        self._since_s = self._loop.time()
+        """Start of the present wait: for a request, for its rest, for the client to read, for the linger."""
+        self._lingering = False
+        # Of the present answer (see Downstream):
+        self._keep_alive = True
+        self.http_10 = False
+        self.bodiless = False
+        self.committed = False
+        self.gone = False
+
+    # uvicorn's and the transport's side ----------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(self._plane.settings.buffer_bytes)
+        self._connections.add(self)
+        self._plane.observer.connections_changed(1)
+        self._plane.sweeper.add(self)
+        if len(self._connections) > self._plane.settings.max_connections:
+            self._refuse_input(ReplicaFullError("this replica has too many connections", retry_after_s=1.0))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone = True
+        self._closing = True
+        self._connections.discard(self)
+        self._plane.observer.connections_changed(-1)
+        self._plane.sweeper.discard(self)
+        self._waiting.clear()
+        self._release_waiters()
+        if self._task is not None and is_inference(self._path):
+            self._task.cancel()  # frees the instance; an app hears of it by receive() and send()
+
+    def eof_received(self) -> None:
+        """A client that stops sending has left: there is no telling a half-closed one, and its instance is dear.
+
+        Returning None closes the transport, behind what is still to be written.
+        """
+        if self._task is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        if self._closing or reader.stopped:
+            return
+        if not reader.reading and data.startswith(HTTP2_PREFACE):
+            self._transport.write(HTTP2_GOAWAY)
+            self._close()
+            return
+        was_reading = reader.reading
+        requests = reader.feed(data)
+        if reader.reading and (requests or not was_reading):
+            self._since_s = self._loop.time()
+        for request in requests:
+            self._waiting.append(request)
+        if len(self._waiting) > MAX_PIPELINED_REQUESTS:
+            reader.stopped = True
+        self._next()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self._since_s = self._loop.time()
+        if self._source is not None:
+            self._source.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        if self._source is not None:
+            self._source.resume_reading()
+        self._release_waiters()
+
+    def shutdown(self) -> None:
+        """uvicorn shuts down: close when idle, else behind the answer."""
+        self._keep_alive = False
+        if self._task is None and not self._waiting and not self._reader.reading:
+            self._close()
+
+    # one answer after the other ------------------------------------------------------------------------------
+    def _next(self) -> None:
+        """Start on the next request, if none is being answered."""
+        if self._task is not None or self._closing:
+            return
+        if not self._waiting:
+            self._after_last()
+            return
+        request = self._waiting.popleft()
+        self._path = request.path
+        self.http_10 = request.http_10
+        self.bodiless = request.method == "HEAD"
+        self.committed = False
+        self._keep_alive = self._keep_alive and request.keep_alive
+        task = self._loop.create_task(self._answer(request))
+        self._task = task
+        self._server_state.tasks.add(task)
+        task.add_done_callback(self._answered)
+
+    def _after_last(self) -> None:
+        """Nothing to answer: say what is due to the request being read, or wait."""
+        reader = self._reader
+        if reader.refusal is not None:
+            self._refuse_input(reader.refusal)
+        elif reader.stopped:
+            self._close()
+        elif reader.expects_continue:
+            reader.expects_continue = False
+            self._transport.write(CONTINUE)
+
+    async def _answer(self, request: Request) -> None:
+        if request.refusal is not None:
+            self.refuse(request.refusal)
+        elif not is_inference(request.path):
+            scope = build_scope(
+                request,
+                scheme="https" if self._transport.get_extra_info("sslcontext") else "http",
+                client=_address(self._transport.get_extra_info("peername")),
+                server=_address(self._transport.get_extra_info("sockname")),
+                state=self._app_state.copy(),
+            )
+            await serve_asgi(self._app, scope, request, self, self._server_state.default_headers)
+        elif request.method == "OPTIONS":
+            self.write_head(options_answer(close=not self.keeps_alive()))
+        else:
+            await serve_inference(request, self, self._plane)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._server_state.tasks.discard(task)
+        self._server_state.total_requests += 1
+        self._task = None
+        self._source = None
+        if task.cancelled():
+            self._transport.abort()
+        elif (error := task.exception()) is not None:
+            _log.error("an answer failed", exc_info=error)
+            self._transport.abort()
+        if self._transport.is_closing():
+            return
+        self._since_s = self._loop.time()
+        if self._keep_alive:
+            self._next()
+        elif self._reader.reading:
+            self._linger()
+        else:
+            self._close()
+
+    def _refuse_input(self, error: RouterError) -> None:
+        """Answer what could not be read as a request, and close."""
+        self.committed = False
+        self.bodiless = False
+        self._keep_alive = False
+        self.refuse(error)
+        self._linger()
+
+    def _linger(self) -> None:
+        self._closing = True
+        self._lingering = True
+        self._since_s = self._loop.time()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def _close(self) -> None:
+        self._closing = True
+        self._transport.close()
+
+    # Downstream ----------------------------------------------------------------------------------------------
+    def keeps_alive(self) -> bool:
+        self._keep_alive = (
+            self._keep_alive
+            and not self.http_10
+            and not self._plane.draining()
+            and (not self._reader.stopped or bool(self._waiting))
+        )
+        return self._keep_alive
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def write_head(self, head: bytes) -> None:
+        self.committed = True
+        self._transport.write(head)
+
+    def refuse(self, error: RouterError, fields: Iterable[Header] = ()) -> None:
+        if self.gone:
+            return
+        if self.committed:
+            self.abort()
+            return
+        self._plane.observer.refused(error.status, error.code)
+        self.write_head(error_answer(error, close=not self.keeps_alive(), bodiless=self.bodiless, fields=fields))
+
+    def set_source(self, source: ByteSource | None) -> None:
+        self._source = source
+        if source is not None and not self._writable:
+            source.pause_reading()
+
+    def close_after(self) -> None:
+        self._keep_alive = False
+
+    def abort(self) -> None:
+        self._closing = True
+        self._transport.abort()
+
+    def break_off(self, last_words: bytes) -> None:
+        if last_words:
+            self._transport.write(last_words)
+            self._close()
+        else:
+            self.abort()
+
+    async def drained(self) -> None:
+        while not self._writable and not self.gone:
+            await self._wait()
+
+    async def disconnected(self) -> None:
+        while not self.gone:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _release_waiters(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # deadlines -----------------------------------------------------------------------------------------------
+    def sweep(self, now_s: float) -> None:
+        """Called by the sweeper: what the client itself keeps us waiting for."""
+        settings = self._plane.settings
+        waited_s = now_s - self._since_s
+        if self._lingering:
+            if waited_s > LINGER_S:
+                self._transport.abort()
+        elif not self._writable:
+            if waited_s > settings.chunk_timeout_s:
+                self.abort()
+        elif self._task is not None:
+            return
+        elif self._reader.reading:
+            if waited_s > settings.client_timeout_s:
+                self._refuse_input(RequestTimeoutError("the request did not come in time"))
+        elif waited_s > settings.keep_alive_s:
+            self._close()
+
+
+def _address(name: object) -> Address:
+    if isinstance(name, tuple) and len(name) >= 2:
+        return str(name[0]), int(name[1])
+    return None

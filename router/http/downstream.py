@@ -1,0 +1,54 @@
+"""What an answer may do to the client it goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from router.errors import RouterError
+from router.http.heads import Header
+
+
+class ByteSource(Protocol):
+    """Where an answer's bytes come from; stopped while the client is slower."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Downstream(Protocol):
+    """The client side of one answer. Writes are never awaited: pressure goes back through the byte source."""
+
+    http_10: bool
+    """The client speaks HTTP/1.0: no chunked framing, and the connection closes behind the answer."""
+    bodiless: bool
+    """The request was HEAD: the answer has a head alone."""
+    committed: bool
+    """The head is written: the answer can no longer become another one."""
+    gone: bool
+    """The client has disconnected."""
+
+    def keeps_alive(self) -> bool:
+        """Whether the connection stays open behind this answer; asked once, when its head is built."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of the answer; its head must come first."""
+
+    def write_head(self, head: bytes) -> None:
+        """Send the head: from here on the answer is committed."""
+
+    def refuse(self, error: RouterError, fields: Iterable[Header] = ()) -> None:
+        """Answer with an error as a whole, or break the connection if another answer has begun."""
+
+    def set_source(self, source: ByteSource | None) -> None:
+        """Connect back-pressure: the source is paused while the client's buffer is full."""
+
+    def close_after(self) -> None:
+        """Close the connection behind this answer."""
+
+    def abort(self) -> None:
+        """Break the connection, so that the client notices that the answer is not whole."""
+
+    def break_off(self, last_words: bytes) -> None:
+        """Send ``last_words``, then close without the end that the framing promised."""

@@ -1,0 +1,339 @@
+"""One try of a request on one instance: its answer, on the way to the client.
+
+    holding ── first event or body byte ──▶ watching ── first token ──▶ passing ── end ──▶ done
+       │                                        └───────── failure ────────┴──▶ broken off
+       └── failure, 408/429/5xx, error event first ──▶ failed, nothing sent: another instance may try
+
+Until the first byte of the body has come nothing is sent, so every failure up to there costs the client nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from router.ask import FailureKind, InstanceFailure
+from router.errors import UpstreamError, UpstreamTimeoutError, error_body
+from router.http.downstream import Downstream
+from router.http.heads import Header, fields_for_client, response_head
+from router.http.sse import (
+    NO_ENDING,
+    Ending,
+    EventSplitter,
+    error_event,
+    event_data,
+    event_object,
+    is_error,
+    read_ending,
+    starts_output,
+)
+from router.http.upstream import AnswerHead, Framing, UpstreamConnection
+
+MAX_HELD_BYTES: Final = 256 << 10
+"""A first event, or the body of an error answer, is held back up to this."""
+
+ERROR_BODY_S: Final = 2.0
+"""An error answer that is worth another try is not waited for longer than this."""
+
+_RETRIED_STATUS: Final = frozenset({408, 429})
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAnswer:
+    """An instance's own error answer, kept in case no other instance takes the request."""
+
+    status: int
+    fields: list[Header]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeResult:
+    """How the try ended. Without ``failure`` the answer went to the client whole."""
+
+    status: int = 0
+    ending: Ending = NO_ENDING
+    failure: InstanceFailure | None = None
+    """Before the downstream is committed: the next instance may try. After: the answer was broken off."""
+    held_answer: HeldAnswer | None = None
+    overdue: bool = False
+    """The time for the whole request is over: no other try."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeTimes:
+    """Deadlines of one try; the loop's clock."""
+
+    first_byte_s: float
+    chunk_s: float
+    deadline_s: float
+    """Absolute: when the whole request is over."""
+
+
+class Exchange:
+    """Sink of one answer. ``done`` gets the result; the caller gives connection and downstream, and releases them."""
+
+    def __init__(
+        self,
+        connection: UpstreamConnection,
+        downstream: Downstream,
+        times: ExchangeTimes,
+        *,
+        fleet_fields: Callable[[], list[Header]],
+        on_first_token: Callable[[], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[ExchangeResult] = loop.create_future()
+        self._connection = connection
+        self._downstream = downstream
+        self._times = times
+        self._fleet_fields = fleet_fields
+        self._on_first_token = on_first_token
+        self._last_progress_s = loop.time()
+        self._progressed = False
+        self._head: AnswerHead | None = None
+        self._failing_status = False
+        self._event_stream = False
+        self._splitter: EventSplitter | None = None
+        self._held: list[tuple[bytes, list[bytes]]] = []
+        self._held_bytes = 0
+        self._receive: Callable[[bytes, list[bytes]], None] = self._hold_event
+        self._reframe: Callable[[list[bytes]], bytes] | None = None
+        """Body bytes in the client's framing, when it is not the instance's; None: spliced as they come."""
+        self._last_wire = b""
+        self._before_last: list[bytes] = []
+        self._last: list[bytes] = []
+
+    # the connection's side -----------------------------------------------------------------------------------
+    def head_received(self, head: AnswerHead) -> None:
+        self._head = head
+        self._progressed = True
+        if head.status in _RETRIED_STATUS or head.status >= 500:
+            self._failing_status = True
+            self._last_progress_s = asyncio.get_running_loop().time()
+            self._receive = self._hold_error
+        elif (head.get(b"content-type") or b"").startswith(b"text/event-stream"):
+            self._event_stream = True
+            self._splitter = EventSplitter(MAX_HELD_BYTES)
+            self._receive = self._hold_event
+        else:
+            self._receive = self._begin_plain
+
+    def body_received(self, wire: bytes, pieces: list[bytes], complete: bool) -> None:
+        self._progressed = True
+        if wire:
+            self._receive(wire, pieces)
+        if complete and not self.done.done():
+            self._complete()
+
+    def failed(self, failure: InstanceFailure) -> None:
+        if self._failing_status:
+            self._fail_by_status(None)
+        else:
+            self._fail(failure)
+
+    # phases: each is a receiver of bytes ---------------------------------------------------------------------
+    def _hold_error(self, wire: bytes, pieces: list[bytes]) -> None:
+        """The body of an answer that is worth another try elsewhere."""
+        self._hold(wire, pieces)
+        if self._held_bytes > MAX_HELD_BYTES:
+            self._fail_by_status(None)
+
+    def _hold_event(self, wire: bytes, pieces: list[bytes]) -> None:
+        """The start of a stream, until its first event is whole."""
+        self._hold(wire, pieces)
+        events = self._split(pieces)
+        if events is None:
+            self._fail(InstanceFailure(FailureKind.PROTOCOL, f"the first event is over {MAX_HELD_BYTES} bytes"))
+        elif events:
+            failure = _error_in(events[0])
+            if failure is not None:
+                self._fail_by_event(failure, events[0])
+                return
+            self._commit()
+            self._receive = self._watch
+            self._look_for_output(events)
+
+    def _begin_plain(self, wire: bytes, pieces: list[bytes]) -> None:
+        self._hold(wire, pieces)
+        self._commit()
+        self._receive = self._pass
+
+    def _watch(self, wire: bytes, pieces: list[bytes]) -> None:
+        """A stream whose first token has not come."""
+        self._pass(wire, pieces)
+        events = self._split(pieces)
+        if events is None:
+            self._first_token()
+        elif events:
+            self._look_for_output(events)
+
+    def _pass(self, wire: bytes, pieces: list[bytes]) -> None:
+        self._downstream.write(wire if self._reframe is None else self._reframe(pieces))
+        self._last_wire = wire
+        if pieces:
+            self._before_last, self._last = self._last, pieces
+
+    # steps ---------------------------------------------------------------------------------------------------
+    def _hold(self, wire: bytes, pieces: list[bytes]) -> None:
+        self._held.append((wire, pieces))
+        self._held_bytes += len(wire)
+
+    def _split(self, pieces: list[bytes]) -> list[bytes] | None:
+        """Events that are whole now; None when one is too long to be looked at."""
+        assert self._splitter is not None
+        try:
+            return self._splitter.feed(b"".join(pieces))
+        except ValueError:
+            return None
+
+    def _look_for_output(self, events: list[bytes]) -> None:
+        if any(starts_output(event_object(event)) for event in events):
+            self._first_token()
+
+    def _first_token(self) -> None:
+        self._receive = self._pass
+        self._splitter = None
+        self._on_first_token()
+
+    def _commit(self) -> None:
+        """Send the head and what was held. From here on there is no other try."""
+        head, downstream = self._head, self._downstream
+        assert head is not None
+        fields = fields_for_client(head.fields)
+        fields += self._fleet_fields()
+        fields += self._framing_fields(head)
+        if not downstream.keeps_alive():
+            fields.append((b"connection", b"close"))
+        downstream.set_source(self._connection)
+        held, self._held = self._held, []
+        parts = [response_head(head.status, fields)]
+        for wire, pieces in held:
+            parts.append(wire if self._reframe is None else self._reframe(pieces))
+            self._last_wire = wire
+            self._before_last, self._last = self._last, pieces
+        downstream.write_head(b"".join(parts))
+
+    def _framing_fields(self, head: AnswerHead) -> list[Header]:
+        """The framing towards the client: the instance's own, unless one of the two cannot have it."""
+        if head.framing is Framing.LENGTH:
+            return [(b"content-length", head.get(b"content-length") or b"0")]
+        if head.framing is Framing.EMPTY:
+            return []
+        if self._downstream.http_10:
+            self._reframe = b"".join
+            return []
+        if head.framing is Framing.UNTIL_CLOSE:
+            self._reframe = _as_chunk
+        return [(b"transfer-encoding", b"chunked")]
+
+    # ends ----------------------------------------------------------------------------------------------------
+    def _complete(self) -> None:
+        head = self._head
+        assert head is not None
+        if self._failing_status:
+            self._fail_by_status(b"".join(piece for _, pieces in self._held for piece in pieces))
+            return
+        if not self._downstream.committed:
+            if self._event_stream:
+                self._fail(InstanceFailure(FailureKind.PROTOCOL, "the stream ended before its first event"))
+                return
+            self._commit()
+        if self._reframe is _as_chunk:
+            self._downstream.write(b"0\r\n\r\n")
+        ending = read_ending(self._before_last + self._last, streamed=self._event_stream)
+        self._settle(ExchangeResult(head.status, ending))
+
+    def _fail(self, failure: InstanceFailure, *, held: HeldAnswer | None = None, overdue: bool = False) -> None:
+        if self.done.done():
+            return
+        if not self._connection.reusable:
+            self._connection.abort()
+        if self._downstream.committed:
+            self._break_off(failure)
+        status = self._head.status if self._head is not None else 0
+        self._settle(ExchangeResult(status, failure=failure, held_answer=held, overdue=overdue))
+
+    def _fail_by_status(self, body: bytes | None) -> None:
+        """``body`` is the whole error body; None when it did not come whole."""
+        head = self._head
+        assert head is not None
+        failure = InstanceFailure(FailureKind.STATUS, (body or b"")[:200].decode("utf-8", "replace"), head.status)
+        held = HeldAnswer(head.status, fields_for_client(head.fields), body) if body is not None else None
+        self._fail(failure, held=held)
+
+    def _fail_by_event(self, failure: InstanceFailure, event: bytes) -> None:
+        body = event_data(event)
+        fields = [(b"content-type", b"application/json")]
+        self._fail(failure, held=HeldAnswer(failure.status or 500, fields, body))
+
+    def _break_off(self, failure: InstanceFailure) -> None:
+        """The client must notice: no end of the framing, and in a stream an error event where one fits."""
+        words = b""
+        tail = (b"".join(self._before_last + self._last))[-4:]
+        if self._event_stream and tail.endswith((b"\n\n", b"\r\n\r\n")):
+            timed_out = failure.kind is FailureKind.TIMEOUT
+            error = (UpstreamTimeoutError if timed_out else UpstreamError)(f"the stream broke off: {failure.detail}")
+            words = self._framed(error_event(error_body(error)))
+        self._downstream.break_off(words)
+
+    def _framed(self, event: bytes) -> bytes:
+        """``event`` as the client's framing wants it; empty where it would land inside of a chunk."""
+        if self._downstream.http_10:
+            return event
+        if self._reframe is _as_chunk or (self._connection.between_chunks and self._last_wire.endswith(b"\r\n")):
+            return _as_chunk([event])
+        return b""
+
+    def _settle(self, result: ExchangeResult) -> None:
+        if not self.done.done():
+            self.done.set_result(result)
+
+    # deadlines -----------------------------------------------------------------------------------------------
+    def sweep(self, now_s: float) -> None:
+        """Called by the sweeper. A client that reads slowly is not the instance's delay."""
+        times = self._times
+        if self._failing_status:
+            if now_s - self._last_progress_s > ERROR_BODY_S:
+                self._connection.abort()
+                self._fail_by_status(None)
+            return
+        if now_s > times.deadline_s:
+            self._time_out("the whole request took too long", overdue=True)
+            return
+        committed = self._downstream.committed
+        if committed and (self._progressed or self._connection.paused):
+            self._progressed = False
+            self._last_progress_s = now_s
+            return
+        limit_s = times.chunk_s if committed else times.first_byte_s
+        if now_s - self._last_progress_s > limit_s:
+            what = "no further chunk" if committed else "no first byte"
+            self._time_out(f"{what} within {limit_s:g} s", overdue=False)
+
+    def _time_out(self, detail: str, *, overdue: bool) -> None:
+        self._connection.abort()
+        self._fail(InstanceFailure(FailureKind.TIMEOUT, detail), overdue=overdue)
+
+
+def _as_chunk(pieces: list[bytes]) -> bytes:
+    body = b"".join(pieces)
+    return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+
+
+def _error_in(event: bytes) -> InstanceFailure | None:
+    """The failure that a first event announces; None for an event that should reach the client.
+
+    An error with a 4xx code is the client's own and passes, as a plain 4xx answer does.
+    """
+    value = event_object(event)
+    if value is None or not is_error(value):
+        return None
+    error = value.get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if isinstance(code, int) and 400 <= code <= 599 else 500
+    if status < 500 and status not in _RETRIED_STATUS:
+        return None
+    return InstanceFailure(FailureKind.STATUS, event[:200].decode("utf-8", "replace"), status)

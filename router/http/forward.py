@@ -1,0 +1,187 @@
+"""The one way of an inference request: ask, place, try instances until one answers, finish."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import orjson
+
+from router.ask import Ask, FailureKind, InstanceFailure, Outcome, mint_request_id, read_request_id
+from router.errors import RouterError, UpstreamTimeoutError, from_exception
+from router.http.admission import read_ask
+from router.http.downstream import Downstream
+from router.http.exchange import Exchange, ExchangeResult, ExchangeTimes, HeldAnswer
+from router.http.heads import Header, fields_for_instance, response_head
+from router.http.plane import DataPlane
+from router.http.request_reader import Request
+from router.http.upstream import UpstreamConnection
+from router.http.upstream_pool import ConnectError, parse_origin
+from router.lifecycle import Flight
+from statestore.base import FinishFacts
+
+_log = logging.getLogger(__name__)
+
+
+async def serve_inference(request: Request, downstream: Downstream, plane: DataPlane) -> None:
+    """Answer an inference request, by an instance's answer or by an error. Raises only ``CancelledError``."""
+    request_id = mint_request_id()
+    try:
+        sent_id = request.get(b"x-request-id")
+        request_id = read_request_id(sent_id.decode("latin-1") if sent_id is not None else None)
+        ask = read_ask(request, request_id)
+        deadline_s = asyncio.get_running_loop().time() + plane.settings.total_timeout_s
+        flight = await plane.lifecycle.place(ask)
+        await _Forwarding(request, ask, flight, downstream, plane, deadline_s).run()
+    except Exception as error:
+        refusal = from_exception(error)
+        if refusal.status == 500:
+            _log.error("request %s failed inside the router", request_id, exc_info=error)
+        downstream.refuse(refusal, [(b"x-request-id", request_id.encode())])
+
+
+class _Forwarding:
+    """One placed request and its tries. Whatever happens, the flight is finished once and nothing stays open."""
+
+    def __init__(
+        self, request: Request, ask: Ask, flight: Flight, downstream: Downstream, plane: DataPlane, deadline_s: float
+    ) -> None:
+        self._request = request
+        self._ask = ask
+        self._flight = flight
+        self._downstream = downstream
+        self._plane = plane
+        self._deadline_s = deadline_s
+        # A field the router checks itself, or replaces, must not reach an instance.
+        keep_credentials = plane.upstream_authorization is None and not plane.keys
+        self._fields = fields_for_instance(request.fields, keep_credentials=keep_credentials)
+        if plane.upstream_authorization is not None:
+            self._fields += b"authorization: %b\r\n" % plane.upstream_authorization
+
+    async def run(self) -> None:
+        """Raises RouterError when no instance answered and nothing was sent."""
+        outcome, facts = Outcome.INTERNAL_ERROR, None
+        try:
+            result = await self._try_instances()
+            outcome, facts = self._outcome(result), self._facts(result)
+        except asyncio.CancelledError:
+            outcome = Outcome.CLIENT_GONE if self._downstream.gone else Outcome.TIMED_OUT
+            raise
+        except UpstreamTimeoutError:
+            outcome = Outcome.TIMED_OUT
+            raise
+        except RouterError as error:
+            outcome = Outcome.UPSTREAM_FAILED if error.status in (502, 504) else Outcome.REFUSED
+            raise
+        finally:
+            self._flight.finish(outcome, facts)
+
+    async def _try_instances(self) -> ExchangeResult:
+        """The result that the client saw; tries go on as long as nothing was sent and the flight has another."""
+        while True:
+            result = await self._try_instance()
+            failure = result.failure
+            if failure is None or self._downstream.committed:
+                return result
+            if result.overdue:
+                raise UpstreamTimeoutError(f"no instance answered in time: {failure.detail}")
+            try:
+                await self._flight.reroute(failure)
+            except RouterError:
+                if result.held_answer is None:
+                    raise
+                self._pass_on(result.held_answer)
+                return result
+
+    async def _try_instance(self) -> ExchangeResult:
+        """One instance; a kept connection that turns out dead costs a second one to the same, not a try."""
+        fresh = False
+        while True:
+            try:
+                connection = await self._plane.upstreams.acquire(self._flight.instance_url, fresh=fresh)
+            except ConnectError as error:
+                return ExchangeResult(failure=error.failure)
+            result = await self._exchange(connection)
+            failure = result.failure
+            died_idle = failure is not None and failure.kind is FailureKind.CLOSED and connection.silent
+            if not (died_idle and connection.reused):
+                return result
+            fresh = True
+
+    async def _exchange(self, connection: UpstreamConnection) -> ExchangeResult:
+        plane, settings = self._plane, self._plane.settings
+        times = ExchangeTimes(settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s)
+        exchange = Exchange(
+            connection,
+            self._downstream,
+            times,
+            fleet_fields=self._fleet_fields,
+            on_first_token=self._flight.first_token,
+        )
+        plane.sweeper.add(exchange)
+        try:
+            body = self._body()
+            connection.start(exchange, self._head(len(body)), body)
+            result = await exchange.done
+        except BaseException:
+            connection.abort()
+            raise
+        finally:
+            plane.sweeper.discard(exchange)
+            self._downstream.set_source(None)
+        plane.upstreams.release(connection)
+        return result
+
+    # what goes to the instance -------------------------------------------------------------------------------
+    def _head(self, body_bytes: int) -> bytes:
+        request, flight = self._request, self._flight
+        origin = parse_origin(flight.instance_url)
+        query = b"?" + request.query if request.query else b""
+        return b"POST %b%b%b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+            origin.base_path,
+            request.path.encode("latin-1"),
+            query,
+            origin.authority,
+            self._fields,
+            flight.request_id.encode(),
+            body_bytes,
+        )
+
+    def _body(self) -> bytes:
+        """The client's own bytes, unless it called the model by another name than the instance knows."""
+        ask, model = self._ask, self._flight.model
+        if not ask.model or not ask.body or model == ask.model:
+            return self._request.body
+        return orjson.dumps({**ask.body, "model": model})
+
+    # what goes to the client ---------------------------------------------------------------------------------
+    def _fleet_fields(self) -> list[Header]:
+        flight = self._flight
+        return [
+            (b"x-request-id", flight.request_id.encode()),
+            (b"x-dualmap-instance", flight.instance_id.encode()),
+            (b"x-dualmap-cached-tokens", b"%d" % flight.expected_cached_tokens),
+            (b"x-dualmap-attempts", b"%d" % flight.attempts),
+        ]
+
+    def _pass_on(self, answer: HeldAnswer) -> None:
+        """No instance took the request: the last one's own error says more than ours would."""
+        fields = [*answer.fields, *self._fleet_fields(), (b"content-length", b"%d" % len(answer.body))]
+        if not self._downstream.keeps_alive():
+            fields.append((b"connection", b"close"))
+        self._downstream.write_head(response_head(answer.status, fields) + answer.body)
+
+    # what is learned -----------------------------------------------------------------------------------------
+    def _outcome(self, result: ExchangeResult) -> Outcome:
+        failure: InstanceFailure | None = result.failure
+        if failure is not None:
+            return Outcome.TIMED_OUT if failure.kind is FailureKind.TIMEOUT else Outcome.UPSTREAM_FAILED
+        if result.ending.failed:
+            return Outcome.UPSTREAM_FAILED
+        return Outcome.CLIENT_ERROR if result.status >= 400 else Outcome.COMPLETED
+
+    def _facts(self, result: ExchangeResult) -> FinishFacts | None:
+        ending = result.ending
+        if result.failure is not None or ending.prompt_tokens is None:
+            return None
+        return FinishFacts(prompt_tokens=ending.prompt_tokens, cached_tokens=ending.cached_tokens)

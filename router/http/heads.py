@@ -1,0 +1,115 @@
+"""Message heads as bytes: status lines, header fields, and which fields may cross a proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Final
+
+import orjson
+
+from router.errors import RouterError, error_body, error_headers
+from router.http.paths import INFERENCE_METHODS
+
+Header = tuple[bytes, bytes]
+"""One field: name in lower case, value without surrounding blanks."""
+
+# RFC 9110 section 7.6.1: fields that speak of one connection only.
+HOP_FIELDS: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+
+# Beside the hop fields: written anew for the instance, or meaningless there. Answers must come uncompressed,
+# for the data plane reads the first token and the usage out of them.
+_NOT_SENT_UP: Final = HOP_FIELDS | {b"host", b"content-length", b"expect", b"x-request-id", b"accept-encoding"}
+_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
+_NOT_PASSED_DOWN: Final = HOP_FIELDS | {
+    b"content-length",
+    b"x-request-id",
+    b"x-dualmap-instance",
+    b"x-dualmap-cached-tokens",
+    b"x-dualmap-attempts",
+}
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"
+
+
+_STATUS_LINES: Final = {code: f"HTTP/1.1 {code} {_phrase(code)}\r\n".encode() for code in range(100, 600)}
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+# An HTTP/2 client that skipped negotiation: empty SETTINGS, then GOAWAY with HTTP_1_1_REQUIRED (0xd).
+HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n"
+HTTP2_GOAWAY: Final = bytes.fromhex("000000040000000000" + "000008070000000000" + "00000000" + "0000000d")
+
+
+def response_head(status: int, fields: Iterable[Header]) -> bytes:
+    """A whole response head, the empty line included."""
+    lines = [_STATUS_LINES[status]]
+    for name, value in fields:
+        lines += (name, b": ", value, b"\r\n")
+    lines.append(b"\r\n")
+    return b"".join(lines)
+
+
+def connection_tokens(fields: Iterable[Header]) -> frozenset[bytes]:
+    """Names that ``Connection`` declares to be of this hop only; almost always empty."""
+    tokens: set[bytes] = set()
+    for name, value in fields:
+        if name == b"connection":
+            tokens.update(token.strip().lower() for token in value.split(b","))
+    return frozenset(tokens - {b"close", b"keep-alive", b""})
+
+
+def fields_for_instance(fields: list[Header], *, keep_credentials: bool) -> bytes:
+    """The client's fields that go to the instance, as bytes; the same for every attempt."""
+    dropped = _NOT_SENT_UP if keep_credentials else _NOT_SENT_UP | _CREDENTIALS
+    tokens = connection_tokens(fields)
+    if tokens:
+        dropped = dropped | tokens
+    return b"".join([b"%b: %b\r\n" % field for field in fields if field[0] not in dropped])
+
+
+def fields_for_client(fields: list[Header]) -> list[Header]:
+    """The instance's fields that go to the client; framing and fleet fields are added by the caller."""
+    tokens = connection_tokens(fields)
+    return [field for field in fields if field[0] not in _NOT_PASSED_DOWN and field[0] not in tokens]
+
+
+def error_answer(error: RouterError, *, close: bool, bodiless: bool = False, fields: Iterable[Header] = ()) -> bytes:
+    """A whole answer for a refusal; ``bodiless`` for HEAD, which announces the length and sends nothing."""
+    body = orjson.dumps(error_body(error))
+    head: list[Header] = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        *fields,
+        *((name.encode(), value.encode("latin-1", "replace")) for name, value in error_headers(error).items()),
+    ]
+    if error.status == 405:
+        head.append((b"allow", INFERENCE_METHODS.encode()))
+    if close:
+        head.append((b"connection", b"close"))
+    return response_head(error.status, head) + (b"" if bodiless else body)
+
+
+def options_answer(*, close: bool) -> bytes:
+    """The answer to OPTIONS on an inference path."""
+    fields: list[Header] = [(b"allow", INFERENCE_METHODS.encode())]
+    if close:
+        fields.append((b"connection", b"close"))
+    return response_head(204, fields)

@@ -1,0 +1,46 @@
+"""Which requests the data plane serves itself; every other path belongs to the ASGI app on the same port."""
+
+from __future__ import annotations
+
+from router.ask import SCHEDULED_PATHS
+
+PASSED_PATHS = frozenset(
+    {
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/v1/audio/speech",
+        "/v1/chat/completions/render",
+        "/v1/completions/render",
+        "/v2/embed",
+        "/v2/rerank",
+        "/classify",
+        "/detokenize",
+        "/inference/v1/generate",
+        "/pooling",
+        "/rerank",
+        "/score",
+        "/tokenize",
+    }
+)
+"""Paths of vLLM's own server that any suitable instance answers, without scheduling by prefix."""
+
+INFERENCE_PATHS = SCHEDULED_PATHS | PASSED_PATHS
+
+INFERENCE_METHODS = "POST, OPTIONS"
+"""The ``Allow`` of every inference path."""
+
+
+def is_inference(path: str) -> bool:
+    """True if requests for the path go to an instance."""
+    return path in INFERENCE_PATHS
+
+
+def needs_api_key(path: str) -> bool:
+    """True for what clients of the models use: inference, and the list of models that the ASGI app serves."""
+    return path in INFERENCE_PATHS or path == "/v1/models" or path.startswith("/v1/models/")

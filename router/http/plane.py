@@ -1,0 +1,77 @@
+"""Everything the data plane of one replica is made of, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.http.admission import ApiKeys
+from router.http.observer import NullObserver, Observer
+from router.http.sweeper import Sweeper
+from router.http.upstream_pool import UpstreamPool
+from router.lifecycle import Lifecycle
+from router.settings import RouterSettings
+
+_LONGEST_SWEEP_S = 0.5
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlane:
+    """What the connections of a replica share. Made by ``build_data_plane``, closed by ``close``."""
+
+    settings: RouterSettings
+    lifecycle: Lifecycle
+    upstreams: UpstreamPool
+    sweeper: Sweeper
+    keys: ApiKeys
+    observer: Observer
+    draining: Callable[[], bool]
+    """While true, answers close their connections."""
+    upstream_authorization: bytes | None
+    """``Authorization`` sent to instances; None keeps the client's where the router itself checks no key."""
+
+    def close(self) -> None:
+        """Close idle connections to instances and stop the timer; call after the server has shut down."""
+        self.upstreams.close()
+        self.sweeper.close()
+
+
+def build_data_plane(
+    settings: RouterSettings,
+    lifecycle: Lifecycle,
+    *,
+    observer: Observer | None = None,
+    draining: Callable[[], bool] = _never,
+) -> DataPlane:
+    """The data plane over a life cycle. Touches no event loop yet."""
+    shortest_s = min(
+        settings.client_timeout_s,
+        settings.keep_alive_s,
+        settings.upstream_idle_s,
+        settings.first_byte_timeout_s,
+        settings.chunk_timeout_s,
+        settings.total_timeout_s,
+    )
+    sweeper = Sweeper(min(_LONGEST_SWEEP_S, shortest_s / 4))
+    upstream_key = settings.upstream_api_key
+    return DataPlane(
+        settings=settings,
+        lifecycle=lifecycle,
+        upstreams=UpstreamPool(
+            sweeper,
+            connect_timeout_s=settings.connect_timeout_s,
+            idle_s=settings.upstream_idle_s,
+            max_idle=settings.upstream_idle_connections,
+        ),
+        sweeper=sweeper,
+        keys=ApiKeys(key.get_secret_value() for key in settings.api_keys),
+        observer=observer or NullObserver(),
+        draining=draining,
+        upstream_authorization=(
+            f"Bearer {upstream_key.get_secret_value()}".encode() if upstream_key is not None else None
+        ),
+    )

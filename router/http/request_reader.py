@@ -1,0 +1,253 @@
+"""Bytes of a client connection in, whole requests out. No I/O: the connection feeds it and asks what it found.
+
+Rules of this file: nothing is forwarded before its framing is beyond doubt (RFC 9112 section 6: one framing,
+no obsolete folding, no unknown transfer coding), every buffer has a bound, and whatever is refused says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httptools
+
+from router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
+from router.http.heads import Header
+
+MAX_PIPELINED_REQUESTS = 32
+"""Requests read ahead of their answers at most; the connection closes after those (RFC 9112 section 9.3.2)."""
+
+DISCARDED_BODY_BYTES = 64 << 10
+"""A refused request keeps its connection if its body is announced to be no longer than this."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One request of a client. ``path`` is as sent (not unquoted), without the query."""
+
+    method: str
+    path: str
+    query: bytes
+    fields: list[Header]
+    http_10: bool
+    keep_alive: bool
+    body: bytes = b""
+    refusal: RouterError | None = None
+    """Set when the request was refused by its head; the body was thrown away."""
+    _index: dict[bytes, bytes] | None = None
+
+    def get(self, name: bytes) -> bytes | None:
+        """The first field of this (lower-case) name."""
+        if self._index is None:
+            self._index = dict(reversed(self.fields))
+        return self._index.get(name)
+
+
+Judge = Callable[[Request], int]
+"""Looks at a head before the body comes: the body's limit in bytes, or raises RouterError to refuse it."""
+
+
+class _StopError(Exception):
+    """Leaves the parser from within its callback."""
+
+
+class RequestReader:
+    """A request parser with limits. After ``stopped`` it must not be fed again."""
+
+    def __init__(self, judge: Judge, *, max_header_bytes: int, max_headers: int) -> None:
+        self._judge = judge
+        self._max_header_bytes = max_header_bytes
+        self._max_headers = max_headers
+        self._parser = httptools.HttpRequestParser(self)
+        self._complete: list[Request] = []
+        self._request: Request | None = None
+        self._upgrading = False
+        self.reading = False
+        """A request has begun and is not complete."""
+        self.expects_continue = False
+        """The request being read waits for ``100 Continue``; the connection clears it when it has sent that."""
+        self.stopped = False
+        self.refusal: RouterError | None = None
+        """Why the input after the complete requests cannot be read; the connection answers it and closes."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._target = b""
+        self._fields: list[Header] = []
+        self._field_count = 0
+        self._head_bytes = 0
+        self._fed_in_head = 0
+        self._head_done = False
+        self._body_parts: list[bytes] = []
+        self._body_bytes = 0
+        self._body_limit = 0
+        self.expects_continue = False
+
+    def feed(self, data: bytes) -> list[Request]:
+        """Read on; returns the requests completed by ``data`` (which may be several, or none)."""
+        self._complete = []
+        if self.reading and not self._head_done:
+            self._fed_in_head += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._stop_after(error)
+        # A field that never ends grows inside the parser, unseen by on_header: count what was fed.
+        if self._fed_in_head > self._max_header_bytes and not self._head_done and not self.stopped:
+            self._stop(HeadersTooLargeError(f"the request head is over {self._max_header_bytes} bytes"))
+        return self._complete
+
+    def _stop(self, refusal: RouterError | None) -> None:
+        self.stopped = True
+        self.refusal = refusal
+
+    def _stop_after(self, error: httptools.HttpParserError) -> None:
+        if self.stopped or (self._complete and not self._complete[-1].keep_alive):
+            # Refused in a callback already; or data behind a request that said "Connection: close".
+            self.stopped = True
+            return
+        self._stop(InvalidRequestError(f"this is not a valid HTTP/1.1 request: {error}"))
+
+    def _refuse(self, refusal: RouterError | None) -> None:
+        self._stop(refusal)
+        raise _StopError
+
+    def _read_without_upgrade(self, rest: bytes) -> None:
+        """No upgrade is offered (RFC 9110 section 7.8: ignore it): read the same request as plain HTTP/1.1.
+
+        The parser cannot be told so and skips the body, hence a second one that never sees the field.
+        """
+        request, self._request, self._upgrading = self._request, None, False
+        if request is None:  # CONNECT: refused, and what follows belongs to no request
+            self.stopped = True
+            return
+        query = b"?" + request.query if request.query else b""
+        lines = [b"%b %b%b HTTP/1.1\r\n" % (request.method.encode(), request.path.encode("latin-1"), query)]
+        lines += [b"%b: %b\r\n" % item for item in request.fields if item[0] not in (b"upgrade", b"connection")]
+        if not request.keep_alive:
+            lines.append(b"connection: close\r\n")
+        self._parser = httptools.HttpRequestParser(self)
+        try:
+            self._parser.feed_data(b"".join([*lines, b"\r\n", rest]))
+        except httptools.HttpParserUpgrade:  # a second, pipelined upgrade: not worth another round
+            self.stopped = True
+        except httptools.HttpParserError as error:
+            self._stop_after(error)
+
+    # callbacks of the parser ---------------------------------------------------------------------------------
+    def on_message_begin(self) -> None:
+        if len(self._complete) >= MAX_PIPELINED_REQUESTS:
+            self._refuse(None)
+        self.reading = True
+        self._begin()
+
+    def on_url(self, piece: bytes) -> None:
+        self._target += piece
+        self._head_bytes += len(piece)
+        if self._head_bytes > self._max_header_bytes:
+            self._refuse(HeadersTooLargeError(f"the request target is over {self._max_header_bytes} bytes"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._field_count += 1
+        self._head_bytes += len(name) + len(value) + 4
+        if self._field_count > self._max_headers or self._head_bytes > self._max_header_bytes:
+            limits = f"{self._max_headers} fields or {self._max_header_bytes} bytes"
+            self._refuse(HeadersTooLargeError(f"the request head is over {limits}"))
+        if not self._head_done:  # else it is a trailer, which nobody here reads
+            self._fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._head_done = True
+        request = self._head()
+        self._check_framing(request)
+        self._request = request
+        if self._parser.should_upgrade() and request.method != "CONNECT":
+            self._upgrading = True
+            return
+        try:
+            self._body_limit = self._judge(request)
+            self._check_announced_length(request)
+        except RouterError as refusal:
+            if not self._can_discard_body(request):
+                self._refuse(refusal)
+            request.refusal = refusal
+        self.expects_continue = request.refusal is None and (request.get(b"expect") or b"").lower() == b"100-continue"
+
+    def on_body(self, piece: bytes) -> None:
+        request = self._request
+        assert request is not None
+        self._body_bytes += len(piece)
+        if request.refusal is not None:
+            if self._body_bytes > DISCARDED_BODY_BYTES:
+                self._refuse(request.refusal)
+            return
+        if self._body_bytes > self._body_limit:
+            self._refuse(BodyTooLargeError(f"the request body is over {self._body_limit} bytes"))
+        self._body_parts.append(piece)
+
+    def on_message_complete(self) -> None:
+        if self._upgrading:
+            return
+        request = self._request
+        assert request is not None
+        parts = self._body_parts
+        if request.refusal is None:
+            request.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._request = None
+        self._begin()
+        self.reading = False
+        self._complete.append(request)
+        if not request.keep_alive:
+            self.stopped = True
+
+    # the head ------------------------------------------------------------------------------------------------
+    def _head(self) -> Request:
+        target = self._target
+        if not target.startswith(b"/"):
+            target = self._origin_form(target)
+        raw_path, _, query = target.partition(b"?")
+        version = self._parser.get_http_version()
+        return Request(
+            method=self._parser.get_method().decode("ascii"),
+            path=raw_path.decode("latin-1"),
+            query=query.partition(b"#")[0],
+            fields=self._fields,
+            http_10=version != "1.1",
+            keep_alive=version == "1.1" and self._parser.should_keep_alive(),
+        )
+
+    def _origin_form(self, target: bytes) -> bytes:
+        """``http://host/path`` is legal towards any server; ``*`` and CONNECT's authority stay as they are."""
+        if not target.startswith((b"http://", b"https://")):
+            return target
+        try:
+            url = httptools.parse_url(target)
+        except httptools.HttpParserError:
+            self._refuse(InvalidRequestError("the request target is no valid URL"))
+        return (url.path or b"/") + (b"?" + url.query if url.query else b"")
+
+    def _check_framing(self, request: Request) -> None:
+        """What the parser lets through although two readers of it could disagree where the body ends."""
+        coding = request.get(b"transfer-encoding")
+        if coding is not None:
+            if request.http_10:
+                self._refuse(InvalidRequestError("HTTP/1.0 knows no transfer-encoding; send a content-length"))
+            if coding.strip().lower() != b"chunked":
+                self._refuse(InvalidRequestError("the only transfer-encoding understood is: chunked"))
+        hosts = sum(1 for name, _ in request.fields if name == b"host")
+        if hosts > 1 or (hosts == 0 and not request.http_10):
+            self._refuse(InvalidRequestError("an HTTP/1.1 request needs exactly one host header"))
+
+    def _check_announced_length(self, request: Request) -> None:
+        announced = request.get(b"content-length")
+        if announced is not None and int(announced) > self._body_limit:
+            raise BodyTooLargeError(f"the request body is over {self._body_limit} bytes")
+
+    def _can_discard_body(self, request: Request) -> bool:
+        if request.get(b"expect") is not None:
+            return False  # the client waits for a word before it sends the body: the refusal is that word
+        if request.get(b"transfer-encoding") is not None:
+            return True  # bounded in on_body
+        return int(request.get(b"content-length") or 0) <= DISCARDED_BODY_BYTES

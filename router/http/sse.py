@@ -1,0 +1,125 @@
+"""Server-sent events as vLLM streams them: where events end, and what the first ones say.
+
+Only the start of a stream is looked at, up to its first token; from there bytes pass unread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+_EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
+_CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,12})')
+_TAIL_BYTES: Final = 16 << 10
+
+# A key named so is structure, not content: quotes inside of a JSON string are escaped.
+_ERROR_EVENT: Final = re.compile(rb'^data:\s*\{\s*"error"\s*:\s*\{', re.MULTILINE)
+_ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"')
+
+_DELTA_OUTPUT: Final = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
+
+
+class EventSplitter:
+    """Cuts a byte stream into complete events; holds back at most ``limit_bytes`` of an incomplete one."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The events that ``data`` completes, without the empty lines that end them.
+
+        Raises:
+            ValueError: an event is longer than the limit.
+        """
+        if self._rest:
+            data = self._rest + data
+        events = _EVENT_END.split(data)
+        self._rest = events.pop()
+        if len(self._rest) > self._limit_bytes:
+            raise ValueError(f"an event is over {self._limit_bytes} bytes")
+        return [event for event in events if event]
+
+
+def event_data(event: bytes) -> bytes:
+    """The joined ``data`` lines of an event; empty for a comment."""
+    if event.startswith(b"data: ") and b"\n" not in event:
+        return event[6:]
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines)
+
+
+def event_object(event: bytes) -> Mapping[str, Any] | None:
+    """The JSON object an event carries; None for comments, ``[DONE]`` and anything else."""
+    data = event_data(event)
+    if not data.startswith(b"{"):
+        return None
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def is_error(value: Mapping[str, Any] | None) -> bool:
+    """True for vLLM's in-stream error ``{"error": {...}}``, and for Anthropic's ``{"type": "error", ...}``."""
+    return value is not None and (bool(value.get("error")) or value.get("type") == "error")
+
+
+def starts_output(value: Mapping[str, Any] | None) -> bool:
+    """True if the event shows that the prefill is over: content, reasoning, a tool call, completion text, or an end.
+
+    A chunk with nothing but the role, and events that only announce an answer, do not.
+    """
+    if value is None:
+        return False
+    choices = value.get("choices")
+    if isinstance(choices, Sequence) and not isinstance(choices, str):
+        usage = value.get("usage")
+        counted = isinstance(usage, Mapping) and bool(usage.get("completion_tokens"))
+        return counted or any(_choice_has_output(choice) for choice in choices)
+    kind = value.get("type")  # /v1/responses and /v1/messages name their events
+    return isinstance(kind, str) and kind.endswith(("delta", ".done", "message_stop", ".completed"))
+
+
+def _choice_has_output(choice: object) -> bool:
+    if not isinstance(choice, Mapping):
+        return False
+    if choice.get("text") or choice.get("finish_reason") or choice.get("token_ids"):
+        return True
+    delta = choice.get("delta")
+    return isinstance(delta, Mapping) and any(delta.get(key) for key in _DELTA_OUTPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What the last bytes of an answer tell."""
+
+    prompt_tokens: int | None = None
+    """As the instance counted them."""
+    cached_tokens: int | None = None
+    """Of those, found in its KV cache; None unless the instance reports it."""
+    failed: bool = False
+    """The stream ended under status 200, but with an error event or an abort: the engine gave up."""
+
+
+NO_ENDING: Final = Ending()
+
+
+def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
+    """Find usage and failure in the last ``pieces`` of a body; costs nothing per piece, a search at the end."""
+    tail = b"".join(pieces)[-_TAIL_BYTES:]
+    prompt = _PROMPT_TOKENS.findall(tail)
+    cached = _CACHED_TOKENS.findall(tail)
+    failed = streamed and (_ERROR_EVENT.search(tail) is not None or _ABORTED.search(tail) is not None)
+    return Ending(int(prompt[-1]) if prompt else None, int(cached[-1]) if cached else None, failed)
+
+
+def error_event(body: Mapping[str, Any]) -> bytes:
+    """An in-stream error as vLLM and OpenAI send it."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"

@@ -1,0 +1,57 @@
+"""One timer for every deadline of the data plane: a sweep over what is open, instead of a timer per chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+_log = logging.getLogger(__name__)
+
+
+class Sweepable(Protocol):
+    def sweep(self, now_s: float) -> None:
+        """Compare own deadlines with the loop's time and act; must not wait."""
+
+
+class Sweeper:
+    """Calls ``sweep`` of everything registered every ``interval_s``; idle (no timer at all) while nothing is.
+
+    A deadline is therefore kept within one interval of its time, which timeouts of seconds can afford.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self._open: set[Sweepable] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, item: Sweepable) -> None:
+        self._open.add(item)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.interval_s, self._sweep)
+
+    def discard(self, item: Sweepable) -> None:
+        self._open.discard(item)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def close(self) -> None:
+        """Stop for good; what is still registered is not swept again."""
+        self._open.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _sweep(self) -> None:
+        if not self._open:
+            self._timer = None
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.interval_s, self._sweep)
+        now_s = loop.time()
+        for item in tuple(self._open):
+            try:
+                item.sweep(now_s)
+            except Exception:  # one broken connection must not stop the deadlines of all others
+                _log.exception("sweep of %r failed", item)

@@ -1,0 +1,228 @@
+"""A connection to an instance: sends one request at a time, hands the answer on as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+import httptools
+
+from router.ask import FailureKind, InstanceFailure
+from router.http.heads import Header
+
+MAX_HEAD_BYTES: Final = 64 << 10
+"""Largest head of an answer; a longer one is a broken instance."""
+
+_HEAD_END: Final = b"\r\n\r\n"
+
+
+class Framing(StrEnum):
+    """How an answer's end is told."""
+
+    LENGTH = "length"
+    CHUNKED = "chunked"
+    UNTIL_CLOSE = "until_close"
+    EMPTY = "empty"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    status: int
+    fields: list[Header]
+    framing: Framing
+
+    def get(self, name: bytes) -> bytes | None:
+        """The first field of this (lower-case) name."""
+        return next((value for key, value in self.fields if key == name), None)
+
+
+class AnswerSink(Protocol):
+    """Who an answer goes to. Calls come in order: head, bodies, and then nothing or one failure."""
+
+    def head_received(self, head: AnswerHead) -> None: ...
+
+    def body_received(self, wire: bytes, pieces: list[bytes], complete: bool) -> None:
+        """The next bytes: ``wire`` as they came, chunk framing included; ``pieces`` without it.
+
+        With ``complete`` the connection is done with this answer and may be released.
+        """
+
+    def failed(self, failure: InstanceFailure) -> None:
+        """The answer will not be completed."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One TCP (or TLS) connection to an instance. Owned by the pool while idle, by an exchange while in use."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.idle_since_s = 0.0
+        self.reused = False
+        self.closed = False
+        self.silent = True
+        """No byte of the present answer has come."""
+        self.between_chunks = False
+        """A chunk may be put in here without breaking the framing."""
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._sink: AnswerSink | None = None
+        self._paused = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._buffer = b""
+        self._fields: list[Header] = []
+        self._head: AnswerHead | None = None
+        self._pieces: list[bytes] = []
+        self._informational = 0
+        self._complete = False
+        self._keep_alive = False
+
+    # the owner's side ----------------------------------------------------------------------------------------
+    def start(self, sink: AnswerSink, head: bytes, body: bytes) -> None:
+        """Send a request; ``sink`` gets its answer. A dead connection tells the sink so, soon."""
+        self._reset()
+        self._sink = sink
+        self.silent = True
+        if self._transport is None or self.closed or self._transport.is_closing():
+            asyncio.get_running_loop().call_soon(self._fail, FailureKind.CLOSED, "the connection was closed")
+            return
+        self._transport.writelines((head, body) if body else (head,))
+
+    @property
+    def reusable(self) -> bool:
+        """The last answer is complete and the connection may carry another request."""
+        return (
+            self._complete
+            and self._keep_alive
+            and not self.closed
+            and self._transport is not None
+            and not self._transport.is_closing()
+            and self._transport.get_write_buffer_size() == 0  # answered before it had read the whole request
+        )
+
+    def pause_reading(self) -> None:
+        """The client is slower than the instance."""
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self._paused = False
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    def abort(self) -> None:
+        """Close at once; the instance sees a disconnect and drops the request. The sink hears nothing more."""
+        self._sink = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # the transport's side ------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._sink is None:  # an idle instance has nothing to say: never mistake it for the next answer
+            self.abort()
+            return
+        self.silent = False
+        self._pieces = []
+        before = self._head
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(FailureKind.PROTOCOL, f"not a valid HTTP answer: {error}")
+            return
+        if before is None:
+            self._receive_head(data)
+        else:
+            self._hand_on(data)
+
+    def _receive_head(self, data: bytes) -> None:
+        buffer = self._buffer = self._buffer + data if self._buffer else data
+        if self._head is None:
+            if len(buffer) > MAX_HEAD_BYTES:
+                self._fail(FailureKind.PROTOCOL, f"the head of the answer is over {MAX_HEAD_BYTES} bytes")
+            return
+        end = 0
+        for _ in range(self._informational + 1):
+            end = buffer.index(_HEAD_END, end) + len(_HEAD_END)
+        self._buffer = b""
+        sink = self._sink
+        assert sink is not None
+        sink.head_received(self._head)
+        if self._sink is not None:  # the sink may have given up over the head
+            self._hand_on(buffer[end:])
+
+    def _hand_on(self, wire: bytes) -> None:
+        sink, complete = self._sink, self._complete
+        assert sink is not None
+        if complete:
+            self._sink = None
+            sink.body_received(wire, self._pieces, True)
+        elif wire:
+            sink.body_received(wire, self._pieces, False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        sink, head = self._sink, self._head
+        if sink is None:
+            return
+        if exc is None and head is not None and head.framing is Framing.UNTIL_CLOSE:
+            self._sink = None
+            sink.body_received(b"", [], True)
+            return
+        self._fail(FailureKind.CLOSED, f"the connection broke: {exc or 'closed by the instance'}")
+
+    def _fail(self, kind: FailureKind, detail: str) -> None:
+        sink = self._sink
+        self.abort()
+        if sink is not None:
+            sink.failed(InstanceFailure(kind, detail))
+
+    # callbacks of the parser ---------------------------------------------------------------------------------
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise ValueError("bytes behind the end of the answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head is None:  # else a trailer: it passes with the bytes
+            self._fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._informational += 1
+            self._fields = []
+            return
+        self._keep_alive = self._parser.should_keep_alive()
+        self._head = AnswerHead(status, self._fields, self._framing(status))
+        self.between_chunks = True
+
+    def _framing(self, status: int) -> Framing:
+        if status in (204, 304):
+            return Framing.EMPTY
+        names = {name for name, _ in self._fields}
+        if b"transfer-encoding" in names:
+            return Framing.CHUNKED
+        return Framing.LENGTH if b"content-length" in names else Framing.UNTIL_CLOSE
+
+    def on_chunk_header(self) -> None:
+        self.between_chunks = False
+
+    def on_body(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+
+    def on_chunk_complete(self) -> None:
+        self.between_chunks = True
+
+    def on_message_complete(self) -> None:
+        self._complete = self._head is not None  # not the end of an informational answer

@@ -1,0 +1,152 @@
+"""Connections to instances, kept warm between requests."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from router.ask import FailureKind, InstanceFailure
+from router.http.sweeper import Sweeper
+from router.http.upstream import UpstreamConnection
+
+
+class ConnectError(Exception):
+    """No connection to the instance could be made."""
+
+    def __init__(self, failure: InstanceFailure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an instance's URL points."""
+
+    host: str
+    port: int
+    tls: bool
+    authority: bytes
+    """The value of ``Host``."""
+    base_path: bytes
+    """Goes before every path; empty for most."""
+
+
+@lru_cache(maxsize=4096)
+def parse_origin(url: str) -> Origin:
+    """The parts of an instance's base URL.
+
+    Raises:
+        ValueError: it is no http or https URL.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"not an http(s) URL: {url}")
+    tls = parts.scheme == "https"
+    authority = parts.netloc.rpartition("@")[2].encode("idna" if not parts.netloc.isascii() else "ascii")
+    return Origin(parts.hostname, parts.port or (443 if tls else 80), tls, authority, parts.path.rstrip("/").encode())
+
+
+class UpstreamPool:
+    """Idle keep-alive connections by instance URL: the last used first, a bounded number, closed when they age.
+
+    What is in use belongs to its user, who gives it back by ``release`` or aborts it; the pool does not limit
+    how many that are, for admission happens before (the instance's running requests).
+    """
+
+    def __init__(self, sweeper: Sweeper, *, connect_timeout_s: float, idle_s: float, max_idle: int) -> None:
+        self._sweeper = sweeper
+        self._connect_timeout_s = connect_timeout_s
+        self._idle_s = idle_s
+        self._max_idle = max_idle
+        self._idle: dict[str, list[UpstreamConnection]] = {}
+        self._tls: ssl.SSLContext | None = None
+        self._closed = False
+
+    async def acquire(self, url: str, *, fresh: bool = False) -> UpstreamConnection:
+        """A connection to the instance: an idle one, or (always, if ``fresh``) a new one.
+
+        Raises:
+            ConnectError: refused, unreachable, or not within the time to connect.
+        """
+        if not fresh:
+            connection = self._take_idle(url)
+            if connection is not None:
+                return connection
+        return await self._connect(url)
+
+    def _take_idle(self, url: str) -> UpstreamConnection | None:
+        stack = self._idle.get(url)
+        if not stack:
+            return None
+        oldest_s = asyncio.get_running_loop().time() - self._idle_s
+        while stack:
+            connection = stack.pop()
+            if connection.reusable and connection.idle_since_s >= oldest_s:
+                connection.reused = True
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self, url: str) -> UpstreamConnection:
+        try:
+            origin = parse_origin(url)
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: UpstreamConnection(url),
+                    origin.host,
+                    origin.port,
+                    ssl=self._tls_context() if origin.tls else None,
+                )
+        except TimeoutError as error:
+            detail = f"no connection within {self._connect_timeout_s:g} s"
+            raise ConnectError(InstanceFailure(FailureKind.CONNECT, detail)) from error
+        except (OSError, ValueError) as error:
+            raise ConnectError(InstanceFailure(FailureKind.CONNECT, str(error))) from error
+        return connection
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+    def release(self, connection: UpstreamConnection) -> None:
+        """Take back a connection whose answer is complete; one that cannot serve again is closed."""
+        stack = self._idle.setdefault(connection.url, [])
+        if self._closed or not connection.reusable or len(stack) >= self._max_idle:
+            connection.abort()
+            return
+        connection.resume_reading()
+        connection.idle_since_s = asyncio.get_running_loop().time()
+        stack.append(connection)
+        self._sweeper.add(self)
+
+    def sweep(self, now_s: float) -> None:
+        """Close what idled too long or was closed by its instance."""
+        for url, stack in list(self._idle.items()):
+            kept = []
+            for connection in stack:
+                if connection.reusable and now_s - connection.idle_since_s < self._idle_s:
+                    kept.append(connection)
+                else:
+                    connection.abort()
+            if kept:
+                self._idle[url] = kept
+            else:
+                del self._idle[url]
+        if not self._idle:
+            self._sweeper.discard(self)
+
+    @property
+    def idle_connections(self) -> int:
+        return sum(len(stack) for stack in self._idle.values())
+
+    def close(self) -> None:
+        """Close all idle connections; those in use close when they are released."""
+        self._closed = True
+        for stack in self._idle.values():
+            for connection in stack:
+                connection.abort()
+        self._idle.clear()

@@ -1,0 +1,347 @@
+"""Real sockets on both sides of the data plane: raw clients, scripted instances, and a life cycle that is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from router.ask import Ask, InstanceFailure, Outcome
+from router.errors import UpstreamError
+from router.http import DataPlane, build_data_plane, http_protocol
+from router.settings import RouterSettings
+from statestore.base import FinishFacts
+
+CHAT = "/v1/chat/completions"
+
+
+async def eventually(condition: Callable[[], bool], *, within_s: float = 5.0) -> None:
+    """Poll until the condition holds; the test fails at the deadline."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+# the life cycle ------------------------------------------------------------------------------------------------
+@dataclass
+class FakeFlight:
+    lifecycle: FakeLifecycle
+    request_id: str
+    model: str
+    urls: list[str]
+    instance_url: str = ""
+    instance_id: str = "i0"
+    expected_cached_tokens: int = 128
+    attempts: int = 1
+    first_tokens: int = 0
+    failures: list[InstanceFailure] = field(default_factory=list)
+    finished: list[tuple[Outcome, FinishFacts | None]] = field(default_factory=list)
+
+    def first_token(self) -> None:
+        self.first_tokens += 1
+
+    async def reroute(self, failure: InstanceFailure) -> None:
+        self.failures.append(failure)
+        if self.attempts >= len(self.urls):
+            raise UpstreamError(f"no instance is left: {failure}")
+        self.instance_url = self.urls[self.attempts]
+        self.instance_id = f"i{self.attempts}"
+        self.attempts += 1
+
+    def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None:
+        self.finished.append((outcome, facts))
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.finished[0][0] if self.finished else None
+
+
+@dataclass
+class FakeLifecycle:
+    """Places every request on the first URL; retries go down the list."""
+
+    urls: list[str]
+    model: str | None = None
+    refusal: Exception | None = None
+    gate: asyncio.Event | None = None
+    asks: list[Ask] = field(default_factory=list)
+    flights: list[FakeFlight] = field(default_factory=list)
+    cancelled: int = 0
+
+    async def place(self, ask: Ask) -> FakeFlight:
+        self.asks.append(ask)
+        if self.gate is not None:
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        if self.refusal is not None:
+            raise self.refusal
+        flight = FakeFlight(self, ask.request_id, self.model or ask.model, self.urls, self.urls[0])
+        self.flights.append(flight)
+        return flight
+
+    @property
+    def flight(self) -> FakeFlight:
+        assert len(self.flights) == 1
+        return self.flights[0]
+
+
+# an instance ---------------------------------------------------------------------------------------------------
+class Talk:
+    """One request as the instance sees it, and the means to misbehave."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes, body: bytes) -> None:
+        self.reader, self.writer, self.head, self.body = reader, writer, head, body
+
+    @property
+    def headers(self) -> dict[str, str]:
+        lines = self.head.decode("latin-1").split("\r\n")[1:]
+        return dict(line.split(": ", 1) for line in lines if line)
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self, value: Any = None, status: int = 200, extra: str = "") -> None:
+        body = orjson.dumps(value if value is not None else {"object": "chat.completion", "choices": []})
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{extra}\r\n"
+        await self.send(head.encode() + body)
+
+    async def begin_stream(self) -> None:
+        await self.send(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+
+    async def chunk(self, data: bytes) -> None:
+        await self.send(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def event(self, value: Any) -> None:
+        await self.chunk(b"data: " + (value if isinstance(value, bytes) else orjson.dumps(value)) + b"\n\n")
+
+    async def token(self, text: str) -> None:
+        await self.event({"choices": [{"index": 0, "delta": {"content": text}}]})
+
+    async def role(self) -> None:
+        await self.event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+
+    async def end_stream(self) -> None:
+        await self.event(b"[DONE]")
+        await self.send(b"0\r\n\r\n")
+
+    def reset(self) -> None:
+        """Close with RST."""
+        self.writer.transport.abort()
+
+    async def until_closed(self) -> None:
+        """Return when the router closes the connection."""
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
+
+
+Script = Callable[[Talk], Awaitable[None]]
+
+
+class Instance:
+    """A raw TCP server that answers as scripted. A script that returns keeps the connection for more."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.talks: list[Talk] = []
+        self.connections = 0
+        self.open = 0
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.open += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(
+                    int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length")
+                )
+                talk = Talk(reader, writer, head, await reader.readexactly(length))
+                self.talks.append(talk)
+                await self.script(talk)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.open -= 1
+            writer.close()
+
+
+@pytest.fixture
+async def start_instance() -> AsyncIterator[Callable[[Script], Awaitable[Instance]]]:
+    """Start a scripted instance on a free port."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(script: Script) -> Instance:
+            instance = Instance(script)
+            tasks: set[asyncio.Task[None]] = set()
+
+            def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                task = asyncio.ensure_future(instance.serve(reader, writer))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+
+            async def stop() -> None:
+                server.close()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+            server = await asyncio.start_server(accept, "127.0.0.1", 0)
+            stack.push_async_callback(stop)
+            instance.url = "http://127.0.0.1:%d" % server.sockets[0].getsockname()[1]
+            return instance
+
+        yield start
+
+
+# the router ----------------------------------------------------------------------------------------------------
+async def tiny_app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """Stands for the ASGI side: tells what it was asked."""
+    message = await receive()
+    body = orjson.dumps({"app": scope["path"], "method": scope["method"], "body": message["body"].decode()})
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@dataclass
+class Router:
+    plane: DataPlane
+    state: ServerState
+    port: int
+
+    async def connect(self) -> Client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        return Client(reader, writer)
+
+
+@pytest.fixture
+async def start_router() -> AsyncIterator[Callable[..., Awaitable[Router]]]:
+    """Serve the data plane over a life cycle; keyword arguments are router settings."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(
+            lifecycle: FakeLifecycle, *, app: Any = tiny_app, draining: Any = lambda: False, **settings: Any
+        ) -> Router:
+            plane = build_data_plane(RouterSettings(**settings), lifecycle, draining=draining)
+            config = uvicorn.Config(app, http=http_protocol(plane), lifespan="off", proxy_headers=False)  # type: ignore[arg-type]
+            config.load()
+            state = ServerState()
+            server = await asyncio.get_running_loop().create_server(
+                lambda: config.http_protocol_class(config=config, server_state=state, app_state={}),  # type: ignore[call-arg]
+                "127.0.0.1",
+                0,
+            )
+
+            async def stop() -> None:
+                server.close()
+                for connection in list(state.connections):
+                    connection.abort()  # type: ignore[union-attr]
+                await eventually(lambda: not state.connections and not state.tasks)
+                plane.close()
+                assert len(plane.sweeper) == 0, "something is still registered for sweeps"
+
+            stack.push_async_callback(stop)
+            return Router(plane, state, server.sockets[0].getsockname()[1])
+
+        yield start
+
+
+# a client ------------------------------------------------------------------------------------------------------
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    whole: bool = True
+    """False when the connection closed before the framing's end."""
+
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error = self.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return error  # type: ignore[no-any-return]
+
+
+class Client:
+    """A raw HTTP client."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    def request(self, path: str, value: Any = None, *, method: str = "POST", headers: str = "") -> None:
+        body = value if isinstance(value, bytes) else orjson.dumps(value) if value is not None else b""
+        head = f"{method} {path} HTTP/1.1\r\nhost: fleet\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
+        self.send(head.encode() + body)
+
+    def chat(self, *, stream: bool = False, headers: str = "", model: str = "m") -> None:
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+        self.request(CHAT, body, headers=headers)
+
+    async def head(self) -> Answer:
+        raw = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+        first, *lines = raw.decode("latin-1").split("\r\n")
+        return Answer(int(first.split()[1]), dict(line.split(": ", 1) for line in lines if line), b"")
+
+    async def chunk(self) -> bytes:
+        size = int((await asyncio.wait_for(self.reader.readuntil(b"\r\n"), 10)).split(b";")[0], 16)
+        data = await asyncio.wait_for(self.reader.readexactly(size + 2), 10)
+        return data[:-2]
+
+    async def answer(self, *, bodiless: bool = False) -> Answer:
+        answer = await self.head()
+        if bodiless or answer.status in (204, 304):
+            return answer
+        try:
+            if "content-length" in answer.headers:
+                answer.body = await asyncio.wait_for(self.reader.readexactly(int(answer.headers["content-length"])), 10)
+            elif answer.headers.get("transfer-encoding") == "chunked":
+                while data := await self.chunk():
+                    answer.body += data
+            else:
+                answer.body = await asyncio.wait_for(self.reader.read(), 10)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            answer.body += getattr(error, "partial", b"")
+            answer.whole = False
+        return answer
+
+    async def closed(self) -> bool:
+        """True when the router closes the connection without another byte."""
+        try:
+            return await asyncio.wait_for(self.reader.read(), 10) == b""
+        except ConnectionError:
+            return True
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+
+@pytest.fixture
+def kit() -> SimpleNamespace:
+    """The classes above, for tests (which cannot import a conftest)."""
+    return SimpleNamespace(Lifecycle=FakeLifecycle, Flight=FakeFlight, eventually=eventually, CHAT=CHAT)
