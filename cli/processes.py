@@ -22,7 +22,7 @@ _LOG_TAIL_LINES = 15
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One child: a ``dualmap`` command line. Stages stop one after another, lowest first."""
+    """One child and its arguments. Stages stop one after another, lowest first."""
 
     name: str
     arguments: tuple[str, ...]
@@ -46,13 +46,20 @@ class Child:
 
 
 class ProcessGroup:
-    """The children of one fleet. Each writes to its own log file in ``directory``.
+    """The children of one fleet: ``command`` with each one's arguments, each with a log file of its own.
 
     Children sit in sessions of their own, so a Ctrl-C in the terminal reaches only this process, which then stops
     them in order; if this process is killed outright they end by themselves (see ``cli.parent``).
     """
 
-    def __init__(self, directory: Path, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        environment: Mapping[str, str],
+        say: Callable[[str], None],
+        command: Sequence[str] = (sys.executable, "-m", "cli.main"),
+    ) -> None:
+        self._command = tuple(command)
         self._directory = directory
         self._read_end, self._write_end = os.pipe()
         self._environment = {**environment, PARENT_PIPE_VARIABLE: str(self._read_end)}
@@ -99,9 +106,7 @@ class ProcessGroup:
     async def _spawn(self, child: Child) -> None:
         with child.log.open("ab") as log:
             child.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "cli.main",
+                *self._command,
                 *child.spec.arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

@@ -135,7 +135,7 @@ def test_a_file_that_is_missing_or_no_mapping_is_refused(tmp_path: Path) -> None
 
 
 def test_a_setting_flag_without_a_value_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--router.port needs a value"):
+    with pytest.raises(ConfigurationError, match=r"--router\.port needs a value"):
         split_flags(["--router.port"], {})
 
 

@@ -1,0 +1,83 @@
+"""What `dualmap up` would start."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import yaml
+
+from cli.configuration import load_settings, split_flags
+from cli.errors import CommandError
+from cli.fleet_plan import FleetSize, first_of_free_ports, free_ports, plain, plan_fleet
+from cli.settings import Settings
+
+SIZE = FleetSize(replicas=3, workers=2, instances=4)
+
+
+def settings(*words: str) -> Settings:
+    flags, _ = split_flags(("--router.port", "0", *words), {})
+    return load_settings(flags, {})
+
+
+def test_a_fleet_has_replicas_with_ports_of_their_own_workers_and_emulated_instances() -> None:
+    plan = plan_fleet(settings(), SIZE, (), "fleet.yaml")
+
+    names = [child.name for child in plan.children]
+    assert names == ["instances", "worker-1", "worker-2", "router-1", "router-2", "router-3"]
+    assert len(set(plan.ops_ports)) == 3
+    assert [instance.id for instance in plan.settings.pools[0].instances] == [f"instance-{i}" for i in range(1, 5)]
+    assert plan.settings.router.port > 0
+
+
+def test_emulated_instances_are_described_by_their_engine_and_serve_the_pools_model() -> None:
+    plan = plan_fleet(settings("--emulator.preset", "qwen2.5-14b-910b3"), SIZE, (), "f")
+    assert {each.kv_capacity_tokens for each in plan.settings.pools[0].instances} == {500_000}
+    assert plan.settings.pools[0].model == plan.settings.emulator.served_model == "qwen2.5-14b"
+
+    named = plan_fleet(settings("--pools", '[{"model": "mine"}]'), SIZE, (), "f").settings
+    assert named.pools[0].model == named.emulator.served_model == "mine"
+
+
+def test_given_or_configured_instances_are_used_instead_of_emulated_ones() -> None:
+    given = plan_fleet(settings(), SIZE, ("http://a:8000", "http://b:8000"), "f")
+    assert [each.url for each in given.settings.pools[0].instances] == ["http://a:8000", "http://b:8000"]
+
+    pools = '[{"instances": [{"id": "npu-0", "url": "http://npu:8000"}]}]'
+    configured = plan_fleet(settings("--pools", pools), SIZE, (), "f")
+    assert [each.id for each in configured.settings.pools[0].instances] == ["npu-0"]
+
+    for plan in (given, configured):
+        assert "instances" not in [child.name for child in plan.children]
+
+
+def test_a_port_in_use_is_named_with_the_way_out() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(CommandError, match=rf"127.0.0.1:{port}: .*--router.port"):
+            plan_fleet(settings("--router.port", str(port)), SIZE, (), "f")
+
+
+def test_a_shared_port_counts_as_taken_although_the_kernel_would_let_us_in() -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(CommandError):
+            plan_fleet(settings("--router.port", str(taken.getsockname()[1])), SIZE, (), "f")
+
+
+def test_ports_in_a_row_skip_those_that_are_taken() -> None:
+    base = free_ports(1)[0]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", base))
+        taken.listen()
+        assert first_of_free_ports(base, 2, "127.0.0.1") > base
+
+
+def test_secrets_reach_the_children_and_the_file_can_be_read_back() -> None:
+    tree = settings("--router.api_keys", "one,two", "--router.admin_key", "boss")
+    again = Settings.model_validate(yaml.safe_load(yaml.safe_dump(plain(tree))))
+    assert again == tree

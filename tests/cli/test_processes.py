@@ -1,0 +1,134 @@
+"""Children of a fleet: started again when they end, stopped within a bound, never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from cli.errors import CommandError
+from cli.processes import ChildSpec, ProcessGroup
+
+SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+async def group(tmp_path: Path, said: list[str]) -> AsyncIterator[ProcessGroup]:
+    group = ProcessGroup(tmp_path, os.environ, said.append, command=(sys.executable, "-c"))
+    yield group
+    await group.stop(0.5)
+
+
+def script(name: str, source: str, stage: int = 0) -> ChildSpec:
+    return ChildSpec(name, (source,), stage)
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"never: {what}"
+        await asyncio.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Runs, and is no zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_a_child_that_is_killed_is_started_again(group: ProcessGroup, said: list[str]) -> None:
+    child = await group.start(script("sleeper", SLEEPER))
+    group.settled()
+    first = child.pid
+    assert first is not None
+
+    os.kill(first, signal.SIGKILL)
+
+    await until(lambda: child.pid not in (None, first), "the child runs again")
+    assert child.restarts == 1
+    assert "sleeper ended" in said[0]
+
+
+async def test_a_child_that_ends_before_the_fleet_is_up_fails_the_start_with_its_last_words(
+    group: ProcessGroup,
+) -> None:
+    child = await group.start(script("broken", "import sys; print('no such thing'); sys.exit(3)"))
+    await until(lambda: child.pid is None and "no such thing" in child.log.read_text(), "the child ended")
+
+    with pytest.raises(CommandError, match=r"broken ended with exit code 3:\n  no such thing"):
+        group.check()
+
+
+async def test_stopping_goes_by_stages_and_kills_who_does_not_listen(group: ProcessGroup) -> None:
+    stubborn = await group.start(script("stubborn", STUBBORN, stage=0))
+    polite = await group.start(script("polite", SLEEPER, stage=1))
+    for child in (stubborn, polite):
+        await until(lambda child=child: child.log.read_text() != "", "the child is up")  # type: ignore[misc]
+
+    await group.stop(0.3)
+
+    assert stubborn.process is not None
+    assert polite.process is not None
+    assert stubborn.process.returncode == -signal.SIGKILL
+    assert polite.process.returncode == -signal.SIGTERM
+
+
+async def test_a_stopped_fleet_does_not_come_back(group: ProcessGroup, said: list[str]) -> None:
+    child = await group.start(script("sleeper", SLEEPER))
+    group.settled()
+    await group.stop(5.0)
+    await asyncio.sleep(0.4)  # longer than the first restart delay
+    assert child.pid is None
+    assert said == []
+
+
+async def test_children_end_with_a_parent_that_is_killed_outright(tmp_path: Path) -> None:
+    """The parent gets SIGKILL and can clean up nothing; the pipe it held does it."""
+    child = (
+        "import os, time; from cli.parent import end_with_parent; end_with_parent(os.environ);"
+        "print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    parent_source = (
+        "import asyncio, os, sys; from pathlib import Path; from cli.processes import *\n"
+        "async def main():\n"
+        "    group = ProcessGroup(Path(sys.argv[1]), os.environ, print, command=(sys.executable, '-c'))\n"
+        "    await group.start(ChildSpec('orphan', (sys.argv[2],), 0))\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())"
+    )
+    parent = subprocess.Popen(
+        [  # noqa: ASYNC220
+            sys.executable,
+            "-c",
+            parent_source,
+            str(tmp_path),
+            child,
+        ]
+    )
+    log = tmp_path / "orphan.log"
+    try:
+        await until(lambda: log.exists() and log.read_text().strip().isdigit(), "the child is up")
+        pid = int(log.read_text())
+    finally:
+        parent.kill()
+        parent.wait()
+
+    await until(lambda: not alive(pid), "the child ended too")
