@@ -88,7 +88,7 @@ def _children(config_file: str, size: FleetSize, ops_ports: Sequence[int], emula
     routers = [
         ChildSpec(
             f"router-{number}",
-            ("router", *config, "--router.replica_id", f"router-{number}", "--router.ops_port", str(ops_port)),
+            ("router", *config, "--name", f"router-{number}", "--router.ops_port", str(ops_port)),
             STOP_ROUTERS,
         )
         for number, ops_port in enumerate(ops_ports, 1)

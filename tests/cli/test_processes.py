@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -114,21 +113,13 @@ async def test_children_end_with_a_parent_that_is_killed_outright(tmp_path: Path
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())"
     )
-    parent = subprocess.Popen(
-        [  # noqa: ASYNC220
-            sys.executable,
-            "-c",
-            parent_source,
-            str(tmp_path),
-            child,
-        ]
-    )
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", parent_source, str(tmp_path), child)
     log = tmp_path / "orphan.log"
     try:
         await until(lambda: log.exists() and log.read_text().strip().isdigit(), "the child is up")
         pid = int(log.read_text())
     finally:
         parent.kill()
-        parent.wait()
+        await parent.wait()
 
     await until(lambda: not alive(pid), "the child ended too")
