@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.lifecycle import InstanceEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +82,14 @@ def judge(complaint: str | None, suspicion: Suspicion | None, now_s: float, thre
     return Verdict.OK
 
 
-def looks_up(state: InstanceState, checkup: Checkup, thresholds: Thresholds) -> bool:
-    """Enough good checks to serve: one for an instance that starts, several for one that was down."""
-    if state is InstanceState.STARTING:
-        return checkup.successes >= 1
-    return state is InstanceState.DOWN and checkup.successes >= thresholds.up_after
+def conclude(state: InstanceState, checkup: Checkup, verdict: Verdict, thresholds: Thresholds) -> InstanceEvent | None:
+    """What the latest check, the last of a row, means for the instance's life; None while it is too early to say.
 
-
-def looks_down(state: InstanceState, checkup: Checkup, verdict: Verdict, thresholds: Thresholds) -> bool:
-    """Enough failed checks to stop serving; a stall has been watched long enough by itself."""
-    if state is not InstanceState.READY:
-        return False
-    return verdict is Verdict.STALLED or checkup.failures >= thresholds.down_after
+    One good check is enough for an instance that starts. A stall has been watched long enough by itself.
+    """
+    enough = 1 if state is InstanceState.STARTING else thresholds.up_after
+    if checkup.successes >= enough:
+        return InstanceEvent.HEALTHY
+    if verdict is Verdict.STALLED or checkup.failures >= thresholds.down_after:
+        return InstanceEvent.UNHEALTHY
+    return None

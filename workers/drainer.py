@@ -1,20 +1,24 @@
-"""Drainer: notices when a draining instance has nothing left, so that it can be removed or restarted."""
+"""Drainer: parks a draining instance that has nothing left, so that it can be removed, restarted or resumed."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 
 from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.lifecycle import InstanceEvent, next_state
 from statestore.base import PoolStore
 from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
 
-def plan_tick(loads: Mapping[str, InstanceLoad]) -> frozenset[str]:
+_DRAINED = next_state(InstanceState.DRAINING, InstanceEvent.DRAINED)
+
+
+def plan_tick(loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
     """Draining instances with neither held nor running requests."""
-    return frozenset(
+    return tuple(
         instance_id
         for instance_id, load in loads.items()
         if load.state is InstanceState.DRAINING and not load.queued_requests and not load.running_requests
@@ -22,20 +26,22 @@ def plan_tick(loads: Mapping[str, InstanceLoad]) -> frozenset[str]:
 
 
 class Drainer:
-    """Says once of every draining instance that it is empty. It stays draining: operators decide what next."""
+    """Ends every drain whose instance is empty."""
 
     name = "drainer"
 
-    def __init__(self, pool: PoolStore, *, interval_s: float, metrics: WorkerMetrics) -> None:
+    def __init__(self, pool: PoolStore, fence: int, *, interval_s: float, metrics: WorkerMetrics) -> None:
         self.interval_s = interval_s
         self._pool = pool
+        self._fence = fence
         self._metrics = metrics
-        self._empty: Set[str] = frozenset()
 
     async def tick(self) -> None:
-        """Look once. Raises StoreUnavailableError."""
-        empty = plan_tick(await self._pool.loads())
-        for instance_id in sorted(empty - self._empty):
-            self._metrics.drained.labels(self._pool.name).inc()
-            log.info("instance drained pool=%s instance=%s (nothing left on it)", self._pool.name, instance_id)
-        self._empty = empty
+        """Look once. Raises StoreUnavailableError, LeaseLostError."""
+        for instance_id in plan_tick(await self._pool.loads()):
+            parked = await self._pool.set_instance_state(
+                instance_id, _DRAINED, expected=InstanceState.DRAINING, fence=self._fence
+            )
+            if parked:
+                self._metrics.drained.labels(self._pool.name).inc()
+                log.info("instance drained pool=%s instance=%s to=%s", self._pool.name, instance_id, _DRAINED)

@@ -10,9 +10,10 @@ from dataclasses import replace
 from types import TracebackType
 
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.lifecycle import InstanceEvent, next_state
 from statestore.base import PoolStore
 from statestore.clock import Clock
-from workers.checkup import Checkup, Thresholds, Verdict, is_suspect, judge, looks_down, looks_up, watch
+from workers.checkup import Checkup, Thresholds, Verdict, conclude, is_suspect, judge, watch
 from workers.loop import worth_logging
 from workers.metrics import WorkerMetrics
 from workers.probe import Prober
@@ -122,10 +123,14 @@ class HealthChecker:
         checkup = replace(former.after(verdict, self._next_due_s()), suspicion=suspicion)
         self._checkups[spec.instance_id] = checkup
         self._tell(spec, checkup, complaint, former)
-        if looks_down(spec.state, checkup, verdict, self._thresholds):
-            await self._change(spec, InstanceState.DOWN, complaint or "no progress with work pending")
-        elif looks_up(spec.state, checkup, self._thresholds):
-            await self._bring_up(spec, checkup)
+        event = conclude(spec.state, checkup, verdict, self._thresholds)
+        if event is None or next_state(spec.state, event) is spec.state:
+            return
+        if event is InstanceEvent.UNHEALTHY:
+            await self._change(spec, event, complaint or "no progress with work pending")
+        elif await self._proves_itself(spec, checkup):
+            await self._learn(spec)
+            await self._change(spec, event, "checks succeed")
 
     def _next_due_s(self) -> float:
         share = self._settings.health_jitter
@@ -148,15 +153,16 @@ class HealthChecker:
                 spec.instance_id,
             )
 
-    async def _bring_up(self, spec: InstanceSpec, checkup: Checkup) -> None:
-        if spec.state is InstanceState.DOWN and self._settings.health_canary:
-            complaint = await self._prober.canary(spec.url, self._model)
-            if complaint is not None:
-                log.warning("canary failed pool=%s instance=%s error=%s", self._pool.name, spec.instance_id, complaint)
-                self._checkups[spec.instance_id] = checkup.after(Verdict.FAILED, self._next_due_s())
-                return
-        await self._learn(spec)
-        await self._change(spec, InstanceState.READY, "checks succeed")
+    async def _proves_itself(self, spec: InstanceSpec, checkup: Checkup) -> bool:
+        """Whether an instance that was down completes a token: its ``/health`` may have been fine all along."""
+        if spec.state is not InstanceState.DOWN or not self._settings.health_canary:
+            return True
+        complaint = await self._prober.canary(spec.url, self._model)
+        if complaint is None:
+            return True
+        log.warning("canary failed pool=%s instance=%s error=%s", self._pool.name, spec.instance_id, complaint)
+        self._checkups[spec.instance_id] = checkup.after(Verdict.FAILED, self._next_due_s())
+        return False
 
     async def _learn(self, spec: InstanceSpec) -> None:
         """Take over what the server says of itself; what it does not say stays as configured."""
@@ -180,7 +186,8 @@ class HealthChecker:
         if facts.kv_capacity_tokens is not None and facts.kv_capacity_tokens != spec.kv_capacity_tokens:
             await self._pool.put_instance(replace(spec, kv_capacity_tokens=facts.kv_capacity_tokens))
 
-    async def _change(self, spec: InstanceSpec, target: InstanceState, cause: str) -> None:
+    async def _change(self, spec: InstanceSpec, event: InstanceEvent, cause: str) -> None:
+        target = next_state(spec.state, event)
         changed = await self._pool.set_instance_state(spec.instance_id, target, expected=spec.state, fence=self._fence)
         if not changed:  # somebody changed or removed it meanwhile; the next check sees what is true now
             return

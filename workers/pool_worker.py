@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 
+from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
 from statestore.base import Lease, PoolStore
 from statestore.clock import Clock
@@ -19,7 +20,7 @@ from workers.loop import Job, LoopContext, run_job
 from workers.metrics import WorkerMetrics
 from workers.probe import Prober
 from workers.reaper import Reaper
-from workers.rebalancer import Rebalancer, rebalances
+from workers.rebalancer import Rebalancer
 from workers.registrar import Registrar
 from workers.repairer import Repairer
 from workers.settings import WorkerSettings
@@ -100,7 +101,14 @@ class PoolWorker:
         stall_s = self._scheduling.decode_stall_s
         jobs: list[Job] = [
             HotnessKeeper(pool, fence, self._scheduling, interval_s=worker.hotness_interval_s, metrics=metrics),
-            Evacuator(pool, fence, interval_s=worker.evacuate_interval_s, decode_stall_s=stall_s, metrics=metrics),
+            Evacuator(
+                pool,
+                fence,
+                interval_s=worker.evacuate_interval_s,
+                stuck_after_s=worker.stall_down_s,
+                decode_stall_s=stall_s,
+                metrics=metrics,
+            ),
             Reaper(
                 pool,
                 fence,
@@ -110,9 +118,9 @@ class PoolWorker:
                 metrics=metrics,
             ),
             Repairer(pool, fence, interval_s=worker.repair_interval_s, metrics=metrics),
-            Drainer(pool, interval_s=worker.drain_interval_s, metrics=metrics),
+            Drainer(pool, fence, interval_s=worker.drain_interval_s, metrics=metrics),
         ]
-        if rebalances(self._scheduling):
+        if build_policy(self._scheduling).rebalances:
             rebalancer = Rebalancer(
                 pool,
                 fence,

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scheduling.rebalance import plan_rebalance, plan_sweep
-from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.queues import hot_queue
 from workers.metrics import WorkerMetrics
 from workers.moves import execute_moves
 
-log = logging.getLogger(__name__)
-
 REASON = "rebalance"
-
-
-def rebalances(settings: SchedulingSettings) -> bool:
-    """Whether the policy moves held requests at all; its ablations and the others place them once."""
-    return settings.policy == "dualmap"
 
 
 @dataclass(frozen=True, slots=True)

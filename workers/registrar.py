@@ -81,7 +81,10 @@ class Registrar:
             )
         self._owed |= {spec.instance_id: spec for spec in missing}
         self._known = Known(now.epoch, {**now.instances, **self._owed})
-        await self._enter_owed("start" if starting else "restored")
+        if self._owed:
+            await self._enter_owed("start" if starting else "restored")
+            now = await self._pool.membership()
+            self._known = Known(now.epoch, now.instances)
 
     async def _enter_owed(self, cause: str) -> None:
         for instance_id, spec in tuple(self._owed.items()):

@@ -1,0 +1,183 @@
+"""What the tests of the workers share: a clock that only moves when told, a store that can go away."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from scheduling.chain import Chain
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.settings import SchedulingSettings
+from statestore.base import Reservation, ReserveStatus
+from statestore.errors import StoreUnavailableError
+from statestore.memory import MemoryPool, MemoryStore
+from workers.loop import LoopContext
+from workers.metrics import WorkerMetrics
+
+AddInstance = Callable[..., Awaitable[None]]
+Reserve = Callable[..., Awaitable[ReserveStatus]]
+
+
+class FakeClock:
+    """Monotonic seconds that move by ``advance``; sleepers wake in order of their times."""
+
+    def __init__(self) -> None:
+        self._now_s = 1_000.0
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._count = 0
+        self.naps_s: list[float] = []
+
+    def monotonic_s(self) -> float:
+        return self._now_s
+
+    def now_ms(self) -> int:
+        """The store's clock, in step with this one."""
+        return round(self._now_s * 1000)
+
+    async def sleep(self, delay_s: float) -> None:
+        self.naps_s.append(delay_s)
+        self._count += 1
+        wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now_s + delay_s, self._count, wake))
+        await wake
+
+    def jump(self, delta_s: float) -> None:
+        """Time passes and nobody runs, as for a suspended process."""
+        self._now_s += delta_s
+
+    async def advance(self, delta_s: float) -> None:
+        """Let time pass, running whoever wakes meanwhile."""
+        until_s = self._now_s + delta_s
+        await settle()
+        while self._sleepers and self._sleepers[0][0] <= until_s:
+            due_s, _, wake = heapq.heappop(self._sleepers)
+            if wake.done():
+                continue
+            self._now_s = max(self._now_s, due_s)
+            wake.set_result(None)
+            await settle()
+        self._now_s = max(self._now_s, until_s)
+        await settle()
+
+
+async def settle() -> None:
+    """Let every task run until all of them wait for something."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+class FlakyPool:
+    """A pool that can be out of reach: every call then fails as a dead connection does."""
+
+    def __init__(self, pool: MemoryPool) -> None:
+        self.name = pool.name
+        self.away = False
+        self.calls: list[str] = []
+        self._pool = pool
+
+    def __getattr__(self, method: str) -> Any:
+        async def call(*arguments: Any, **named: Any) -> Any:
+            self.calls.append(method)
+            if self.away:
+                raise StoreUnavailableError("the store is away")
+            return await getattr(self._pool, method)(*arguments, **named)
+
+        return call
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def metrics() -> WorkerMetrics:
+    return WorkerMetrics()
+
+
+@pytest.fixture
+def scheduling() -> SchedulingSettings:
+    return SchedulingSettings()
+
+
+@pytest.fixture
+async def store(clock: FakeClock, scheduling: SchedulingSettings) -> AsyncIterator[MemoryStore]:
+    memory = MemoryStore(scheduling, now_ms=clock.now_ms)
+    yield memory
+    await memory.close()
+
+
+@pytest.fixture
+def pool(store: MemoryStore) -> MemoryPool:
+    return store.pool("default")
+
+
+@pytest.fixture
+def context(clock: FakeClock, metrics: WorkerMetrics) -> Iterator[LoopContext]:
+    yield LoopContext("default", clock, metrics, random.Random(7), tick_timeout_s=5.0, backoff_max_s=2.0)
+
+
+@pytest.fixture
+def flaky(pool: MemoryPool) -> FlakyPool:
+    return FlakyPool(pool)
+
+
+@pytest.fixture
+def add_instance(pool: MemoryPool) -> AddInstance:
+    """Enter an instance (ready unless told otherwise): ``await add_instance("a", dispatch_window_tokens=1000)``."""
+
+    async def add(instance_id: str, state: InstanceState = InstanceState.READY, **figures: Any) -> None:
+        url = figures.pop("url", f"http://{instance_id}")
+        await pool.put_instance(InstanceSpec(instance_id, url, **figures))
+        await pool.set_instance_state(instance_id, state)
+
+    return add
+
+
+@pytest.fixture
+def reserve(pool: MemoryPool) -> Reserve:
+    """Reserve ``tokens`` on an instance: ``await reserve("r1", "a", 5000, other="b")``."""
+
+    async def ask(
+        request_id: str, instance_id: str, tokens: int = 1000, *, other: str | None = None, **fields: Any
+    ) -> ReserveStatus:
+        hashes = fields.pop("hashes", (zlib.crc32(request_id.encode()),))
+        reservation = Reservation(
+            request_id=request_id,
+            replica_id=fields.pop("replica_id", "router-1"),
+            instance_id=instance_id,
+            chain=Chain(hashes, 128, tokens),
+            uncached_tokens=tokens,
+            expected_output_tokens=64,
+            slo_ms=fields.pop("slo_ms", 5000),
+            alternative_id=other,
+            alternative_uncached_tokens=tokens if other else 0,
+            **fields,
+        )
+        return (await pool.reserve(reservation)).status
+
+    return ask
+
+
+@pytest.fixture
+async def fence(pool: MemoryPool) -> int:
+    """The fencing number of a leadership that outlasts the test."""
+    lease = await pool.acquire_lease("the-leader", 10_000_000)
+    assert lease is not None
+    return lease.fence
+
+
+@pytest.fixture
+def value(metrics: WorkerMetrics) -> Callable[..., float]:
+    """A sample of the worker's metrics: ``value("dualmap_worker_leader", pool="default")``; 0 if not there."""
+
+    def read(name: str, **labels: str) -> float:
+        return metrics.registry.get_sample_value(name, {"pool": "default", **labels}) or 0.0
+
+    return read

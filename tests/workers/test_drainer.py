@@ -1,0 +1,44 @@
+"""A draining instance is parked when it is empty, not before."""
+
+from __future__ import annotations
+
+import logging
+
+from scheduling.instance import InstanceState
+from workers.drainer import Drainer
+
+
+async def test_a_draining_instance_is_done_when_its_last_request_is(
+    pool, fence, metrics, add_instance, reserve, value, caplog
+) -> None:
+    caplog.set_level(logging.INFO)
+    await add_instance("a")
+    await add_instance("b")
+    await reserve("r1", "a")
+    await pool.set_instance_state("a", InstanceState.DRAINING)
+    drainer = Drainer(pool, fence, interval_s=1.0, metrics=metrics)
+
+    await drainer.tick()
+    assert value("dualmap_worker_drained_total") == 0
+
+    await pool.finish("r1")
+    await drainer.tick()
+    await drainer.tick()
+
+    assert value("dualmap_worker_drained_total") == 1
+    assert caplog.text.count("instance drained") == 1
+    assert (await pool.membership()).instances["a"].state is InstanceState.STANDBY
+
+
+async def test_an_instance_that_is_resumed_meanwhile_stays_in_service(pool, fence, metrics, add_instance) -> None:
+    await add_instance("a", InstanceState.DRAINING)
+    empty = await pool.loads()
+    await pool.set_instance_state("a", InstanceState.READY)
+
+    async def loads_of_a_moment_ago():
+        return empty
+
+    pool.loads = loads_of_a_moment_ago
+    await Drainer(pool, fence, interval_s=1.0, metrics=metrics).tick()
+
+    assert (await pool.membership()).instances["a"].state is InstanceState.READY

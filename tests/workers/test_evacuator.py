@@ -1,0 +1,71 @@
+"""Nobody waits for an instance that is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduling.instance import InstanceState
+from workers.evacuator import Evacuator
+
+
+@pytest.fixture
+def evacuator(pool, fence, metrics):
+    return Evacuator(pool, fence, interval_s=1.0, stuck_after_s=30.0, decode_stall_s=3.0, metrics=metrics)
+
+
+async def test_held_requests_of_a_down_instance_move_and_keep_their_place_in_time(
+    pool, evacuator, add_instance, reserve, value
+) -> None:
+    # given held requests with and without a ready other candidate
+    for instance_id in "abc":
+        await add_instance(instance_id, dispatch_window_tokens=1000)
+    await reserve("running", "a")
+    await reserve("r1", "a", other="b")
+    await reserve("r2", "a", other="gone")
+    before = await pool.held_states(["r1", "r2"])
+    await pool.set_instance_state("a", InstanceState.DOWN)
+
+    await evacuator.tick()
+
+    after = await pool.held_states(["r1", "r2", "running"])
+    assert after["r1"].instance_id == "b"
+    assert after["r2"].instance_id == "c", "the least loaded one"
+    assert after["running"].instance_id == "a", "its replica retries it by itself"
+    assert all(after[name].enqueued_ms == before[name].enqueued_ms for name in before)
+    assert value("dualmap_worker_migrations_total", reason="instance_down", status="migrated") == 2
+
+
+async def test_with_nobody_ready_the_requests_stay_and_move_as_soon_as_somebody_is(
+    pool, evacuator, add_instance, reserve
+) -> None:
+    await add_instance("a", dispatch_window_tokens=1000)
+    await add_instance("b", InstanceState.STARTING)
+    await reserve("r0", "a")
+    await reserve("r1", "a", other="b")
+    await pool.set_instance_state("a", InstanceState.DOWN)
+
+    await evacuator.tick()
+    assert (await pool.held_states(["r1"]))["r1"].instance_id == "a"
+
+    await pool.set_instance_state("b", InstanceState.READY)
+    await evacuator.tick()
+    assert (await pool.held_states(["r1"]))["r1"].instance_id == "b"
+
+
+async def test_a_draining_instance_serves_its_own_queue_until_it_is_stuck(
+    pool, evacuator, add_instance, reserve, clock
+) -> None:
+    await add_instance("a", dispatch_window_tokens=1000)
+    await add_instance("b")
+    await reserve("r0", "a")
+    await reserve("r1", "a", other="b")
+    await pool.set_instance_state("a", InstanceState.DRAINING)
+
+    await evacuator.tick()
+
+    assert (await pool.held_states(["r1"]))["r1"].instance_id == "a"
+
+    clock.jump(30.0)
+    await evacuator.tick()
+
+    assert (await pool.held_states(["r1"]))["r1"].instance_id == "b"

@@ -1,0 +1,123 @@
+"""The published tree follows the traffic, across changes of leader."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduling.instance import InstanceState, Role
+from scheduling.settings import SchedulingSettings
+from statestore.errors import LeaseLostError
+from workers.hotness_keeper import HotnessKeeper, scheduled_ready
+
+HOT, COLD_BASE = 0xAAAA, 1_000
+
+
+@pytest.fixture
+def keeper_of(fence, metrics):
+    def make(pool, **changes) -> HotnessKeeper:
+        settings = SchedulingSettings(hotness_min_requests=16, hotness_window_s=60.0, **changes)
+        return HotnessKeeper(pool, fence, settings, interval_s=1.0, metrics=metrics)
+
+    return make
+
+
+@pytest.fixture
+async def traffic(pool, add_instance, reserve):
+    """``await traffic(n, hot_share)``: n finished requests, a share of them with one common first block."""
+    for number in range(8):
+        await add_instance(f"i{number}")
+    count = 0
+
+    async def send(requests: int, hot_share: float) -> None:
+        nonlocal count
+        for number in range(requests):
+            count += 1
+            first = HOT if number < requests * hot_share else COLD_BASE + count
+            await reserve(f"r{count}", f"i{count % 8}", 256, hashes=(first, 10_000_000 + count))
+            await pool.finish(f"r{count}")
+
+    return send
+
+
+async def test_a_popular_prefix_becomes_hot_and_cools_again(pool, keeper_of, traffic, clock, value) -> None:
+    keeper = keeper_of(pool)
+
+    await traffic(100, 0.4)  # 2 / n = 0.25
+    await keeper.tick()
+    hot = await pool.membership()
+    assert dict(hot.tree.hot) == {HOT: 1}
+    assert value("dualmap_worker_hot_prefixes") == 1
+
+    clock.jump(61)
+    await traffic(100, 0.05)  # 1 / n = 0.125
+    await keeper.tick()
+    assert dict((await pool.membership()).tree.hot) == {}
+    assert (await pool.membership()).tree_version > hot.tree_version
+
+
+async def test_the_tree_is_published_only_when_it_changes(pool, keeper_of, traffic, value) -> None:
+    keeper = keeper_of(pool)
+    for _ in range(5):
+        await traffic(50, 0.5)
+        await keeper.tick()
+
+    assert (await pool.membership()).tree_version == 1
+    assert value("dualmap_worker_trees_published_total") == 1
+
+
+async def test_in_the_band_between_hot_and_cold_nothing_changes(pool, keeper_of, traffic, clock) -> None:
+    keeper = keeper_of(pool)
+    await traffic(100, 0.2)
+    await keeper.tick()
+    assert dict((await pool.membership()).tree.hot) == {}
+
+    await traffic(100, 0.9)
+    await keeper.tick()
+    clock.jump(61)
+    await traffic(100, 0.2)
+    await keeper.tick()
+    assert dict((await pool.membership()).tree.hot) == {HOT: 1}
+
+
+async def test_a_new_leader_knows_what_the_former_one_knew(pool, keeper_of, traffic) -> None:
+    # given traffic that the former leader saw, longer than one read of the log
+    await traffic(1200, 0.4)
+    await keeper_of(pool).tick()
+    former = await pool.membership()
+
+    # when a new keeper takes over, with no request in between
+    successor = keeper_of(pool)
+    await successor.tick()
+
+    assert (await pool.membership()).tree_version == former.tree_version, "the same tree, not published again"
+    await traffic(10, 0.0)
+    await successor.tick()
+    assert dict((await pool.membership()).tree.hot) == {HOT: 1}, "and the same window"
+
+
+async def test_without_enough_traffic_nothing_is_hot(pool, keeper_of, traffic) -> None:
+    await traffic(15, 1.0)
+
+    await keeper_of(pool).tick()
+
+    assert (await pool.membership()).tree_version == 0
+
+
+async def test_a_deposed_keeper_publishes_nothing(pool, keeper_of, traffic, clock) -> None:
+    await traffic(100, 0.5)
+    keeper = keeper_of(pool)
+    clock.jump(20_000.0)
+
+    with pytest.raises(LeaseLostError):
+        await keeper.tick()
+
+    assert (await pool.membership()).tree_version == 0
+
+
+async def test_only_ready_scheduled_instances_count(pool, add_instance) -> None:
+    await add_instance("a")
+    await add_instance("b", role=Role.PREFILL)
+    await add_instance("c", role=Role.DECODE)
+    await add_instance("d", InstanceState.DOWN)
+
+    assert scheduled_ready((await pool.membership()).instances) == 2

@@ -1,0 +1,109 @@
+"""The loop around a job: no failure but a lost lease ends it, and failures slow it down."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from statestore.errors import LeaseLostError, StoreUnavailableError
+from workers.loop import backoff_s, run_job, worth_logging
+
+
+class ScriptedJob:
+    """Raises its failures one after the other, then succeeds for ever."""
+
+    name = "scripted"
+    interval_s = 1.0
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.rounds = 0
+
+    async def tick(self) -> None:
+        self.rounds += 1
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+@pytest.fixture
+async def run(context):
+    tasks = []
+
+    def start(job, given=None):
+        task = asyncio.create_task(run_job(job, given or context))
+        tasks.append(task)
+        return task
+
+    yield start
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_backoff_doubles_and_is_bounded() -> None:
+    assert [backoff_s(failures, 1.0) for failures in (1, 2, 3, 4, 5, 10_000)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+
+
+def test_a_long_outage_is_logged_ever_more_rarely() -> None:
+    assert [failures for failures in range(1, 70) if worth_logging(failures)] == [1, 2, 4, 8, 16, 32, 64]
+
+
+async def test_a_healthy_job_ticks_at_its_interval(clock, run, value) -> None:
+    job = ScriptedJob()
+    run(job)
+
+    await clock.advance(10.5)
+
+    assert job.rounds == 11
+    assert value("dualmap_worker_ticks_total", job="scripted", outcome="ok") == 11
+
+
+async def test_an_outage_of_the_store_slows_the_job_down_and_never_ends_it(clock, run, value) -> None:
+    job = ScriptedJob(*[StoreUnavailableError("away")] * 8)
+    run(job)
+
+    await clock.advance(60)
+
+    assert value("dualmap_worker_ticks_total", job="scripted", outcome="store_unavailable") == 8
+    assert value("dualmap_worker_ticks_total", job="scripted", outcome="ok") > 40
+    assert clock.naps_s[:5] == sorted(clock.naps_s[:5]) and clock.naps_s[4] > 10 * clock.naps_s[0]
+    assert max(clock.naps_s) <= 2.0 * 1.25
+
+
+async def test_a_defect_in_one_round_does_not_end_the_job(clock, run, value, caplog) -> None:
+    job = ScriptedJob(ZeroDivisionError("defect"))
+    run(job)
+
+    await clock.advance(5)
+
+    assert job.rounds > 3
+    assert value("dualmap_worker_ticks_total", job="scripted", outcome="error") == 1
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_lost_lease_ends_the_job(clock, run) -> None:
+    task = run(ScriptedJob(LeaseLostError("deposed")))
+
+    await clock.advance(0)
+
+    assert isinstance(task.exception(), LeaseLostError)
+
+
+async def test_a_round_that_hangs_is_cut_off(clock, run, context, value) -> None:
+    class Hanging(ScriptedJob):
+        async def tick(self) -> None:
+            self.rounds += 1
+            await asyncio.Event().wait()
+
+    job = Hanging()
+    run(job, replace(context, tick_timeout_s=0.01))
+    deadline = asyncio.get_running_loop().time() + 5
+    while value("dualmap_worker_ticks_total", job="scripted", outcome="timeout") < 1:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.005)
+
+    await clock.advance(1)
+
+    assert job.rounds == 2

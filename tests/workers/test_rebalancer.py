@@ -1,0 +1,115 @@
+"""Held requests leave an overloaded instance: on trigger, by sweep, within their pair, and only then."""
+
+from __future__ import annotations
+
+import pytest
+
+from statestore.errors import LeaseLostError
+from workers.rebalancer import Rebalancer, Round, plan_tick
+
+
+@pytest.fixture
+def rebalancer_of(fence, clock, metrics):
+    def make(pool, **changes) -> Rebalancer:
+        figures = {"sweep_interval_s": 1.0, "min_gap_s": 0.0, "max_moves": 256, "decode_stall_s": 3.0} | changes
+        return Rebalancer(pool, fence, clock=clock, metrics=metrics, **figures)
+
+    return make
+
+
+@pytest.fixture
+async def hotspot(add_instance, reserve):
+    """Instance a with 8 s of work, most of it held; b and c idle; every request's other candidate is b."""
+    for instance_id in "abc":
+        await add_instance(instance_id, prefill_tokens_per_s=1000.0, dispatch_window_tokens=2000)
+    for number in range(8):
+        await reserve(f"r{number}", "a", 1000, other="b")
+
+
+async def test_a_sweep_moves_requests_until_the_rest_is_on_time(pool, rebalancer_of, hotspot, value) -> None:
+    await rebalancer_of(pool).tick()
+
+    loads = await pool.loads()
+    assert loads["a"].pending_tokens <= 5000, "what is left meets its SLO of 5 s"
+    assert 0 < loads["b"].pending_tokens <= 5000, "and nobody was moved into lateness"
+    assert loads["c"].pending_tokens == 0, "never outside the pair"
+    moved = value("dualmap_worker_migrations_total", reason="rebalance", status="migrated")
+    assert moved * 1000 == loads["b"].pending_tokens
+    assert (await pool.snapshot()).migrations == {"rebalance": moved}
+
+
+async def test_a_second_round_finds_nothing_to_do(pool, rebalancer_of, hotspot) -> None:
+    await rebalancer_of(pool).tick()
+    before = await pool.loads()
+
+    await rebalancer_of(pool).tick()
+
+    assert await pool.loads() == before
+
+
+async def test_between_sweeps_a_trigger_is_answered_at_once(
+    pool, rebalancer_of, clock, add_instance, reserve, value
+) -> None:
+    # given a sweep that is long from being due again
+    for instance_id in "ab":
+        await add_instance(instance_id, prefill_tokens_per_s=1000.0, dispatch_window_tokens=2000)
+    rebalancer = rebalancer_of(pool, sweep_interval_s=30.0)
+    await rebalancer.tick()
+
+    # when the routing path finds a overloaded
+    for number in range(16):
+        await reserve(f"r{number}", "a", 1000, other="b", overloaded=number == 15)
+    await rebalancer.tick()
+
+    assert (await pool.loads())["b"].pending_tokens > 0
+    assert value("dualmap_worker_rebalances_total", cause="triggered") == 1
+
+
+async def test_nobody_moves_while_everybody_is_on_time(pool, rebalancer_of, add_instance, reserve) -> None:
+    for instance_id in "ab":
+        await add_instance(instance_id, prefill_tokens_per_s=1000.0, dispatch_window_tokens=1000)
+    for number in range(4):
+        await reserve(f"r{number}", "a", 1000, other="b")
+
+    await rebalancer_of(pool).tick()
+
+    assert (await pool.loads())["b"].pending_tokens == 0
+
+
+async def test_an_instance_that_stopped_finishing_prefills_loses_its_queue(
+    pool, rebalancer_of, add_instance, reserve, clock, fence
+) -> None:
+    # given 3 s of work on a, which would be on time, and an engine that decodes and prefills nothing
+    for instance_id in "ab":
+        await add_instance(instance_id, prefill_tokens_per_s=1000.0, dispatch_window_tokens=1000)
+    for number in range(3):
+        await reserve(f"r{number}", "a", 1000, other="b", slo_ms=9000)
+    await rebalancer_of(pool).tick()
+    assert (await pool.loads())["b"].pending_tokens == 0
+
+    clock.jump(4.0)  # past T: 4 s waited + 4 s stalled + 2 s of work before the second one
+    await rebalancer_of(pool).tick()
+
+    assert (await pool.loads())["b"].pending_tokens > 0
+
+
+async def test_one_round_moves_no_more_than_its_bound(pool, rebalancer_of, hotspot) -> None:
+    await rebalancer_of(pool, max_moves=2).tick()
+
+    assert (await pool.loads())["b"].pending_tokens == 2000
+
+
+async def test_a_deposed_rebalancer_moves_nothing(pool, rebalancer_of, hotspot) -> None:
+    rebalancer = rebalancer_of(pool)
+    await pool.release_lease((await pool.snapshot()).leader)
+    assert await pool.acquire_lease("another", 1000) is not None
+
+    with pytest.raises(LeaseLostError):
+        await rebalancer.tick()
+
+    assert (await pool.loads())["a"].pending_tokens == 8000
+
+
+def test_a_round_waits_for_triggers_no_longer_than_to_the_next_sweep() -> None:
+    assert plan_tick(10.0, next_sweep_s=10.0) == Round(sweep=True, wait_s=0.0)
+    assert plan_tick(9.5, next_sweep_s=10.0) == Round(sweep=False, wait_s=0.5)

@@ -1,0 +1,129 @@
+"""Members enter the store once; what operators change stays; an emptied store is filled again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceSpec, InstanceState
+from statestore.base import Membership
+from statestore.errors import StoreUnavailableError
+from statestore.memory import MemoryStore
+from statestore.settings import InstanceSettings, PoolSettings
+from workers.registrar import Known, Registrar, plan_start, plan_tick, spec_of
+
+A = InstanceSettings(id="a", url="http://a:8000")
+B = InstanceSettings(id="b", url="http://b:8000", kv_capacity_tokens=500_000, max_running_requests=64)
+CONFIGURED = PoolSettings(instances=(A, B))
+
+
+@pytest.fixture
+def registrar_of(metrics):
+    def make(pool, settings: PoolSettings = CONFIGURED) -> Registrar:
+        return Registrar(pool, settings, interval_s=1.0, metrics=metrics)
+
+    return make
+
+
+def membership(epoch: int, *specs: InstanceSpec) -> Membership:
+    return Membership(epoch, 0, {spec.instance_id: spec for spec in specs}, HotnessTree(), 4.0)
+
+
+async def test_configured_instances_enter_as_starting_with_all_their_figures(pool, registrar_of, value) -> None:
+    await registrar_of(pool).tick()
+
+    stored = (await pool.membership()).instances
+    assert stored == {"a": spec_of(A), "b": spec_of(B)}
+    assert stored["b"].kv_capacity_tokens == 500_000
+    assert stored["b"].max_running_requests == 64
+    assert stored["a"].state is InstanceState.STARTING
+    assert value("dualmap_worker_registrations_total", cause="start") == 2
+
+
+async def test_registering_twice_changes_nothing(pool, registrar_of) -> None:
+    first, second = registrar_of(pool), registrar_of(pool)
+    await first.tick()
+    await pool.set_instance_state("a", InstanceState.READY)
+    before = await pool.membership()
+
+    await second.tick()
+    await first.tick()
+
+    assert await pool.membership() == before
+
+
+async def test_what_an_operator_removes_stays_removed(pool, registrar_of) -> None:
+    registrar = registrar_of(pool)
+    await registrar.tick()
+
+    await pool.remove_instance("a")
+    for _ in range(3):
+        await registrar.tick()
+
+    assert list((await pool.membership()).instances) == ["b"]
+
+
+async def test_a_changed_configuration_reaches_a_known_instance_and_keeps_what_was_learned() -> None:
+    known = replace(spec_of(A), state=InstanceState.READY, kv_capacity_tokens=123_456)
+    moved = InstanceSettings(id="a", url="http://elsewhere:8000")
+
+    assert plan_start([A], {"a": known}) == ()
+    assert plan_start([moved], {"a": known}) == (replace(known, url="http://elsewhere:8000"),)
+
+
+async def test_a_store_that_comes_back_empty_gets_back_what_was_there(
+    pool, clock, scheduling, registrar_of, value
+) -> None:
+    # given a fleet with one instance added at run time, one draining and one removed
+    registrar = registrar_of(pool)
+    await registrar.tick()
+    await pool.put_instance(InstanceSpec("added", "http://added"))
+    await pool.set_instance_state("added", InstanceState.READY)
+    await pool.set_instance_state("b", InstanceState.DRAINING)
+    await pool.remove_instance("a")
+    await registrar.tick()
+
+    # when the store loses everything
+    emptied = MemoryStore(scheduling, now_ms=clock.now_ms).pool("default")
+    registrar._pool = emptied
+    await registrar.tick()
+
+    states = {name: spec.state for name, spec in (await emptied.membership()).instances.items()}
+    assert states == {"added": InstanceState.READY, "b": InstanceState.DRAINING}
+    assert value("dualmap_worker_registrations_total", cause="restored") == 2
+
+
+async def test_an_interrupted_restoration_is_finished_when_the_store_is_back(
+    flaky, pool, clock, scheduling, registrar_of
+) -> None:
+    registrar = registrar_of(flaky)
+    await registrar.tick()
+    emptied = MemoryStore(scheduling, now_ms=clock.now_ms).pool("default")
+    flaky._pool = emptied
+    original = emptied.put_instance
+
+    async def put_one_then_break(spec: InstanceSpec) -> None:
+        await original(spec)
+        flaky.away = True
+
+    emptied.put_instance = put_one_then_break
+    with pytest.raises(StoreUnavailableError):
+        await registrar.tick()
+    emptied.put_instance = original
+    flaky.away = False
+    assert len((await emptied.membership()).instances) == 1
+
+    await registrar.tick()
+
+    assert set((await emptied.membership()).instances) == {"a", "b"}
+
+
+def test_only_an_epoch_that_went_back_means_lost_state() -> None:
+    known = Known(5, {"a": spec_of(A), "b": spec_of(B)})
+
+    assert plan_tick(known, membership(5, spec_of(A))) == ()
+    assert plan_tick(known, membership(6, spec_of(A))) == ()
+    assert plan_tick(known, membership(1, spec_of(A))) == (spec_of(B),)
+    assert plan_tick(known, membership(0)) == (spec_of(A), spec_of(B))
