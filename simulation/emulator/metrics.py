@@ -1,0 +1,112 @@
+"""Prometheus metrics under vLLM's names and labels. Times are seconds on the machine's clock, as a client sees."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from simulation.engine_types import EngineConfig, EngineStatistics
+
+_TTFT_BUCKETS_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_TOKEN_BUCKETS_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_REQUEST_BUCKETS_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+    960.0, 1920.0, 7680.0,
+)  # fmt: skip
+
+
+class Histogram:
+    """A histogram that takes many equal observations at once."""
+
+    def __init__(self, buckets: tuple[float, ...]) -> None:
+        self._bounds = buckets
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def cumulative(self) -> tuple[list[tuple[str, float]], float]:
+        """Buckets as Prometheus wants them, and the sum."""
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
+        return buckets, self._sum
+
+
+class InstanceMetrics(Collector):
+    """What one emulated server counts, and its page under ``/metrics``."""
+
+    def __init__(self, model: str, config: EngineConfig, statistics: Callable[[], EngineStatistics]) -> None:
+        self.time_to_first_token_s = Histogram(_TTFT_BUCKETS_S)
+        self.inter_token_s = Histogram(_TOKEN_BUCKETS_S)
+        self.queue_time_s = Histogram(_REQUEST_BUCKETS_S)
+        self.request_latency_s = Histogram(_REQUEST_BUCKETS_S)
+        self.finished: Counter[str] = Counter()
+        self.prompt_tokens = 0
+        self._labels = {"model_name": model, "engine": "0"}
+        self._config = config
+        self._statistics = statistics
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        """The page in Prometheus text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._statistics()
+        yield self._gauge("num_requests_running", "Requests in the running batch.", now.running)
+        yield self._gauge("num_requests_waiting", "Requests waiting to be processed.", now.waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", now.kv_usage)
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", now.queried_tokens)
+        yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", now.hit_tokens)
+        yield self._counter("num_preemptions", "Preemptions.", now.preemptions)
+        yield self._counter("prompt_tokens", "Prompt tokens of requests whose prefill is done.", self.prompt_tokens)
+        yield self._counter("generation_tokens", "Tokens generated.", now.generated_tokens)
+        success = CounterMetricFamily(
+            "vllm:request_success", "Finished requests.", labels=(*self._labels, "finished_reason")
+        )
+        for reason in ("stop", "length", "abort"):
+            success.add_metric((*self._labels.values(), reason), self.finished[reason])
+        yield success
+        yield self._histogram("time_to_first_token_seconds", "Time to first token.", self.time_to_first_token_s)
+        yield self._histogram("inter_token_latency_seconds", "Time between tokens.", self.inter_token_s)
+        yield self._histogram("request_queue_time_seconds", "Time in the waiting queue.", self.queue_time_s)
+        yield self._histogram("e2e_request_latency_seconds", "Time of a whole request.", self.request_latency_s)
+        config = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "KV cache configuration.",
+            labels=("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
+        )
+        config.add_metric(("0", str(self._config.block_tokens), str(self._config.kv_blocks), "True"), 1.0)
+        yield config
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), value)
+        return family
+
+    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(f"vllm:{name}", text, labels=tuple(self._labels))
+        buckets, total = histogram.cumulative()
+        family.add_metric(tuple(self._labels.values()), buckets=buckets, sum_value=total)
+        return family
