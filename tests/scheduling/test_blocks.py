@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.blocks import (
+    BlockRule,
+    TextPrompt,
+    TokenPrompt,
+    cache_seed,
+    chain_of_text,
+    chain_of_tokens,
+    chain_of_trace,
+)
+from scheduling.settings import SchedulingSettings
+
+SEED = cache_seed("model")
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(first), len(second)))
+
+
+def test_hashes_are_the_same_in_every_process_and_version() -> None:
+    assert cache_seed("model") == 490923320790739803
+    assert chain_of_text(b"ab" * 8, 7, 8, 4.0).hashes == (14591442237107986248, 1913185345540596600)
+    assert chain_of_tokens([1, 2, 3, 4], 7, 2).hashes == (2628298323249686804, 10219281436016158726)
+    assert chain_of_trace([0, 1, 2], 1536, 7).hashes == (5133589608643455977, 4592413713819919387, 14908592475083991467)
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200), st.binary(max_size=200))
+def test_prompts_share_exactly_the_blocks_that_lie_within_their_common_prefix(
+    head: bytes, left: bytes, right: bytes
+) -> None:
+    first, second = head + left, head + right
+
+    blocks = common(chain_of_text(first, 1, 16, 4.0).hashes, chain_of_text(second, 1, 16, 4.0).hashes)
+
+    if min(len(first), len(second)) >= 16:
+        assert blocks == common(first, second) // 16
+    else:  # one partial block stands for the whole of a short prompt
+        assert blocks == (1 if first == second else 0)
+
+
+def test_only_full_blocks_are_listed_unless_there_is_none() -> None:
+    assert [len(chain_of_text(b"x" * size, 1, 10, 4.0).hashes) for size in (0, 9, 10, 19, 20, 25)] == [1, 1, 1, 1, 2, 2]
+
+
+def test_the_learned_ratio_changes_estimates_but_never_hashes() -> None:
+    rule, prompt = BlockRule(128, 512), TextPrompt(b"x" * 2048)
+
+    english, chinese = rule.chain(prompt, SEED, 4.0), rule.chain(prompt, SEED, 2.0)
+
+    assert english.hashes == chinese.hashes
+    assert (english.block_tokens, english.prompt_tokens) == (128, 512)
+    assert (chinese.block_tokens, chinese.prompt_tokens) == (256, 1024)
+
+
+def test_token_ids_are_counted_not_estimated() -> None:
+    chain = BlockRule(4, 16).chain(TokenPrompt(array("I", range(11))), SEED, 3.3)
+
+    assert (len(chain.hashes), chain.block_tokens, chain.prompt_tokens) == (2, 4, 11)
+
+
+def test_block_bytes_follow_from_the_configuration_alone() -> None:
+    assert BlockRule.of(SchedulingSettings(block_tokens=128, bytes_per_token=4.0)) == BlockRule(128, 512)
+    assert BlockRule.of(SchedulingSettings(block_tokens=1, bytes_per_token=0.2)) == BlockRule(1, 1)
+
+
+@pytest.mark.parametrize("ids", [[1, -1], [2**32]])
+def test_ids_that_are_no_token_ids_are_refused(ids: list[int]) -> None:
+    with pytest.raises(OverflowError):
+        chain_of_tokens(ids, SEED, 2)
+
+
+def test_whatever_separates_kv_caches_separates_chains() -> None:
+    seeds = {
+        cache_seed("m"),
+        cache_seed("n"),
+        cache_seed("m", lora="a"),
+        cache_seed("m", cache_salt="a"),
+        cache_seed("m", lora="a", cache_salt="a"),
+        cache_seed("ma"),
+    }
+
+    assert len(seeds) == 6
+    assert len({chain_of_text(b"same", seed, 512, 4.0).hashes for seed in seeds}) == 6
+
+
+def test_text_and_token_ids_of_the_same_bytes_do_not_meet() -> None:
+    text = chain_of_text(array("I", [1, 2]).tobytes(), SEED, 8, 4.0)
+
+    assert text.hashes != chain_of_tokens([1, 2], SEED, 2).hashes
+
+
+def test_a_trace_record_lists_its_full_blocks_and_counts_its_tokens() -> None:
+    partial = chain_of_trace([0, 1, 2], 1100, SEED)
+    short = chain_of_trace([0], 100, SEED)
+
+    assert (len(partial.hashes), partial.block_tokens, partial.prompt_tokens) == (2, 512, 1100)
+    assert len(short.hashes) == 1
+
+
+def test_trace_records_share_blocks_where_their_ids_agree() -> None:
+    assert common(chain_of_trace([0, 1, 2], 1536, 1).hashes, chain_of_trace([0, 1, 9], 1536, 1).hashes) == 2
+    assert common(chain_of_trace([0, 1], 1024, 1).hashes, chain_of_trace([5, 1], 1024, 1).hashes) == 0

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduling.evacuation import plan_evacuation
+from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.rebalance import HeldRequest
+
+Load = Callable[..., InstanceLoad]
+
+
+def held(name: str, other: str | None, *, there: int = 100, prompt: int = 1000) -> HeldRequest:
+    return HeldRequest(name, 500, prompt, 5.0, 0.0, other, there)
+
+
+def targets(*loads: InstanceLoad, requests: list[HeldRequest]) -> list[tuple[str, str]]:
+    by_id = {each.instance_id: each for each in loads}
+    return [(move.request_id, move.target_id) for move in plan_evacuation(requests, "lost", by_id)]
+
+
+def test_held_requests_go_to_their_other_candidate_while_it_is_ready(load: Load) -> None:
+    moved = targets(load("busy", pending_tokens=9000), load("idle"), requests=[held("r1", "busy")])
+
+    assert moved == [("r1", "busy")]
+
+
+def test_without_a_ready_other_candidate_they_go_to_the_least_loaded(load: Load) -> None:
+    moved = targets(
+        load("down", state=InstanceState.DOWN),
+        load("busy", pending_tokens=9000),
+        load("idle", pending_tokens=10),
+        requests=[held("r1", "down"), held("r2", None), held("r3", "unknown")],
+    )
+
+    assert moved == [("r1", "idle"), ("r2", "idle"), ("r3", "idle")]
+
+
+def test_a_long_queue_spreads_over_the_ready_instances(load: Load) -> None:
+    requests = [held(f"r{i}", None) for i in range(6)]
+
+    moved = targets(load("a"), load("b"), load("c"), requests=requests)
+
+    assert sorted(target for _, target in moved) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_tokens_moved_to_an_other_candidate_count_for_the_least_loaded(load: Load) -> None:
+    moved = targets(load("a"), load("b", pending_tokens=50), requests=[held("r1", "a"), held("r2", None)])
+
+    assert moved == [("r1", "a"), ("r2", "b")]
+
+
+def test_nobody_is_sent_back_to_the_lost_instance_or_to_one_that_is_not_ready(load: Load) -> None:
+    lost = load("lost")
+    draining = load("draining", state=InstanceState.DRAINING)
+
+    assert targets(lost, draining, requests=[held("r1", "lost"), held("r2", "draining")]) == []

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import scheduling
+
+ROOM = Path(scheduling.__file__).parent
+ALLOWED = {
+    "__future__",
+    "abc",
+    "array",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "enum",
+    "heapq",
+    "math",
+    "orjson",
+    "pydantic",
+    "scheduling",
+    "typing",
+    "xxhash",
+}
+"""Nothing that does I/O, reads a clock or hides randomness; nothing of the other rooms."""
+
+
+def imported_rooms(source: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add("." * node.level + (node.module or ""))
+    return {name.split(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("source", sorted(ROOM.rglob("*.py")), ids=lambda path: path.relative_to(ROOM).as_posix())
+def test_the_core_imports_only_what_is_pure(source: Path) -> None:
+    assert imported_rooms(source) <= ALLOWED
+
+
+@pytest.mark.parametrize("source", sorted(ROOM.rglob("*.py")), ids=lambda path: path.relative_to(ROOM).as_posix())
+def test_the_core_uses_no_hash_that_differs_between_processes(source: Path) -> None:
+    calls = [node.func for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
+
+    assert "hash" not in [call.id for call in calls if isinstance(call, ast.Name)]

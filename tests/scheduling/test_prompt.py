@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.blocks import TextPrompt, TokenPrompt
+from scheduling.errors import PromptError
+from scheduling.prompt import chat_prompt, completion_prompt
+
+
+def chat(*messages: dict[str, Any], **body: Any) -> bytes:
+    return chat_prompt({"messages": list(messages), **body}).data
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **more}
+
+
+texts = st.text(max_size=20)
+parts = st.one_of(
+    st.builds(lambda text: {"type": "text", "text": text}, texts),
+    st.builds(lambda url: {"type": "image_url", "image_url": {"url": url}}, texts),
+)
+messages = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": texts | st.lists(parts) | st.none()},
+    optional={
+        "name": texts,
+        "tool_call_id": texts,
+        "tool_calls": st.lists(st.fixed_dictionaries({"id": texts, "function": st.dictionaries(texts, texts)})),
+    },
+)
+tools = st.none() | st.lists(st.dictionaries(texts, texts))
+
+
+@given(st.lists(messages, min_size=1, max_size=5), st.lists(messages, max_size=3), tools)
+def test_the_same_leading_messages_render_to_the_same_leading_bytes(
+    leading: list[dict[str, Any]], further: list[dict[str, Any]], some_tools: list[dict[str, str]] | None
+) -> None:
+    assert chat(*leading, *further, tools=some_tools).startswith(chat(*leading, tools=some_tools))
+
+
+@given(st.lists(messages, min_size=1, max_size=4), st.lists(messages, min_size=1, max_size=4))
+def test_different_conversations_render_differently(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
+    if chat(*left) == chat(*right):
+        assert [flat(message) for message in left] == [flat(message) for message in right]
+
+
+def flat(message: dict[str, Any]) -> dict[str, Any]:
+    """A message up to spellings that mean the same: absent content, and text as a string or as parts."""
+    content = message.get("content") or ""
+    if isinstance(content, list) and all(part["type"] == "text" for part in content):
+        content = "\n".join(part["text"] for part in content)
+    return {**message, "content": content}
+
+
+def test_a_longer_text_of_the_same_message_keeps_its_leading_bytes() -> None:
+    assert chat(user("a document, and a question")).startswith(chat(user("a document")))
+
+
+def test_content_cannot_pretend_to_be_another_message() -> None:
+    one, two = chat(user("a\xff\xfeuser\xfeb")), chat(user("a"), user("b"))
+
+    assert one != two
+
+
+def test_tools_come_before_the_messages_in_sorted_order() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": 2}}}
+    same = {"function": {"parameters": {"a": 2, "b": 1}, "name": "f"}, "type": "function"}
+
+    rendered = chat(user("hi"), tools=[tool])
+
+    assert rendered == chat(user("hi"), tools=[same])
+    assert rendered.index(b'"name":"f"') < rendered.index(b"hi")
+    assert not chat(user("hi")).startswith(rendered[:10])
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"chat_template": "{{ messages }}"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"documents": [{"text": "d"}]},
+        {"reasoning_effort": "high"},
+        {"tools": [{"type": "function"}]},
+    ],
+)
+def test_whatever_changes_the_start_of_the_template_changes_the_first_byte_on(difference: dict[str, Any]) -> None:
+    plain, changed = chat(user("hi")), chat(user("hi"), **difference)
+
+    assert plain[:1] != changed[:1]
+
+
+@pytest.mark.parametrize("ignored", ["temperature", "stream", "max_tokens", "user", "n", "tools", "documents"])
+def test_what_does_not_change_the_prompt_does_not_change_its_bytes(ignored: str) -> None:
+    value = None if ignored in ("tools", "documents") else 1
+
+    assert chat(user("hi"), **{ignored: value}) == chat(user("hi"))
+
+
+def test_fields_sent_as_null_render_like_absent_ones() -> None:
+    assert chat({"role": "assistant", "content": "a", "tool_calls": None, "refusal": None}) == chat(
+        {"content": "a", "role": "assistant"}
+    )
+    assert chat({"role": "assistant"}) == chat({"role": "assistant", "content": None})
+
+
+def test_one_text_part_renders_like_a_plain_string_and_several_like_lines() -> None:
+    assert chat(user([{"type": "text", "text": "a"}])) == chat(user("a"))
+    assert chat(user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])) == chat(user("a\nb"))
+
+
+def test_names_tool_calls_and_call_ids_are_part_of_the_prompt() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    variants = [
+        user("a"),
+        user("a", name="alice"),
+        {"role": "user", "content": "a", "tool_calls": [call]},
+        {"role": "tool", "content": "a", "tool_call_id": "1"},
+        {"role": "tool", "content": "a", "tool_call_id": "2"},
+    ]
+
+    assert len({chat(variant) for variant in variants}) == len(variants)
+
+
+def test_images_count_by_their_hash_so_that_their_size_does_not() -> None:
+    small, large, other = (
+        {"type": "image_url", "image_url": {"url": url}} for url in ("data:a", "data:" + "a" * 10**6, "data:b")
+    )
+
+    rendered = {chat(user([{"type": "text", "text": "what is this"}, image])) for image in (small, large, other)}
+
+    assert len(rendered) == 3
+    assert len({len(data) for data in rendered}) == 1
+    assert max(map(len, rendered)) < 100
+
+
+def test_a_lone_surrogate_is_no_reason_to_fail() -> None:
+    assert chat(user("\ud800")) != chat(user("\ud801"))
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": {"role": "user"}}, "messages"),
+        ({"messages": [user("a"), "b"]}, "messages[1]"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": 1, "content": "a"}]}, "messages[0].role"),
+        ({"messages": [user(3)]}, "messages[0].content"),
+        ({"messages": [user({"text": "a"})]}, "messages[0].content"),
+        ({"messages": [user([{"type": "text", "text": "a"}, 3])]}, "messages[0].content[1]"),
+        ({"messages": [user([{"text": "a"}])]}, "messages[0].content[0]"),
+        ({"messages": [user([{"type": "text"}])]}, "messages[0].content[0].text"),
+        ({"messages": [user([{"type": "input_text", "text": 3}])]}, "messages[0].content[0].text"),
+        ({"messages": [user("a", name=3)]}, "messages[0].name"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": {}}]}, "messages[0].tool_calls"),
+        ({"messages": [user("a")], "tools": {"f": 1}}, "tools"),
+        ({"messages": [user("a")], "tools": [{"n": 2**70}]}, "tools"),
+    ],
+)
+def test_a_malformed_chat_body_is_refused_by_the_name_of_its_part(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(PromptError) as refused:
+        chat_prompt(body)
+
+    assert refused.value.param == param
+
+
+def test_a_text_completion_is_its_text() -> None:
+    assert completion_prompt({"prompt": "once upon"}) == TextPrompt(b"once upon")
+    assert completion_prompt({"prompt": ""}) == TextPrompt(b"")
+
+
+def test_several_texts_follow_each_other_distinctly() -> None:
+    both = completion_prompt({"prompt": ["a", "b"]})
+    joined = completion_prompt({"prompt": ["ab"]})
+
+    assert isinstance(both, TextPrompt)
+    assert both.data.startswith(b"a")
+    assert both != joined
+
+
+def test_token_ids_stay_token_ids() -> None:
+    one, several = completion_prompt({"prompt": [5, 6]}), completion_prompt({"prompt": [[5, 6], [7]]})
+
+    assert isinstance(one, TokenPrompt)
+    assert isinstance(several, TokenPrompt)
+    assert list(one.token_ids) == [5, 6]
+    assert list(several.token_ids) == [5, 6, 0xFFFFFFFF, 7]
+
+
+def test_prompt_embeddings_stand_in_for_a_prompt() -> None:
+    assert completion_prompt({"prompt_embeds": "QUJD"}) == TextPrompt(b"QUJD")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        (None, "prompt"),
+        ([], "prompt"),
+        ({}, "prompt"),
+        (3, "prompt"),
+        ([1, "a"], "prompt"),
+        ([1.5], "prompt"),
+        ([-1], "prompt"),
+        ([2**32], "prompt"),
+        ([None], "prompt"),
+        (["a", 1], "prompt[1]"),
+        ([[1], []], "prompt[1]"),
+        ([[1], "a"], "prompt[1]"),
+        ([[1], ["a"]], "prompt[1]"),
+    ],
+)
+def test_a_malformed_completions_body_is_refused_by_the_name_of_its_part(prompt: Any, param: str) -> None:
+    with pytest.raises(PromptError) as refused:
+        completion_prompt({"prompt": prompt})
+
+    assert refused.value.param == param
