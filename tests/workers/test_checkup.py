@@ -1,0 +1,82 @@
+"""What checks conclude, rule by rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.lifecycle import InstanceEvent
+from workers.checkup import Checkup, Suspicion, Thresholds, Verdict, conclude, is_suspect, judge, watch
+
+LIMITS = Thresholds(down_after=3, up_after=2, stall_suspect_s=15.0, stall_down_s=30.0)
+
+
+def row(*verdicts: Verdict) -> Checkup:
+    checkup = Checkup(0.0)
+    for verdict in verdicts:
+        checkup = checkup.after(verdict, 0.0)
+    return checkup
+
+
+GOOD, BAD, STALL = Verdict.OK, Verdict.FAILED, Verdict.STALLED
+
+
+@pytest.mark.parametrize(
+    ("state", "verdicts", "event"),
+    [
+        (InstanceState.STARTING, [GOOD], InstanceEvent.HEALTHY),
+        (InstanceState.STARTING, [BAD, BAD, GOOD], InstanceEvent.HEALTHY),
+        (InstanceState.READY, [BAD, BAD], None),
+        (InstanceState.READY, [BAD, BAD, GOOD, BAD, BAD], None),
+        (InstanceState.READY, [BAD, BAD, BAD], InstanceEvent.UNHEALTHY),
+        (InstanceState.READY, [GOOD, STALL], InstanceEvent.UNHEALTHY),
+        (InstanceState.DOWN, [GOOD], None),
+        (InstanceState.DOWN, [GOOD, BAD, GOOD], None),
+        (InstanceState.DOWN, [GOOD, GOOD], InstanceEvent.HEALTHY),
+    ],
+)
+def test_a_row_of_checks_changes_the_state_at_its_threshold(
+    state: InstanceState, verdicts: list[Verdict], event: InstanceEvent | None
+) -> None:
+    assert conclude(state, row(*verdicts), verdicts[-1], LIMITS) is event
+
+
+@pytest.mark.parametrize(("running", "stalled_s", "expected"), [(1, 15.0, True), (1, 14.9, False), (0, 100.0, False)])
+def test_only_an_instance_that_works_and_finishes_nothing_is_suspect(
+    running: int, stalled_s: float, expected: bool
+) -> None:
+    load = InstanceLoad("a", InstanceState.READY, pending_tokens=9, running_requests=running, stalled_s=stalled_s)
+
+    assert is_suspect(load, LIMITS) is expected
+
+
+def test_an_instance_whose_load_is_unknown_is_not_suspect() -> None:
+    assert not is_suspect(None, LIMITS)
+
+
+def test_counters_that_move_keep_a_suspect_alive_for_ever() -> None:
+    suspicion = None
+    for second in range(1000):
+        suspicion = watch(suspicion, float(second // 10), float(second))
+        assert judge(None, suspicion, float(second), LIMITS) is Verdict.OK
+
+
+@pytest.mark.parametrize("progress", [5000.0, None])
+def test_counters_that_stand_still_or_are_not_told_condemn_a_suspect_after_the_patience(
+    progress: float | None,
+) -> None:
+    suspicion = None
+    verdicts = []
+    for second in range(20):
+        suspicion = watch(suspicion, progress, float(second))
+        verdicts.append(judge(None, suspicion, float(second), LIMITS))
+
+    assert verdicts == [Verdict.OK] * 15 + [Verdict.STALLED] * 5
+
+
+def test_a_reading_that_fails_does_not_count_as_movement() -> None:
+    assert watch(Suspicion(7.0, 1.0), None, 9.0) == Suspicion(7.0, 1.0)
+
+
+def test_a_failed_check_is_a_failed_check_whatever_the_counters_say() -> None:
+    assert judge("status 500", None, 0.0, LIMITS) is Verdict.FAILED

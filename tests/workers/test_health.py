@@ -1,0 +1,229 @@
+"""Instances go up and down by what their servers answer and by the progress they make."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import pytest
+
+from scheduling.instance import InstanceSpec, InstanceState
+from statestore.errors import LeaseLostError
+from workers.checkup import Checkup
+from workers.health import HealthChecker, plan_tick
+from workers.probe import Prober
+from workers.settings import WorkerSettings
+
+SETTINGS = WorkerSettings(
+    health_interval_s=1.0,
+    health_jitter=0.0,
+    health_timeout_s=0.3,
+    health_canary_timeout_s=0.3,
+    stall_suspect_s=10.0,
+    stall_down_s=20.0,
+)
+
+
+@pytest.fixture
+async def checker(pool, fence, clock, metrics):
+    async with (
+        Prober(timeout_s=0.3, canary_timeout_s=0.3, max_connections=8) as prober,
+        HealthChecker(
+            pool, fence, "qwen", SETTINGS, prober=prober, clock=clock, metrics=metrics, jitter=random.Random(3)
+        ) as health,
+    ):
+        yield health
+
+
+@pytest.fixture
+def check(checker, clock):
+    """Let ``rounds`` check intervals pass, each check through to its end."""
+
+    async def run(rounds: int = 1) -> None:
+        for _ in range(rounds):
+            await checker.tick()
+            under_way = list(checker._under_way.values())
+            if under_way:
+                await asyncio.wait(under_way, timeout=10)
+            clock.jump(1.0)
+        checker._collect()
+
+    return run
+
+
+@pytest.fixture
+def state_of(pool):
+    async def read(instance_id: str) -> InstanceState:
+        return (await pool.membership()).instances[instance_id].state
+
+    return read
+
+
+async def test_a_starting_instance_is_ready_after_its_first_good_check(
+    check, servers, add_instance, state_of, value
+) -> None:
+    server = await servers()
+    server.answers["/health"] = (503, "")
+    await add_instance("a", InstanceState.STARTING, url=server.url)
+
+    await check(5)
+    assert await state_of("a") is InstanceState.STARTING
+
+    server.answers["/health"] = (200, "")
+    await check()
+    assert await state_of("a") is InstanceState.READY
+    assert value("dualmap_worker_health_transitions_total", source="starting", target="ready") == 1
+
+
+async def test_a_ready_instance_goes_down_after_three_failed_checks_and_comes_back_after_two_good_ones(
+    check, servers, add_instance, state_of
+) -> None:
+    server = await servers()
+    await add_instance("a", url=server.url)
+    seen = []
+    for answer in [(200, ""), (500, ""), (500, ""), (500, ""), (200, ""), (200, "")]:
+        server.answers["/health"] = answer
+        await check()
+        seen.append((await state_of("a")).value)
+
+    assert seen == ["ready", "ready", "ready", "down", "down", "ready"]
+
+
+async def test_what_the_server_says_of_its_cache_is_learned_when_it_becomes_ready(
+    check, servers, pool, add_instance
+) -> None:
+    server = await servers()
+    server.answers["/metrics"] = (200, 'vllm:cache_config_info{block_size="128",num_gpu_blocks="1000"} 1.0\n')
+    await add_instance("a", InstanceState.STARTING, url=server.url, max_running_requests=77)
+
+    await check()
+
+    spec = (await pool.membership()).instances["a"]
+    assert (spec.state, spec.kv_capacity_tokens, spec.max_running_requests) == (InstanceState.READY, 128_000, 77)
+
+
+async def test_a_server_with_another_model_is_reported(check, servers, add_instance, caplog) -> None:
+    server = await servers()
+    server.answers["/v1/models"] = (200, json.dumps({"data": [{"id": "llama"}]}))
+    await add_instance("a", InstanceState.STARTING, url=server.url)
+
+    await check()
+
+    assert "--served-model-name" in caplog.text
+
+
+async def test_one_hanging_instance_delays_nobody_elses_checks(checker, clock, servers, add_instance, state_of) -> None:
+    hanging, fine = await servers(), await servers()
+    hanging.answers["/health"] = 5.0
+    await add_instance("a", InstanceState.STARTING, url=hanging.url)
+    await add_instance("b", InstanceState.STARTING, url=fine.url)
+
+    await checker.tick()
+    await asyncio.wait([checker._under_way["b"]], timeout=10)
+
+    assert await state_of("b") is InstanceState.READY
+    assert not checker._under_way["a"].done()
+
+
+async def test_an_engine_that_answers_but_makes_no_progress_goes_down_and_stays_until_it_proves_itself(
+    check, servers, pool, add_instance, reserve, state_of, value
+) -> None:
+    # given an engine that stopped: /health is fine, its counters stand still, requests hang
+    server = await servers()
+    server.answers |= {"/metrics": (200, "vllm:generation_tokens_total 100.0\n"), "/v1/completions": 5.0}
+    await add_instance("a", url=server.url)
+    await add_instance("b", url=(await servers()).url)
+    await reserve("r1", "a", other="b")
+
+    await check(15)
+    assert await state_of("a") is InstanceState.READY, "suspect, but not condemned yet"
+    await check(7)
+    assert await state_of("a") is InstanceState.DOWN
+    assert value("dualmap_worker_health_checks_total", outcome="stalled") == 1
+
+    # when its work is gone, /health alone does not bring it back
+    await pool.finish("r1")
+    await check(6)
+    assert await state_of("a") is InstanceState.DOWN
+    server.answers["/v1/completions"] = (200, "{}")
+    await check(3)
+    assert await state_of("a") is InstanceState.READY
+
+
+async def test_an_engine_that_decodes_for_long_stays_in_service(
+    check, servers, add_instance, reserve, state_of
+) -> None:
+    server = await servers()
+    await add_instance("a", url=server.url)
+    await reserve("r1", "a")
+
+    for second in range(40):
+        server.answers["/metrics"] = (200, f"vllm:generation_tokens_total {second}.0\n")
+        await check()
+
+    assert await state_of("a") is InstanceState.READY
+
+
+async def test_counters_are_read_only_while_an_instance_is_suspect(check, servers, add_instance, reserve) -> None:
+    server = await servers()
+    await add_instance("a", url=server.url)
+    await reserve("r1", "a")
+
+    await check(9)
+    assert "/metrics" not in {path for path, _ in server.requests}
+    await check(4)
+    assert "/metrics" in {path for path, _ in server.requests}
+
+
+@pytest.mark.parametrize("state", [InstanceState.DRAINING, InstanceState.STANDBY])
+async def test_health_never_puts_back_what_an_operator_took_out(
+    check, servers, add_instance, state_of, state: InstanceState
+) -> None:
+    server = await servers()
+    await add_instance("a", state, url=server.url)
+    for answer in [(200, "")] * 3 + [(500, "")] * 4 + [(200, "")] * 3:
+        server.answers["/health"] = answer
+        await check()
+
+    assert await state_of("a") is state
+
+
+async def test_an_instance_drained_during_its_check_stays_draining(
+    checker, check, servers, pool, add_instance, state_of
+) -> None:
+    server = await servers()
+    server.answers["/health"] = (500, "")
+    await add_instance("a", url=server.url)
+    await check(2)
+
+    await checker.tick()  # the third failing check is under way
+    await pool.set_instance_state("a", InstanceState.DRAINING)
+    await asyncio.wait(list(checker._under_way.values()), timeout=10)
+    await check()
+
+    assert await state_of("a") is InstanceState.DRAINING
+
+
+async def test_a_deposed_leader_takes_nobody_down(checker, check, servers, pool, add_instance, state_of) -> None:
+    server = await servers()
+    server.answers["/health"] = (500, "")
+    await add_instance("a", url=server.url)
+    await check(2)
+    await pool.release_lease((await pool.snapshot()).leader)
+    assert await pool.acquire_lease("another", 60_000) is not None
+
+    with pytest.raises(LeaseLostError):
+        await check(2)
+
+    assert await state_of("a") is InstanceState.READY
+
+
+async def test_no_more_checks_run_at_once_than_allowed() -> None:
+    instances = {f"i{number}": InstanceSpec(f"i{number}", "http://x") for number in range(10)}
+    overdue = {"i3": Checkup(due_s=1.0), "i5": Checkup(due_s=0.5), "i7": Checkup(due_s=99.0)}
+
+    chosen = plan_tick(instances, overdue, frozenset({"i0"}), now_s=10.0, room=4)
+
+    assert [spec.instance_id for spec in chosen] == ["i5", "i3", "i1", "i2"]
+    assert plan_tick(instances, overdue, frozenset(), now_s=10.0, room=0) == ()

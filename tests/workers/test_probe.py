@@ -1,0 +1,127 @@
+"""Questions to a server always end with an answer, whatever the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from workers.probe import EngineFacts, Prober, kv_capacity_of, models_of, progress_of, version_of
+
+METRICS = """\
+# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="m"} 1200.0
+vllm:prompt_tokens_total{engine="1",model_name="m"} 1.0e+03
+vllm:generation_tokens_total{engine="0",model_name="m"} 34.0
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="0",num_gpu_blocks="4096"} 1.0
+vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="1",num_gpu_blocks="4096"} 1.0
+"""
+
+
+@pytest.fixture
+async def prober():
+    async with Prober(timeout_s=0.3, canary_timeout_s=0.3, max_connections=4) as asking:
+        yield asking
+
+
+def test_a_metrics_page_tells_progress_and_capacity_over_all_engines() -> None:
+    assert progress_of(METRICS) == 2234.0
+    assert kv_capacity_of(METRICS) == 2 * 128 * 4096
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "",
+        "other_metric 1",
+        'vllm:cache_config_info{block_size="128"} 1.0',
+        'vllm:cache_config_info{block_size="128",num_gpu_blocks="None"} 1.0',
+    ],
+)
+def test_a_metrics_page_without_the_figures_tells_nothing(page: str) -> None:
+    assert progress_of(page) is None
+    assert kv_capacity_of(page) is None
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"{", b'{"version": 3, "data": {}}', b'{"data": [3, {"id": 4}]}'])
+def test_answers_of_a_wrong_shape_tell_nothing(body: bytes) -> None:
+    assert version_of(body) is None
+    assert models_of(body) == ()
+
+
+async def test_a_healthy_server_has_no_complaint(prober, servers) -> None:
+    server = await servers()
+
+    assert await prober.health(server.url) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [((503, ""), "status 503"), ((302, ""), "status 302"), (5.0, "no answer within 0.3 s"), (None, "RemoteProtocol")],
+)
+async def test_every_kind_of_failure_is_a_complaint(prober, servers, answer, complaint: str) -> None:
+    server = await servers()
+    server.answers["/health"] = answer
+
+    assert complaint in str(await prober.health(server.url))
+
+
+async def test_a_closed_port_is_a_complaint(prober, servers) -> None:
+    server = await servers()
+    await server.stop()
+
+    assert "ConnectError" in str(await prober.health(server.url))
+
+
+async def test_a_nonsense_url_is_a_complaint(prober) -> None:
+    assert await prober.health("http://[") is not None
+
+
+async def test_a_server_that_trickles_its_answer_is_cut_off(prober) -> None:
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+            while True:
+                writer.write(b".")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+    server = await asyncio.start_server(trickle, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        assert await prober.health(f"http://127.0.0.1:{port}") == "no answer within 0.3 s"
+
+
+async def test_facts_are_what_the_server_says(prober, servers) -> None:
+    server = await servers()
+    server.answers |= {
+        "/version": (200, json.dumps({"version": "0.32.0"})),
+        "/v1/models": (200, json.dumps({"object": "list", "data": [{"id": "qwen"}, {"id": "lora-1"}]})),
+        "/metrics": (200, METRICS),
+    }
+
+    assert await prober.facts(server.url) == EngineFacts("0.32.0", ("qwen", "lora-1"), 1_048_576)
+    assert await prober.progress(server.url) == 2234.0
+
+
+async def test_facts_of_a_server_that_says_nothing_are_unknown(prober, servers) -> None:
+    server = await servers()
+
+    assert await prober.facts(server.url) == EngineFacts(None, (), None)
+    assert await prober.progress(server.url) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "passes"), [((200, "{}"), True), ((404, ""), True), ((401, ""), True), ((500, ""), False), (5.0, False)]
+)
+async def test_a_canary_fails_only_where_the_engine_does(prober, servers, answer, passes: bool) -> None:
+    server = await servers()
+    server.answers["/v1/completions"] = answer
+
+    assert (await prober.canary(server.url, "qwen") is None) is passes
+    path, body = server.requests[-1]
+    assert (path, json.loads(body)["model"], json.loads(body)["max_tokens"]) == ("/v1/completions", "qwen", 1)
