@@ -74,6 +74,13 @@ class DecisionLog:
         if len(self._entries) > self._limit:
             self._entries.popitem(last=False)
 
+    def rename(self, explanation: Explanation, request_id: str) -> None:
+        """Keep the explanation under another id from now on."""
+        if self._entries.get(explanation.request_id) is explanation:
+            del self._entries[explanation.request_id]
+            self._entries[request_id] = explanation
+        explanation.request_id = request_id
+
     def get(self, request_id: str) -> Explanation | None:
         return self._entries.get(request_id)
 

@@ -75,7 +75,7 @@ class ScheduledFlight:
     def rename(self) -> None:
         """Take another id: the client's own is that of another live request."""
         self._context.live.rename(self, f"{self.ask.request_id}-{secrets.token_hex(4)}")
-        self.explanation.request_id = self.request_id
+        self._context.decisions.rename(self.explanation, self.request_id)
 
     # transitions ------------------------------------------------------------------------------------------------
     def dispatched(self, instance_id: str, url: str, *, tokens_ahead: int) -> None:

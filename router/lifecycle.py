@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from typing import Protocol
 
 from router.ask import Ask, InstanceFailure, Outcome
 from router.context import ReplicaContext
-from router.errors import RouterError, from_exception
+from router.errors import from_exception
 from router.explain import Explanation
 from router.failures import outcome_of
 from router.flight import ScheduledFlight
@@ -26,8 +25,6 @@ from router.pools import PoolDirectory, Route
 from router.prompt import ReadPrompt, read_prompt
 from router.served_pool import ServedPool
 from statestore.base import FinishFacts
-
-log = logging.getLogger(__name__)
 
 
 class Flight(Protocol):
@@ -79,15 +76,10 @@ class Lifecycle:
         try:
             return await self._place(ask)
         except Exception as error:
-            refusal = self._refusal(error, ask.request_id)
-            self._context.metrics.count_refusal(refusal)
-            raise refusal from (error if refusal is not error else error.__cause__)
-
-    def _refusal(self, error: Exception, request_id: str) -> RouterError:
-        refusal = from_exception(error)
-        if refusal.status == 500:
-            log.exception("request %s could not be placed", request_id, exc_info=error)
-        return refusal
+            refusal = from_exception(error)
+            if refusal is error:
+                raise
+            raise refusal from error
 
     async def _place(self, ask: Ask) -> Flight:
         route = self.pools.resolve(ask.model)

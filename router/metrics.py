@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.ask import FailureKind, Outcome
-from router.errors import RouterError
 from scheduling.decision import Reason
 
 _WAIT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
@@ -82,6 +81,7 @@ class RouterMetrics:
         self.ttft_s = waits("dualmap_ttft_seconds", "Request parsed to first token, streamed answers")
         self.hold_s = waits("dualmap_hold_seconds", "Time held before dispatch")
         self.decision_s = waits("dualmap_decision_seconds", "Request parsed to reservation made", _CALL_BUCKETS_S)
+        self.connections = Gauge("dualmap_client_connections", "Open client connections", registry=registry)
         self.in_flight = Gauge(
             "dualmap_replica_requests", "Requests held or in flight on this replica", ("pool",), registry=registry
         )
@@ -102,6 +102,10 @@ class RouterMetrics:
             "dualmap_reconciled_requests_total", "Leftovers of this replica that were released late", registry=registry
         )
 
-    def count_refusal(self, error: RouterError) -> None:
-        """Count an error the router answers with; callers count what they raise before a request is placed."""
-        self.refusals.labels(error.code).inc()
+    # what the data plane reports --------------------------------------------------------------------------------
+    def connections_changed(self, change: int) -> None:
+        self.connections.inc(change)
+
+    def refused(self, status: int, code: str) -> None:
+        """An error of the router was answered, whether before or after its request was placed."""
+        self.refusals.labels(code).inc()

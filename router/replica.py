@@ -107,6 +107,7 @@ class Replica:
         """Look for leftovers now and then. Runs until cancelled."""
         while True:
             await self._context.clock.sleep(self._context.settings.reconcile_s)
+            self._pool.forget_departed()
             try:
                 await self.reconcile()
             except StoreError as error:

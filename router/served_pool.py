@@ -36,6 +36,13 @@ class ServedPool:
     loads: dict[str, InstanceLoad] = field(default_factory=dict)
     """The load of each instance as a decision of this replica last saw it: for estimates, never to decide."""
 
+    def forget_departed(self) -> None:
+        """Drop what is kept about instances that left the fleet."""
+        members = self.view.view.instances
+        self.breakers.forget_all_but(members)
+        for instance_id in self.loads.keys() - members.keys():
+            del self.loads[instance_id]
+
     def expected_wait_s(self, instance_id: str) -> float:
         """Time until the instance has prefilled what is pending on it, by its last seen load."""
         load = self.loads.get(instance_id)

@@ -109,11 +109,20 @@ class WaitingRoom:
         """Follow the pool's grants for this replica. Runs until cancelled."""
         while True:
             try:
-                async for grant in self._pool.grants(self._replica_id):
-                    self.deliver(grant)
+                await self._follow()
             except StoreError as error:
                 log.warning("pool %s: the grant stream broke: %s", self._pool.name, error)
             await self._clock.sleep(self._poll_s)
+
+    async def _follow(self) -> None:
+        grants = self._pool.grants(self._replica_id)
+        try:
+            async for grant in grants:
+                self.deliver(grant)
+        finally:
+            close = getattr(grants, "aclose", None)
+            if close is not None:
+                await close()
 
     async def poll(self) -> None:
         """Look the held requests up, all in one call, again and again. Runs until cancelled."""

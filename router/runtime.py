@@ -1,0 +1,168 @@
+"""One replica, put together: its pools, its life cycle, its background work. Everything but the network."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from router.breakers import BreakerPanel
+from router.context import LiveRequests, ReplicaContext
+from router.deadlines import CallLater
+from router.explain import DecisionLog
+from router.fleet_gauges import FleetGauges, FleetSnapshots
+from router.lifecycle import Lifecycle
+from router.metrics import RouterMetrics
+from router.outbox import Outbox
+from router.pools import PoolDirectory
+from router.replica import Replica
+from router.retry_budget import RetryBudget
+from router.served_pool import ServedPool
+from router.settings import RouterSettings
+from router.supervision import Supervisor
+from router.view import ViewKeeper
+from router.waiting import WaitingRoom
+from scheduling.blocks import BlockRule
+from scheduling.breaker import BreakerRule
+from scheduling.policies import build_policy
+from scheduling.settings import SchedulingSettings
+from statestore.base import Store
+from statestore.clock import Clock, RealClock
+from statestore.settings import PoolSettings
+
+FLUSH_TIMEOUT_S = 5.0
+
+
+def make_replica_id() -> str:
+    """An id that no other replica has, and that tells people where it runs."""
+    host = "".join(char if char.isalnum() or char in "-_." else "-" for char in socket.gethostname())[:64]
+    return f"{host}-{secrets.token_hex(3)}"
+
+
+def package_version() -> str:
+    try:
+        return version("dualmap-fleet")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class Runtime:
+    """The parts of one replica. Build it inside a running event loop; ``start``, serve, ``stop``."""
+
+    def __init__(
+        self, settings: RouterSettings, scheduling: SchedulingSettings, store: Store, pools: Sequence[PoolSettings], *,
+        replica_id: str | None = None, clock: Clock | None = None, call_later: CallLater | None = None,
+        info: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.store = store
+        self.scheduling = scheduling
+        self.context = _context(
+            settings,
+            [pool.name for pool in pools],
+            replica_id=replica_id or settings.replica_id or make_replica_id(),
+            clock=clock or RealClock(),
+            call_later=call_later or asyncio.get_running_loop().call_later,
+        )
+        self.pools: PoolDirectory[ServedPool] = PoolDirectory(
+            [_served_pool(pool, store, scheduling, self.context) for pool in pools]
+        )
+        self.lifecycle = Lifecycle(self.pools, self.context)
+        self.replicas = {
+            name: Replica(pool, self.context, {"version": package_version(), **(info or {})})
+            for name, pool in self.pools.pools.items()
+        }
+        self.fleet = FleetSnapshots(
+            {name: pool.store for name, pool in self.pools.pools.items()},
+            clock=self.context.clock,
+            max_age_s=settings.snapshot_max_age_s,
+            call=self.context.metrics.store_calls["snapshot"],
+        )
+        FleetGauges(self.fleet, self.context.metrics.registry)
+        self._supervisor = Supervisor(self.context.clock)
+        self.joined = False
+
+    async def start(self) -> None:
+        """Join every pool and start the background work.
+
+        Raises:
+            StoreUnavailableError: the store is out of reach.
+        """
+        for replica in self.replicas.values():
+            await replica.join()
+        self._supervisor.start("outbox", self.context.outbox.run)
+        for name, pool in self.pools.pools.items():
+            replica = self.replicas[name]
+            self._supervisor.start(f"view {name}", pool.view.run)
+            self._supervisor.start(f"grants {name}", pool.waiting.listen)
+            self._supervisor.start(f"held {name}", pool.waiting.poll)
+            self._supervisor.start(f"lease {name}", replica.keep_lease)
+            self._supervisor.start(f"leftovers {name}", replica.reconcile_all)
+        self.joined = True
+
+    @property
+    def accepts_traffic(self) -> bool:
+        return self.joined and not self.context.draining
+
+    async def stop(self) -> None:
+        """Deliver what is owed to the store, give up the lease, end the background work."""
+        self.context.draining = True
+        await self.context.outbox.flush(FLUSH_TIMEOUT_S)
+        await self._supervisor.stop()
+        for replica in self.replicas.values():
+            await replica.retire()
+
+    async def read_metrics(self) -> None:
+        """Bring the gauges up to date; called before they are scraped."""
+        metrics, outbox = self.context.metrics, self.context.outbox
+        metrics.outbox.set(len(outbox))
+        metrics.outbox_dropped.set(outbox.dropped)
+        await self.fleet.refresh()
+
+
+def _context(
+    settings: RouterSettings, pools: Sequence[str], *, replica_id: str, clock: Clock, call_later: CallLater
+) -> ReplicaContext:
+    return ReplicaContext(
+        replica_id=replica_id,
+        settings=settings,
+        clock=clock,
+        call_later=call_later,
+        outbox=Outbox(limit=settings.outbox_limit, clock=clock),
+        metrics=RouterMetrics(pools),
+        decisions=DecisionLog(settings.explanations),
+        retries=RetryBudget(settings.retry_budget_share, settings.retry_budget_per_s, clock.monotonic_s()),
+        live=LiveRequests(settings.max_requests),
+    )
+
+
+def _served_pool(
+    pool: PoolSettings, store: Store, scheduling: SchedulingSettings, context: ReplicaContext
+) -> ServedPool:
+    settings, clock, shared = context.settings, context.clock, store.pool(pool.name)
+    return ServedPool(
+        settings=pool,
+        scheduling=scheduling,
+        store=shared,
+        view=ViewKeeper(
+            shared,
+            virtual_nodes=scheduling.virtual_nodes,
+            bytes_per_token=scheduling.bytes_per_token,
+            clock=clock,
+            poll_s=settings.view_poll_s,
+        ),
+        waiting=WaitingRoom(
+            shared,
+            replica_id=context.replica_id,
+            clock=clock,
+            poll_s=settings.held_poll_s,
+            timeout_s=settings.hold_timeout_s,
+        ),
+        policy=build_policy(scheduling),
+        breakers=BreakerPanel(
+            BreakerRule(settings.breaker_fault_limit, settings.breaker_cooldown_s, settings.breaker_max_cooldown_s)
+        ),
+        metrics=context.metrics.pools[pool.name],
+        blocks=BlockRule.of(scheduling),
+    )

@@ -1,0 +1,162 @@
+"""What the router's tests share: hand-driven time, and replicas over an in-memory store."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from router.ask import Ask
+from router.runtime import Runtime
+from router.settings import RouterSettings
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.settings import SchedulingSettings
+from statestore.memory import MemoryStore
+from statestore.settings import PoolSettings
+
+
+class ManualClock:
+    """Time that passes only when told: sleepers and timers wake in the order of their times."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self._wakes: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def now_ms(self) -> int:
+        return round(self.now_s * 1000)
+
+    async def sleep(self, delay_s: float) -> None:
+        woken = asyncio.get_running_loop().create_future()
+        self.call_later(delay_s, lambda: None if woken.done() else woken.set_result(None))
+        await woken
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> ManualTimer:
+        timer = ManualTimer(callback)
+        heapq.heappush(self._wakes, (self.now_s + delay_s, next(self._order), timer.fire))
+        return timer
+
+    async def advance(self, by_s: float) -> None:
+        """Let time pass, and everything that is woken by it run to its next wait."""
+        until_s = self.now_s + by_s
+        await settle()
+        while self._wakes and self._wakes[0][0] <= until_s:
+            at_s, _, wake = heapq.heappop(self._wakes)
+            self.now_s = max(self.now_s, at_s)
+            wake()
+            await settle()
+        self.now_s = until_s
+
+
+class ManualTimer:
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self._callback = None
+
+    def fire(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+async def settle(rounds: int = 20) -> None:
+    """Let every task that can run do so."""
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+
+
+def spec(instance_id: str, **changes: Any) -> InstanceSpec:
+    fields: dict[str, Any] = {
+        "url": f"http://{instance_id}.test:8000",
+        "state": InstanceState.READY,
+        "prefill_tokens_per_s": 1000.0,
+        "dispatch_window_tokens": 1000,
+    }
+    return InstanceSpec(instance_id, **{**fields, **changes})
+
+
+_numbers = itertools.count(1)
+
+
+def ask(prompt: str = "hello", **changes: Any) -> Ask:
+    """A completions request; a fresh id each time."""
+    fields: dict[str, Any] = {
+        "request_id": f"request-{next(_numbers)}",
+        "model": "default",
+        "path": "/v1/completions",
+        "body": {"prompt": prompt},
+        "body_bytes": len(prompt),
+        "slo_s": None,
+        "stream": True,
+    }
+    return Ask(**{**fields, **changes})
+
+
+class Toolbox:
+    """The helpers of this file, for test modules that cannot import it."""
+
+    spec = staticmethod(spec)
+    ask = staticmethod(ask)
+    settle = staticmethod(settle)
+
+
+@pytest.fixture
+def tools() -> Toolbox:
+    return Toolbox()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def scheduling() -> SchedulingSettings:
+    return SchedulingSettings(block_tokens=16, virtual_nodes=16)
+
+
+@pytest.fixture
+def store(clock: ManualClock, scheduling: SchedulingSettings) -> MemoryStore:
+    return MemoryStore(scheduling, now_ms=clock.now_ms)
+
+
+StartRuntime = Callable[..., Awaitable[Runtime]]
+
+
+@pytest.fixture
+async def start_runtime(
+    clock: ManualClock, scheduling: SchedulingSettings, store: MemoryStore
+) -> AsyncIterator[StartRuntime]:
+    """Starts replicas over the one store; all stopped in the end. Keywords are router settings."""
+    started: list[Runtime] = []
+
+    async def start(
+        *,
+        instances: tuple[InstanceSpec, ...] = (),
+        pools: tuple[PoolSettings, ...] = (PoolSettings(),),
+        **settings: Any,
+    ) -> Runtime:
+        for pool in pools:
+            for instance in instances:
+                await store.pool(pool.name).put_instance(instance)
+        settings.setdefault("replica_id", f"replica-{len(started) + 1}")
+        runtime = Runtime(
+            RouterSettings(**settings), scheduling, store, pools, clock=clock, call_later=clock.call_later
+        )
+        await runtime.start()
+        await settle()
+        started.append(runtime)
+        return runtime
+
+    yield start
+    for runtime in started:
+        await runtime.stop()
