@@ -59,6 +59,7 @@ async def serve(
     owner = worker_id or new_worker_id()
     stopping = stop or asyncio.Event()
     waiting = clock or RealClock()
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every single health check
     with _stop_on_signals(stopping):
         log.info("worker starting worker=%s pid=%d pools=%s", owner, os.getpid(), ",".join(p.name for p in pools))
         opened = await _until(stopping, _open(store, scheduling, waiting, worker.backoff_max_s))

@@ -252,3 +252,21 @@ async def servers() -> AsyncIterator[Callable[[], Awaitable[ScriptedServer]]]:
     yield start
     for server in started:
         await server.stop()
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Awaitable[Any]]:
+    """Poll a condition to its deadline and give its value: ``await eventually(lambda: worker.lease)``."""
+
+    async def poll(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            value = condition()
+            if asyncio.iscoroutine(value):
+                value = await value
+            if value:
+                return value
+            assert asyncio.get_running_loop().time() < deadline_s, "the condition never came true"
+            await asyncio.sleep(0.01)
+
+    return poll

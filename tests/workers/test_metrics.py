@@ -1,0 +1,28 @@
+"""Metrics live on the worker's own registry under stable names."""
+
+from __future__ import annotations
+
+from prometheus_client import REGISTRY
+
+from workers.metrics import WorkerMetrics
+
+
+def test_every_metric_carries_the_workers_prefix_and_the_pool() -> None:
+    metrics = WorkerMetrics()
+    families = list(metrics.registry.collect())
+
+    assert families
+    for family in families:
+        assert family.name.startswith("dualmap_worker_"), family.name
+        assert family.documentation
+    collectors = [value for value in vars(metrics).values() if value is not metrics.registry]
+    assert all(collector._labelnames[0] == "pool" for collector in collectors)
+
+
+def test_two_workers_in_one_process_count_apart() -> None:
+    one, other = WorkerMetrics(), WorkerMetrics()
+    one.drift_repaired.labels("default").inc()
+
+    assert b'dualmap_worker_drift_repaired_total{pool="default"} 1.0' in one.exposition()
+    assert b"dualmap_worker_drift_repaired_total{" not in other.exposition()
+    assert REGISTRY.get_sample_value("dualmap_worker_drift_repaired_total", {"pool": "default"}) is None

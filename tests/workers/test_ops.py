@@ -1,0 +1,74 @@
+"""A worker's own port says whether it lives, whether it leads, and what it counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from scheduling.settings import SchedulingSettings
+from statestore.errors import StoreUnavailableError
+from statestore.memory import MemoryStore
+from statestore.settings import PoolSettings, StoreSettings
+from workers.metrics import WorkerMetrics
+from workers.ops import create_app, serve_ops
+from workers.serve import serve
+from workers.settings import WorkerSettings
+
+
+async def test_health_and_metrics_of_a_running_worker() -> None:
+    stop = asyncio.Event()
+    ports: asyncio.Queue[int] = asyncio.Queue()
+    running = asyncio.create_task(
+        serve(
+            WorkerSettings(ops_port=0, lease_ms=300),
+            SchedulingSettings(),
+            StoreSettings(url="memory://"),
+            [PoolSettings(name="one"), PoolSettings(name="two", model="other")],
+            worker_id="w1",
+            stop=stop,
+            on_ops_port=ports.put_nowait,
+        )
+    )
+    base = f"http://127.0.0.1:{await asyncio.wait_for(ports.get(), 10)}"
+    async with httpx.AsyncClient(trust_env=False) as client:
+        deadline_s = asyncio.get_running_loop().time() + 10
+        while True:
+            health = (await client.get(f"{base}/health")).json()
+            if all(pool["leader"] for pool in health["pools"].values()):
+                break
+            assert asyncio.get_running_loop().time() < deadline_s
+            await asyncio.sleep(0.01)
+        metrics = (await client.get(f"{base}/metrics")).text
+    stop.set()
+    await asyncio.wait_for(running, 10)
+
+    assert (health["status"], health["worker_id"], set(health["pools"])) == ("ok", "w1", {"one", "two"})
+    assert 'dualmap_worker_leader{pool="one"} 1.0' in metrics
+    assert 'dualmap_worker_leader{pool="two"} 1.0' in metrics
+
+
+async def test_health_stays_200_and_tells_when_the_store_is_away() -> None:
+    class Away(MemoryStore):
+        async def ping(self) -> float:
+            raise StoreUnavailableError("connection refused")
+
+    app = create_app("w1", Away(SchedulingSettings()), [], WorkerMetrics())
+    async with (
+        serve_ops(app, "127.0.0.1", 0) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+    ):
+        answer = await client.get("/health")
+
+    assert answer.status_code == 200
+    assert answer.json()["status"] == "degraded"
+    assert "connection refused" in answer.json()["store"]
+
+
+async def test_a_taken_port_stops_the_start() -> None:
+    app = create_app("w1", MemoryStore(SchedulingSettings()), [], WorkerMetrics())
+    async with serve_ops(app, "127.0.0.1", 0) as port:
+        with pytest.raises(OSError):
+            async with serve_ops(app, "127.0.0.1", port):
+                pass

@@ -1,0 +1,182 @@
+"""A pool's jobs run where the leader is, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from scheduling.chain import Chain
+from scheduling.instance import InstanceState
+from scheduling.settings import SchedulingSettings
+from statestore.base import Reservation
+from statestore.clock import RealClock
+from statestore.errors import LeaseLostError
+from statestore.memory import MemoryStore
+from statestore.settings import InstanceSettings, PoolSettings
+from workers.loop import LoopContext
+from workers.metrics import WorkerMetrics
+from workers.pool_worker import PoolWorker, run_together
+from workers.settings import WorkerSettings
+
+QUICK = WorkerSettings(
+    lease_ms=300,
+    register_interval_s=0.05,
+    rebalance_interval_s=0.05,
+    hotness_interval_s=0.05,
+    health_interval_s=0.05,
+    evacuate_interval_s=0.05,
+    reap_interval_s=0.05,
+    reap_grace_s=0.0,
+    repair_interval_s=0.05,
+    drain_interval_s=0.05,
+)
+JOBS = {"health", "hotness", "evacuator", "reaper", "repairer", "drainer", "rebalancer"}
+
+
+class Runner:
+    """Workers of one pool in this process, on the real clock."""
+
+    def __init__(self, instances: tuple[InstanceSettings, ...] = (), policy: str = "dualmap") -> None:
+        self.scheduling = SchedulingSettings(policy=policy)
+        self.store = MemoryStore(self.scheduling)
+        self.pool = self.store.pool("default")
+        self._settings = PoolSettings(instances=instances)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, worker_id: str) -> tuple[PoolWorker, WorkerMetrics, asyncio.Task[None]]:
+        metrics = WorkerMetrics()
+        worker = PoolWorker(
+            self.pool,
+            self._settings,
+            self.scheduling,
+            QUICK,
+            worker_id=worker_id,
+            clock=RealClock(),
+            metrics=metrics,
+            jitter=random.Random(worker_id),
+        )
+        task = asyncio.create_task(worker.run())
+        self._tasks.append(task)
+        return worker, metrics, task
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.store.close()
+
+
+@pytest.fixture
+async def runner():
+    runners = []
+
+    def make(*arguments, **named) -> Runner:
+        runners.append(Runner(*arguments, **named))
+        return runners[-1]
+
+    yield make
+    for started in runners:
+        await started.stop()
+
+
+def ticked(metrics: WorkerMetrics) -> set[str]:
+    samples = [sample for family in metrics.ticks.collect() for sample in family.samples]
+    return {sample.labels["job"] for sample in samples if sample.labels.get("outcome") == "ok"}
+
+
+async def test_the_leader_does_every_job_and_the_other_only_registers(runner, eventually) -> None:
+    fleet = runner()
+    leader, leading, _ = fleet.start("w1")
+    await eventually(lambda: leader.lease)
+    _, following, _ = fleet.start("w2")
+
+    await eventually(lambda: ticked(leading) == JOBS | {"registrar"})
+    assert ticked(following) <= {"registrar"}
+
+
+async def test_a_policy_that_does_not_rebalance_has_no_rebalancer(runner, eventually) -> None:
+    _, metrics, _ = runner(policy="round-robin").start("w1")
+
+    await eventually(lambda: ticked(metrics) == (JOBS | {"registrar"}) - {"rebalancer"})
+
+
+async def test_a_stopped_leader_hands_over_and_leaves_nothing_running(runner, eventually) -> None:
+    fleet = runner()
+    first, _, task = fleet.start("w1")
+    await eventually(lambda: first.lease)
+    second, metrics, _ = fleet.start("w2")
+
+    task.cancel()
+    await asyncio.wait({task}, timeout=5)
+
+    await eventually(lambda: second.lease)
+    await eventually(lambda: ticked(metrics) >= JOBS)
+    assert not [running for running in asyncio.all_tasks() if running.get_name().startswith("check/")]
+
+
+async def test_a_configured_instance_is_registered_checked_and_served(runner, servers, eventually) -> None:
+    server = await servers()
+    fleet = runner((InstanceSettings(id="a", url=server.url),))
+    fleet.start("w1")
+
+    await eventually(
+        lambda: (spec := fleet.pool.ledger.membership().instances.get("a")) and spec.state is InstanceState.READY
+    )
+
+
+async def test_a_dead_instances_held_requests_move_by_themselves(runner, servers, eventually) -> None:
+    # given a fleet of two with a request held on a
+    first, second = await servers(), await servers()
+    fleet = runner(
+        (
+            InstanceSettings(id="a", url=first.url, dispatch_window_tokens=10),
+            InstanceSettings(id="b", url=second.url),
+        )
+    )
+    fleet.start("w1")
+    ready = InstanceState.READY
+    await eventually(
+        lambda: [spec.state for spec in fleet.pool.ledger.membership().instances.values()] == [ready, ready]
+    )
+    await fleet.pool.heartbeat("router-1", 60_000, {})
+    for name in ("running", "held"):
+        await fleet.pool.reserve(Reservation(name, "router-1", "a", Chain((1,), 128, 100), 100, 10, 5000))
+    assert fleet.pool.ledger.requests["held"].instance_id == "a"
+
+    await first.stop()
+
+    await eventually(lambda: fleet.pool.ledger.requests["held"].instance_id == "b")
+    assert fleet.pool.ledger.accounts["a"].spec.state is InstanceState.DOWN
+
+
+async def test_when_one_job_loses_the_lease_all_jobs_end(metrics) -> None:
+    running = 0
+
+    class Endless:
+        name = "endless"
+        interval_s = 60.0
+
+        async def tick(self) -> None:
+            nonlocal running
+            running += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                running -= 1
+
+    class Deposed:
+        name = "deposed"
+        interval_s = 60.0
+
+        async def tick(self) -> None:
+            await asyncio.sleep(0.01)
+            raise LeaseLostError("newer leader")
+
+    context = LoopContext("default", RealClock(), metrics, random.Random(1), tick_timeout_s=60.0, backoff_max_s=1.0)
+
+    with pytest.raises(LeaseLostError):
+        await run_together([Endless(), Endless(), Deposed()], context)
+
+    assert running == 0

@@ -1,0 +1,31 @@
+"""Wrong values stop the start with a message that names them."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from workers.settings import WorkerSettings
+
+
+def test_every_setting_is_described_and_names_its_unit() -> None:
+    for name, field in WorkerSettings.model_fields.items():
+        assert field.description, name
+        if field.annotation is float and name != "health_jitter":
+            assert name.endswith("_s") and "seconds" in field.description, name
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lease_ms": 0},
+        {"ops_port": 70_000},
+        {"health_interval_s": 0},
+        {"health_jitter": 1.0},
+        {"stall_suspect_s": 60.0, "stall_down_s": 30.0},
+        {"lease_s": 3},
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        WorkerSettings(**wrong)
