@@ -66,6 +66,11 @@ class Connection:
             return wire.send(arguments, timeout_s)
         return self._command_once_connected(arguments, timeout_s)
 
+    def post(self, *arguments: Argument) -> None:
+        """Send a command whose reply arrives as a push (SUBSCRIBE); lost when there is no connection."""
+        if self._wire is not None:
+            self._wire.post(arguments)
+
     async def _command_once_connected(self, arguments: tuple[Argument, ...], timeout_s: float | None) -> Any:
         wire = await self.connect()
         return await wire.send(arguments, timeout_s)
@@ -83,8 +88,10 @@ class Connection:
         loop = asyncio.get_running_loop()
         if self._connecting is None:
             if loop.time() < self._retry_at_s and self._last_error is not None:
-                raise StoreUnavailableError(str(self._last_error)) from self._last_error
+                raise type(self._last_error)(str(self._last_error)) from self._last_error
             self._connecting = loop.create_task(self._connect())
+            # Seen here, as all who waited may have given up by then.
+            self._connecting.add_done_callback(lambda attempt: attempt.cancelled() or attempt.exception())
         # Shielded: a caller that gives up must not take the attempt from the others that wait for it.
         return await asyncio.shield(self._connecting)
 

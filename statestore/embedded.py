@@ -82,13 +82,13 @@ class EmbeddedValkey:
         return int(pid_file.read_text()) if pid_file is not None and pid_file.exists() else 0
 
     def start(self, timeout_s: float = 10.0) -> None:
-        """Start and wait until it answers.
+        """Start and wait until it answers; a server already answering on the Unix socket is joined, not owned.
 
         Raises:
             StoreConfigurationError: there is no server for this platform.
             StoreUnavailableError: it did not come up; says what it logged last.
         """
-        if self._process is not None:
+        if self._process is not None or (self._unix_socket is not None and self._answers()):
             return
         binary = server_binary()
         attempts = 1 if self._wanted_port or self._unix_socket else _PORT_ATTEMPTS
@@ -167,8 +167,6 @@ class EmbeddedValkey:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-        if self._unix_socket is not None:
-            self._unix_socket.unlink(missing_ok=True)
 
     def __enter__(self) -> EmbeddedValkey:
         self.start()

@@ -21,13 +21,15 @@ _CONFIGURATION = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
 def reply_error(message: str) -> StoreError:
     """The error that an error reply means."""
     # An error inside a script arrives behind the call's own prefix in older servers.
-    for word in message.replace("-", " ").split()[:8]:
+    for word in message.replace("-", " ").split()[:12]:
         if word in _ELSEWHERE:
             return MovedElsewhereError(f"the store moved to another server: {message}")
         if word in _UNAVAILABLE:
             return StoreUnavailableError(f"the store refuses calls: {message}")
         if word in _CONFIGURATION:
-            return StoreConfigurationError(f"the store refuses this client, check the URL's user and password: {message}")
+            return StoreConfigurationError(
+                f"the store refuses this client, check the URL's user and password: {message}"
+            )
     if message.startswith("NOSCRIPT"):
         return ScriptMissingError(message)
     if message.startswith("FENCED"):

@@ -56,13 +56,21 @@ class Wire(asyncio.Protocol):
         if self._transport is None or len(in_flight) >= MAX_IN_FLIGHT:
             future.set_exception(StoreUnavailableError("the store is too far behind: too many calls wait for it"))
             return future
-        if not self._outgoing:
-            self._loop.call_soon(self._flush)
-        self._outgoing.append(hiredis.pack_command(arguments))
+        self._write(arguments)
         in_flight.append((future, self._loop.time() + (timeout_s or self._timeout_s)))
         if self._sweep_timer is None:
             self._sweep_later()
         return future
+
+    def post(self, arguments: tuple[Argument, ...]) -> None:
+        """Send a command whose reply is a push and not waited for."""
+        if self._transport is not None:
+            self._write(arguments)
+
+    def _write(self, arguments: tuple[Argument, ...]) -> None:
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(hiredis.pack_command(arguments))  # type: ignore[arg-type]  # the stub knows tuples of one
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []

@@ -1,0 +1,210 @@
+"""What goes into Redis and what comes back, as the contract's types."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from scheduling.load_window import LoadWindow
+from scheduling.prefill_rate import PrefillRate
+from statestore.base import Grant, Lease, ReplicaInfo, RequestRecord, RequestState, Reservation
+from statestore.ledger.replicas import RETIRED
+
+_STATES = {state.value.encode(): state for state in InstanceState}
+
+LOAD_FIELDS = (
+    "state",
+    "pending_tokens",
+    "dispatched_tokens",
+    "context_tokens",
+    "window_tokens",
+    "window_ms",
+    "rate_tokens",
+    "rate_busy_s",
+    "last_prefill_ms",
+    "work_since_ms",
+    "kv_capacity_tokens",
+)
+"""The fields of an account that ``shared/load.lua`` reads, in its order."""
+
+SPEC_FIELDS = (
+    "url",
+    "role",
+    "state",
+    "prefill_tokens_per_s",
+    "kv_capacity_tokens",
+    "dispatch_window_tokens",
+    "max_running_requests",
+    "max_queued_requests",
+)
+
+
+def pack_chain(hashes: Sequence[int]) -> bytes:
+    """Eight bytes a block, big-endian."""
+    return struct.pack(f">{len(hashes)}Q", *hashes)
+
+
+def unpack_chain(packed: bytes) -> tuple[int, ...]:
+    return struct.unpack(f">{len(packed) // 8}Q", packed)
+
+
+# instances ---------------------------------------------------------------------------------------------------
+def spec_arguments(spec: InstanceSpec) -> list[str]:
+    """Name, value, name, value, … of an instance's description, its state left out."""
+    return [part for name in SPEC_FIELDS if name != "state" for part in (name, _text(getattr(spec, name)))]
+
+
+def _text(value: object) -> str:
+    return value.value if isinstance(value, Role) else str(value)
+
+
+def spec_from(instance_id: str, values: Sequence[bytes | None]) -> InstanceSpec | None:
+    """The description from the values of ``SPEC_FIELDS``; None if the instance is gone."""
+    if any(value is None for value in values):
+        return None
+    url, role, state, rate, kv_capacity, window, running, queued = (value.decode() for value in values if value)
+    return InstanceSpec(
+        instance_id,
+        url,
+        Role(role),
+        InstanceState(state),
+        float(rate),
+        int(kv_capacity),
+        int(window),
+        int(running),
+        int(queued),
+    )
+
+
+def load_from(instance_id: str, values: Sequence[Any], now_ms: int) -> InstanceLoad:
+    """The load from the values of ``LOAD_FIELDS``, then queued, running, cached and perhaps the hit."""
+    pending = int(values[1])
+    stalled_ms = now_ms - max(int(values[8]), int(values[9])) if pending > 0 else 0
+    return InstanceLoad(
+        instance_id,
+        _STATES[values[0]],
+        pending,
+        int(values[2]),
+        values[11],
+        values[12],
+        int(values[3]),
+        values[13],
+        LoadWindow(float(values[4]), int(values[5])).read(now_ms),
+        PrefillRate(float(values[6]), float(values[7])).tokens_per_s,
+        max(0, stalled_ms) / 1000,
+        int(values[10]),
+        values[14] if len(values) > 14 else 0,
+    )
+
+
+# requests ----------------------------------------------------------------------------------------------------
+def reservation_json(reservation: Reservation) -> bytes:
+    """The live request as the script starts it; it fills in times and sequence."""
+    return _request_json(
+        {
+            "request_id": reservation.request_id,
+            "replica_id": reservation.replica_id,
+            "instance_id": reservation.instance_id,
+            "state": RequestState.HELD.value,
+            "attempt": reservation.attempt,
+            "uncached_tokens": reservation.uncached_tokens,
+            "prompt_tokens": reservation.chain.prompt_tokens,
+            "expected_output_tokens": reservation.expected_output_tokens,
+            "slo_ms": reservation.slo_ms,
+            "enqueued_ms": 0,
+            "dispatched_ms": 0,
+            "prefilled_ms": 0,
+            "alternative_id": reservation.alternative_id,
+            "alternative_uncached_tokens": reservation.alternative_uncached_tokens,
+            "sequence": 0,
+        }
+    )
+
+
+def record_json(record: RequestRecord) -> bytes:
+    """A request as it is adopted: no KV metadata is known to have its chain."""
+    fields = {name: getattr(record, name) for name in RequestRecord.__dataclass_fields__}
+    return _request_json(fields | {"kv_instance_id": ""})
+
+
+def _request_json(fields: dict[str, Any]) -> bytes:
+    if fields["alternative_id"] is None:
+        del fields["alternative_id"]  # Lua has no null that compares well
+    return orjson.dumps(fields)
+
+
+def record_from(text: bytes) -> RequestRecord:
+    fields = orjson.loads(text)
+    return RequestRecord(
+        fields["request_id"],
+        fields["replica_id"],
+        fields["instance_id"],
+        RequestState(fields["state"]),
+        int(fields["attempt"]),
+        int(fields["uncached_tokens"]),
+        int(fields["prompt_tokens"]),
+        int(fields["expected_output_tokens"]),
+        int(fields["slo_ms"]),
+        int(fields["enqueued_ms"]),
+        int(fields["dispatched_ms"]),
+        int(fields["prefilled_ms"]),
+        fields.get("alternative_id"),
+        int(fields["alternative_uncached_tokens"]),
+        int(fields["sequence"]),
+    )
+
+
+def records_from(texts: Iterable[bytes | None]) -> dict[str, RequestRecord]:
+    """By id; entries that are gone are left out."""
+    records = (record_from(text) for text in texts if text is not None)
+    return {record.request_id: record for record in records}
+
+
+def grant_from(text: bytes) -> Grant:
+    fields = orjson.loads(text)
+    return Grant(fields["request_id"], fields["instance_id"], int(fields["attempt"]))
+
+
+# the rest ----------------------------------------------------------------------------------------------------
+def tree_arguments(tree: HotnessTree, counts: Mapping[int, int]) -> list[str]:
+    """Prefix in hex, 'depth count', prefix, … in a stable order."""
+    return [
+        part
+        for prefix, depth in sorted(tree.hot.items(), key=lambda item: (item[1], item[0]))
+        for part in (f"{prefix:016x}", f"{depth} {counts.get(prefix, 0)}")
+    ]
+
+
+def tree_from(pairs: Mapping[bytes, bytes]) -> HotnessTree:
+    return HotnessTree({int(prefix, 16): int(value.split()[0]) for prefix, value in pairs.items()})
+
+
+def replicas_from(pairs: Mapping[bytes, bytes]) -> tuple[ReplicaInfo, ...]:
+    """Every replica, retired ones included, by id."""
+    replicas = []
+    for replica_id, text in sorted(pairs.items()):
+        fields = orjson.loads(text)
+        replicas.append(ReplicaInfo(replica_id.decode(), int(fields["expires_ms"]), dict(fields["info"])))
+    return tuple(replicas)
+
+
+def not_retired(replicas: Iterable[ReplicaInfo]) -> tuple[ReplicaInfo, ...]:
+    return tuple(replica for replica in replicas if replica.expires_ms != RETIRED)
+
+
+def lease_from(pairs: Mapping[bytes, bytes], now_ms: int) -> Lease | None:
+    """The leader's lease, if it has not run out."""
+    owner, expires_ms = pairs.get(b"owner"), int(pairs.get(b"expires_ms", b"0"))
+    if owner is None or expires_ms <= now_ms:
+        return None
+    return Lease(owner.decode(), int(pairs[b"fence"]), expires_ms)
+
+
+def pairs_from(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    """HGETALL's reply as a mapping."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,172 @@
+"""The leader's share of a pool's calls: leases, queues, migration, hotness, reaping, repair."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceLoad
+from statestore.base import Arrival, Lease, MigrateStatus, QueueSnapshot, RequestRecord
+from statestore.connection import Connection
+from statestore.keys import PoolKeys
+from statestore.redis import codec
+from statestore.redis.calls import Calls
+from statestore.redis.codec import pairs_from
+
+_SCAN_PAGE = 500
+_LOADS_PER_CALL = 250
+_MAX_WANTED = 1024
+
+
+class LeaderCalls:
+    """Half of ``RedisPool``; see ``statestore.base.PoolStore`` for the contract."""
+
+    def __init__(self, keys: PoolKeys, calls: Calls, waiting: Connection) -> None:
+        self._keys = keys
+        self._calls = calls
+        self._waiting = waiting
+        """A connection for the one call that blocks the server's side of it."""
+
+    # leadership ------------------------------------------------------------------------------------------
+    async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
+        reply = await self._calls.script("acquire_lease", (self._keys.leader,), owner, lease_ms)
+        return Lease(owner, reply[0], reply[1]) if reply else None
+
+    async def renew_lease(self, lease: Lease, lease_ms: int) -> Lease:
+        expires_ms = await self._calls.script("renew_lease", (self._keys.leader,), lease.fence, lease_ms)
+        return Lease(lease.owner, lease.fence, expires_ms)
+
+    async def release_lease(self, lease: Lease) -> None:
+        await self._calls.script("release_lease", (self._keys.leader,), lease.fence)
+
+    # queues ----------------------------------------------------------------------------------------------
+    async def loads(self) -> Mapping[str, InstanceLoad]:
+        return await self._loads_of(await self._instance_ids())
+
+    async def _instance_ids(self) -> list[str]:
+        return sorted(member.decode() for member in await self._calls.command("SMEMBERS", self._keys.instances))
+
+    async def _loads_of(self, instance_ids: Sequence[str]) -> dict[str, InstanceLoad]:
+        loads: dict[str, InstanceLoad] = {}
+        for first in range(0, len(instance_ids), _LOADS_PER_CALL):
+            page = instance_ids[first : first + _LOADS_PER_CALL]
+            keys = [key for instance_id in page for key in self._keys.account(instance_id)]
+            now_ms, *replies = await self._calls.script("read_loads", keys)
+            for instance_id, reply in zip(page, replies, strict=True):
+                if reply:
+                    loads[instance_id] = codec.load_from(instance_id, reply, now_ms)
+        return loads
+
+    async def queue(self, instance_id: str) -> QueueSnapshot | None:
+        now_ms, load, texts = await self._calls.script(
+            "read_queue", (self._keys.requests, *self._keys.account(instance_id))
+        )
+        if not load:
+            return None
+        held = tuple(codec.record_from(text) for text in texts)
+        others = sorted({record.alternative_id for record in held if record.alternative_id is not None})
+        alternatives = await self._loads_of(others) if others else {}
+        return QueueSnapshot(now_ms, codec.load_from(instance_id, load, now_ms), held, alternatives)
+
+    async def migrate(
+        self, request_id: str, source_id: str, target_id: str, *, reason: str, fence: int
+    ) -> MigrateStatus:
+        keys = self._keys
+        reply = await self._calls.script(
+            "migrate_request",
+            (keys.leader, keys.requests, keys.migrations, *keys.account(source_id), *keys.account(target_id)),
+            keys.grants_channel,
+            request_id,
+            source_id,
+            target_id,
+            reason,
+            fence,
+        )
+        return MigrateStatus(reply.decode())
+
+    async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
+        wanted = self._keys.wanted_rebalances
+        taken: list[bytes] = []
+        if timeout_s > 0:
+            try:
+                # At least a millisecond: 0 would wait for ever.
+                first = await self._waiting.command(
+                    "BZPOPMIN", wanted, max(0.001, timeout_s), timeout_s=timeout_s + 1.0
+                )
+            except asyncio.CancelledError:
+                self._waiting.drop()  # or the server would hand an instance to nobody
+                raise
+            if first is None:
+                return ()
+            taken.append(first[1])
+        taken += (await self._calls.command("ZPOPMIN", wanted, _MAX_WANTED))[::2]
+        return [member.decode() for member in taken]
+
+    # hotness ---------------------------------------------------------------------------------------------
+    async def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
+        entries = await self._calls.command("XRANGE", self._keys.arrivals, f"({after}", "+", "COUNT", limit)
+        arrivals = []
+        for entry_id, flat in entries:
+            fields = pairs_from(flat)
+            arrivals.append(Arrival(entry_id.decode(), int(fields[b"at"]), codec.unpack_chain(fields[b"head"])))
+        return arrivals
+
+    async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
+        keys = (self._keys.meta, self._keys.leader, self._keys.hotness_tree)
+        version = await self._calls.script("publish_tree", keys, fence, *codec.tree_arguments(tree, counts))
+        return int(version)
+
+    # reaping and repair ----------------------------------------------------------------------------------
+    async def expired_replicas(self) -> Sequence[str]:
+        now_ms = await self._calls.now_ms()
+        replicas = codec.replicas_from(pairs_from(await self._calls.command("HGETALL", self._keys.replicas)))
+        return [replica.replica_id for replica in replicas if replica.expires_ms <= now_ms]
+
+    async def reap(self, replica_id: str, *, fence: int) -> int:
+        """As the contract says, atomic per request: a replica that comes back halfway keeps the rest."""
+        reaped = 0
+        async for record in self._requests_of(replica_id):
+            reaped += await self._reap_request(record, fence)
+        keys = (self._keys.leader, self._keys.replicas)
+        await self._calls.script("forget_replica", keys, replica_id, fence)
+        return reaped
+
+    async def _requests_of(self, replica_id: str) -> AsyncIterator[RequestRecord]:
+        cursor = b"0"
+        while True:
+            cursor, flat = await self._calls.command("HSCAN", self._keys.requests, cursor, "COUNT", _SCAN_PAGE)
+            for record in codec.records_from(flat[1::2]).values():
+                if record.replica_id == replica_id:
+                    yield record
+            if int(cursor) == 0:
+                return
+
+    async def _reap_request(self, record: RequestRecord, fence: int) -> int:
+        instance_id, keys = record.instance_id, self._keys
+        while True:
+            reply = await self._calls.script(
+                "reap_request",
+                (keys.leader, keys.replicas, keys.requests, *keys.account(instance_id)),
+                keys.grants_channel,
+                record.request_id,
+                instance_id,
+                record.replica_id,
+                fence,
+            )
+            if isinstance(reply, int):
+                return reply
+            instance_id = reply.decode()
+
+    async def repair(self, *, fence: int) -> int:
+        """As the contract says, atomic per instance."""
+        keys, repaired = self._keys, 0
+        for instance_id in await self._instance_ids():
+            repaired += await self._calls.script(
+                "repair_instance",
+                (keys.leader, keys.requests, *keys.account(instance_id)),
+                keys.grants_channel,
+                instance_id,
+                fence,
+            )
+        return repaired

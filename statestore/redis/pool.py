@@ -1,0 +1,249 @@
+"""One pool on Redis: members, the life of a request, replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from scheduling.chain import Chain
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.settings import SchedulingSettings
+from statestore.base import (
+    FinishFacts,
+    Grant,
+    Membership,
+    Observation,
+    PoolSnapshot,
+    RequestRecord,
+    Reservation,
+    ReserveOutcome,
+    ReserveStatus,
+)
+from statestore.connection import Connection
+from statestore.errors import StoreUnavailableError
+from statestore.keys import PoolKeys
+from statestore.redis import codec
+from statestore.redis.calls import Calls
+from statestore.redis.codec import pack_chain
+from statestore.redis.leader import LeaderCalls
+from statestore.redis.placed import PlacedRequests
+from statestore.redis.subscriber import GrantSubscriber
+from statestore.redis.views import Views
+
+_MAX_MOVES = 8
+"""A request that moved this often within one call can wait for the next."""
+_HASH_BYTES = 8
+
+
+class RedisPool(LeaderCalls):
+    """``PoolStore`` on Redis. Every transition of a request is one script."""
+
+    def __init__(
+        self,
+        name: str,
+        keys: PoolKeys,
+        calls: Calls,
+        scheduling: SchedulingSettings,
+        *,
+        waiting: Connection,
+        subscriber: GrantSubscriber,
+        placed: PlacedRequests,
+    ) -> None:
+        super().__init__(keys, calls, waiting)
+        self.name = name
+        self._scheduling = scheduling
+        self._subscriber = subscriber
+        self._placed = placed
+        self._views = Views(keys, calls, scheduling.bytes_per_token)
+
+    async def close(self) -> None:
+        """Close the connections that are this pool's alone."""
+        await self._waiting.close()
+        await self._subscriber.close()
+
+    # members ---------------------------------------------------------------------------------------------
+    async def membership(self) -> Membership:
+        return await self._views.membership()
+
+    async def put_instance(self, spec: InstanceSpec) -> None:
+        keys = self._keys
+        await self._calls.script(
+            "put_instance",
+            (keys.meta, keys.instances, keys.requests, *keys.account(spec.instance_id)),
+            keys.grants_channel,
+            spec.instance_id,
+            spec.state.value,
+            *codec.spec_arguments(spec),
+        )
+
+    async def set_instance_state(
+        self,
+        instance_id: str,
+        state: InstanceState,
+        *,
+        expected: InstanceState | None = None,
+        fence: int | None = None,
+    ) -> bool:
+        keys = self._keys
+        reply = await self._calls.script(
+            "set_instance_state",
+            (keys.meta, keys.leader, keys.requests, *keys.account(instance_id)),
+            keys.grants_channel,
+            instance_id,
+            state.value,
+            "" if expected is None else expected.value,
+            "" if fence is None else fence,
+        )
+        return bool(reply)
+
+    async def remove_instance(self, instance_id: str) -> bool:
+        keys = self._keys
+        reply = await self._calls.script(
+            "remove_instance",
+            (keys.meta, keys.instances, keys.wanted_rebalances, *keys.account(instance_id)),
+            "",
+            instance_id,
+        )
+        keys.forget_account(instance_id)
+        return bool(reply)
+
+    # the life of a request -------------------------------------------------------------------------------
+    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
+        keys = [self._keys.meta]
+        for instance_id in instance_ids:
+            keys += self._keys.account(instance_id)
+        epoch, tree_version, sequence, now_ms, *replies = await self._calls.script(
+            "observe_instances", keys, pack_chain(chain.hashes)
+        )
+        loads = {
+            instance_id: codec.load_from(instance_id, reply, now_ms)
+            for instance_id, reply in zip(instance_ids, replies, strict=True)
+            if reply
+        }
+        return Observation(int(epoch), int(tree_version), sequence, loads)
+
+    async def reserve(self, reservation: Reservation) -> ReserveOutcome:
+        keys, target = self._keys, reservation.instance_id
+        former = self._placed.get(reservation.request_id) or target
+        arguments = self._reserve_arguments(reservation)
+        for _ in range(_MAX_MOVES):
+            status, detail = await self._calls.script(
+                "reserve_request",
+                (
+                    keys.meta,
+                    keys.requests,
+                    keys.replicas,
+                    keys.arrivals,
+                    keys.wanted_rebalances,
+                    *keys.account(target),
+                    *keys.account(former),
+                ),
+                *arguments,
+                former,
+                self._scheduling.hotness_window_requests,
+                self._scheduling.max_key_blocks * _HASH_BYTES,
+            )
+            if status != b"moved":
+                outcome = ReserveOutcome(ReserveStatus(status.decode()), detail)
+                if outcome.status in (ReserveStatus.DISPATCHED, ReserveStatus.HELD):
+                    self._placed.put(reservation.request_id, target)
+                return outcome
+            former = detail.decode()
+        raise StoreUnavailableError(f"request {reservation.request_id} keeps moving: try again")
+
+    def _reserve_arguments(self, reservation: Reservation) -> tuple[Any, ...]:
+        seen = reservation.seen_pending_tokens
+        return (
+            self._keys.grants_channel,
+            codec.reservation_json(reservation),
+            pack_chain(reservation.chain.hashes),
+            reservation.chain.block_tokens,
+            "" if seen is None else seen,
+            reservation.tolerance_tokens,
+            "1" if reservation.overloaded else "",
+        )
+
+    async def first_token(self, request_id: str, instance_id: str, chain: Chain) -> bool:
+        keys = self._keys
+        reply = await self._calls.script(
+            "prefill_request",
+            (keys.requests, *keys.account(instance_id)),
+            keys.grants_channel,
+            request_id,
+            instance_id,
+            pack_chain(chain.hashes),
+            chain.block_tokens,
+        )
+        return bool(reply)
+
+    async def finish(self, request_id: str, *, attempt: int | None = None, facts: FinishFacts | None = None) -> bool:
+        keys = self._keys
+        instance_id = self._placed.get(request_id) or await self._look_up(request_id)
+        for _ in range(_MAX_MOVES):
+            if instance_id is None:
+                return False
+            reply = await self._calls.script(
+                "finish_request",
+                (keys.meta, keys.requests, *keys.account(instance_id)),
+                keys.grants_channel,
+                request_id,
+                instance_id,
+                "" if attempt is None else attempt,
+                self._scheduling.bytes_per_token,
+                (facts.prompt_bytes if facts is not None else None) or "",
+                (facts.prompt_tokens if facts is not None else None) or "",
+            )
+            if isinstance(reply, int):
+                self._placed.discard(request_id)
+                return bool(reply)
+            instance_id = reply.decode()
+        raise StoreUnavailableError(f"request {request_id} keeps moving: try again")
+
+    async def _look_up(self, request_id: str) -> str | None:
+        text = await self._calls.command("HGET", self._keys.requests, request_id)
+        return None if text is None else codec.record_from(text).instance_id
+
+    def grants(self, replica_id: str) -> AsyncIterator[Grant]:
+        return self._subscriber.open(replica_id)
+
+    async def held_states(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
+        if not request_ids:
+            return {}
+        return codec.records_from(await self._calls.command("HMGET", self._keys.requests, *request_ids))
+
+    # replicas --------------------------------------------------------------------------------------------
+    async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
+        keys = (self._keys.replicas,)
+        reply = await self._calls.script("beat_replica", keys, replica_id, lease_ms, orjson.dumps(dict(info)))
+        return bool(reply)
+
+    async def adopt(self, records: Sequence[RequestRecord]) -> int:
+        """As the contract says, atomic per instance."""
+        by_instance: dict[str, list[bytes]] = {}
+        for record in records:
+            by_instance.setdefault(record.instance_id, []).append(codec.record_json(record))
+            self._placed.put(record.request_id, record.instance_id)
+        keys = self._keys
+        adopted = await asyncio.gather(
+            *(
+                self._calls.script(
+                    "adopt_requests",
+                    (keys.meta, keys.requests, keys.replicas, *keys.account(instance_id)),
+                    keys.grants_channel,
+                    instance_id,
+                    *texts,
+                )
+                for instance_id, texts in by_instance.items()
+            )
+        )
+        return sum(adopted)
+
+    async def retire(self, replica_id: str) -> None:
+        await self._calls.script("retire_replica", (self._keys.replicas,), replica_id)
+
+    # people ----------------------------------------------------------------------------------------------
+    async def snapshot(self) -> PoolSnapshot:
+        return await self._views.snapshot()

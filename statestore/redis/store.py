@@ -1,0 +1,124 @@
+"""A Redis server, Sentinel group or cluster as a store of pools."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from scheduling.settings import SchedulingSettings
+from statestore.connection import Connection
+from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
+from statestore.keys import PoolKeys
+from statestore.redis.calls import Calls, TestClock
+from statestore.redis.placed import PlacedRequests
+from statestore.redis.pool import RedisPool
+from statestore.redis.subscriber import GrantSubscriber
+from statestore.resolve import Resolver, resolver_of
+from statestore.scripts import load_scripts
+from statestore.settings import StoreSettings
+
+_OLDEST_VERSION = (6, 2)
+_log = logging.getLogger(__name__)
+
+
+class RedisStore:
+    """Pools by name. All pools of one server share one connection; those of a cluster have their own."""
+
+    def __init__(
+        self, settings: StoreSettings, *, scheduling: SchedulingSettings, test_clock: TestClock | None = None
+    ) -> None:
+        """Nothing is connected yet.
+
+        Raises:
+            StoreConfigurationError: the URL cannot be understood.
+        """
+        self._settings = settings
+        self._scheduling = scheduling
+        self._test_clock = test_clock
+        self._resolver: Resolver = resolver_of(settings.url, settings.connect_timeout_s)
+        self._scripts = load_scripts()
+        self._pools: dict[str, RedisPool] = {}
+        self._home = PoolKeys(settings.prefix, "default")
+        self._main = self._connection(self._home)
+        self._connections = [self._main]
+
+    async def open(self) -> None:
+        """Connect and look at the server.
+
+        Raises:
+            StoreUnavailableError: it cannot be reached.
+            StoreConfigurationError: it is too old, or refuses this client.
+        """
+        try:
+            facts = _facts(await self._main.command("INFO"))
+        except (StoreUnavailableError, StoreConfigurationError):
+            raise
+        except StoreError as error:  # renamed or forbidden: then the operator answers for the server
+            _log.warning("cannot look at the store's version: %s", error)
+            await self.ping()
+            return
+        version = facts.get("redis_version", "")
+        if version and _numbers(version) < _OLDEST_VERSION:
+            raise StoreConfigurationError(f"Redis {version} is too old: use Redis 6.2 or newer, or Valkey 7.2 or newer")
+        policy = facts.get("maxmemory_policy", "noeviction")
+        if facts.get("maxmemory", "0") != "0" and policy != "noeviction":
+            _log.warning("the store may evict live state: set maxmemory-policy noeviction (it is %s)", policy)
+
+    async def close(self) -> None:
+        """Close every connection; grants iterators end."""
+        for pool in self._pools.values():
+            await pool.close()
+        await asyncio.gather(*(connection.close() for connection in self._connections))
+
+    async def ping(self) -> float:
+        started_s = time.perf_counter()
+        await self._main.command("PING")
+        return time.perf_counter() - started_s
+
+    def pool(self, name: str) -> RedisPool:
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = self._new_pool(name)
+        return pool
+
+    def _new_pool(self, name: str) -> RedisPool:
+        keys = PoolKeys(self._settings.prefix, name)
+        connection = self._main
+        if not self._resolver.one_server:
+            connection = self._connection(keys)
+            self._connections.append(connection)
+        placed = PlacedRequests()
+        subscriber = GrantSubscriber(
+            keys,
+            lambda: self._resolver.endpoint(keys),
+            connect_timeout_s=self._settings.connect_timeout_s,
+            command_timeout_s=self._settings.command_timeout_s,
+            on_grant=placed.granted,
+        )
+        return RedisPool(
+            name,
+            keys,
+            Calls(connection, self._scripts, self._test_clock),
+            self._scheduling,
+            waiting=self._connection(keys),
+            subscriber=subscriber,
+            placed=placed,
+        )
+
+    def _connection(self, keys: PoolKeys) -> Connection:
+        return Connection(
+            lambda: self._resolver.endpoint(keys),
+            connect_timeout_s=self._settings.connect_timeout_s,
+            command_timeout_s=self._settings.command_timeout_s,
+        )
+
+
+def _facts(info: bytes) -> dict[str, str]:
+    """INFO's reply as a mapping."""
+    lines = info.decode().splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

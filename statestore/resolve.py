@@ -1,0 +1,157 @@
+"""From a store URL to the server that has a pool at this moment.
+
+Asked anew before every attempt to connect, so a failover of Sentinel or a move of a cluster's slot is followed by
+connecting again. redis-py does the discovery; it is never on the path of a request.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import replace
+from typing import Protocol
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.sentinel import Sentinel
+from redis.exceptions import RedisError
+
+from statestore.endpoint import Endpoint
+from statestore.errors import StoreConfigurationError, StoreUnavailableError
+from statestore.keys import PoolKeys
+
+_DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "sentinel": 26379, "cluster": 6379}
+
+
+class Resolver(Protocol):
+    one_server: bool
+    """Whether all pools share a server, and so a connection."""
+
+    async def endpoint(self, keys: PoolKeys) -> Endpoint:
+        """The server that owns a pool's keys.
+
+        Raises:
+            StoreUnavailableError: nobody knows at the moment.
+        """
+
+
+def resolver_of(url: str, timeout_s: float) -> Resolver:
+    """The resolver for a ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or ``redis+cluster://`` URL;
+    ``rediss+…`` speaks TLS to the servers it finds.
+
+    Raises:
+        StoreConfigurationError: the URL cannot be understood.
+    """
+    parts = urlsplit(url)
+    scheme, _, discovery = parts.scheme.partition("+")
+    try:
+        base = Endpoint(
+            username=unquote(parts.username) if parts.username else None,
+            password=unquote(parts.password) if parts.password else None,
+            tls=_tls(parse_qs(parts.query)) if scheme == "rediss" else None,
+        )
+        path = [segment for segment in parts.path.split("/") if segment]
+        if scheme == "unix" and not discovery:
+            db = int(parse_qs(parts.query).get("db", ["0"])[0])
+            return Direct(replace(base, unix_path=unquote(parts.path), db=db))
+        if scheme not in ("redis", "rediss") or discovery not in ("", "sentinel", "cluster"):
+            raise ValueError(f"unknown scheme {parts.scheme!r}")
+        nodes = _nodes(parts.netloc.rpartition("@")[2], _DEFAULT_PORTS[discovery or scheme])
+        if discovery == "sentinel":
+            if not path:
+                raise ValueError("the name of the master is missing: redis+sentinel://host:26379/MASTER/0")
+            db = int(path[1]) if len(path) > 1 else 0
+            return ViaSentinel(nodes, path[0], replace(base, db=db), timeout_s)
+        if discovery == "cluster":
+            return ViaCluster(nodes, base, timeout_s)
+        host, port = nodes[0]
+        return Direct(replace(base, host=host, port=port, db=int(path[0]) if path else 0))
+    except ValueError as error:
+        raise StoreConfigurationError(f"store URL {_without_password(url)!r}: {error}") from error
+
+
+def _nodes(netloc: str, default_port: int) -> list[tuple[str, int]]:
+    nodes = []
+    for part in netloc.split(","):
+        one = urlsplit(f"//{part}")
+        nodes.append((one.hostname or "127.0.0.1", one.port or default_port))
+    return nodes
+
+
+def _tls(query: dict[str, list[str]]) -> ssl.SSLContext:
+    """The usual verification; ``ssl_ca_certs=FILE`` adds an authority, ``ssl_cert_reqs=none`` trusts anybody."""
+    context = ssl.create_default_context(cafile=query.get("ssl_ca_certs", [None])[0])
+    if query.get("ssl_cert_reqs", ["required"])[0] == "none":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _without_password(url: str) -> str:
+    credentials, at, rest = url.rpartition("@")
+    return f"{credentials.partition('://')[0]}://***@{rest}" if at else url
+
+
+class Direct:
+    """One server at a fixed address."""
+
+    one_server = True
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def endpoint(self, keys: PoolKeys) -> Endpoint:
+        return self._endpoint
+
+
+class ViaSentinel:
+    """The present master of a Sentinel-watched group."""
+
+    one_server = True
+
+    def __init__(self, sentinels: list[tuple[str, int]], master: str, base: Endpoint, timeout_s: float) -> None:
+        self._sentinels = sentinels
+        self._master = master
+        self._base = base
+        self._timeout_s = timeout_s
+
+    async def endpoint(self, keys: PoolKeys) -> Endpoint:
+        sentinel = Sentinel(self._sentinels, socket_timeout=self._timeout_s, socket_connect_timeout=self._timeout_s)  # type: ignore[no-untyped-call]
+        try:
+            host, port = await sentinel.discover_master(self._master)
+        except (RedisError, OSError) as error:
+            raise StoreUnavailableError(f"no Sentinel names a master {self._master!r}: {error}") from error
+        finally:
+            for client in sentinel.sentinels:
+                await client.aclose()
+        return replace(self._base, host=str(host), port=int(port))
+
+
+class ViaCluster:
+    """The node of a Redis Cluster that owns the pool's slot."""
+
+    one_server = False
+
+    def __init__(self, nodes: list[tuple[str, int]], base: Endpoint, timeout_s: float) -> None:
+        self._nodes = nodes
+        self._base = base
+        self._timeout_s = timeout_s
+
+    async def endpoint(self, keys: PoolKeys) -> Endpoint:
+        cluster = RedisCluster(
+            startup_nodes=[ClusterNode(host, port) for host, port in self._nodes],
+            username=self._base.username,
+            password=self._base.password,
+            ssl=self._base.tls is not None,
+            socket_timeout=self._timeout_s,
+            socket_connect_timeout=self._timeout_s,
+        )
+        try:
+            await cluster.initialize()
+            node = cluster.get_node_from_key(keys.meta.decode())
+            if node is None:
+                raise StoreUnavailableError(f"no node of the cluster owns the slot of {keys.meta.decode()!r}")
+            return replace(self._base, host=str(node.host), port=int(node.port))
+        except (RedisError, OSError) as error:
+            raise StoreUnavailableError(f"no node of the cluster answers: {error}") from error
+        finally:
+            await cluster.aclose()
