@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cli.errors import CommandError
-
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -49,18 +47,3 @@ def fetch(
             return Answer(error.code, error.read())
     except OSError as error:
         return Answer(0, str(getattr(error, "reason", error)).encode())
-
-
-def require(answer: Answer, url: str) -> Any:
-    """The JSON of a good answer.
-
-    Raises:
-        CommandError: no answer, or an error; with the server's own message.
-    """
-    if answer.status == 0:
-        raise CommandError(f"{url} does not answer ({answer.body.decode(errors='replace')}); is a router there?")
-    if answer.status >= 400:
-        error = (answer.json or {}).get("error") if isinstance(answer.json, dict) else None
-        message = error.get("message") if isinstance(error, dict) else answer.body.decode(errors="replace")[:300]
-        raise CommandError(f"{url} answered {answer.status}: {message}")
-    return answer.json

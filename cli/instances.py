@@ -3,78 +3,77 @@
 from __future__ import annotations
 
 import argparse
+import time
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 from rich.console import Console
 from rich.table import Table
 
-from cli.fetch import fetch, require
+from cli.admin_api import AdminApi, add_connection_arguments
+from cli.errors import CommandError
 from cli.settings import Settings
 
-_TIMEOUT_S = 10.0
+_FIGURES = ("prefill_tokens_per_s", "kv_capacity_tokens", "dispatch_window_tokens", "max_running_requests")
+_LOAD_COLUMNS = ("pending_tokens", "queued_requests", "running_requests", "cached_blocks", "prefill_tokens_per_s")
+_REMOVE_POLL_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help="a replica, or the fleet's endpoint; by default where router.port says")
-    parser.add_argument("--pool", help="pool name; by default the first configured one")
+    add_connection_arguments(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="all instances with state and load")
     add = actions.add_parser("add", help="add an instance; it serves as soon as its health check passes")
     add.add_argument("id", help="stable id: what maps to an instance follows its id")
     add.add_argument("instance_url", metavar="URL", help="base URL of the vLLM server")
     add.add_argument("--role", default="mixed", choices=("mixed", "prefill", "decode"))
-    for figure in ("prefill-tokens-per-s", "kv-capacity-tokens", "dispatch-window-tokens", "max-running-requests"):
-        add.add_argument(f"--{figure}", type=float if figure.startswith("prefill") else int)
-    for action, effect in (
-        ("drain", "send nothing new; what it has is finished, what waits for it moves"),
-        ("resume", "take a drained instance back"),
-        ("remove", "drain it, then forget it"),
-    ):
-        actions.add_parser(action, help=effect).add_argument("id")
+    for figure in _FIGURES:
+        kind = float if figure == "prefill_tokens_per_s" else int
+        add.add_argument(f"--{figure.replace('_', '-')}", type=kind, metavar="N")
+    drain = actions.add_parser("drain", help="give it nothing new; what it has is finished, what waits for it moves")
+    resume = actions.add_parser("resume", help="put it back into service")
+    remove = actions.add_parser("remove", help="drain it, wait until it has nothing left, forget it")
+    remove.add_argument("--timeout-s", type=float, default=60.0, help="how long to wait for its requests")
+    for action in (drain, resume, remove):
+        action.add_argument("id")
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
-    pool = arguments.pool or settings.pools[0].name
-    call = AdminApi(arguments.url or endpoint(settings), _admin_key(settings))
-    console = Console()
+    api = AdminApi(arguments, settings)
     if arguments.action == "list":
-        console.print(instances_table(call("GET", f"/admin/instances?pool={quote(pool)}")["instances"]))
-    elif arguments.action == "add":
-        body = {"id": arguments.id, "url": arguments.instance_url, "role": arguments.role, "pool": pool}
-        figures = ("prefill_tokens_per_s", "kv_capacity_tokens", "dispatch_window_tokens", "max_running_requests")
-        body |= {name: getattr(arguments, name) for name in figures if getattr(arguments, name) is not None}
-        call("POST", "/admin/instances", body)
-        console.print(f"added {arguments.id}", highlight=False)
+        Console().print(instances_table(api.call("GET", "/instances")))
+        return 0
+    if arguments.action == "add":
+        figures = {name: getattr(arguments, name) for name in _FIGURES if getattr(arguments, name) is not None}
+        api.call(
+            "POST", "/instances", {"id": arguments.id, "url": arguments.instance_url, "role": arguments.role, **figures}
+        )
+        print(f"{arguments.id} added; it is ready once its health check passes")
+    elif arguments.action == "remove":
+        remove(api, arguments.id, arguments.timeout_s)
+        print(f"{arguments.id} removed")
     else:
-        remove = arguments.action == "remove"
-        path = f"/admin/instances/{quote(arguments.id)}" + ("" if remove else f"/{arguments.action}")
-        call("DELETE" if remove else "POST", f"{path}?pool={quote(pool)}")
-        done = {"drain": "draining", "resume": "resumed", "remove": "removed"}[arguments.action]
-        console.print(f"{done} {arguments.id}", highlight=False)
+        changed = api.call("POST", f"/instances/{quote(arguments.id)}/{arguments.action}")
+        print(f"{arguments.id} is {changed['state']}")
     return 0
 
 
-def endpoint(settings: Settings) -> str:
-    """Where this configuration's routers are reached from this machine."""
-    host = settings.router.host if settings.router.host not in ("0.0.0.0", "::", "") else "127.0.0.1"
-    return f"http://{host}:{settings.router.port}"
+def remove(api: AdminApi, instance_id: str, timeout_s: float) -> None:
+    """Drain an instance and forget it once it is idle.
 
-
-def _admin_key(settings: Settings) -> str | None:
-    return settings.router.admin_key.get_secret_value() if settings.router.admin_key else None
-
-
-class AdminApi:
-    """Calls of one replica's ``/admin``; every failure is a CommandError with the replica's own message."""
-
-    def __init__(self, base_url: str, key: str | None) -> None:
-        self._base_url = base_url.rstrip("/").removesuffix("/v1")
-        self._key = key
-
-    def __call__(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        url = f"{self._base_url}{path}"
-        return require(fetch(url, method=method, body=body, key=self._key, timeout_s=_TIMEOUT_S), url)
+    Raises:
+        CommandError: it is unknown, or still busy after ``timeout_s``; it goes on draining then.
+    """
+    path = f"/instances/{quote(instance_id)}"
+    api.call("POST", f"{path}/drain")
+    deadline_s = time.monotonic() + timeout_s
+    while api.ask("DELETE", path).status == HTTPStatus.CONFLICT:
+        if time.monotonic() > deadline_s:
+            raise CommandError(
+                f"{instance_id} still has requests after {timeout_s:g} s. It goes on draining: run remove again later"
+            )
+        time.sleep(_REMOVE_POLL_S)
 
 
 def instances_table(instances: list[dict[str, Any]]) -> Table:
@@ -82,12 +81,10 @@ def instances_table(instances: list[dict[str, Any]]) -> Table:
     table = Table(box=None, header_style="bold")
     for heading in ("instance", "state", "role", "url"):
         table.add_column(heading)
-    for heading in ("pending tokens", "held", "running", "cached blocks", "prefill tokens/s"):
-        table.add_column(heading, justify="right")
-    for each in instances:
+    for column in _LOAD_COLUMNS:
+        table.add_column({"queued_requests": "held"}.get(column, column.replace("_", " ")), justify="right")
+    for each in sorted(instances, key=lambda each: (each["pool"], each["instance_id"])):
         load = each.get("load") or {}
-        figures = ("pending_tokens", "queued_requests", "running_requests", "cached_blocks", "prefill_tokens_per_s")
-        table.add_row(
-            each["id"], each["state"], each["role"], each["url"], *(f"{load.get(name, 0):,.0f}" for name in figures)
-        )
+        figures = (f"{load[name]:,.0f}" if name in load else "–" for name in _LOAD_COLUMNS)
+        table.add_row(each["instance_id"], each["state"], each["role"], each["url"], *figures)
     return table

@@ -1,0 +1,71 @@
+"""Calls of a replica's ``/admin``."""
+
+from __future__ import annotations
+
+import argparse
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+
+from cli.errors import CommandError
+from cli.fetch import Answer, fetch
+from cli.settings import Settings
+
+_TIMEOUT_S = 10.0
+_EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
+
+
+def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that talks to a router."""
+    parser.add_argument("--url", help="a replica or the fleet's endpoint; by default where router.port says")
+    parser.add_argument("--pool", help="pool name; may be left out when there is one")
+
+
+def endpoint(settings: Settings) -> str:
+    """Where this configuration's routers are reached from this machine."""
+    host = "127.0.0.1" if settings.router.host in _EVERYWHERE else settings.router.host
+    return f"http://{host}:{settings.router.port}"
+
+
+class AdminApi:
+    """One replica's ``/admin``; what it changes, it changes for the whole fleet."""
+
+    def __init__(self, arguments: argparse.Namespace, settings: Settings) -> None:
+        self._base_url = (arguments.url or endpoint(settings)).rstrip("/").removesuffix("/v1")
+        self._pool = arguments.pool
+        self._key = settings.router.admin_key.get_secret_value() if settings.router.admin_key else None
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The JSON of the answer.
+
+        Raises:
+            CommandError: no answer, or an error; with the replica's own message.
+        """
+        answer = self.ask(method, path, body)
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            raise CommandError(_message(answer))
+        return answer.json
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
+        """The answer, whatever its status.
+
+        Raises:
+            CommandError: nobody answers.
+        """
+        query = f"?{urlencode({'pool': self._pool})}" if self._pool else ""
+        answer = fetch(
+            f"{self._base_url}/admin{path}{query}", method=method, body=body, key=self._key, timeout_s=_TIMEOUT_S
+        )
+        if answer.status == 0:
+            reason = answer.body.decode(errors="replace")
+            raise CommandError(f"no router answers at {self._base_url} ({reason}); name one with --url")
+        return answer
+
+
+def _message(answer: Answer) -> str:
+    """What the replica said was wrong; its errors have OpenAI's shape."""
+    body = answer.json
+    error = body.get("error") if isinstance(body, dict) else None
+    said = error.get("message") if isinstance(error, dict) else answer.body.decode(errors="replace")[:300]
+    hint = "; set router.admin_key" if answer.status == HTTPStatus.UNAUTHORIZED else ""
+    return f"{said}{hint}"

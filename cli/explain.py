@@ -1,0 +1,88 @@
+"""``dualmap explain``: why a request went where it went, told by the replica that placed it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+from urllib.parse import quote
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from cli.admin_api import AdminApi, add_connection_arguments
+from cli.settings import Settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_connection_arguments(parser)
+    parser.add_argument("request", metavar="REQUEST", help="the answer's x-request-id")
+    parser.add_argument("--json", action="store_true", help="all of it, as JSON")
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    story = AdminApi(arguments, settings).call("GET", f"/explain/{quote(arguments.request, safe='')}")
+    if arguments.json:
+        print(json.dumps(story, indent=2))
+    else:
+        Console().print(tell(story), highlight=False)
+    return 0
+
+
+def tell(story: dict[str, Any]) -> RenderableType:
+    """The story of a request as people read it; a live request that no replica explains is told by its record."""
+    if "rounds" not in story:
+        facts = "\n".join(f"  {name}: {value}" for name, value in story["record"].items())
+        return f"Request {story['request_id']} is live, but {story['note']}.\n{facts}"
+    head = (
+        f"Request {story['request_id']} for {story['model']} on pool {story['pool']}, placed by {story['replica_id']}\n"
+        f"  {story['prompt_tokens']:,} prompt tokens in {story['chain_blocks']} blocks; hash key "
+        f"{story['hash_key']} ({story['key_blocks']} blocks), policy {story['policy']}, SLO {story['slo_s']:g} s"
+    )
+    parts: list[RenderableType] = [head]
+    for number, each in enumerate(story["rounds"], 1):
+        parts += ["", *_round(number, each)]
+    for failure in story["failures"]:
+        parts.append(f"failed: {failure}")
+    return Group(*parts, "", _ending(story))
+
+
+def _round(number: int, each: dict[str, Any]) -> tuple[RenderableType, ...]:
+    decision = each["decision"]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("  candidate")
+    for heading in ("hit blocks", "pending tokens", "held", "running", "tokens/s", "stalled s"):
+        table.add_column(heading, justify="right")
+    for instance_id in each["candidates"]:
+        load = each["loads"].get(instance_id)
+        mark = "→ " if instance_id == decision["instance_id"] else "  "
+        table.add_row(f"{mark}{instance_id}", *(_load_cells(load) if load else ("gone",)))
+    verdict = (
+        f"  {decision['reason']}: {decision['uncached_tokens']:,} tokens to prefill, first token expected in "
+        f"{decision['expected_ttft_s']:.3f} s; reservation {each['status'] or 'without an answer'}"
+    )
+    return f"Decision {number}, attempt {each['attempt']}:", table, verdict
+
+
+def _load_cells(load: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{load['hit_blocks']:,}",
+        f"{load['pending_tokens']:,}",
+        f"{load['queued_requests']:,}",
+        f"{load['running_requests']:,}",
+        f"{load['prefill_tokens_per_s']:,.0f}",
+        f"{load['stalled_s']:.1f}",
+    )
+
+
+def _ending(story: dict[str, Any]) -> str:
+    def seconds(name: str) -> str:
+        return "–" if story[name] is None else f"{story[name]:.3f} s"
+
+    reported = story["reported_cached_tokens"]
+    return (
+        f"Went to {story['instance_id'] or 'nobody'}: held {seconds('held_s')}, first token {seconds('first_token_s')}, "
+        f"done {seconds('done_s')}, outcome {story['outcome'] or 'still open'}\n"
+        f"Cached tokens: expected {story['expected_cached_tokens']:,}, "
+        f"reported {'nothing' if reported is None else f'{reported:,}'}"
+    )

@@ -1,0 +1,43 @@
+"""``dualmap emulate``: emulated vLLM servers, each on a port of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from cli.errors import CommandError
+from cli.logs import log_to_stderr
+from cli.parent import end_with_parent
+from cli.settings import Settings
+
+SHORTHANDS = {
+    "--instances": "emulator.instances",
+    "--port": "emulator.port",
+    "--preset": "emulator.preset",
+    "--time-scale": "emulator.time_scale",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for option, setting in SHORTHANDS.items():
+        parser.add_argument(option, default=argparse.SUPPRESS, help=f"short for --{setting}")
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    import uvloop
+
+    from simulation.emulator.serve import serve
+
+    log_to_stderr(settings.router.log_level)
+    end_with_parent(os.environ)
+    try:
+        uvloop.run(serve(settings.emulator, on_ready=_announce))
+    except OSError as error:
+        raise CommandError(f"{error}; choose another port with --emulator.port") from error
+    return 0
+
+
+def _announce(urls: Sequence[str]) -> None:
+    for url in urls:
+        print(f"an emulated instance serves {url}", flush=True)
