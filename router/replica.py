@@ -41,6 +41,7 @@ class Replica:
         self._context = context
         self._info = info
         self._suspects: frozenset[str] = frozenset()
+        self._reachable = True
 
     @property
     def _settings(self) -> PoolSettings:
@@ -80,7 +81,15 @@ class Replica:
         lease_ms = round(context.settings.replica_lease_s * 1000)
         info = {**self._info, "requests": str(len(context.live))}
         call = context.metrics.store_calls["heartbeat"]
-        return await measured(call, self._pool.store.heartbeat(context.replica_id, lease_ms, info))
+        self._reachable = False
+        known = await measured(call, self._pool.store.heartbeat(context.replica_id, lease_ms, info))
+        self._reachable = True
+        return known
+
+    @property
+    def store_state(self) -> str:
+        """``ok``, or ``unreachable`` since the last heartbeat failed."""
+        return "ok" if self._reachable else "unreachable"
 
     async def restore(self) -> None:
         """Members first, if the store has none at all; then the live requests of this replica.

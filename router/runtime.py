@@ -83,8 +83,8 @@ class Runtime:
         self._supervisor = Supervisor(self.context.clock)
         self.joined = False
 
-    async def start(self) -> None:
-        """Join every pool and start the background work.
+    async def start(self) -> bool:
+        """Join every pool and start the background work; True.
 
         Raises:
             StoreUnavailableError: the store is out of reach.
@@ -100,6 +100,7 @@ class Runtime:
             self._supervisor.start(f"lease {name}", replica.keep_lease)
             self._supervisor.start(f"leftovers {name}", replica.reconcile_all)
         self.joined = True
+        return True
 
     @property
     def accepts_traffic(self) -> bool:

@@ -1,0 +1,178 @@
+"""Looking inside: queues, rings, hot prefixes, live requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query
+
+from router.admin.scope import PoolParam, PoolsParam
+from router.ask import SCHEDULED_PATHS, Ask
+from router.errors import InvalidRequestError
+from router.prompt import read_prompt
+from router.served_pool import ServedPool
+from scheduling.chain import Chain
+from scheduling.ring import Ring
+from statestore.base import RequestRecord, RequestState
+
+routes = APIRouter(prefix="/admin", tags=["inspection"])
+
+_RING_SIZE = 1 << 64
+
+Limit = Annotated[int, Query(ge=1, le=10_000, description="answers at most")]
+
+
+@routes.get("/queues")
+async def queues(
+    pools: PoolsParam,
+    instance: Annotated[str | None, Query(description="only this instance")] = None,
+    limit: Annotated[int, Query(ge=0, le=10_000, description="held requests listed per instance at most")] = 100,
+) -> list[dict[str, Any]]:
+    """The held requests of every instance, in the order in which they would be granted."""
+    answer: list[dict[str, Any]] = []
+    for pool in pools:
+        loads = await pool.store.loads()
+        for instance_id, load in loads.items():
+            if instance is not None and instance_id != instance:
+                continue
+            queue = await pool.store.queue(instance_id) if load.queued_requests and limit else None
+            held = queue.held if queue is not None else ()
+            now_ms = queue.now_ms if queue is not None else 0
+            answer.append(
+                {
+                    "pool": pool.settings.name,
+                    "instance_id": instance_id,
+                    "state": load.state,
+                    "pending_tokens": load.pending_tokens,
+                    "dispatched_tokens": load.dispatched_tokens,
+                    "queued_requests": load.queued_requests,
+                    "running_requests": load.running_requests,
+                    "held": [_request(pool, record, now_ms) for record in held[:limit]],
+                }
+            )
+    return answer
+
+
+@routes.get("/ring")
+async def ring(
+    pool: PoolParam,
+    key: Annotated[str | None, Query(description="a hash key, 64 bits in hexadecimal")] = None,
+    prompt: Annotated[str | None, Query(description="a completions prompt; it is hashed like a request's")] = None,
+) -> dict[str, Any]:
+    """The rings: each member's share of them; or the candidate pair of one key or prompt."""
+    if key is not None:
+        return _pair(pool, _parse_key(key))
+    if prompt is not None:
+        return _lookup(pool, {"prompt": prompt}, "/v1/completions", "")
+    view = pool.view.view
+    return {
+        "pool": pool.settings.name,
+        "epoch": view.epoch,
+        "members": list(view.rings.members),
+        "virtual_nodes": pool.scheduling.virtual_nodes,
+        "shares": {"first": _shares(view.rings.first), "second": _shares(view.rings.second)},
+    }
+
+
+@routes.post("/ring")
+async def ring_lookup(
+    pool: PoolParam,
+    body: Annotated[dict[str, Any], Body(description="the body of a chat or completions request")],
+    path: Annotated[str, Query(description="the path it would be sent to")] = "/v1/chat/completions",
+) -> dict[str, Any]:
+    """Hash a request as if it had been sent, without placing it: its key and its candidate pair."""
+    if path not in SCHEDULED_PATHS:
+        raise InvalidRequestError(f"only {' and '.join(sorted(SCHEDULED_PATHS))} are scheduled", param="path")
+    return _lookup(pool, body, path, str(body.get("model", "")))
+
+
+@routes.get("/hot-prefixes")
+async def hot_prefixes(pools: PoolsParam, limit: Limit = 100) -> list[dict[str, Any]]:
+    """The prefixes that are hot now: requests that share one are spread by a longer hash key."""
+    answer = []
+    for pool in pools:
+        view = pool.view.view
+        hot = sorted(view.tree.hot.items(), key=lambda entry: (entry[1], entry[0]))[:limit]
+        answer.append(
+            {
+                "pool": pool.settings.name,
+                "tree_version": view.tree_version,
+                "block_tokens": pool.scheduling.block_tokens,
+                "count": len(view.tree.hot),
+                "prefixes": [{"prefix": f"{prefix:016x}", "blocks": depth} for prefix, depth in hot],
+            }
+        )
+    return answer
+
+
+@routes.get("/requests")
+async def requests(
+    pools: PoolsParam,
+    state: Annotated[RequestState | None, Query(description="only requests in this state")] = None,
+    instance: Annotated[str | None, Query(description="only requests on this instance")] = None,
+    replica: Annotated[str | None, Query(description="only requests of this replica")] = None,
+    limit: Limit = 1000,
+) -> list[dict[str, Any]]:
+    """The live requests of the whole fleet, oldest first."""
+    answer: list[dict[str, Any]] = []
+    for pool in pools:
+        snapshot = await pool.store.snapshot()
+        answer += [
+            _request(pool, record, snapshot.now_ms)
+            for record in snapshot.requests
+            if state in (None, record.state)
+            and instance in (None, record.instance_id)
+            and replica in (None, record.replica_id)
+        ]
+    return answer[:limit]
+
+
+def _request(pool: ServedPool, record: RequestRecord, now_ms: int) -> dict[str, Any]:
+    return {"pool": pool.settings.name, **asdict(record), "age_ms": max(0, now_ms - record.enqueued_ms)}
+
+
+def _parse_key(key: str) -> int:
+    try:
+        number = int(key, 16)
+    except ValueError:
+        number = -1
+    if not 0 <= number < _RING_SIZE:
+        raise InvalidRequestError("key must be 64 bits in hexadecimal", param="key")
+    return number
+
+
+def _pair(pool: ServedPool, key: int) -> dict[str, Any]:
+    return {"pool": pool.settings.name, "hash_key": f"{key:016x}", "pair": list(pool.view.view.rings.pair(key))}
+
+
+def _lookup(pool: ServedPool, body: dict[str, Any], path: str, model: str) -> dict[str, Any]:
+    ask = Ask("", model, path, body, 0, None, stream=False)
+    prompt = read_prompt(
+        ask,
+        model=pool.settings.model,
+        lora=model if model in pool.settings.loras else None,
+        rule=pool.blocks,
+        bytes_per_token=pool.view.bytes_per_token,
+        default_output_tokens=pool.scheduling.expected_output_tokens,
+    )
+    return _pair(pool, _key(pool, prompt.chain)) | {
+        "key_blocks": pool.view.view.tree.key_blocks(prompt.chain, pool.scheduling.max_key_blocks),
+        "prompt_tokens": prompt.chain.prompt_tokens,
+        "chain_blocks": len(prompt.chain.hashes),
+    }
+
+
+def _key(pool: ServedPool, chain: Chain) -> int:
+    return pool.view.view.tree.key(chain, pool.scheduling.max_key_blocks)
+
+
+def _shares(ring: Ring) -> dict[str, float]:
+    """Each member's part of the key space: the arcs that end at its anchors."""
+    arcs: Counter[str] = Counter()
+    before = ring.positions[-1] - _RING_SIZE if ring.positions else 0
+    for position, owner in zip(ring.positions, ring.owners, strict=True):
+        arcs[owner] += position - before
+        before = position
+    return {owner: round(arc / _RING_SIZE, 6) for owner, arc in sorted(arcs.items())}

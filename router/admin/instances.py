@@ -1,0 +1,174 @@
+"""Instances: list, add, update, drain, resume, remove. Changes reach every replica through the store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from router.admin.scope import PoolParam, PoolsParam, RuntimeParam, pool_of
+from router.errors import ConflictError, NotFoundError
+from router.replica import configured_spec
+from router.served_pool import ServedPool
+from scheduling.errors import TransitionError
+from scheduling.instance import InstanceLoad, InstanceSpec
+from scheduling.lifecycle import InstanceEvent, next_state
+from statestore.settings import InstanceSettings
+
+routes = APIRouter(prefix="/admin/instances", tags=["instances"])
+
+REMOVE_POLL_S = 0.2
+STATE_RACES = 5
+"""Tries of a change of state before somebody else's changes are reported as a conflict."""
+
+InstanceId = Annotated[str, Path(description="instance id")]
+
+
+class InstanceChanges(BaseModel):
+    """Fields to change; what is left out stays. An instance that moves to another machine is a new instance."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str | None = Field(None, pattern=r"^https?://", description="base URL of the vLLM server")
+    prefill_tokens_per_s: float | None = Field(None, gt=0, description="prior of the learned prefill rate")
+    kv_capacity_tokens: int | None = Field(None, gt=0, description="KV cache size in tokens")
+    dispatch_window_tokens: int | None = Field(None, gt=0, description="room for dispatched, unprefilled tokens")
+    max_running_requests: int | None = Field(None, gt=0, description="dispatched and unfinished requests at most")
+    max_queued_requests: int | None = Field(None, ge=0, description="held requests at most")
+
+
+class NewInstance(InstanceSettings):
+    pool: str | None = Field(None, description="pool it joins; may be left out when there is one pool")
+
+
+class Instance(BaseModel):
+    """An instance: its description, and its load at this moment."""
+
+    pool: str
+    id: str
+    url: str
+    role: str
+    state: str
+    prefill_tokens_per_s: float = Field(description="prior of the learned rate")
+    kv_capacity_tokens: int
+    dispatch_window_tokens: int
+    max_running_requests: int
+    max_queued_requests: int
+    load: dict[str, Any] | None = Field(None, description="null until the store has one")
+
+
+class InstanceList(BaseModel):
+    instances: list[Instance]
+
+
+@routes.get("")
+async def list_instances(pools: PoolsParam) -> InstanceList:
+    """Every instance with its state and load."""
+    instances: list[Instance] = []
+    for pool in pools:
+        snapshot = await pool.store.snapshot()
+        instances += [
+            _instance(pool, spec, snapshot.loads.get(instance_id)) for instance_id, spec in snapshot.instances.items()
+        ]
+    return InstanceList(instances=instances)
+
+
+@routes.post("", status_code=201)
+async def add_instance(runtime: RuntimeParam, instance: NewInstance) -> Instance:
+    """Add an instance. It starts as `starting` and is given requests once its health check has made it `ready`;
+    only keys next to its anchor points move to it."""
+    pool = pool_of(runtime, instance.pool)
+    members = (await pool.store.membership()).instances
+    if instance.id in members:
+        raise ConflictError(f"there is an instance {instance.id!r} already; change it by PATCH", param="id")
+    spec = configured_spec(instance)
+    await pool.store.put_instance(spec)
+    await pool.view.refresh()
+    return _instance(pool, spec, None)
+
+
+@routes.patch("/{instance_id}")
+async def update_instance(pool: PoolParam, instance_id: InstanceId, changes: InstanceChanges) -> Instance:
+    """Change the description of an instance; its state, load and queue stay."""
+    spec = await _known(pool, instance_id)
+    changed = replace(spec, **changes.model_dump(exclude_none=True))
+    await pool.store.put_instance(changed)
+    await pool.view.refresh()
+    return _instance(pool, changed, None)
+
+
+@routes.post("/{instance_id}/drain")
+async def drain_instance(pool: PoolParam, instance_id: InstanceId) -> Instance:
+    """Give the instance nothing new; what it has is finished, what is held for it moves. Then it is on standby."""
+    return await _apply(pool, instance_id, InstanceEvent.DRAIN)
+
+
+@routes.post("/{instance_id}/resume")
+async def resume_instance(pool: PoolParam, instance_id: InstanceId) -> Instance:
+    """Put a drained, parked or failed instance back into service."""
+    return await _apply(pool, instance_id, InstanceEvent.RESUME)
+
+
+@routes.delete("/{instance_id}", status_code=204)
+async def remove_instance(
+    pool: PoolParam,
+    runtime: RuntimeParam,
+    instance_id: InstanceId,
+    wait_s: Annotated[float, Query(ge=0, le=60, description="time for it to finish what it has, seconds")] = 5.0,
+) -> None:
+    """Drain an instance, and forget it once it has nothing left to do.
+
+    409 when it still has requests after `wait_s`: it stays draining, and the call can be repeated. An instance
+    that is configured comes back when a router starts.
+    """
+    await _apply(pool, instance_id, InstanceEvent.DRAIN)
+    clock = runtime.context.clock
+    until_s = clock.monotonic_s() + wait_s
+    while not await pool.store.remove_instance(instance_id):
+        load = (await pool.store.loads()).get(instance_id)
+        if load is None:
+            break  # somebody else removed it
+        if clock.monotonic_s() >= until_s:
+            raise ConflictError(
+                f"instance {instance_id!r} is draining, with {load.queued_requests} held and "
+                f"{load.running_requests} running requests left; repeat the call when they are done"
+            )
+        await clock.sleep(REMOVE_POLL_S)
+    await pool.view.refresh()
+
+
+async def _known(pool: ServedPool, instance_id: str) -> InstanceSpec:
+    spec = (await pool.store.membership()).instances.get(instance_id)
+    if spec is None:
+        raise NotFoundError(f"pool {pool.settings.name!r} has no instance {instance_id!r}", param="instance_id")
+    return spec
+
+
+async def _apply(pool: ServedPool, instance_id: str, event: InstanceEvent) -> Instance:
+    """Change the state by the table of an instance's life, against whoever changes it at the same time."""
+    for _ in range(STATE_RACES):
+        spec = await _known(pool, instance_id)
+        try:
+            state = next_state(spec.state, event)
+        except TransitionError as error:
+            raise ConflictError(str(error)) from error
+        if await pool.store.set_instance_state(instance_id, state, expected=spec.state):
+            await pool.view.refresh()
+            return _instance(pool, replace(spec, state=state), None)
+    raise ConflictError(f"the state of instance {instance_id!r} keeps changing; try again")
+
+
+def _instance(pool: ServedPool, spec: InstanceSpec, load: InstanceLoad | None) -> Instance:
+    fields = asdict(spec)
+    return Instance(pool=pool.settings.name, id=fields.pop("instance_id"), **fields, load=_load(load))
+
+
+def _load(load: InstanceLoad | None) -> dict[str, Any] | None:
+    if load is None:
+        return None
+    fields = asdict(load)
+    for known in ("instance_id", "state", "hit_blocks"):
+        del fields[known]
+    return fields | {"kv_usage": load.kv_usage}

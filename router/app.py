@@ -1,0 +1,119 @@
+"""The FastAPI side of a replica: health, metrics, models and administration. Inference bytes never pass here."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from router.admin import explanations, inspection, instances
+from router.admin.auth import require_key
+from router.errors import (
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    RouterError,
+    error_body,
+    error_headers,
+    from_exception,
+)
+from router.health import health_report
+from router.runtime import Runtime, package_version
+from statestore.errors import StoreError
+
+DESCRIPTION = """
+Operation of one replica of a DualMap fleet. Whatever changes here changes for the whole fleet, through its shared
+state; any replica answers for all of it.
+
+Inference (`/v1/chat/completions`, `/v1/completions` and the other paths of vLLM) is served on the same port.
+"""
+
+
+def create_app(runtime: Runtime) -> FastAPI:
+    """The app over a started or starting runtime; it starts and stops nothing itself."""
+    settings = runtime.context.settings
+    app = FastAPI(title="DualMap router", version=package_version(), description=DESCRIPTION)
+    app.state.runtime = runtime
+    app.state.started_unix_s = int(time.time())
+    _answer_errors(app)
+    _add_operation(app, runtime)
+    admin_keys = [settings.admin_key] if settings.admin_key is not None else []
+    needs_admin = [Depends(require_key(admin_keys, "send the admin key as 'Authorization: Bearer KEY'"))]
+    for part in (instances, inspection, explanations):
+        app.include_router(part.routes, dependencies=needs_admin)
+    return app
+
+
+def _add_operation(app: FastAPI, runtime: Runtime) -> None:
+    needs_api_key = require_key(
+        runtime.context.settings.api_keys, "send a valid API key as 'Authorization: Bearer KEY'"
+    )
+
+    @app.get("/health", tags=["operation"])
+    async def health() -> dict[str, Any]:
+        """Alive. Says when the replica runs without its shared state."""
+        return health_report(runtime)
+
+    @app.get("/ready", tags=["operation"])
+    async def ready() -> Response:
+        """200 while the replica may receive traffic; 503 before it has joined the fleet, and while it drains."""
+        accepts = runtime.accepts_traffic
+        return JSONResponse(health_report(runtime) | {"ready": accepts}, status_code=200 if accepts else 503)
+
+    @app.get("/metrics", tags=["operation"], response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Prometheus metrics of this replica, and of the fleet as the shared state sees it."""
+        await runtime.read_metrics()
+        return Response(generate_latest(runtime.context.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/models", tags=["models"], dependencies=[Depends(needs_api_key)])
+    async def models() -> dict[str, Any]:
+        """Every model, alias and LoRA adapter of all pools, in OpenAI's shape."""
+        return runtime.pools.model_cards(app.state.started_unix_s)
+
+    @app.get("/v1/models/{model:path}", tags=["models"], dependencies=[Depends(needs_api_key)])
+    async def model(model: str) -> dict[str, Any]:
+        """One model by its name."""
+        runtime.pools.resolve(model)
+        cards = runtime.pools.model_cards(app.state.started_unix_s)["data"]
+        card: dict[str, Any] = next(card for card in cards if card["id"] == model)
+        return card
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Every error leaves in OpenAI's shape, by the one table."""
+
+    def answer(error: RouterError) -> Response:
+        return JSONResponse(error_body(error), status_code=error.status, headers=error_headers(error))
+
+    async def router_error(_: Request, error: Exception) -> Response:
+        return answer(from_exception(error))
+
+    async def validation_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return answer(InvalidRequestError(f"{where}: {first['msg']}" if where else first["msg"], param=where or None))
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = (error.headers or {}).get("Allow", "")
+            refusal: RouterError = MethodNotAllowedError(f"{request.url.path} takes {allowed or 'other methods'}")
+            response = answer(refusal)
+            response.headers["allow"] = allowed
+            return response
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            return answer(NotFoundError(f"there is nothing at {request.url.path}; see /docs"))
+        return answer(InvalidRequestError(str(error.detail)))
+
+    for kind in (RouterError, StoreError, Exception):
+        app.add_exception_handler(kind, router_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
+    app.add_exception_handler(HTTPException, http_error)

@@ -1,0 +1,35 @@
+"""How a replica is, in words that people and probes can read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.runtime import Runtime
+from scheduling.instance import InstanceState
+
+
+def health_report(runtime: Runtime) -> dict[str, Any]:
+    """The replica's own state and its view of the pools; touches no network."""
+    context = runtime.context
+    pools = {name: _pool(runtime, name) for name in runtime.pools.pools}
+    degraded = any(pool["store"] != "ok" for pool in pools.values())
+    status = "draining" if context.draining else "starting" if not runtime.joined else "ok"
+    return {
+        "status": "degraded" if status == "ok" and degraded else status,
+        "replica_id": context.replica_id,
+        "requests": len(context.live),
+        "outbox": len(context.outbox),
+        "pools": pools,
+    }
+
+
+def _pool(runtime: Runtime, name: str) -> dict[str, Any]:
+    pool, view = runtime.pools.pools[name], runtime.pools.pools[name].view.view
+    states = [spec.state for spec in view.instances.values()]
+    return {
+        "store": runtime.replicas[name].store_state,
+        "epoch": view.epoch,
+        "instances": {state.value: states.count(state) for state in InstanceState if state in states},
+        "held": pool.waiting.held_requests,
+        "breakers": {instance_id: state.value for instance_id, state in pool.breakers.states().items()},
+    }

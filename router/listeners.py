@@ -1,0 +1,37 @@
+"""Listening sockets of a replica, bound before anything else so that a taken port stops the start."""
+
+from __future__ import annotations
+
+import socket
+
+
+def bind(host: str, port: int, *, shared: bool) -> socket.socket:
+    """A bound TCP socket that does not listen yet. ``shared``: other replicas on this machine bind it too, and
+    the kernel spreads connections over those that listen.
+
+    Raises:
+        OSError: the address cannot be bound; the message names it.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared and hasattr(socket, "SO_REUSEPORT"):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def port_of(listener: socket.socket) -> int:
+    """The port a socket is bound to."""
+    port: int = listener.getsockname()[1]
+    return port
+
+
+def advertised_host(host: str) -> str:
+    """The host by which other machines reach what listens on ``host``."""
+    return socket.gethostname() if host in ("0.0.0.0", "::", "") else host

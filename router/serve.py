@@ -1,0 +1,208 @@
+"""One router replica as a process: bound ports, an open store, a server that drains when it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import uvicorn
+
+from router.app import create_app
+from router.http import build_data_plane, http_protocol
+from router.listeners import advertised_host, bind, port_of
+from router.runtime import Runtime
+from router.settings import RouterSettings
+from scheduling.settings import SchedulingSettings
+from statestore.base import Store
+from statestore.connect import open_store
+from statestore.errors import StoreUnavailableError
+from statestore.settings import PoolSettings, StoreSettings
+
+log = logging.getLogger(__name__)
+
+STORE_RETRY_S = 0.5
+BACKLOG = 2048
+
+OnReady = Callable[[int, int | None], None]
+"""``on_ready(port, ops_port)``, once requests are served."""
+
+T = TypeVar("T")
+
+
+async def serve(
+    router: RouterSettings,
+    scheduling: SchedulingSettings,
+    store: StoreSettings,
+    pools: Sequence[PoolSettings],
+    *,
+    replica_id: str | None = None,
+    on_ready: OnReady | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until SIGTERM, SIGINT or ``stop``; then drain: /ready turns off, the settle time passes, the port
+    closes, requests in flight finish (within the drain timeout), what is owed to the store is delivered.
+
+    A second signal ends it at once. A store that is not there yet is waited for; configured instances enter
+    as ``starting``, and their health checks make them ready.
+
+    Raises:
+        OSError: an address cannot be listened on.
+        StoreConfigurationError: the store's URL or server cannot serve a fleet.
+        DuplicateModelError: two pools claim one model name.
+    """
+    will = _Will(stop or asyncio.Event())
+    with _listening(router) as listeners, will.heeding_signals():
+        async with _opened(store, scheduling, will) as opened:
+            if opened is not None:
+                info = _info(router, listeners)
+                runtime = Runtime(router, scheduling, opened, pools, replica_id=replica_id, info=info)
+                await _serve(runtime, listeners, will, on_ready)
+
+
+async def _serve(runtime: Runtime, listeners: Sequence[socket.socket], will: _Will, on_ready: OnReady | None) -> None:
+    settings = runtime.context.settings
+    plane = build_data_plane(
+        settings, runtime.lifecycle, observer=runtime.context.metrics, draining=lambda: runtime.context.draining
+    )
+    config = uvicorn.Config(
+        cast(Any, create_app(runtime)),
+        http=cast(Any, http_protocol(plane)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s),
+    )
+    ports = [port_of(listener) for listener in listeners]
+    server = _Server(config, on_started=lambda: _announce(runtime, ports, on_ready))
+    try:
+        if await _when_store_is_there(runtime.start, will) is None:
+            return
+        draining = asyncio.create_task(_drain(runtime, server, will))
+        try:
+            await server.serve(sockets=list(listeners))
+        finally:
+            draining.cancel()
+    finally:
+        await runtime.stop()
+        plane.close()
+
+
+async def _drain(runtime: Runtime, server: uvicorn.Server, will: _Will) -> None:
+    """Turn /ready off, give load balancers the settle time to notice, and let the server shut down."""
+    await will.stopping.wait()
+    runtime.context.draining = True
+    settle_s = runtime.context.settings.settle_s
+    log.info("draining: /ready is off, the port closes in %g s", settle_s)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(settle_s):
+            await will.hurried.wait()
+    server.should_exit = True
+    await will.hurried.wait()
+    server.force_exit = True
+
+
+def _announce(runtime: Runtime, ports: Sequence[int], on_ready: OnReady | None) -> None:
+    # What lives by now lives for ever: taking it out of the collector's sight keeps its pauses short.
+    gc.collect()
+    gc.freeze()
+    log.info("replica %s serves on port %s", runtime.context.replica_id, " and ".join(map(str, ports)))
+    if on_ready is not None:
+        on_ready(ports[0], ports[1] if len(ports) > 1 else None)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, told when to stop by us instead of by signals."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+
+class _Will:
+    """Whether the process is wanted to stop, and whether it is wanted to hurry."""
+
+    def __init__(self, stopping: asyncio.Event) -> None:
+        self.stopping = stopping
+        self.hurried = asyncio.Event()
+
+    def _heed(self) -> None:
+        (self.hurried if self.stopping.is_set() else self.stopping).set()
+
+    @contextlib.contextmanager
+    def heeding_signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT stop; the next one hurries. Only the main thread can hear them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop, signals = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+        for each in signals:
+            loop.add_signal_handler(each, self._heed)
+        try:
+            yield
+        finally:
+            for each in signals:
+                loop.remove_signal_handler(each)
+
+
+@contextlib.contextmanager
+def _listening(router: RouterSettings) -> Iterator[list[socket.socket]]:
+    """The bound sockets: the endpoint's, and this replica's own one when it is wanted."""
+    listeners: list[socket.socket] = []
+    try:
+        listeners.append(bind(router.host, router.port, shared=True))
+        if router.ops_port is not None:
+            listeners.append(bind(router.host, router.ops_port, shared=False))
+        yield listeners
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+@contextlib.asynccontextmanager
+async def _opened(store: StoreSettings, scheduling: SchedulingSettings, will: _Will) -> AsyncIterator[Store | None]:
+    """The open store, closed at the end; None if the process was told to stop before it could be opened."""
+    opened = await _when_store_is_there(lambda: open_store(store, scheduling=scheduling), will)
+    try:
+        yield opened
+    finally:
+        if opened is not None:
+            await opened.close()
+
+
+async def _when_store_is_there(step: Callable[[], Awaitable[T]], will: _Will) -> T | None:
+    """Repeat a step until the store answers; None once the process is told to stop."""
+    while not will.stopping.is_set():
+        try:
+            return await step()
+        except StoreUnavailableError as error:
+            log.warning("the store is out of reach, trying again: %s", error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STORE_RETRY_S):
+                await will.stopping.wait()
+    return None
+
+
+def _info(router: RouterSettings, listeners: Sequence[socket.socket]) -> dict[str, str]:
+    """What the fleet is told about this replica: its own port if it has one, else the endpoint."""
+    host, port = advertised_host(router.host), port_of(listeners[-1])
+    return {"ops_url": f"http://{host}:{port}", "pid": str(os.getpid()), "host": socket.gethostname()}
