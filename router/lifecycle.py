@@ -137,7 +137,7 @@ class Lifecycle:
             prompt_tokens=chain.prompt_tokens,
             chain_blocks=len(chain.hashes),
             key_blocks=key_blocks,
-            hash_key=chain.hashes[key_blocks - 1],
+            hash_key=view.tree.key(chain, pool.scheduling.max_key_blocks),
             tree_version=view.tree_version,
             epoch=view.epoch,
             received_unix_s=time.time(),
