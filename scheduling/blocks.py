@@ -71,11 +71,9 @@ class BlockRule:
 
 def chain_of_text(data: bytes, seed: int, block_bytes: int, bytes_per_token: float) -> Chain:
     """The chain of a rendered prompt, its tokens estimated from its bytes."""
-    return Chain(
-        _prefix_hashes(data, seed, block_bytes),
-        max(1, round(block_bytes / bytes_per_token)),
-        max(1, round(len(data) / bytes_per_token)),
-    )
+    hashes, tail_hash = _prefix_hashes(data, seed, block_bytes)
+    block_tokens = max(1, round(block_bytes / bytes_per_token))
+    return Chain(hashes, block_tokens, max(1, round(len(data) / bytes_per_token)), tail_hash)
 
 
 def chain_of_tokens(token_ids: Sequence[int], seed: int, block_tokens: int) -> Chain:
@@ -86,25 +84,29 @@ def chain_of_tokens(token_ids: Sequence[int], seed: int, block_tokens: int) -> C
     """
     ids = token_ids if isinstance(token_ids, array) else array("I", token_ids)
     # Another seed than text: bytes of ids and bytes of text must not meet.
-    hashes = _prefix_hashes(ids.tobytes(), seed ^ _TOKEN_BYTES, block_tokens * _TOKEN_BYTES)
-    return Chain(hashes, block_tokens, max(1, len(ids)))
+    hashes, tail_hash = _prefix_hashes(ids.tobytes(), seed ^ _TOKEN_BYTES, block_tokens * _TOKEN_BYTES)
+    return Chain(hashes, block_tokens, max(1, len(ids)), tail_hash)
 
 
 def chain_of_trace(hash_ids: Sequence[int], prompt_tokens: int, seed: int, block_tokens: int = 512) -> Chain:
     """The chain of a trace record, whose ``hash_ids`` name its blocks and may end with a partial one."""
-    full_blocks = max(1, min(len(hash_ids), prompt_tokens // block_tokens))
     hashes, parent = [], seed
-    for hash_id in hash_ids[:full_blocks]:
+    for hash_id in hash_ids:
         parent = xxhash.xxh3_64_intdigest(hash_id.to_bytes(8, "big", signed=True), parent)
         hashes.append(parent)
-    return Chain(tuple(hashes), block_tokens, max(1, prompt_tokens))
+    full_blocks = max(1, prompt_tokens // block_tokens)
+    tail_hash = hashes[full_blocks] if len(hashes) > full_blocks else None
+    return Chain(tuple(hashes[:full_blocks]), block_tokens, max(1, prompt_tokens), tail_hash)
 
 
-def _prefix_hashes(data: bytes, seed: int, block_bytes: int) -> tuple[int, ...]:
-    """Hashes of the full blocks, or of the whole when it is shorter than one."""
+def _prefix_hashes(data: bytes, seed: int, block_bytes: int) -> tuple[tuple[int, ...], int | None]:
+    """Hashes of the full blocks and of what follows them; a prompt shorter than one block is its one block."""
     digest, parent = xxhash.xxh3_64_intdigest, seed
     hashes = []
     for end in range(block_bytes, len(data) + 1, block_bytes):
         parent = digest(data[end - block_bytes : end], parent)
         hashes.append(parent)
-    return tuple(hashes) if hashes else (digest(data, parent),)
+    if not hashes:
+        return (digest(data, parent),), None
+    rest = len(data) % block_bytes
+    return tuple(hashes), digest(data[-rest:], parent) if rest else None

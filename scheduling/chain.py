@@ -19,6 +19,9 @@ class Chain:
     """Tokens in one block; with text input this is an estimate (bytes of a block / bytes per token)."""
     prompt_tokens: int
     """Tokens in the whole prompt, the partial last block included."""
+    tail_hash: int | None = None
+    """Hash of the whole prompt when a partial block follows the full ones. No KV cache lists it, but it tells
+    apart the requests of a popular prefix whose own part is shorter than a block."""
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Prompt tokens covered by the first ``hit_blocks`` blocks, never more than the prompt has."""

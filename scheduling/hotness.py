@@ -2,7 +2,8 @@
 
 Source: DualMap (ICLR 2026), prefix hotness tree. The tree is a set of hot prefixes that is closed upwards:
 a hot node of depth d > 1 has a hot parent. A request's hash key is the first prefix of its chain that is not
-hot, so a hot leaf "gets children" by entering the set and loses them by leaving it.
+hot, so a hot leaf "gets children" by entering the set and loses them by leaving it. Where all full blocks are hot
+the key takes in the partial last one: a popular system prompt with short questions must spread, too.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ class HotnessTree:
     hot: Mapping[int, int] = field(default_factory=dict)
 
     def key_blocks(self, chain: Chain, max_key_blocks: int) -> int:
-        """Length of the chain's hash key in blocks, 1..max_key_blocks."""
-        limit = min(len(chain.hashes), max_key_blocks)
+        """Length of the chain's hash key in blocks, 1..max_key_blocks; a partial last block counts as one."""
+        hashes = chain.hashes
+        limit = min(len(hashes) if chain.tail_hash is None else len(hashes) + 1, max_key_blocks)
         depth = 0
-        while depth < limit - 1 and chain.hashes[depth] in self.hot:
+        while depth < limit - 1 and hashes[depth] in self.hot:
             depth += 1
         return depth + 1
 
     def key(self, chain: Chain, max_key_blocks: int) -> int:
         """The hash key: the prefix hash at the key length."""
-        return chain.hashes[self.key_blocks(chain, max_key_blocks) - 1]
+        blocks = self.key_blocks(chain, max_key_blocks)
+        if blocks > len(chain.hashes):
+            assert chain.tail_hash is not None  # key_blocks counted it
+            return chain.tail_hash
+        return chain.hashes[blocks - 1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,15 @@ def test_only_full_blocks_are_listed_unless_there_is_none() -> None:
     assert [len(chain_of_text(b"x" * size, 1, 10, 4.0).hashes) for size in (0, 9, 10, 19, 20, 25)] == [1, 1, 1, 1, 2, 2]
 
 
+def test_what_follows_the_full_blocks_is_told_apart_by_the_tail_alone() -> None:
+    first, second, even = (chain_of_text(data, 1, 4, 4.0) for data in (b"abcdefgh-x", b"abcdefgh-y", b"abcdefgh"))
+
+    assert first.hashes == second.hashes == even.hashes
+    assert len({first.tail_hash, second.tail_hash, None}) == 3
+    assert even.tail_hash is None
+    assert chain_of_text(b"abc", 1, 4, 4.0).tail_hash is None
+
+
 def test_the_learned_ratio_changes_estimates_but_never_hashes() -> None:
     rule, prompt = BlockRule(128, 512), TextPrompt(b"x" * 2048)
 
@@ -104,7 +113,8 @@ def test_a_trace_record_lists_its_full_blocks_and_counts_its_tokens() -> None:
     short = chain_of_trace([0], 100, SEED)
 
     assert (len(partial.hashes), partial.block_tokens, partial.prompt_tokens) == (2, 512, 1100)
-    assert len(short.hashes) == 1
+    assert partial.tail_hash == chain_of_trace([0, 1, 2], 1536, SEED).hashes[2]
+    assert (len(short.hashes), short.tail_hash) == (1, None)
 
 
 def test_trace_records_share_blocks_where_their_ids_agree() -> None:

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceSpec, InstanceState, Role
+from scheduling.ring import DualRing
+from scheduling.view import ClusterView
+
+
+def spec(name: str, state: InstanceState = InstanceState.READY, role: Role = Role.MIXED) -> InstanceSpec:
+    return InstanceSpec(name, f"http://{name}", role=role, state=state)
+
+
+def view(*specs: InstanceSpec, previous: ClusterView | None = None, epoch: int = 1) -> ClusterView:
+    return ClusterView.build(
+        epoch=epoch,
+        tree_version=1,
+        instances={each.instance_id: each for each in specs},
+        tree=HotnessTree(),
+        virtual_nodes=16,
+        previous=previous,
+    )
+
+
+def test_only_ready_instances_that_prefill_are_scheduled() -> None:
+    built = view(
+        spec("prefill", role=Role.PREFILL),
+        spec("mixed"),
+        spec("decode", role=Role.DECODE),
+        *(spec(f"x-{state}", state) for state in InstanceState if state is not InstanceState.READY),
+    )
+
+    assert built.ready == built.rings.members == ("mixed", "prefill")
+    assert len(built.instances) == 7
+
+
+def test_a_view_built_on_the_former_one_equals_one_built_from_nothing() -> None:
+    former = view(spec("a"), spec("b"), spec("c"))
+
+    built = view(spec("b"), spec("c", InstanceState.DOWN), spec("d"), previous=former)
+
+    assert built.rings == DualRing.of(["b", "d"], 16)
+
+
+def test_rings_are_kept_as_they_are_while_the_members_stay() -> None:
+    former = view(spec("a"), spec("b"))
+
+    built = view(spec("a"), spec("b"), spec("c", InstanceState.STARTING), previous=former, epoch=2)
+
+    assert built.rings is former.rings
+    assert built.epoch == 2
+
+
+def test_a_pool_without_instances_has_empty_rings() -> None:
+    assert view().rings.pair(1) == ()
