@@ -1,0 +1,152 @@
+"""The rules of the policies that look at every instance, each as its source documents it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from scheduling.decision import Decision, Reason, RouteQuery
+from scheduling.instance import InstanceLoad
+
+Ask = Callable[..., RouteQuery]
+Choose = Callable[..., Decision]
+Load = Callable[..., InstanceLoad]
+
+
+def test_round_robin_visits_everybody_in_turn_whatever_the_load(choose: Choose, load: Load, query: Ask) -> None:
+    loads = load("a", pending_tokens=10**6), load("b", hit_blocks=9), load("c")
+
+    decisions = [choose("round-robin", *loads, ask=query(sequence=number)) for number in range(6)]
+
+    assert [decision.instance_id for decision in decisions] == ["a", "b", "c"] * 2
+    assert [decision.alternative_id for decision in decisions[:3]] == ["b", "c", "a"]
+    assert decisions[0].seen_pending_tokens is None
+
+
+def test_least_loaded_takes_the_fewest_pending_tokens(choose: Choose, load: Load) -> None:
+    decision = choose(
+        "least-loaded", load("a", pending_tokens=3), load("b", pending_tokens=1), load("c", pending_tokens=2)
+    )
+
+    assert (decision.instance_id, decision.alternative_id) == ("b", "c")
+
+
+def test_least_loaded_breaks_ties_by_requests_in_flight(choose: Choose, load: Load) -> None:
+    assert choose("least-loaded", load("a", running_requests=3), load("b", running_requests=2)).instance_id == "b"
+
+
+def test_min_ttft_weighs_recompute_against_queueing(choose: Choose, load: Load) -> None:
+    # given 0.7 + 0.5 s at the hit, 1.0 s where idle
+    cached, idle = load("cached", hit_blocks=5, pending_tokens=700), load("idle")
+
+    assert choose("min-ttft", cached, idle).instance_id == "idle"
+    assert choose("min-ttft", load("cached", hit_blocks=8, pending_tokens=700), idle).instance_id == "cached"
+
+
+def test_min_ttft_uses_each_instance_s_own_rate(choose: Choose, load: Load) -> None:
+    fast = load("fast", pending_tokens=2000, prefill_tokens_per_s=10_000.0)
+
+    assert choose("min-ttft", fast, load("slow")).instance_id == "fast"
+
+
+def test_preble_exploits_a_match_of_more_than_half(choose: Choose, load: Load) -> None:
+    loads = load("half", hit_blocks=5, window_tokens=9000.0), load("idle", window_tokens=1000.0)
+    more = load("more", hit_blocks=6, window_tokens=9000.0)
+
+    assert choose("preble", *loads).instance_id == "idle"
+    decision = choose("preble", *loads, more)
+    assert (decision.instance_id, decision.reason) == ("more", Reason.CACHE)
+
+
+def test_preble_breaks_equal_matches_by_load(choose: Choose, load: Load) -> None:
+    loads = load("a", hit_blocks=8, window_tokens=900.0), load("b", hit_blocks=8, window_tokens=800.0), load("c")
+
+    assert choose("preble", *loads).instance_id == "b"
+
+
+def test_preble_explores_by_load_plus_prefill_plus_eviction(choose: Choose, load: Load) -> None:
+    # given 1000 tokens to compute everywhere, and a full cache on the one with the least load
+    full = load("full", window_tokens=500.0, cached_blocks=100, kv_capacity_tokens=10_000)
+    roomy = load("roomy", window_tokens=1000.0, cached_blocks=10, kv_capacity_tokens=10_000)
+
+    assert choose("preble", full, roomy).instance_id == "roomy"
+    assert choose("preble", full, roomy, preble={"eviction_weight": 0.0}).instance_id == "full"
+
+
+def test_preble_stops_exploiting_an_instance_far_above_the_lightest(choose: Choose, load: Load) -> None:
+    hot, light = load("hot", hit_blocks=9, window_tokens=15_100.0), load("light", window_tokens=1000.0)
+
+    assert choose("preble", hot, light).instance_id == "light"
+    assert choose("preble", hot, light, preble={"balance_ratio": 20.0}).instance_id == "hot"
+
+
+def test_dynamo_adds_scaled_prefill_blocks_and_decode_blocks(choose: Choose, load: Load) -> None:
+    # given, in blocks of 100 tokens: prefill 8 + decode 10, prefill 5 + decode 5, prefill 2 + decode 9
+    loads = (
+        load("w1", hit_blocks=2, context_tokens=1000),
+        load("w2", hit_blocks=5, context_tokens=500),
+        load("w3", hit_blocks=8, context_tokens=900),
+    )
+
+    assert choose("dynamo", *loads).instance_id == "w2"
+    assert choose("dynamo", *loads).alternative_id == "w3"
+    assert choose("dynamo", *loads, dynamo={"prefill_scale": 32.0}).instance_id == "w3"
+
+
+def test_dynamo_counts_active_prefills(choose: Choose, load: Load) -> None:
+    assert choose("dynamo", load("a", pending_tokens=600, hit_blocks=5), load("b")).instance_id == "b"
+
+
+def test_sglang_takes_the_shortest_queue_when_unbalanced(choose: Choose, load: Load) -> None:
+    full = load("full", hit_blocks=10, queued_requests=40, running_requests=30)
+
+    decision = choose("sglang", full, load("empty", running_requests=5))
+
+    assert (decision.instance_id, decision.reason) == ("empty", Reason.BALANCE)
+
+
+@pytest.mark.parametrize(("longest", "shortest"), [(69, 5), (195, 130)])
+def test_sglang_is_balanced_unless_both_thresholds_are_passed(
+    longest: int, shortest: int, choose: Choose, load: Load
+) -> None:
+    cached = load("cached", hit_blocks=4, running_requests=longest)
+
+    decision = choose("sglang", cached, load("other", running_requests=shortest))
+
+    assert (decision.instance_id, decision.reason) == ("cached", Reason.CACHE)
+
+
+def test_sglang_fills_the_smallest_tree_when_the_match_is_poor(choose: Choose, load: Load) -> None:
+    poor = load("poor", hit_blocks=3, cached_blocks=50)
+
+    assert choose("sglang", poor, load("small", cached_blocks=10)).instance_id == "small"
+    assert (
+        choose("sglang", poor, load("small", cached_blocks=10), sglang={"cache_threshold": 0.2}).instance_id == "poor"
+    )
+
+
+def test_llm_d_adds_weighted_scores(choose: Choose, load: Load) -> None:
+    # given scores 3 * 0.5 + 2 * 0 + 2 * 1 = 3.5 against 0 + 2 * 1 + 2 * 0.8 = 3.6
+    cached = load("cached", hit_blocks=5, queued_requests=10)
+    idle = load("idle", queued_requests=2, context_tokens=200_000)
+
+    assert choose("llm-d", cached, idle).instance_id == "idle"
+    assert choose("llm-d", cached, idle, llm_d={"prefix_weight": 4.0}).instance_id == "cached"
+
+
+def test_llm_d_scales_queues_between_the_shortest_and_the_longest(choose: Choose, load: Load) -> None:
+    # given queues 4, 5 and 6: the middle one scores half of 2; its hit of 40 % scores 1.2
+    loads = (
+        load("short", queued_requests=4),
+        load("mid", queued_requests=5, hit_blocks=4),
+        load("long", queued_requests=6),
+    )
+
+    assert choose("llm-d", *loads).instance_id == "mid"
+
+
+def test_llm_d_ignores_queues_that_are_all_the_same(choose: Choose, load: Load) -> None:
+    loads = load("a", queued_requests=7, context_tokens=500_000), load("b", queued_requests=7)
+
+    assert choose("llm-d", *loads).instance_id == "b"

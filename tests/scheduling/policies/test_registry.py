@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+import scheduling.policies
+from scheduling.policies import build_policy
+from scheduling.policies.registry import BUILDERS
+from scheduling.settings import PolicyName, SchedulingSettings
+
+
+def test_every_name_that_can_be_configured_builds_the_policy_of_that_name() -> None:
+    names = get_args(PolicyName)
+
+    assert set(BUILDERS) == set(names)
+    for name in names:
+        assert build_policy(SchedulingSettings(policy=name)).name == name
+
+
+def test_the_default_is_the_method_itself() -> None:
+    assert build_policy(SchedulingSettings()).name == "dualmap"
+
+
+def test_an_unknown_policy_is_refused_by_name() -> None:
+    with pytest.raises(ValidationError, match="policy"):
+        SchedulingSettings.model_validate({"policy": "magic"})
+
+
+def test_the_package_exports_what_it_says() -> None:
+    assert scheduling.policies.__all__ == ["build_policy"]
