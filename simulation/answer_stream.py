@@ -1,0 +1,74 @@
+"""Reading a streamed answer: when its first content came, how it ended and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+_KEEP_BYTES = 32 * 1024
+"""Of a long stream only the end is kept: that is where the finish reason and the usage are."""
+_CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls")
+
+
+class AnswerStream:
+    """Takes the bytes of one stream of server-sent events as they come.
+
+    Events are parsed up to the first content; behind it only the last ones, when the stream is over.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self.first_content_s: float | None = None
+        """When the first text, reasoning or tool call arrived. A role alone is no content."""
+        self.finish_reason: str | None = None
+        self.usage: dict[str, Any] = {}
+        self.error: str | None = None
+        self.done = False
+        """The stream ended as it should, with ``[DONE]``."""
+        self._now_s = now_s
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes of the stream."""
+        self._buffer += data
+        if self.first_content_s is None:
+            self._read_events()
+        elif len(self._buffer) > 2 * _KEEP_BYTES:
+            del self._buffer[:-_KEEP_BYTES]
+
+    def close(self) -> None:
+        """The stream is over: read its end."""
+        self._buffer += b"\n\n"
+        self._read_events()
+
+    def _read_events(self) -> None:
+        *events, rest = self._buffer.split(b"\n\n")
+        self._buffer = rest
+        for event in events:
+            if not event.startswith(b"data:"):
+                continue  # a comment, or an event whose head has been dropped
+            payload = event[5:].strip()
+            if payload == b"[DONE]":
+                self.done = True
+            else:
+                self._note(payload)
+
+    def _note(self, payload: bytearray) -> None:
+        try:
+            chunk = orjson.loads(payload)
+        except orjson.JSONDecodeError:
+            return
+        if not isinstance(chunk, dict):
+            return
+        error = chunk.get("error")
+        if error is not None:
+            self.error = str(error.get("message")) if isinstance(error, dict) else str(error)
+        if isinstance(chunk.get("usage"), dict):
+            self.usage = chunk["usage"]
+        for choice in chunk.get("choices") or ():
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            delta = choice.get("delta") or {}
+            has_content = choice.get("text") or any(delta.get(name) for name in _CONTENT_FIELDS)
+            if has_content and self.first_content_s is None:
+                self.first_content_s = self._now_s()

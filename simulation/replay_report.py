@@ -1,0 +1,223 @@
+"""What a live replay is judged by: one record for every request, and the figures over all of them.
+
+With emulated instances that run ``time_scale`` times faster than the clock, every time here is in engine seconds:
+what the clock showed, times the scale. So reports of slow and of sped-up fleets can be laid side by side.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import orjson
+from rich.table import Table
+
+from simulation.results import LoadSample, Percentiles
+
+UNKNOWN_INSTANCE = "unknown"
+"""Named where no ``x-dualmap-instance`` header tells (a bare vLLM server, an error of the router)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRequest:
+    """What became of one request. Times in engine seconds; None: it never got there."""
+
+    index: int
+    """Its place in the trace, from 0."""
+    arrival_s: float
+    """When it was due."""
+    lag_s: float
+    """How much later it was sent: a busy client, not the fleet."""
+    input_tokens: int
+    failure: str | None = None
+    """Why there was no whole answer; None: it was answered."""
+    instance_id: str = UNKNOWN_INSTANCE
+    attempts: int = 1
+    ttft_s: float | None = None
+    """From sending to the first content."""
+    e2e_s: float | None = None
+    prompt_tokens: int = 0
+    """As the instance counted them; 0 if it did not say."""
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceShare:
+    """One instance's part of a replay."""
+
+    requests: int
+    hit_rate: float
+    p90_ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """The figures of a replay, its first ``skipped`` requests left out of all but the counts."""
+
+    trace: str
+    url: str
+    rate_per_s: float
+    time_scale: float
+    slo_ttft_s: float
+    skipped: int
+    sent: int
+    answered: int
+    failed: int
+    unsent: int
+    """Not sent because the replay was stopped; sent + unsent is the whole trace."""
+    failures: Mapping[str, int]
+    effective_capacity: float
+    """Share of the requests sent whose TTFT met the SLO; failed ones did not."""
+    ttft_s: Percentiles
+    e2e_s: Percentiles
+    tpot_s: Percentiles
+    hit_rate: float
+    """Share of prompt tokens that instances report as cached."""
+    load_cv: float | None
+    """Mean over time of the coefficient of variation of pending tokens over instances; None: not observed."""
+    migrations: int | None
+    retried: int
+    span_s: float
+    """From the first arrival to the last answer."""
+    p99_lag_s: float
+    """Large values mean that the client was too slow for the rate, and the report not to be trusted."""
+    instances: Mapping[str, InstanceShare]
+
+    def to_json(self) -> bytes:
+        return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRecord:
+    """Everything that a replay leaves behind."""
+
+    trace: str
+    url: str
+    rate_per_s: float
+    time_scale: float
+    slo_ttft_s: float
+    skip_requests: int
+    requests: Sequence[ReplayedRequest]
+    """One for every request sent."""
+    unsent: int
+    samples: Sequence[LoadSample]
+    migrations: int | None
+
+
+def summarize_replay(record: ReplayRecord) -> ReplayReport:
+    """The figures of a replay."""
+    counted = [request for request in record.requests if request.index >= record.skip_requests]
+    answered = [request for request in counted if request.failure is None]
+    ttfts = [request.ttft_s for request in answered if request.ttft_s is not None]
+    failures = Counter(request.failure for request in record.requests if request.failure is not None)
+    busy = [sample.cv for sample in record.samples if any(sample.pending_tokens)]
+    lags = Percentiles.of([request.lag_s for request in counted])
+    ends = [request.arrival_s + request.lag_s + request.e2e_s for request in counted if request.e2e_s is not None]
+    return ReplayReport(
+        trace=record.trace,
+        url=record.url,
+        rate_per_s=record.rate_per_s,
+        time_scale=record.time_scale,
+        slo_ttft_s=record.slo_ttft_s,
+        skipped=len(record.requests) - len(counted),
+        sent=len(record.requests),
+        answered=sum(request.failure is None for request in record.requests),
+        failed=sum(failures.values()),
+        unsent=record.unsent,
+        failures=dict(failures.most_common()),
+        effective_capacity=sum(ttft_s <= record.slo_ttft_s for ttft_s in ttfts) / max(1, len(counted)),
+        ttft_s=Percentiles.of(ttfts),
+        e2e_s=Percentiles.of([request.e2e_s for request in answered if request.e2e_s is not None]),
+        tpot_s=Percentiles.of([tpot for request in answered if (tpot := _tpot_s(request)) is not None]),
+        hit_rate=_hit_rate(answered),
+        load_cv=fmean(busy) if busy else None,
+        migrations=record.migrations,
+        retried=sum(request.attempts > 1 for request in counted),
+        span_s=max(ends, default=0.0),
+        p99_lag_s=lags.p99,
+        instances=_instance_shares(answered),
+    )
+
+
+def _tpot_s(request: ReplayedRequest) -> float | None:
+    if request.ttft_s is None or request.e2e_s is None or request.completion_tokens < 2:
+        return None
+    return (request.e2e_s - request.ttft_s) / (request.completion_tokens - 1)
+
+
+def _hit_rate(requests: Sequence[ReplayedRequest]) -> float:
+    return sum(request.cached_tokens for request in requests) / max(1, sum(one.prompt_tokens for one in requests))
+
+
+def _instance_shares(answered: Sequence[ReplayedRequest]) -> dict[str, InstanceShare]:
+    by_instance: defaultdict[str, list[ReplayedRequest]] = defaultdict(list)
+    for request in answered:
+        by_instance[request.instance_id].append(request)
+    return {
+        instance_id: InstanceShare(
+            requests=len(requests),
+            hit_rate=_hit_rate(requests),
+            p90_ttft_s=Percentiles.of([request.ttft_s for request in requests if request.ttft_s is not None]).p90,
+        )
+        for instance_id, requests in sorted(by_instance.items())
+    }
+
+
+def report_rows(report: ReplayReport) -> list[tuple[str, str]]:
+    """The report as (figure, value), for people."""
+    rows = [
+        ("trace", f"{report.trace}, {report.rate_per_s:.2f} requests/s"),
+        ("sent / answered / failed", f"{report.sent} / {report.answered} / {report.failed}"),
+        (f"TTFT within {report.slo_ttft_s:g} s", f"{report.effective_capacity:.1%}"),
+        ("TTFT P50 / P90 / P99", _seconds(report.ttft_s)),
+        ("E2E P50 / P90 / P99", _seconds(report.e2e_s)),
+        ("time per output token P50 / P90", f"{report.tpot_s.p50 * 1e3:.0f} / {report.tpot_s.p90 * 1e3:.0f} ms"),
+        ("hit rate", f"{report.hit_rate:.1%}"),
+        (
+            "load variation (CV of pending tokens)",
+            "not observed" if report.load_cv is None else f"{report.load_cv:.3f}",
+        ),
+        ("migrations", "not observed" if report.migrations is None else str(report.migrations)),
+        ("retried", str(report.retried)),
+        ("span", f"{report.span_s:.0f} s"),
+    ]
+    if report.unsent:
+        rows.append(("not sent (stopped)", str(report.unsent)))
+    if report.skipped:
+        rows.append(("left out of the figures", f"the first {report.skipped}"))
+    if report.time_scale != 1:
+        rows.append(("time scale", f"{report.time_scale:g}: all times are engine seconds"))
+    if report.p99_lag_s > 0.05 * report.slo_ttft_s:
+        rows.append(("client lag P99", f"{report.p99_lag_s:.2f} s: the client was too slow for this rate"))
+    rows += [(f"failed: {reason}", str(count)) for reason, count in report.failures.items()]
+    return rows
+
+
+def report_tables(report: ReplayReport) -> tuple[Table, Table]:
+    """The report, and each instance's part of it, as tables for a terminal."""
+    figures = Table("figure", "value", title=f"Replay through {report.url}", title_justify="left")
+    for row in report_rows(report):
+        figures.add_row(*row)
+    shares = Table("instance", "answered", "hit rate", "TTFT P90")
+    for instance_id, share in report.instances.items():
+        shares.add_row(instance_id, str(share.requests), f"{share.hit_rate:.1%}", f"{share.p90_ttft_s:.2f} s")
+    return figures, shares
+
+
+def record_lines(requests: Sequence[ReplayedRequest]) -> bytes:
+    """Every request's record as JSON lines."""
+    return b"".join(orjson.dumps(asdict(request), option=orjson.OPT_APPEND_NEWLINE) for request in requests)
+
+
+def _seconds(times_s: Percentiles) -> str:
+    return f"{times_s.p50:.2f} / {times_s.p90:.2f} / {times_s.p99:.2f} s"
+
+
+def read_report(data: bytes) -> Mapping[str, Any]:
+    """A report's JSON as plain data, for comparisons."""
+    loaded: Mapping[str, Any] = orjson.loads(data)
+    return loaded
