@@ -24,6 +24,9 @@ local function standing(account, known)
 end
 
 local former = read_request(requests_key, request.request_id)
+if former and former.replica_id ~= request.replica_id then
+  return { 'duplicate', 0 } -- another client chose the same id
+end
 if former and former.instance_id ~= ARGV[9] then
   return { 'moved', former.instance_id }
 end
