@@ -87,9 +87,9 @@ class ClientConnection(asyncio.Protocol):
 
     # uvicorn's and the transport's side ----------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(self._plane.settings.buffer_bytes)
+        # uvloop's transports do not inherit from asyncio's: nothing to assert.
+        self._transport = tcp = cast("asyncio.Transport", transport)
+        tcp.set_write_buffer_limits(self._plane.settings.buffer_bytes)
         self._connections.add(self)
         self._plane.observer.connections_changed(1)
         self._plane.sweeper.add(self)

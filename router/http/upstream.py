@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import httptools
 
@@ -126,8 +126,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     # the transport's side ------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from asyncio's
 
     def data_received(self, data: bytes) -> None:
         if self._sink is None:  # an idle instance has nothing to say: never mistake it for the next answer
