@@ -1,0 +1,47 @@
+"""``dualmap router``: one router replica."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+
+from cli.errors import CommandError
+from cli.logs import log_to_stderr
+from cli.parent import end_with_parent
+from cli.settings import Settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", help="beginning of this replica's id; --router.replica_id sets the whole of it")
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    import uvloop
+
+    from router.serve import serve
+    from statestore.errors import StoreConfigurationError
+
+    # Never the same id twice, whatever the name: a lease must not pass for that of a former process.
+    name = f"{arguments.name}-{secrets.token_hex(3)}" if arguments.name else None
+    log_to_stderr(settings.router.log_level)
+    end_with_parent(os.environ)
+    try:
+        uvloop.run(
+            serve(
+                settings.router,
+                settings.scheduling,
+                settings.store,
+                settings.pools,
+                replica_id=settings.router.replica_id or name,
+                on_ready=_announce,
+            )
+        )
+    except (StoreConfigurationError, OSError) as error:
+        raise CommandError(str(error)) from error
+    return 0
+
+
+def _announce(port: int, ops_port: int | None) -> None:
+    own = f", its own port is {ops_port}" if ops_port is not None else ""
+    print(f"a router replica serves port {port}{own}", flush=True)
