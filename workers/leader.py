@@ -89,7 +89,8 @@ class Election:
             await self._clock.sleep(self._retry_s())
 
     def _retry_s(self) -> float:
-        return self._lease_s / 3 * self._jitter.uniform(0.5, 1.0)
+        """How soon a follower asks again: what its attempts add to the lease of a dead leader at most."""
+        return self._lease_s / 10 * self._jitter.uniform(0.5, 1.0)
 
     async def _campaign(self) -> Term:
         failures = 0

@@ -78,11 +78,7 @@ class PoolWorker:
     async def _lead(self, lease: Lease) -> None:
         worker = self._worker
         async with (
-            Prober(
-                timeout_s=worker.health_timeout_s,
-                canary_timeout_s=worker.health_canary_timeout_s,
-                max_connections=worker.health_concurrency,
-            ) as prober,
+            self._prober() as prober,
             HealthChecker(
                 self.pool,
                 lease.fence,
@@ -95,6 +91,16 @@ class PoolWorker:
             ) as health,
         ):
             await run_together([health, *self._other_jobs(lease.fence)], self._context)
+
+    def _prober(self) -> Prober:
+        worker = self._worker
+        key = worker.upstream_api_key
+        return Prober(
+            timeout_s=worker.health_timeout_s,
+            canary_timeout_s=worker.health_canary_timeout_s,
+            max_connections=worker.health_concurrency,
+            api_key=key.get_secret_value() if key else None,
+        )
 
     def _other_jobs(self, fence: int) -> list[Job]:
         pool, worker, metrics = self.pool, self._worker, self._metrics

@@ -45,11 +45,14 @@ class EngineFacts:
 class Prober:
     """One HTTP client for all instances of a pool; ``async with`` closes it."""
 
-    def __init__(self, *, timeout_s: float, canary_timeout_s: float, max_connections: int) -> None:
+    def __init__(
+        self, *, timeout_s: float, canary_timeout_s: float, max_connections: int, api_key: str | None = None
+    ) -> None:
         self._timeout_s = timeout_s
         self._canary_timeout_s = canary_timeout_s
         # Environment proxies are for the way out of a data centre, not for the instances in it.
         self._client = httpx.AsyncClient(
+            headers={"authorization": f"Bearer {api_key}"} if api_key else None,
             timeout=httpx.Timeout(max(timeout_s, canary_timeout_s), connect=timeout_s),
             limits=httpx.Limits(
                 max_connections=max_connections, max_keepalive_connections=max_connections, keepalive_expiry=3.0

@@ -22,7 +22,6 @@ from statestore.errors import StoreUnavailableError
 from statestore.settings import PoolSettings, StoreSettings
 from workers.loop import backoff_s, worth_logging
 from workers.metrics import WorkerMetrics
-from workers.ops import create_app, serve_ops
 from workers.pool_worker import PoolWorker
 from workers.settings import WorkerSettings
 
@@ -117,6 +116,8 @@ async def _ops(
     if worker.ops_port is None:
         yield None
         return
+    from workers.ops import create_app, serve_ops  # a web framework is only loaded where one is wanted
+
     async with serve_ops(create_app(owner, store, workers, metrics), worker.ops_host, worker.ops_port) as port:
         yield port
 

@@ -190,6 +190,7 @@ class ScriptedServer:
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, str] | float | None] = {"/health": (200, "")}
         self.requests: list[tuple[str, bytes]] = []
+        self.heads: list[str] = []
         self.url = ""
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -223,6 +224,7 @@ class ScriptedServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
+        self.heads.append(head.decode())
         path = head.split(b" ", 2)[1].decode()
         length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0)
         self.requests.append((path, await reader.readexactly(length)))

@@ -125,3 +125,11 @@ async def test_a_canary_fails_only_where_the_engine_does(prober, servers, answer
     assert (await prober.canary(server.url, "qwen") is None) is passes
     path, body = server.requests[-1]
     assert (path, json.loads(body)["model"], json.loads(body)["max_tokens"]) == ("/v1/completions", "qwen", 1)
+
+
+async def test_the_key_that_instances_ask_for_is_sent(servers) -> None:
+    server = await servers()
+    async with Prober(timeout_s=0.3, canary_timeout_s=0.3, max_connections=1, api_key="k-1") as prober:
+        await prober.health(server.url)
+
+    assert "authorization: bearer k-1" in server.heads[-1].lower()

@@ -1,0 +1,292 @@
+"""Real worker processes on a real Valkey: killed, stopped, suspended, and without their store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduling.chain import Chain
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceState
+from scheduling.settings import SchedulingSettings
+from statestore.base import Lease, PoolStore, Reservation
+from statestore.connect import open_store
+from statestore.embedded import EmbeddedValkey
+from statestore.errors import LeaseLostError, StoreUnavailableError
+from statestore.settings import InstanceSettings, PoolSettings, StoreSettings
+
+_ROOT = Path(__file__).parents[2]
+_WORKER = """
+import asyncio, json, logging, sys
+from scheduling.settings import SchedulingSettings
+from statestore.settings import PoolSettings, StoreSettings
+from workers.serve import serve
+from workers.settings import WorkerSettings
+logging.basicConfig(level=logging.INFO)
+given = json.loads(sys.argv[1])
+asyncio.run(serve(WorkerSettings(**given["worker"]), SchedulingSettings(), StoreSettings(url=given["url"]),
+                  [PoolSettings(**given["pool"])], worker_id=given["id"]))
+"""
+_QUICK = {
+    "lease_ms": 600,
+    "register_interval_s": 0.1,
+    "rebalance_interval_s": 0.2,
+    "health_interval_s": 0.1,
+    "evacuate_interval_s": 0.1,
+    "reap_interval_s": 0.1,
+    "reap_grace_s": 0.3,
+    "backoff_max_s": 0.3,
+}
+
+
+class WorkerProcess:
+    """One ``serve`` in a process of its own."""
+
+    def __init__(self, worker_id: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.worker_id = worker_id
+        self.process = process
+        self.log = log
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    async def exit_code(self) -> int:
+        return await asyncio.wait_for(self.process.wait(), 15)
+
+
+StartWorker = Callable[..., Awaitable[WorkerProcess]]
+
+
+@pytest.fixture
+async def start_worker(tmp_path: Path) -> AsyncIterator[StartWorker]:
+    """``worker = await start_worker("w1", url, [instances], lease_ms=…)``; killed after the test."""
+    started: list[WorkerProcess] = []
+
+    async def start(
+        worker_id: str, url: str, instances: tuple[InstanceSettings, ...] = (), **changes: Any
+    ) -> WorkerProcess:
+        pool = PoolSettings(instances=instances).model_dump(mode="json")
+        given = {"worker": _QUICK | changes, "url": url, "pool": pool, "id": worker_id}
+        log = tmp_path / f"{worker_id}.log"
+        with log.open("wb") as sink:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", _WORKER, json.dumps(given), cwd=_ROOT, stdout=sink, stderr=sink
+            )
+        started.append(WorkerProcess(worker_id, process, log))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        if worker.process.returncode is None:
+            worker.process.kill()
+            await worker.process.wait()
+
+
+@pytest.fixture
+async def fleet(valkey_url: str) -> AsyncIterator[PoolStore]:
+    store = await open_store(StoreSettings(url=valkey_url), scheduling=SchedulingSettings())
+    yield store.pool("default")
+    await store.close()
+
+
+def leader_of(pool: PoolStore, *, but: str = "") -> Callable[[], Awaitable[Lease | None]]:
+    async def read() -> Lease | None:
+        try:
+            leader = (await pool.snapshot()).leader
+        except StoreUnavailableError:
+            return None
+        return leader if leader is not None and leader.owner != but else None
+
+    return read
+
+
+def ask(request_id: str, instance_id: str, tokens: int = 1000, **fields: Any) -> Reservation:
+    return Reservation(request_id, "router-1", instance_id, Chain((1,), 128, tokens), tokens, 64, 5000, **fields)
+
+
+async def test_a_killed_leader_is_replaced_and_what_it_would_write_is_refused(
+    valkey_url, fleet, start_worker, eventually
+) -> None:
+    # given two workers of which one leads a pool with an instance
+    instances = (InstanceSettings(id="a", url="http://127.0.0.1:9"),)
+    workers = {name: await start_worker(name, valkey_url, instances) for name in ("w1", "w2")}
+    first = await eventually(leader_of(fleet))
+
+    # when the leader dies without a word
+    workers[first.owner].signal(signal.SIGKILL)
+
+    # then the other one leads, under a higher fence, and the old one is worth nothing
+    second = await eventually(leader_of(fleet, but=first.owner))
+    assert second.fence > first.fence
+    refused = [
+        fleet.renew_lease(first, 600),
+        fleet.repair(fence=first.fence),
+        fleet.set_instance_state("a", InstanceState.READY, fence=first.fence),
+        fleet.publish_tree(HotnessTree({1: 1}), {1: 1}, fence=first.fence),
+        fleet.migrate("r1", "a", "b", reason="test", fence=first.fence),
+        fleet.reap("router-1", fence=first.fence),
+    ]
+    for write in refused:
+        with pytest.raises(LeaseLostError):
+            await write
+    assert (await fleet.membership()).tree_version == 0
+
+
+async def test_sigterm_hands_the_leadership_over_long_before_the_lease_ends(
+    valkey_url, fleet, start_worker, eventually
+) -> None:
+    first = await start_worker("w1", valkey_url, lease_ms=60_000)
+    await eventually(leader_of(fleet))
+    second = await start_worker("w2", valkey_url)
+
+    first.signal(signal.SIGTERM)
+
+    assert await first.exit_code() == 0
+    assert (await eventually(leader_of(fleet, but="w1"))).owner == second.worker_id
+    assert "lease released" in first.log.read_text()
+
+
+async def test_a_suspended_leader_finds_itself_deposed_when_it_wakes(
+    valkey_url, fleet, start_worker, eventually
+) -> None:
+    workers = {name: await start_worker(name, valkey_url) for name in ("w1", "w2")}
+    first = await eventually(leader_of(fleet))
+    old = workers[first.owner]
+
+    old.signal(signal.SIGSTOP)
+    second = await eventually(leader_of(fleet, but=first.owner))
+    old.signal(signal.SIGCONT)
+
+    await eventually(lambda: "term over" in old.log.read_text())
+    assert (await fleet.snapshot()).leader.owner == second.owner
+    assert "Traceback" not in old.log.read_text()
+
+
+async def test_the_leader_brings_instances_up_and_moves_requests_off_a_dead_one(
+    valkey_url, fleet, start_worker, eventually, servers
+) -> None:
+    first, second = await servers(), await servers()
+    instances = (
+        InstanceSettings(id="a", url=first.url, dispatch_window_tokens=10),
+        InstanceSettings(id="b", url=second.url),
+    )
+    await start_worker("w1", valkey_url, instances)
+
+    async def states() -> list[InstanceState]:
+        return [spec.state for spec in (await fleet.membership()).instances.values()]
+
+    async def all_ready() -> bool:
+        return await states() == [InstanceState.READY] * 2
+
+    await eventually(all_ready)
+    await fleet.heartbeat("router-1", 60_000, {})
+    for name in ("running", "held"):
+        await fleet.reserve(ask(name, "a"))
+
+    await first.stop()
+
+    async def moved() -> bool:
+        return (await fleet.held_states(["held"]))["held"].instance_id == "b"
+
+    await eventually(moved)
+    assert InstanceState.DOWN in await states()
+    assert (await fleet.snapshot()).migrations == {"instance_down": 1}
+
+
+async def test_the_leader_rebalances_an_overload_and_reaps_the_replica_that_caused_it(
+    valkey_url, fleet, start_worker, eventually, servers
+) -> None:
+    # given a hotspot, put there by a replica that then dies
+    urls = [(await servers()).url, (await servers()).url]
+    instances = tuple(
+        InstanceSettings(id=name, url=url, prefill_tokens_per_s=1000.0, dispatch_window_tokens=2000)
+        for name, url in zip("ab", urls, strict=True)
+    )
+    await start_worker("w1", valkey_url, instances)
+
+    async def all_ready() -> bool:
+        specs = (await fleet.membership()).instances.values()
+        return [spec.state for spec in specs] == [InstanceState.READY] * 2
+
+    await eventually(all_ready)
+    await fleet.heartbeat("router-1", 1_500, {})
+    for number in range(8):
+        overloaded = number == 7
+        await fleet.reserve(
+            ask(f"r{number}", "a", alternative_id="b", alternative_uncached_tokens=1000, overloaded=overloaded)
+        )
+
+    async def migrated() -> int:
+        return (await fleet.snapshot()).migrations.get("rebalance", 0)
+
+    assert await eventually(migrated) >= 3
+
+    async def nothing_left() -> bool:
+        snapshot = await fleet.snapshot()
+        return not snapshot.requests and not snapshot.replicas
+
+    await eventually(nothing_left)
+    assert all(load.pending_tokens == 0 for load in (await fleet.loads()).values())
+
+
+async def test_workers_survive_a_store_that_vanishes_and_comes_back_empty(
+    tmp_path, start_worker, eventually, servers
+) -> None:
+    # given a worker that leads a fleet of one
+    socket = tmp_path / "store.sock"
+    server = EmbeddedValkey(unix_socket=socket)
+    server.start()
+    worker = await start_worker("w1", server.url, (InstanceSettings(id="a", url=(await servers()).url),))
+    store = await open_store(StoreSettings(url=server.url), scheduling=SchedulingSettings())
+    pool = store.pool("default")
+
+    async def led_and_ready() -> bool:
+        try:
+            snapshot = await pool.snapshot()
+        except StoreUnavailableError:
+            return False
+        a = snapshot.instances.get("a")
+        return snapshot.leader is not None and a is not None and a.state is InstanceState.READY
+
+    try:
+        await eventually(led_and_ready)
+
+        # when the store goes, stays away longer than the lease, and comes back knowing nothing
+        await asyncio.to_thread(server.stop)
+        await eventually(lambda: "term over" in worker.log.read_text())
+        server = EmbeddedValkey(unix_socket=socket)
+        server.start()
+
+        # then the same process leads again and the instance is known again
+        await eventually(led_and_ready)
+        assert worker.process.returncode is None
+        assert "cause=restored" in worker.log.read_text()
+    finally:
+        await store.close()
+        await asyncio.to_thread(server.stop)
+
+
+async def test_a_worker_waits_for_a_store_that_is_not_there_yet(tmp_path, start_worker, eventually) -> None:
+    socket = tmp_path / "late.sock"
+    server = EmbeddedValkey(unix_socket=socket)
+    server.start()
+    url = server.url
+    await asyncio.to_thread(server.stop)
+    worker = await start_worker("w1", url)
+    await eventually(lambda: "waiting for the store" in worker.log.read_text())
+
+    server = EmbeddedValkey(unix_socket=socket)
+    server.start()
+
+    try:
+        await eventually(lambda: "elected" in worker.log.read_text())
+    finally:
+        await asyncio.to_thread(server.stop)
