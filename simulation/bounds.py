@@ -1,0 +1,45 @@
+"""What no scheduler can beat: perfect reuse, perfect balance, no decoding in the way.
+
+Every request's prefill costs at least the arithmetic of its uncached tokens, with the hit that one endless cache
+shared by all instances would give it. N instances can do N seconds of it a second. Decoding, step overheads and
+waiting are left out, so the bound is above what is possible, never below.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from simulation.engine_types import EngineConfig
+from simulation.generators.calibration import cached_tokens_if_infinite
+from simulation.step_time import attention_pairs
+from simulation.traces import Trace
+
+
+def prefill_costs_s(trace: Trace, engine: EngineConfig, skip: int = 0) -> list[float]:
+    """Least engine time of each request's prefill, the first ``skip`` left out."""
+    costs = engine.costs
+    cached = cached_tokens_if_infinite(trace)
+    return [
+        costs.token_s * (request.input_tokens - hit)
+        + costs.attention_pair_s * attention_pairs(hit, request.input_tokens - hit)
+        for request, hit in zip(trace.requests[skip:], cached[skip:], strict=True)
+    ]
+
+
+def on_time_bound(trace: Trace, engine: EngineConfig, instances: int, slo_s: float, skip: int = 0) -> float:
+    """No more than this share of the trace, at its own rate, can be on time: the cheapest requests that fit."""
+    costs_s = sorted(prefill_costs_s(trace, engine, skip))
+    span_s = trace.requests[-1].arrival_s - trace.requests[skip].arrival_s
+    budget_s = instances * (span_s + slo_s)
+    served = sum(total_s <= budget_s for total_s in accumulate(costs_s))
+    return served / len(costs_s)
+
+
+def goodput_bound(
+    trace: Trace, engine: EngineConfig, instances: int, slo_s: float, *, wanted_share: float = 0.9, skip: int = 0
+) -> float:
+    """No scheduler can have ``wanted_share`` on time above this rate."""
+    costs_s = sorted(prefill_costs_s(trace, engine, skip))
+    needed_s = sum(costs_s[: int(wanted_share * len(costs_s))])
+    span_s = needed_s / instances - slo_s
+    return len(costs_s) / span_s if span_s > 0 else float("inf")

@@ -1,0 +1,82 @@
+"""Goodput: the highest rate at which enough requests are on time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulation.runs import RunJob
+
+ON_TIME_SHARE = 0.90
+_GROWTH = 1.5
+_MAX_STEPS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """What the search found."""
+
+    rate_per_s: float
+    """Highest rate that was seen to hold; 0 if none was."""
+    upper_rate_per_s: float
+    """Lowest rate above it that was seen to fail."""
+    tried: tuple[tuple[float, float], ...]
+    """(rate, share on time), in order of rate."""
+
+
+def find_goodput(
+    on_time_share: Callable[[float], float],
+    start_rate_per_s: float,
+    *,
+    wanted_share: float = ON_TIME_SHARE,
+    tolerance: float = 0.01,
+) -> Goodput:
+    """Bracket from ``start_rate_per_s`` outwards, then bisect until the bracket is ``tolerance`` wide (relative).
+
+    ``on_time_share`` must fall with the rate, as far as noise lets it; the search is deterministic.
+    """
+    tried: dict[float, float] = {}
+
+    def holds(rate_per_s: float) -> bool:
+        tried[rate_per_s] = on_time_share(rate_per_s)
+        return tried[rate_per_s] >= wanted_share
+
+    low, high = 0.0, 0.0
+    rate_per_s = start_rate_per_s
+    for _ in range(_MAX_STEPS):
+        if holds(rate_per_s):
+            low = rate_per_s
+        else:
+            high = rate_per_s
+        if low and high and high - low <= tolerance * high:
+            break
+        rate_per_s = _next_rate(low, high)
+    return Goodput(low, high, tuple(sorted(tried.items())))
+
+
+def _next_rate(low: float, high: float) -> float:
+    if not high:
+        return low * _GROWTH
+    if not low:
+        return high / _GROWTH
+    return (low + high) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputJob:
+    """The goodput of one scenario on one trace; ``job``'s rate is where the search starts."""
+
+    job: RunJob
+    wanted_share: float = ON_TIME_SHARE
+    tolerance: float = 0.01
+
+
+def run_goodput(search: GoodputJob) -> Goodput:
+    """Search in this process. Raises SimulationError."""
+    job = search.job
+
+    def on_time_share(rate_per_s: float) -> float:
+        return RunJob(job.source, job.scenario, rate_per_s).run().effective_capacity
+
+    start = job.rate_per_s or job.source.load().rate_per_s
+    return find_goodput(on_time_share, start, wanted_share=search.wanted_share, tolerance=search.tolerance)

@@ -1,0 +1,65 @@
+"""Many runs at once: one process a run, over the cores; results in the order of the jobs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TypeVar
+
+from simulation.results import RunResult
+from simulation.scenario import Scenario
+from simulation.simulate import simulate
+from simulation.sources import TraceSource
+
+Job = TypeVar("Job")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """One run, complete."""
+
+    source: TraceSource
+    scenario: Scenario
+    rate_per_s: float | None = None
+    """None: the trace's own times."""
+
+    def run(self) -> RunResult:
+        """Run it here and now. Raises SimulationError."""
+        return simulate(self.source.load(self.rate_per_s), self.scenario)
+
+
+def run_job(job: RunJob) -> RunResult:
+    return job.run()
+
+
+def default_workers() -> int:
+    """Processes that this machine can run at once."""
+    return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def map_jobs(work: Callable[[Job], Answer], jobs: Sequence[Job], workers: int) -> Iterator[Answer]:
+    """``work`` of every job, in order; in this process with one worker. Processes end with the iterator."""
+    if workers <= 1 or len(jobs) <= 1:
+        yield from map(work, jobs)
+        return
+    executor = ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn"))
+    try:
+        yield from executor.map(work, jobs)
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def run_all(
+    jobs: Iterable[RunJob], workers: int, on_done: Callable[[RunResult], None] | None = None
+) -> list[RunResult]:
+    """The results in the order of the jobs; ``on_done`` hears of each as it comes."""
+    results: list[RunResult] = []
+    for result in map_jobs(run_job, list(jobs), workers):
+        results.append(result)
+        if on_done is not None:
+            on_done(result)
+    return results

@@ -1,0 +1,54 @@
+"""Where a run's trace comes from: a file or a generator, cut, capped and scaled. Small, so jobs carry it cheaply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from simulation.errors import TraceError
+from simulation.generators import DEFAULT_SEED, GENERATORS, GeneratorSpec
+from simulation.traces import Trace, read_trace
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSource:
+    """A trace by name, and what is done to it before a run."""
+
+    source: str
+    """A file, or a generator with its options (see ``simulation.generators``)."""
+    requests: int | None = None
+    """Only the first so many; a generator makes exactly so many."""
+    max_input_tokens: int | None = None
+    block_tokens: int | None = None
+    """For files that do not carry their block size."""
+    seed: int = DEFAULT_SEED
+
+    def load(self, rate_per_s: float | None = None) -> Trace:
+        """The trace, scaled to a mean rate; None keeps its own times.
+
+        Raises:
+            TraceError: the file or the generator's options are wrong.
+        """
+        trace = _load(self)
+        return trace if rate_per_s is None else trace.at_rate(rate_per_s)
+
+
+@lru_cache(maxsize=4)
+def _load(source: TraceSource) -> Trace:
+    """Read once per process: a process runs many jobs on one trace."""
+    trace = _read(source)
+    return trace if source.max_input_tokens is None else trace.capped(source.max_input_tokens)
+
+
+def _read(source: TraceSource) -> Trace:
+    spec = GeneratorSpec.parse(source.source)
+    if spec is not None:
+        return spec.generate(seed=source.seed, **({} if source.requests is None else {"requests": source.requests}))
+    try:
+        trace = read_trace(source.source, source.block_tokens)
+    except TraceError as error:
+        if error.line is None and ("/" not in source.source and "." not in source.source):
+            reason = f"neither a file nor a generator ({', '.join(GENERATORS)})"
+            raise TraceError(source.source, None, reason) from error
+        raise
+    return trace if source.requests is None else trace.first(source.requests)
