@@ -20,18 +20,16 @@ _CONFIGURATION = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
 
 def reply_error(message: str) -> StoreError:
     """The error that an error reply means."""
-    # An error inside a script arrives behind the call's own prefix in older servers.
+    # An error inside a script may arrive behind a prefix of the server's own.
     for word in message.replace("-", " ").split()[:12]:
         if word in _ELSEWHERE:
             return MovedElsewhereError(f"the store moved to another server: {message}")
         if word in _UNAVAILABLE:
             return StoreUnavailableError(f"the store refuses calls: {message}")
         if word in _CONFIGURATION:
-            return StoreConfigurationError(
-                f"the store refuses this client, check the URL's user and password: {message}"
-            )
-    if message.startswith("NOSCRIPT"):
-        return ScriptMissingError(message)
-    if message.startswith("FENCED"):
-        return LeaseLostError(message.removeprefix("FENCED").strip())
+            return StoreConfigurationError(f"the store refuses this client, check user and password: {message}")
+        if word == "NOSCRIPT":
+            return ScriptMissingError(message)
+        if word == "FENCED":
+            return LeaseLostError(message.partition("FENCED")[2].strip())
     return StoreError(f"the store could not run a command: {message}")

@@ -1,0 +1,96 @@
+"""The store contract's backends: one suite, every implementation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from fakeredis import FakeServer, TcpFakeServer
+
+from scheduling.settings import SchedulingSettings
+from statestore.base import PoolStore, Store
+from statestore.memory import MemoryStore
+from statestore.redis import RedisStore
+from statestore.settings import StoreSettings
+
+SCHEDULING = SchedulingSettings(hotness_window_requests=100)
+
+
+class HandClock:
+    """The store's time, moved by hand."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+    def advance(self, by_ms: int) -> None:
+        self.now_ms += by_ms
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture(scope="session")
+def fakeredis_server() -> Iterator[TcpFakeServer]:
+    """fakeredis behind a real socket, so that the product's own connection and scripts meet it."""
+    server = TcpFakeServer(("127.0.0.1", 0), server_type="valkey")
+    server.RequestHandlerClass = _keeping_connections(server.RequestHandlerClass)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+def _keeping_connections(handler: type[Any]) -> type[Any]:
+    """The handler, answering an error and reading on: as it comes it closes the connection after every error."""
+
+    class KeepingHandler(handler):
+        def setup(self) -> None:
+            super().setup()
+            client = self.current_client
+            read_response = client.read_response
+
+            def read_or_error() -> Any:
+                try:
+                    return read_response()
+                except redis.ResponseError as error:
+                    return error
+
+            client.read_response = read_or_error
+
+    return KeepingHandler
+
+
+def redis_store(url: str, clock: Callable[[], int] | None, prefix: str = "dualmap") -> RedisStore:
+    settings = StoreSettings(url=url, prefix=prefix, command_timeout_s=5.0)
+    return RedisStore(settings, scheduling=SCHEDULING, test_clock=clock)
+
+
+@pytest.fixture(params=["memory", "valkey", "fakeredis"])
+async def store(request: pytest.FixtureRequest, clock: HandClock) -> AsyncIterator[Store]:
+    """An open, empty store of each kind on the hand clock."""
+    if request.param == "memory":
+        opened: Store = MemoryStore(SCHEDULING, now_ms=clock)
+    elif request.param == "valkey":
+        opened = redis_store(request.getfixturevalue("valkey_url"), clock)
+    else:
+        server = request.getfixturevalue("fakeredis_server")
+        server.fake_server = FakeServer(server_type="valkey")
+        opened = redis_store(f"redis://127.0.0.1:{server.server_address[1]}/0", clock)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def pool(store: Store) -> PoolStore:
+    return store.pool("default")
