@@ -17,13 +17,8 @@ COSTS = StepCosts(
 
 
 def make_config(**changes: int) -> EngineConfig:
-    figures: dict[str, int] = {
-        "kv_capacity_tokens": 160,
-        "block_tokens": 10,
-        "max_num_batched_tokens": 20,
-        "max_num_seqs": 4,
-    }
-    return EngineConfig(costs=COSTS, max_model_len=160, **{**figures, **changes})
+    config = EngineConfig(COSTS, 160, block_tokens=10, max_num_batched_tokens=20, max_num_seqs=4, max_model_len=160)
+    return replace(config, **changes)
 
 
 def make_request(name: str, prompt_tokens: int, output_tokens: int, hashes: tuple[int, ...] = ()) -> EngineRequest:

@@ -68,10 +68,10 @@ def make_request(index: int, call: Call) -> EngineRequest:
 
 def assert_consistent(engine: Engine) -> None:
     """The pool's books against what the sequences say; reads the engine's insides on purpose."""
-    pool, batch = engine._pool, engine._batch
+    pool, batch = engine._scheduler.pool, engine._scheduler.batch
     holders: dict[int, int] = {}
     private = 0
-    for sequence in engine._running.values():
+    for sequence in engine._scheduler.running.values():
         for block in sequence.request.block_hashes[: sequence.held_blocks]:
             holders[block] = holders.get(block, 0) + 1
         private += batch.kv_blocks(sequence) - sequence.held_blocks if sequence.decoding else sequence.private_blocks

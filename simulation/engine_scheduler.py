@@ -1,0 +1,225 @@
+"""What a step of the engine computes: queue, running set, KV blocks. It knows no durations; see ``engine`` for those.
+
+The rules are vLLM V1's (first come, first served; chunked prefill; prefix caching). A step takes every decoding
+sequence (one token each), then the prompt under prefill, then waiting prompts in order of arrival, until the token
+budget is spent; so at most one prompt, the latest, is ever half done. A prompt is admitted when all its blocks would
+fit. When decoding sequences need blocks that are not there, the latest admitted sequence is preempted: it loses its
+blocks, returns to the head of the queue and is recomputed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from simulation.decode_batch import DecodeBatch
+from simulation.engine_types import EngineConfig, EngineRequest, EngineStatistics, Event, EventKind
+from simulation.kv_pool import KvPool
+from simulation.sequence import EngineSequence
+from simulation.step_time import attention_pairs
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step's work. The decoding sequences are those in the batch."""
+
+    prefill_tokens: int
+    prefill_pairs: int
+    """Pairs of a prefilled token and one that it attends to."""
+    prefilled: tuple[EngineSequence, ...]
+    """Sequences whose prompt the step completes."""
+
+
+class EngineScheduler:
+    """Waiting and running sequences of one engine and the memory they share. Appends to ``events`` what happens."""
+
+    def __init__(self, config: EngineConfig, events: list[Event], *, record_cache: bool) -> None:
+        self.pool = KvPool(config.kv_blocks, record=record_cache)
+        self.batch = DecodeBatch(config.block_tokens)
+        self.waiting: OrderedDict[str, EngineSequence] = OrderedDict()
+        self.running: OrderedDict[str, EngineSequence] = OrderedDict()
+        """In order of admission."""
+        self._config = config
+        self._events = events
+        self._prefilling: EngineSequence | None = None
+        self._admissions = 0
+        self._prefill_tokens = 0
+        self._generated_tokens = 0
+        self._queried_tokens = 0
+        self._hit_tokens = 0
+        self._preemptions = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def enqueue(self, request: EngineRequest) -> None:
+        self.waiting[request.request_id] = EngineSequence(request, prefill_tokens=request.prompt_tokens)
+
+    # one step -------------------------------------------------------------------------------------------------
+    def plan_step(self, start_s: float) -> StepPlan:
+        """Choose the work of the step that starts now and take the blocks it needs."""
+        preempted = False
+        while self.batch.size and self.batch.blocks_needed(1) > self.pool.available_blocks:
+            self._preempt(next(reversed(self.running.values())), start_s)
+            preempted = True
+        self.allocate_decode(self.batch.steps + 1)
+        budget = self._config.max_num_batched_tokens - self.batch.size
+        chunks = self._schedule_prefill(start_s, budget, may_admit=not preempted)
+        tokens = sum(chunk for _sequence, _start, chunk in chunks)
+        self._prefill_tokens += tokens
+        self._report_cache(start_s)
+        return StepPlan(
+            prefill_tokens=tokens,
+            prefill_pairs=sum(attention_pairs(start, chunk) for _sequence, start, chunk in chunks),
+            prefilled=tuple(one for one, _start, _chunk in chunks if one.computed_tokens == one.prefill_tokens),
+        )
+
+    def allocate_decode(self, through_step: int) -> None:
+        """Take the blocks that decoding needs up to and including a step of the batch; they must be there."""
+        steps = through_step - self.batch.allocated_steps
+        if steps > 0:
+            self.pool.take_private(self.batch.blocks_needed(steps))
+            self.batch.allocated_steps = through_step
+
+    def advance_decode(self, steps: int) -> None:
+        """So many steps have ended: every decoding sequence has as many tokens more."""
+        self.batch.advance(steps)
+        self._generated_tokens += steps * self.batch.size
+
+    def end_step(self, prefilled: tuple[EngineSequence, ...], end_s: float) -> None:
+        """The last of the steps so far has ended at ``end_s``: ends and first tokens."""
+        for sequence in self.batch.take_ended():
+            self._finish(sequence, end_s)
+        for sequence in prefilled:
+            sequence.generated_tokens += 1
+            self._generated_tokens += 1
+            self.batch.join(sequence)
+            if not sequence.started:
+                sequence.started = True
+                cached = sequence.cached_tokens or 0
+                self._events.append(Event(EventKind.FIRST_TOKEN, end_s, sequence.request.request_id, cached))
+            if sequence.generated_tokens == sequence.request.output_tokens:
+                self._finish(sequence, end_s)
+
+    # prefill --------------------------------------------------------------------------------------------------
+    def _schedule_prefill(
+        self, start_s: float, budget: int, *, may_admit: bool
+    ) -> list[tuple[EngineSequence, int, int]]:
+        """Spend ``budget`` tokens on prompts: (sequence, tokens computed before, tokens now)."""
+        chunks: list[tuple[EngineSequence, int, int]] = []
+        current = self._prefilling
+        if current is not None and budget > 0:
+            chunk = min(budget, current.prefill_tokens - current.computed_tokens)
+            if self._fits(current, chunk):
+                chunks.append((current, current.computed_tokens, chunk))
+                self._compute(current, chunk)
+                budget -= chunk
+            else:
+                self._preempt(current, start_s)
+                may_admit = False
+        while budget > 0 and may_admit and self.waiting and len(self.running) < self._config.max_num_seqs:
+            sequence = next(iter(self.waiting.values()))
+            if not self._admit(sequence, start_s):
+                break
+            chunk = min(budget, sequence.prefill_tokens - sequence.computed_tokens)
+            chunks.append((sequence, sequence.computed_tokens, chunk))
+            self._compute(sequence, chunk)
+            budget -= chunk
+        return chunks
+
+    def _admit(self, sequence: EngineSequence, start_s: float) -> bool:
+        """Move the head of the queue to the running set, with its hit; False if its prompt does not fit."""
+        block_tokens, request = self._config.block_tokens, sequence.request
+        # The last token is always computed, so that there is something to sample from.
+        hits, idle_hits = self.pool.match(request.block_hashes, (sequence.prefill_tokens - 1) // block_tokens)
+        needed = -(-sequence.prefill_tokens // block_tokens) - hits
+        if needed > self.pool.available_blocks - idle_hits:
+            return False
+        del self.waiting[request.request_id]
+        self.running[request.request_id] = sequence
+        self._admissions += 1
+        sequence.order = self._admissions
+        self.pool.hold(request.block_hashes[:hits])
+        sequence.held_blocks = hits
+        sequence.computed_tokens = hits * block_tokens
+        self._queried_tokens += sequence.prefill_tokens
+        self._hit_tokens += sequence.computed_tokens
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = sequence.computed_tokens
+        self._prefilling = sequence
+        self._events.append(Event(EventKind.SCHEDULED, start_s, request.request_id, sequence.computed_tokens))
+        return True
+
+    def _fits(self, sequence: EngineSequence, chunk: int) -> bool:
+        blocks = -(-(sequence.computed_tokens + chunk) // self._config.block_tokens)
+        return blocks - sequence.held_blocks - sequence.private_blocks <= self.pool.available_blocks
+
+    def _compute(self, sequence: EngineSequence, chunk: int) -> None:
+        """Take blocks for a chunk; full prompt blocks enter the cache as they are scheduled, as in vLLM."""
+        block_tokens, hashes = self._config.block_tokens, sequence.request.block_hashes
+        computed = sequence.computed_tokens + chunk
+        cacheable = min(computed // block_tokens, len(hashes))
+        private = -(-computed // block_tokens) - cacheable
+        # A private block that has become full changes places, so that no block is taken for it.
+        if private < sequence.private_blocks:
+            self.pool.give_private(sequence.private_blocks - private)
+        self.pool.hold(hashes[sequence.held_blocks : cacheable])
+        if private > sequence.private_blocks:
+            self.pool.take_private(private - sequence.private_blocks)
+        sequence.held_blocks, sequence.private_blocks = cacheable, private
+        sequence.computed_tokens = computed
+        if computed == sequence.prefill_tokens:
+            self._prefilling = None
+
+    # leaving --------------------------------------------------------------------------------------------------
+    def release(self, sequence: EngineSequence) -> None:
+        """Leave the running set and give every block back: the one way out for every ending."""
+        del self.running[sequence.request.request_id]
+        if self._prefilling is sequence:
+            self._prefilling = None
+        private = sequence.private_blocks
+        if sequence.decoding:
+            private = self.batch.kv_blocks(sequence) - sequence.held_blocks
+            self.batch.leave(sequence)
+        self.pool.give_private(private)
+        self.pool.drop(sequence.request.block_hashes[: sequence.held_blocks])
+        sequence.held_blocks = sequence.private_blocks = sequence.computed_tokens = 0
+
+    def _finish(self, sequence: EngineSequence, end_s: float) -> None:
+        self.release(sequence)
+        self._events.append(Event(EventKind.FINISHED, end_s, sequence.request.request_id, sequence.generated_tokens))
+
+    def _preempt(self, sequence: EngineSequence, now_s: float) -> None:
+        """Take all blocks from a running sequence and put it at the head of the queue."""
+        self.release(sequence)
+        sequence.prefill_tokens = sequence.request.prompt_tokens + sequence.generated_tokens
+        request_id = sequence.request.request_id
+        self.waiting[request_id] = sequence
+        self.waiting.move_to_end(request_id, last=False)
+        self._preemptions += 1
+        self._events.append(Event(EventKind.PREEMPTED, now_s, request_id, sequence.generated_tokens))
+
+    # reports --------------------------------------------------------------------------------------------------
+    def _report_cache(self, now_s: float) -> None:
+        for kind, blocks in ((EventKind.EVICTED, self.pool.evicted), (EventKind.STORED, self.pool.stored)):
+            if blocks:
+                self._events.append(Event(kind, now_s, blocks=tuple(blocks)))
+                blocks.clear()
+
+    def statistics(self) -> EngineStatistics:
+        prefilling = self._prefilling.computed_tokens if self._prefilling is not None else 0
+        return EngineStatistics(
+            waiting=len(self.waiting),
+            running=len(self.running),
+            used_blocks=self.pool.used_blocks,
+            cached_blocks=self.pool.cached_blocks,
+            total_blocks=self.pool.total_blocks,
+            context_tokens=self.batch.context_tokens + prefilling,
+            steps=self.batch.steps,
+            prefill_tokens=self._prefill_tokens,
+            generated_tokens=self._generated_tokens,
+            queried_tokens=self._queried_tokens,
+            hit_tokens=self._hit_tokens,
+            preemptions=self._preemptions,
+        )
