@@ -94,12 +94,6 @@ class UnavailableError(RouterError):
     status, type, code = 503, "service_unavailable", "no_instance"
 
 
-class DrainingError(RouterError):
-    """This replica is shutting down and takes nothing new."""
-
-    status, type, code = 503, "service_unavailable", "draining"
-
-
 class StoreAwayError(RouterError):
     """The shared state is out of reach, and so the request was not placed."""
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from scheduling.decision import Decision
 from scheduling.instance import InstanceLoad
 from statestore.base import ReserveStatus
+
+KEPT_CANDIDATES = 8
 
 
 @dataclass(slots=True)
@@ -21,6 +24,21 @@ class Round:
     attempt: int
     status: ReserveStatus | None = None
     """None: the store was not asked, or has not answered."""
+    considered: int = 0
+    """Candidates in all; ``candidates`` and ``loads`` keep a few of them."""
+
+    @classmethod
+    def of(
+        cls, candidates: tuple[str, ...], loads: Mapping[str, InstanceLoad], decision: Decision, attempt: int
+    ) -> Round:
+        """The round, cut to what is worth remembering: policies that ask the whole fleet see hundreds of loads."""
+        if len(candidates) <= KEPT_CANDIDATES:
+            return cls(candidates, loads, decision, attempt, considered=len(candidates))
+        chosen = [name for name in (decision.instance_id, decision.alternative_id) if name is not None]
+        others = (name for name in candidates if name not in chosen)
+        kept = (*chosen, *islice(others, KEPT_CANDIDATES - len(chosen)))
+        seen = {name: loads[name] for name in kept if name in loads}
+        return cls(kept, seen, decision, attempt, considered=len(candidates))
 
 
 @dataclass(slots=True)

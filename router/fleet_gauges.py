@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.metrics import StoreCall
-from router.served_pool import measured
+from router.metrics import StoreCall, measured
 from scheduling.instance import InstanceState
 from statestore.base import PoolSnapshot, PoolStore
 from statestore.clock import Clock

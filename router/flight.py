@@ -10,11 +10,12 @@ from typing import Protocol
 from router.ask import Ask, InstanceFailure, Outcome
 from router.context import ReplicaContext
 from router.deadlines import TimerHandle, prefill_delay_s
-from router.errors import from_exception
+from router.errors import UnavailableError, from_exception
 from router.explain import Explanation
 from router.failures import exhausted, outcome_of
+from router.metrics import measured
 from router.prompt import ReadPrompt
-from router.served_pool import ServedPool, measured
+from router.served_pool import ServedPool
 from scheduling.chain import Chain
 from statestore.base import FinishFacts, RequestRecord, RequestState, Reservation
 
@@ -129,12 +130,18 @@ class ScheduledFlight:
             self._spend_retry(failure)
             self.store_attempt += 1
             self._prefilled = False
-            await self._placer.place(self)
+            await self._place_again(failure)
         except BaseException as error:
             self.finish(outcome_of(error))
             if isinstance(error, Exception):
                 raise from_exception(error) from error
             raise
+
+    async def _place_again(self, failure: InstanceFailure) -> None:
+        try:
+            await self._placer.place(self)
+        except UnavailableError as error:
+            raise exhausted(failure, "no other instance is ready") from error
 
     def _spend_retry(self, failure: InstanceFailure) -> None:
         context = self._context

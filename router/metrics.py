@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.ask import FailureKind, Outcome
 from scheduling.decision import Reason
+from statestore.errors import StoreError
+
+T = TypeVar("T")
 
 _WAIT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 _CALL_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -23,6 +28,18 @@ class StoreCall:
     def __init__(self, latency_s: Histogram, errors: Counter) -> None:
         self.latency_s = latency_s
         self.errors = errors
+
+
+async def measured(call: StoreCall, answer: Awaitable[T]) -> T:
+    """Await a store call, its latency and failure counted."""
+    started_s = time.perf_counter()
+    try:
+        return await answer
+    except StoreError:
+        call.errors.inc()
+        raise
+    finally:
+        call.latency_s.observe(time.perf_counter() - started_s)
 
 
 class PoolMetrics:

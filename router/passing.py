@@ -109,10 +109,16 @@ class PassingFlight:
             if not self._context.retries.withdraw(now_s):
                 raise exhausted(failure, "the retry budget is spent")
             self.pool.metrics.retries[failure.kind].inc()
-            self.take_off()
+            self._take_off_again(failure)
         except Exception as error:
             self.finish(outcome_of(error))
             raise
+
+    def _take_off_again(self, failure: InstanceFailure) -> None:
+        try:
+            self.take_off()
+        except UnavailableError as error:
+            raise exhausted(failure, "no other instance is ready") from error
 
     def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None:
         if self._done:

@@ -8,7 +8,8 @@ from router.context import ReplicaContext
 from router.errors import QueueFullError, RouterError, UnavailableError
 from router.explain import Round
 from router.flight import ScheduledFlight
-from router.served_pool import ServedPool, measured
+from router.metrics import measured
+from router.served_pool import ServedPool
 from router.waiting import ReservationLostError, Waiter
 from scheduling.decision import Decision, RouteQuery
 from scheduling.errors import NoInstanceError
@@ -110,7 +111,7 @@ class StorePlacer:
             except NoInstanceError:
                 await self._widen(pool, search)
                 continue
-            flight.explanation.rounds.append(Round(candidates, seen.loads, decision, flight.store_attempt))
+            flight.explanation.rounds.append(Round.of(candidates, seen.loads, decision, flight.store_attempt))
             return decision
 
     def _ask(self, flight: ScheduledFlight, search: _Search) -> tuple[RouteQuery, tuple[str, ...]]:

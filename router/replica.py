@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from router.context import ReplicaContext
-from router.served_pool import ServedPool, measured
+from router.metrics import measured
+from router.served_pool import ServedPool
 from scheduling.instance import InstanceSpec, InstanceState
 from statestore.base import PoolSnapshot
 from statestore.errors import StoreError
@@ -40,7 +41,7 @@ class Replica:
         self._pool = pool
         self._context = context
         self._info = info
-        self._suspects: frozenset[str] = frozenset()
+        self._suspects: frozenset[tuple[str, int]] = frozenset()
         self._reachable = True
 
     @property
@@ -131,15 +132,14 @@ class Replica:
         context = self._context
         snapshot = await self._snapshot()
         leftover = {
-            record.request_id: record
+            (record.request_id, record.sequence): record
             for record in snapshot.requests
             if record.replica_id == context.replica_id and record.request_id not in context.live
         }
         found = self._suspects.intersection(leftover)
         self._suspects = frozenset(leftover) - found
-        for request_id in found:
-            finish = partial(self._pool.store.finish, request_id, attempt=leftover[request_id].attempt)
-            context.outbox.post(finish)
+        for record in (leftover[each] for each in found):
+            context.outbox.post(partial(self._pool.store.finish, record.request_id, attempt=record.attempt))
         if found:
             context.metrics.reconciled.inc(len(found))
             log.warning("pool %s: released %d leftover requests", self._settings.name, len(found))

@@ -142,6 +142,7 @@ def _served_pool(
     pool: PoolSettings, store: Store, scheduling: SchedulingSettings, context: ReplicaContext
 ) -> ServedPool:
     settings, clock, shared = context.settings, context.clock, store.pool(pool.name)
+    calls = context.metrics.store_calls
     return ServedPool(
         settings=pool,
         scheduling=scheduling,
@@ -152,6 +153,7 @@ def _served_pool(
             bytes_per_token=scheduling.bytes_per_token,
             clock=clock,
             poll_s=settings.view_poll_s,
+            call=calls["membership"],
         ),
         waiting=WaitingRoom(
             shared,
@@ -159,6 +161,7 @@ def _served_pool(
             clock=clock,
             poll_s=settings.held_poll_s,
             timeout_s=settings.hold_timeout_s,
+            call=calls["held_states"],
         ),
         policy=build_policy(scheduling),
         breakers=BreakerPanel(

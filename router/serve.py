@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from typing import Any, TypeVar, cast
 
 import uvicorn
+from prometheus_client import disable_created_metrics
 
 from router.app import create_app
 from router.http import build_data_plane, http_protocol
@@ -59,6 +60,7 @@ async def serve(
         StoreConfigurationError: the store's URL or server cannot serve a fleet.
         DuplicateModelError: two pools claim one model name.
     """
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside every counter, for a time that nobody asks for
     will = _Will(stop or asyncio.Event())
     with _listening(router) as listeners, will.heeding_signals():
         async with _opened(store, scheduling, will) as opened:

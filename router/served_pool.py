@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from router.breakers import BreakerPanel
-from router.metrics import PoolMetrics, StoreCall
+from router.metrics import PoolMetrics
 from router.view import ViewKeeper
 from router.waiting import WaitingRoom
 from scheduling.blocks import BlockRule
@@ -16,10 +13,7 @@ from scheduling.decision import Policy
 from scheduling.instance import InstanceLoad
 from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore
-from statestore.errors import StoreError
 from statestore.settings import PoolSettings
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -55,15 +49,3 @@ class ServedPool:
             return load.prefill_tokens_per_s
         spec = self.view.view.instances.get(instance_id)
         return spec.prefill_tokens_per_s if spec is not None else 8000.0
-
-
-async def measured(call: StoreCall, answer: Awaitable[T]) -> T:
-    """Await a store call, its latency and failure counted."""
-    started_s = time.perf_counter()
-    try:
-        return await answer
-    except StoreError:
-        call.errors.inc()
-        raise
-    finally:
-        call.latency_s.observe(time.perf_counter() - started_s)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+from router.metrics import StoreCall, measured
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState, Role
 from scheduling.ring import DualRing
@@ -47,8 +48,18 @@ class ViewKeeper:
     Refreshes run one at a time: whoever asks while one is under way shares the next.
     """
 
-    def __init__(self, pool: PoolStore, *, virtual_nodes: int, bytes_per_token: float, clock: Clock, poll_s: float):
+    def __init__(
+        self,
+        pool: PoolStore,
+        *,
+        virtual_nodes: int,
+        bytes_per_token: float,
+        clock: Clock,
+        poll_s: float,
+        call: StoreCall,
+    ) -> None:
         self._pool = pool
+        self._call = call
         self._clock = clock
         self._poll_s = poll_s
         self._wanted = asyncio.Event()
@@ -81,7 +92,7 @@ class ViewKeeper:
 
     async def _load(self) -> None:
         self._wanted.clear()
-        membership = await self._pool.membership()
+        membership = await measured(self._call, self._pool.membership())
         self.view = next_view(self.view, membership)
         self.bytes_per_token = membership.bytes_per_token
         if membership.instances:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from router.errors import HoldTimeoutError
+from router.metrics import StoreCall, measured
 from statestore.base import Grant, PoolStore, RequestRecord, RequestState
 from statestore.clock import Clock
 from statestore.errors import StoreError
@@ -54,8 +55,11 @@ class Waiter:
 class WaitingRoom:
     """The held requests of one pool on one replica."""
 
-    def __init__(self, pool: PoolStore, *, replica_id: str, clock: Clock, poll_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, pool: PoolStore, *, replica_id: str, clock: Clock, poll_s: float, timeout_s: float, call: StoreCall
+    ) -> None:
         self._pool = pool
+        self._call = call
         self._replica_id = replica_id
         self._clock = clock
         self._poll_s = poll_s
@@ -138,7 +142,7 @@ class WaitingRoom:
         held = [waiter for waiter in self._waiters.values() if waiter.held]
         if not held:
             return
-        records = await self._pool.held_states([waiter.request_id for waiter in held])
+        records = await measured(self._call, self._pool.held_states([waiter.request_id for waiter in held]))
         for waiter in held:
             self._settle(waiter, records.get(waiter.request_id))
 

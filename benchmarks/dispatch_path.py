@@ -1,0 +1,122 @@
+"""From request parsed to request dispatched: the router's CPU and wall time, by size of the fleet.
+
+An embedded Valkey, one replica, no HTTP: ``Lifecycle.place`` alone, one request at a time, then first token and
+finish, so that the fleet stays unloaded. CPU is that of this process (all threads) during the loop, measured once
+for the placing alone and once with the transitions that follow in the background.
+
+    python benchmarks/dispatch_path.py [--requests 2000] [--instances 8,500] [--policy dualmap]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from router.ask import Ask, Outcome, mint_request_id
+from router.runtime import Runtime
+from router.settings import RouterSettings
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.settings import SchedulingSettings
+from statestore.base import FinishFacts
+from statestore.connect import open_store
+from statestore.settings import PoolSettings, StoreSettings
+
+BATCH = 100
+WARM_UP = 200
+
+
+def asks(count: int, prompt_bytes: int, seed: int) -> list[Ask]:
+    """Chat requests that share a system prompt in groups of ten, each with its own question."""
+    rng = random.Random(seed)
+    systems = [rng.randbytes(prompt_bytes // 4).hex() for _ in range(max(1, count // 10))]
+    return [
+        Ask(
+            request_id=mint_request_id(),
+            model="default",
+            path="/v1/chat/completions",
+            body={
+                "messages": [
+                    {"role": "system", "content": rng.choice(systems)},
+                    {"role": "user", "content": rng.randbytes(prompt_bytes // 4).hex()},
+                ]
+            },
+            body_bytes=prompt_bytes,
+            slo_s=None,
+            stream=True,
+        )
+        for _ in range(count)
+    ]
+
+
+async def place_one_by_one(runtime: Runtime, requests: Sequence[Ask]) -> dict[str, float]:
+    """Medians over batches: microseconds of CPU and of wall time per request."""
+    wall_us: list[float] = []
+    placing_cpu_us: list[float] = []
+    whole_cpu_us: list[float] = []
+    for start in range(0, len(requests), BATCH):
+        batch = requests[start : start + BATCH]
+        cpu_before_s, placing_s = time.process_time(), 0.0
+        for ask in batch:
+            cpu_s, wall_s = time.process_time(), time.perf_counter()
+            flight = await runtime.lifecycle.place(ask)
+            wall_us.append((time.perf_counter() - wall_s) * 1e6)
+            placing_s += time.process_time() - cpu_s
+            flight.first_token()
+            flight.finish(Outcome.COMPLETED, FinishFacts(prompt_tokens=600, cached_tokens=0))
+            await runtime.context.outbox.flush(5.0)
+        placing_cpu_us.append(placing_s / len(batch) * 1e6)
+        whole_cpu_us.append((time.process_time() - cpu_before_s) / len(batch) * 1e6)
+    ordered = sorted(wall_us)
+    return {
+        "wall_us_p50": round(statistics.median(ordered), 1),
+        "wall_us_p99": round(ordered[int(len(ordered) * 0.99)], 1),
+        "place_cpu_us": round(statistics.median(placing_cpu_us), 1),
+        "whole_life_cpu_us": round(statistics.median(whole_cpu_us), 1),
+    }
+
+
+async def measure(instances: int, requests: int, prompt_bytes: int, policy: str) -> dict[str, float]:
+    scheduling = SchedulingSettings.model_validate({"policy": policy})
+    socket_path = Path(tempfile.mkdtemp(prefix="dualmap-")) / "valkey.sock"
+    store = await open_store(StoreSettings(url=f"embedded://{socket_path}"), scheduling=scheduling)
+    try:
+        pool = store.pool("default")
+        for number in range(instances):
+            await pool.put_instance(
+                InstanceSpec(f"instance-{number:03}", f"http://127.0.0.1:{20000 + number}", state=InstanceState.READY)
+            )
+        runtime = Runtime(RouterSettings(), scheduling, store, [PoolSettings()])
+        await runtime.start()
+        try:
+            await place_one_by_one(runtime, asks(WARM_UP, prompt_bytes, seed=1))
+            return await place_one_by_one(runtime, asks(requests, prompt_bytes, seed=2))
+        finally:
+            await runtime.stop()
+    finally:
+        await store.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--instances", default="8,500", help="sizes of the fleet")
+    parser.add_argument("--prompt-bytes", default="2048,32768", help="sizes of the prompt")
+    parser.add_argument("--policy", default="dualmap")
+    options = parser.parse_args()
+    for prompt_bytes in map(int, options.prompt_bytes.split(",")):
+        for instances in map(int, options.instances.split(",")):
+            figures = uvloop.run(measure(instances, options.requests, prompt_bytes, options.policy))
+            print(json.dumps({"instances": instances, "prompt_bytes": prompt_bytes, **figures}))
+
+
+if __name__ == "__main__":
+    main()
