@@ -7,11 +7,12 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from cli.admin_api import AdminApi, add_connection_arguments
 from cli.settings import Settings
+from cli.terminal import terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.json:
         print(json.dumps(story, indent=2))
     else:
-        Console().print(tell(story), highlight=False)
+        terminal().print(tell(story), highlight=False)
     return 0
 
 

@@ -7,11 +7,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from cli import inspect_tables as tables
 from cli.errors import CommandError
 from cli.settings import Settings
+from cli.terminal import terminal
 from scheduling.ring import DualRing
 from scheduling.view import is_scheduled
 from statestore.base import PoolSnapshot, Store
@@ -20,20 +21,25 @@ from statestore.errors import StoreError
 from statestore.keys import PoolKeys
 
 _RAW_SCHEMES = ("redis", "rediss", "unix")
+_VIEW_HELP = {
+    "overview": "instances, replicas, leader, migrations",
+    "queues": "held requests of every instance, in the order of their queue",
+    "ring": "share of the hash space that each instance owns on either ring",
+    "hot": "hot prefixes with depth and traffic",
+    "requests": "live requests",
+    "kv": "blocks that an instance is believed to hold, newest first",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pool", help="pool name; by default the first configured one")
     views = parser.add_subparsers(dest="view", metavar="VIEW", required=True)
-    views.add_parser("overview", help="instances, replicas, leader, migrations")
-    views.add_parser("queues", help="held requests of every instance, in the order of their queue")
-    views.add_parser("ring", help="share of the hash space that each instance owns on either ring")
-    views.add_parser("hot", help="hot prefixes with depth and traffic")
-    views.add_parser("requests", help="live requests")
-    kv = views.add_parser("kv", help="blocks that an instance is believed to hold, newest first")
-    kv.add_argument("instance")
-    for view in (views.choices["requests"], views.choices["hot"], kv):
-        view.add_argument("--limit", type=int, default=50, help="rows at most")
+    for view, shows in _VIEW_HELP.items():
+        view_parser = views.add_parser(view, help=shows, description=shows)
+        view_parser.add_argument("--pool", help="pool name; by default the first configured one")
+        if view == "kv":
+            view_parser.add_argument("instance")
+        if view in ("requests", "hot", "kv"):
+            view_parser.add_argument("--limit", type=int, default=50, help="rows at most")
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -42,7 +48,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         rendered = _RAW_VIEWS[arguments.view](RawPool(settings, pool), arguments)
     else:
         rendered = asyncio.run(_from_store(arguments, settings, pool))
-    Console().print(rendered)
+    terminal().print(rendered)
     return 0
 
 

@@ -8,41 +8,48 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from rich.console import Console
 from rich.table import Table
 
 from cli.admin_api import AdminApi, add_connection_arguments
 from cli.errors import CommandError
 from cli.settings import Settings
+from cli.terminal import terminal
 
 _FIGURES = ("prefill_tokens_per_s", "kv_capacity_tokens", "dispatch_window_tokens", "max_running_requests")
 _LOAD_COLUMNS = ("pending_tokens", "queued_requests", "running_requests", "cached_blocks", "prefill_tokens_per_s")
 _REMOVE_POLL_S = 0.2
+_ACTIONS = {
+    "list": "all instances with state and load",
+    "add": "add an instance; it serves as soon as its health check passes",
+    "drain": "give it nothing new; what it has is finished, what waits for it moves",
+    "resume": "put it back into service",
+    "remove": "drain it, wait until it has nothing left, forget it",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_connection_arguments(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions.add_parser("list", help="all instances with state and load")
-    add = actions.add_parser("add", help="add an instance; it serves as soon as its health check passes")
-    add.add_argument("id", help="stable id: what maps to an instance follows its id")
-    add.add_argument("instance_url", metavar="URL", help="base URL of the vLLM server")
-    add.add_argument("--role", default="mixed", choices=("mixed", "prefill", "decode"))
-    for figure in _FIGURES:
-        kind = float if figure == "prefill_tokens_per_s" else int
-        add.add_argument(f"--{figure.replace('_', '-')}", type=kind, metavar="N")
-    drain = actions.add_parser("drain", help="give it nothing new; what it has is finished, what waits for it moves")
-    resume = actions.add_parser("resume", help="put it back into service")
-    remove = actions.add_parser("remove", help="drain it, wait until it has nothing left, forget it")
-    remove.add_argument("--timeout-s", type=float, default=60.0, help="how long to wait for its requests")
-    for action in (drain, resume, remove):
-        action.add_argument("id")
+    for action, effect in _ACTIONS.items():
+        action_parser = actions.add_parser(action, help=effect, description=effect)
+        add_connection_arguments(action_parser)
+        if action != "list":
+            action_parser.add_argument("id", help="stable id: what maps to an instance follows its id")
+        if action == "remove":
+            action_parser.add_argument(
+                "--timeout-s", type=float, default=60.0, help="how long to wait for its requests"
+            )
+        if action == "add":
+            action_parser.add_argument("instance_url", metavar="INSTANCE_URL", help="base URL of the vLLM server")
+            action_parser.add_argument("--role", default="mixed", choices=("mixed", "prefill", "decode"))
+            for figure in _FIGURES:
+                kind = float if figure == "prefill_tokens_per_s" else int
+                action_parser.add_argument(f"--{figure.replace('_', '-')}", type=kind, metavar="N")
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     api = AdminApi(arguments, settings)
     if arguments.action == "list":
-        Console().print(instances_table(api.call("GET", "/instances")))
+        terminal().print(instances_table(api.call("GET", "/instances")))
         return 0
     if arguments.action == "add":
         figures = {name: getattr(arguments, name) for name in _FIGURES if getattr(arguments, name) is not None}

@@ -80,7 +80,10 @@ def _run(name: str, words: list[str]) -> int:
         epilog="Every setting is a flag too (--router.port 8000); 'dualmap settings --list' names them all.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
+    # Taken out first, so that it may stand behind a subcommand's own words too.
+    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for each in (common, parser):
+        each.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
     module.add_arguments(parser)
     if "-h" in words or "--help" in words:
         parser.parse_args(words)
@@ -89,8 +92,9 @@ def _run(name: str, words: list[str]) -> int:
 
     try:
         flags, rest = split_flags(words, getattr(module, "SHORTHANDS", {}))
+        given, rest = common.parse_known_args(rest)
         parsed = parser.parse_args(rest)
-        settings = load_settings(flags, os.environ, parsed.config)
+        settings = load_settings(flags, os.environ, given.config)
     except ConfigurationError as error:
         for line in str(error).splitlines():
             print(f"dualmap {name}: {line}", file=sys.stderr)

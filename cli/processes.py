@@ -46,7 +46,9 @@ class Child:
 
 
 class ProcessGroup:
-    """The children of one fleet: ``command`` with each one's arguments, each with a log file of its own.
+    """The children of one fleet: ``command`` with each one's arguments.
+
+    In ``directory`` each has a ``NAME.log`` with what it prints and a ``NAME.pid``.
 
     Children sit in sessions of their own, so a Ctrl-C in the terminal reaches only this process, which then stops
     them in order; if this process is killed outright they end by themselves (see ``cli.parent``).
@@ -115,6 +117,7 @@ class ProcessGroup:
                 pass_fds=(self._read_end,),
                 start_new_session=True,
             )
+        child.log.with_suffix(".pid").write_text(f"{child.process.pid}\n", encoding="ascii")
 
     async def _keep(self, child: Child) -> None:
         delay_s = _FIRST_DELAY_S

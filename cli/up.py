@@ -89,6 +89,7 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
     plan = plan_fleet(settings, size, arguments.instance_url, str(config))
     started_s = time.monotonic()
     with LiveStatus(Console(), _LINE_EVERY) as status:
+        status.say("starting …")
         async with _store(plan) as (plan, store), _children(plan, config, status) as group:
             if await _until_ready(plan, group, store, stopping):
                 group.settled()

@@ -1,0 +1,16 @@
+"""Where tables are printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rich.console import Console
+
+_PIPED_WIDTH = 200
+
+
+def terminal() -> Console:
+    """Standard output; a pipe has no width of its own, so tables are not squeezed into 80 columns there."""
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=_PIPED_WIDTH if piped else None)

@@ -1,0 +1,21 @@
+"""Fixtures of the command line's tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli import figures
+from cli.fetch import Answer
+
+
+@pytest.fixture
+def metrics_pages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Metrics pages by base URL, served without a network; other URLs do not answer."""
+    pages: dict[str, str] = {}
+
+    def fetch(url: str, *, timeout_s: float) -> Answer:
+        page = pages.get(url.removesuffix("/metrics"))
+        return Answer(200, page.encode()) if page is not None else Answer(0, b"refused")
+
+    monkeypatch.setattr(figures, "fetch", fetch)
+    return pages

@@ -1,0 +1,91 @@
+"""The live status: figures gathered, and how they read."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from cli.figures import FleetFigures, ReplicaCounts, count_replicas, fleet_figures
+from cli.live_status import LiveStatus, line, table
+from scheduling.chain import Chain
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.settings import SchedulingSettings
+from statestore.base import Reservation
+from statestore.memory import MemoryStore
+
+PAGE = """\
+# HELP dualmap_requests_total Requests by how they ended
+dualmap_requests_total{outcome="completed",pool="default"} 40.0
+dualmap_requests_total{outcome="upstream_failed",pool="default"} 1.0
+dualmap_requests_created{outcome="completed",pool="default"} 1.7e+09
+dualmap_prompt_tokens_total{by="expected",pool="default"} 900.0
+dualmap_prompt_tokens_total{by="reported",pool="default"} 1000.0
+dualmap_hit_tokens_total{by="expected",pool="default"} 100.0
+dualmap_hit_tokens_total{by="reported",pool="default"} 250.0
+dualmap_slo_total{pool="default",slo="met"} 30.0
+dualmap_slo_total{pool="default",slo="missed"} 10.0
+"""
+
+
+async def test_counters_of_all_replicas_are_summed_and_a_silent_replica_is_left_out(
+    metrics_pages: dict[str, str],
+) -> None:
+    metrics_pages.update({"http://a": PAGE, "http://b": PAGE})
+
+    counts = await count_replicas(["http://a", "http://b", "http://gone"])
+
+    assert counts == ReplicaCounts(
+        requests=82, failed=2, prompt_tokens=2000.0, hit_tokens=500.0, slo_met=60, slo_missed=20
+    )
+
+
+async def test_figures_add_up_over_instances() -> None:
+    store = MemoryStore(SchedulingSettings())
+    await store.open()
+    pool = store.pool("default")
+    await pool.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY, dispatch_window_tokens=100))
+    await pool.set_instance_state("a", InstanceState.READY)
+    for number in range(3):
+        chain = Chain((number,), 128, 128)
+        await pool.reserve(Reservation(f"r{number}", "replica", "a", chain, 128, 10, 5000))
+
+    figures = fleet_figures([await pool.snapshot()], ReplicaCounts(), 2.0)
+
+    assert figures.pending_tokens == 3 * 128
+    assert figures.held == 2
+    assert figures.instances[0].running == 1
+    assert figures.hit_rate is None
+
+
+def figures(**changes: object) -> FleetFigures:
+    given: dict[str, object] = {
+        "instances": (),
+        "replicas": 3,
+        "leader": "worker-1",
+        "migrations": 7,
+        "counts": ReplicaCounts(requests=82, failed=2, prompt_tokens=2000, hit_tokens=500, slo_met=60, slo_missed=20),
+        "requests_per_s": 1.5,
+    }
+    return FleetFigures(**(given | changes))  # type: ignore[arg-type]
+
+
+def test_the_line_names_what_matters() -> None:
+    text = line(figures())
+    for part in ("hit rate 25.0%", "on time 75.0%", "leader worker-1", "requests 82 (1.5/s, 2 failed)", "migrations 7"):
+        assert part in text
+    assert "hit rate –" in line(figures(counts=ReplicaCounts()))
+
+
+def test_off_a_terminal_lines_come_now_and_then_and_only_when_something_changed() -> None:
+    out = io.StringIO()
+    with LiveStatus(Console(file=out, width=300), line_every=2) as status:
+        for leader in ("one", "two", "one", "four", "five"):
+            status.show(figures(leader=leader))
+    assert [text.partition("leader ")[2].split()[0] for text in out.getvalue().splitlines()] == ["one", "five"]
+
+
+def test_the_table_renders_with_and_without_instances() -> None:
+    out = io.StringIO()
+    Console(file=out, width=200).print(table(figures()))
+    assert "pending tokens" in out.getvalue()

@@ -1,0 +1,109 @@
+"""`dualmap inspect` against a real store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from cli import inspect_tables
+from cli.main import main
+from scheduling.chain import Chain
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.ring import DualRing
+from scheduling.settings import SchedulingSettings
+from statestore.base import Reservation
+from statestore.connect import open_store
+from statestore.embedded import EmbeddedValkey
+from statestore.settings import StoreSettings
+
+
+@pytest.fixture(scope="module")
+def store_url() -> Iterator[str]:
+    """A store with two instances, one busy, three requests of which two are held, and a hot prefix."""
+    with EmbeddedValkey() as valkey:
+        asyncio.run(_populate(valkey.url))
+        yield valkey.url
+
+
+async def _populate(url: str) -> None:
+    store = await open_store(StoreSettings(url=url), scheduling=SchedulingSettings())
+    pool = store.pool("default")
+    for name in ("a", "b"):
+        await pool.put_instance(InstanceSpec(name, f"http://{name}", dispatch_window_tokens=100))
+        await pool.set_instance_state(name, InstanceState.READY)
+    await pool.heartbeat("replica-1", 60_000, {"requests": "3"})
+    for number in range(3):
+        chain = Chain((0xAB00 + number, 0xCD00 + number), 128, 256)
+        await pool.reserve(
+            Reservation(f"request-{number}", "replica-1", "a", chain, 256, 10, 5000, "b", alternative_uncached_tokens=7)
+        )
+    lease = await pool.acquire_lease("worker-1", 60_000)
+    assert lease is not None
+    await pool.publish_tree(HotnessTree({0xAB00: 1}), {0xAB00: 42}, fence=lease.fence)
+    await store.close()
+
+
+@pytest.fixture
+def inspect(store_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: str) -> str:
+        assert main(["inspect", *words, "--store.url", store_url]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_overview_names_instances_replicas_and_leader(inspect) -> None:  # type: ignore[no-untyped-def]
+    text = inspect("overview")
+    for part in ("http://a", "http://b", "768", "replica-1", "worker-1", "migrations: none"):
+        assert part in text
+
+
+def test_queues_list_who_waits_in_order(inspect) -> None:  # type: ignore[no-untyped-def]
+    text = inspect("queues")
+    assert "a: 2 held" in text
+    assert text.index("request-1") < text.index("request-2")
+    assert "request-0" not in text
+
+
+def test_live_requests_are_listed_up_to_a_limit(inspect) -> None:  # type: ignore[no-untyped-def]
+    text = inspect("requests", "--limit", "1")
+    assert "3 live requests" in text
+    assert "request-0" in text
+    assert "request-1" not in text
+
+
+def test_hot_prefixes_and_cached_blocks_are_decoded(inspect) -> None:  # type: ignore[no-untyped-def]
+    hot = inspect("hot")
+    assert "1 hot prefixes" in hot
+    assert "42" in hot
+    cached = inspect("kv", "a")
+    assert "6 blocks listed" in cached
+    assert f"{0xAB00:016x}" in cached
+
+
+def test_the_rings_shares_are_listed(inspect) -> None:  # type: ignore[no-untyped-def]
+    assert "2 ready instances" in inspect("ring")
+
+
+def test_shares_of_a_ring_add_up_to_the_whole() -> None:
+    rings = DualRing.of([f"i{number}" for number in range(5)], 64)
+    shares = inspect_tables.owned_shares(rings.first)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert all(0.1 < share < 0.3 for share in shares.values())
+
+
+def test_a_pool_that_the_store_does_not_know_is_an_error_that_says_where_it_looked(
+    store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", "overview", "--pool", "other", "--store.url", store_url]) == 1
+    assert "knows no pool 'other'" in capsys.readouterr().err
+
+
+def test_a_store_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "kv", "a", "--store.url", "redis://127.0.0.1:1/0"]) == 1
+    assert "the store does not answer" in capsys.readouterr().err
