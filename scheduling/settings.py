@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PolicyName = Literal[
     "dualmap",
@@ -85,3 +85,9 @@ class SchedulingSettings(BaseModel):
     dynamo: DynamoSettings = Field(default_factory=DynamoSettings, description="parameters of policy dynamo")
     sglang: SglangSettings = Field(default_factory=SglangSettings, description="parameters of policy sglang")
     llm_d: LlmDSettings = Field(default_factory=LlmDSettings, description="parameters of policy llm-d")
+
+    @model_validator(mode="after")
+    def _hot_is_above_cold(self) -> Self:
+        if self.cold_share_factor > self.hot_share_factor:
+            raise ValueError("cold_share_factor must not exceed hot_share_factor: prefixes would flap between the two")
+        return self

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from scheduling.chain import Chain
 from scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
 
 RULE = HotnessRule(min_requests=10)
-TOOL_AND_AGENT = Path(__file__).parents[3] / "shared" / "traces" / "toolagent_first1000.jsonl"
+TOOL_AND_AGENT = Path(os.environ.get("DUALMAP_TRACES", "traces")) / "toolagent_first1000.jsonl"
 
 
 def chain(*hashes: int) -> Chain:
@@ -183,16 +185,18 @@ def recorded() -> list[tuple[list[int], int]]:
     return [(record["hash_ids"], record["input_length"]) for record in records]
 
 
+needs_trace = pytest.mark.skipif(
+    not TOOL_AND_AGENT.exists(), reason="set DUALMAP_TRACES to the folder that holds toolagent_first1000.jsonl"
+)
+
+
 @pytest.mark.parametrize(
     "requests",
-    [
-        pytest.param(tool_and_agent_like, id="generated"),
-        pytest.param(
-            recorded, id="recorded", marks=pytest.mark.skipif(not TOOL_AND_AGENT.exists(), reason="trace not here")
-        ),
-    ],
+    [pytest.param(tool_and_agent_like, id="generated"), pytest.param(recorded, id="recorded", marks=needs_trace)],
 )
-def test_popular_tool_prompts_are_keyed_one_block_past_their_end(requests) -> None:
+def test_popular_tool_prompts_are_keyed_one_block_past_their_end(
+    requests: Callable[[], list[tuple[list[int], int]]],
+) -> None:
     chains = [chain_of_trace(ids, tokens, seed=1) for ids, tokens in requests()]
     first_tool = chain_of_trace([*range(46, 58), -1, -2], 14 * 512, seed=1)
     second_tool = chain_of_trace([*range(74, 79), -1, -2], 7 * 512, seed=1)
