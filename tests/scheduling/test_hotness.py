@@ -129,6 +129,9 @@ def test_the_same_traffic_leaves_the_tree_itself() -> None:
     assert traffic.grow(tree, 8, RULE) is tree
 
 
+Requests = list[tuple[list[int], int]]
+"""Hash ids and prompt tokens of each."""
+
 paths = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=60)
 
 
@@ -171,7 +174,7 @@ def test_every_hot_prefix_has_a_hot_parent(before: list[list[int]], now: list[li
     assert all(prefix // 10 in tree.hot for prefix, depth in tree.hot.items() if depth > 1)
 
 
-def tool_and_agent_like() -> list[tuple[list[int], int]]:
+def tool_and_agent_like() -> Requests:
     """Requests of a shape like the trace's first 1000: (hash ids, tokens), two tool prompts of 12 and 5 blocks."""
     random_source = random.Random(7)
     fresh = iter(range(1000, 10**6))
@@ -180,7 +183,7 @@ def tool_and_agent_like() -> list[tuple[list[int], int]]:
     return [([*tool, next(fresh), next(fresh)], 512 * (len(tool) + 2)) for tool in drawn]
 
 
-def recorded() -> list[tuple[list[int], int]]:
+def recorded() -> Requests:
     records = [json.loads(line) for line in TOOL_AND_AGENT.read_text().splitlines()]
     return [(record["hash_ids"], record["input_length"]) for record in records]
 
