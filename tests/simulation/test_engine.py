@@ -63,6 +63,19 @@ def test_requests_submitted_to_an_idle_engine_at_one_time_share_its_first_step()
     assert times_of(engine.advance(9.0), EventKind.FIRST_TOKEN) == {"a": 1.02, "b": 1.02}
 
 
+def test_a_request_that_arrives_at_the_very_end_of_a_decode_step_joins_the_next_one() -> None:
+    # given a sequence in the middle of a long run of decode steps
+    engine = Engine(make_config())
+    engine.submit(make_request("a", 10, 100), 0.0)
+    engine.advance(0.035)
+    boundary_s = engine.next_step_end_s()
+    assert boundary_s is not None
+    # when another one comes exactly between two steps, before the later one has been started by asking
+    engine.submit(make_request("b", 10, 1), boundary_s)
+    # then it is scheduled there and then; had it been asked first, the next step would have been under way
+    assert times_of(engine.advance(boundary_s), EventKind.SCHEDULED) == {"b": round(boundary_s, 6)}
+
+
 def test_waiting_requests_are_served_in_order_of_arrival() -> None:
     engine = Engine(make_config(max_num_seqs=1))
     for name in "abc":

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulation.engine import Engine
-from simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind
+from simulation.engine_types import EngineConfig, EngineRequest, EngineStatistics, Event, EventKind
 from simulation.step_time import StepCosts
 
 COSTS = StepCosts(
@@ -86,14 +86,26 @@ def assert_consistent(engine: Engine) -> None:
             assert block - 1 in pool._holders
 
 
-def drive(engine: Engine, plan: list[Call], *, polls: int = 0, check: bool = False) -> tuple[list[Event], set[str]]:
-    """Apply the calls, asking ``polls`` more times in every pause; returns all events and the aborted ids."""
+def drive(
+    engine: Engine,
+    plan: list[Call],
+    *,
+    polls: int = 0,
+    check: bool = False,
+    seen: list[EngineStatistics] | None = None,
+) -> tuple[list[Event], set[str]]:
+    """Apply the calls, asking ``polls`` more times in every pause; returns all events and the aborted ids.
+
+    ``seen`` collects the engine's state at every one of these times.
+    """
     now_s = 0.0
     events: list[Event] = []
     aborted: set[str] = set()
     for index, call in enumerate(plan):
         for poll in range(polls):
-            events += engine.advance(now_s + call.pause_s * poll / (polls + 1))
+            events += engine.advance(now_s + call.pause_s * (poll + 0.5) / (polls + 0.5))
+            if seen is not None:
+                seen.append(engine.statistics())
             if check:
                 assert_consistent(engine)
         now_s += call.pause_s
@@ -161,12 +173,15 @@ def test_asking_more_often_changes_nothing(plan: list[Call], polls: int) -> None
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(calls)
-def test_many_decode_steps_at_once_equal_one_at_a_time(plan: list[Call]) -> None:
-    fast, slow = Engine(CONFIG), Engine(CONFIG, max_run_steps=1)
-    fast_events, fast_aborted = drive(fast, plan)
-    slow_events, slow_aborted = drive(slow, plan)
+@given(calls, st.booleans())
+def test_many_decode_steps_at_once_equal_one_at_a_time(plan: list[Call], record_cache: bool) -> None:
+    fast, slow = Engine(CONFIG, record_cache=record_cache), Engine(CONFIG, record_cache=record_cache, max_run_steps=1)
+    fast_seen: list[EngineStatistics] = []
+    slow_seen: list[EngineStatistics] = []
+    fast_events, fast_aborted = drive(fast, plan, polls=1, seen=fast_seen)
+    slow_events, slow_aborted = drive(slow, plan, polls=1, seen=slow_seen)
     assert fast_aborted == slow_aborted
+    assert fast_seen == slow_seen
     assert [event._replace(time_s=0.0) for event in fast_events] == [
         event._replace(time_s=0.0) for event in slow_events
     ]
