@@ -8,6 +8,7 @@ from scheduling.evacuation import plan_evacuation
 from scheduling.instance import InstanceLoad, InstanceState
 from statestore.base import PoolStore
 from statestore.queues import held_request
+from workers.glance import Sight
 from workers.metrics import WorkerMetrics
 from workers.moves import execute_moves
 
@@ -42,6 +43,7 @@ class Evacuator:
         self,
         pool: PoolStore,
         fence: int,
+        sight: Sight,
         *,
         interval_s: float,
         stuck_after_s: float,
@@ -51,13 +53,14 @@ class Evacuator:
         self.interval_s = interval_s
         self._pool = pool
         self._fence = fence
+        self._sight = sight
         self._stuck_after_s = stuck_after_s
         self._decode_stall_s = decode_stall_s
         self._metrics = metrics
 
     async def tick(self) -> None:
         """Evacuate every lost instance. Raises StoreUnavailableError, LeaseLostError."""
-        for instance_id in plan_tick(await self._pool.loads(), self._stuck_after_s):
+        for instance_id in plan_tick(await self._sight.loads(), self._stuck_after_s):
             await self._evacuate(instance_id)
 
     async def _evacuate(self, instance_id: str) -> None:

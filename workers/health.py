@@ -14,6 +14,7 @@ from scheduling.lifecycle import InstanceEvent, next_state
 from statestore.base import PoolStore
 from statestore.clock import Clock
 from workers.checkup import Checkup, Thresholds, Verdict, conclude, is_suspect, judge, watch
+from workers.glance import Sight
 from workers.loop import worth_logging
 from workers.metrics import WorkerMetrics
 from workers.probe import Prober
@@ -30,15 +31,20 @@ def plan_tick(
     checkups: Mapping[str, Checkup],
     busy: frozenset[str],
     now_s: float,
-    room: int,
 ) -> tuple[InstanceSpec, ...]:
-    """The instances to check now: due, not under way, longest overdue first, at most ``room``."""
+    """The instances to check now: due and not under way, longest overdue first; those never seen are due."""
     due = [
         (checkups[instance_id].due_s if instance_id in checkups else now_s, instance_id)
         for instance_id, spec in instances.items()
         if spec.state not in _UNCHECKED and instance_id not in busy
     ]
-    return tuple(instances[instance_id] for due_s, instance_id in sorted(due)[: max(0, room)] if due_s <= now_s)
+    return tuple(instances[instance_id] for due_s, instance_id in sorted(due) if due_s <= now_s)
+
+
+def check_pause_s(instances: int, settings: WorkerSettings) -> float:
+    """Time between two checks of one instance: as configured, or longer where the fleet's checks would add up to
+    more than the allowed rate. A checker that is itself overloaded would take healthy instances down."""
+    return max(settings.health_interval_s, instances / settings.health_checks_per_s)
 
 
 class HealthChecker:
@@ -50,6 +56,7 @@ class HealthChecker:
         self,
         pool: PoolStore,
         fence: int,
+        sight: Sight,
         model: str,
         settings: WorkerSettings,
         *,
@@ -61,6 +68,7 @@ class HealthChecker:
         self.interval_s = settings.health_interval_s / 4
         self._pool = pool
         self._fence = fence
+        self._sight = sight
         self._model = model
         self._settings = settings
         self._thresholds = Thresholds(
@@ -74,6 +82,7 @@ class HealthChecker:
         self._metrics = metrics
         self._jitter = jitter
         self._checkups: dict[str, Checkup] = {}
+        self._slots = asyncio.Semaphore(settings.health_concurrency)
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> HealthChecker:
@@ -90,17 +99,15 @@ class HealthChecker:
     async def tick(self) -> None:
         """Start the checks that are due. Raises what an earlier check met: StoreUnavailableError, LeaseLostError."""
         self._collect()
-        membership = await self._pool.membership()
+        membership = await self._sight.membership()
         self._checkups = {name: kept for name, kept in self._checkups.items() if name in membership.instances}
-        room = self._settings.health_concurrency - len(self._under_way)
-        due = plan_tick(
-            membership.instances, self._checkups, frozenset(self._under_way), self._clock.monotonic_s(), room
-        )
+        due = plan_tick(membership.instances, self._checkups, frozenset(self._under_way), self._clock.monotonic_s())
         if not due:
             return
-        loads = await self._pool.loads()
+        loads = await self._sight.loads()
+        pause_s = check_pause_s(len(membership.instances), self._settings)
         for spec in due:
-            check = self._check(spec, loads.get(spec.instance_id))
+            check = self._check(spec, loads.get(spec.instance_id), pause_s)
             self._under_way[spec.instance_id] = asyncio.create_task(check, name=f"check/{spec.instance_id}")
 
     def _collect(self) -> None:
@@ -110,7 +117,11 @@ class HealthChecker:
             if error is not None:
                 raise error
 
-    async def _check(self, spec: InstanceSpec, load: InstanceLoad | None) -> None:
+    async def _check(self, spec: InstanceSpec, load: InstanceLoad | None, pause_s: float) -> None:
+        async with self._slots:
+            await self._check_now(spec, load, pause_s)
+
+    async def _check_now(self, spec: InstanceSpec, load: InstanceLoad | None, pause_s: float) -> None:
         """One instance: look, judge, remember, and change its state if that is due."""
         now_s = self._clock.monotonic_s()
         former = self._checkups.get(spec.instance_id, Checkup(now_s))
@@ -120,7 +131,7 @@ class HealthChecker:
             suspicion = watch(former.suspicion, await self._prober.progress(spec.url), now_s)
         verdict = judge(complaint, suspicion, now_s, self._thresholds)
         self._metrics.health_checks.labels(self._pool.name, verdict.value).inc()
-        checkup = replace(former.after(verdict, self._next_due_s()), suspicion=suspicion)
+        checkup = replace(former.after(verdict, self._due_s(pause_s)), suspicion=suspicion)
         self._checkups[spec.instance_id] = checkup
         self._tell(spec, checkup, complaint, former)
         event = conclude(spec.state, checkup, verdict, self._thresholds)
@@ -128,13 +139,15 @@ class HealthChecker:
             return
         if event is InstanceEvent.UNHEALTHY:
             await self._change(spec, event, complaint or "no progress with work pending")
-        elif await self._proves_itself(spec, checkup):
+        elif not await self._proves_itself(spec):
+            self._checkups[spec.instance_id] = checkup.after(Verdict.FAILED, checkup.due_s)
+        else:
             await self._learn(spec)
             await self._change(spec, event, "checks succeed")
 
-    def _next_due_s(self) -> float:
+    def _due_s(self, pause_s: float) -> float:
         share = self._settings.health_jitter
-        return self._clock.monotonic_s() + self._settings.health_interval_s * self._jitter.uniform(1 - share, 1 + share)
+        return self._clock.monotonic_s() + pause_s * self._jitter.uniform(1 - share, 1 + share)
 
     def _tell(self, spec: InstanceSpec, checkup: Checkup, complaint: str | None, former: Checkup) -> None:
         if checkup.failures and worth_logging(checkup.failures):
@@ -153,7 +166,7 @@ class HealthChecker:
                 spec.instance_id,
             )
 
-    async def _proves_itself(self, spec: InstanceSpec, checkup: Checkup) -> bool:
+    async def _proves_itself(self, spec: InstanceSpec) -> bool:
         """Whether an instance that was down completes a token: its ``/health`` may have been fine all along."""
         if spec.state is not InstanceState.DOWN or not self._settings.health_canary:
             return True
@@ -161,7 +174,6 @@ class HealthChecker:
         if complaint is None:
             return True
         log.warning("canary failed pool=%s instance=%s error=%s", self._pool.name, spec.instance_id, complaint)
-        self._checkups[spec.instance_id] = checkup.after(Verdict.FAILED, self._next_due_s())
         return False
 
     async def _learn(self, spec: InstanceSpec) -> None:

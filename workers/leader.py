@@ -86,7 +86,8 @@ class Election:
             term = await self._campaign()
             event = await self._lead_for(term, lead)
             log.warning("term over pool=%s worker=%s event=%s", self._pool.name, self._owner, event)
-            await self._clock.sleep(self._retry_s())
+            # Work that fails would fail again at once: somebody else gets the time of a lease to do better.
+            await self._clock.sleep(self._lease_s if event == "failed" else self._retry_s())
 
     def _retry_s(self) -> float:
         """How soon a follower asks again: what its attempts add to the lease of a dead leader at most."""

@@ -13,6 +13,7 @@ from statestore.clock import Clock
 from statestore.settings import PoolSettings
 from workers.drainer import Drainer
 from workers.evacuator import Evacuator
+from workers.glance import Glance, Sight
 from workers.health import HealthChecker
 from workers.hotness_keeper import HotnessKeeper
 from workers.leader import Election
@@ -24,6 +25,9 @@ from workers.rebalancer import Rebalancer
 from workers.registrar import Registrar
 from workers.repairer import Repairer
 from workers.settings import WorkerSettings
+
+_GLANCE_AGE_S = 0.4
+"""Below the interval of every job that takes a glance, so that each round sees what the last one changed."""
 
 
 class PoolWorker:
@@ -77,11 +81,13 @@ class PoolWorker:
 
     async def _lead(self, lease: Lease) -> None:
         worker = self._worker
+        sight = Glance(self.pool, self._clock, _GLANCE_AGE_S)
         async with (
             self._prober() as prober,
             HealthChecker(
                 self.pool,
                 lease.fence,
+                sight,
                 self._settings.model,
                 worker,
                 prober=prober,
@@ -90,7 +96,7 @@ class PoolWorker:
                 jitter=self._jitter,
             ) as health,
         ):
-            await run_together([health, *self._other_jobs(lease.fence)], self._context)
+            await run_together([health, *self._other_jobs(lease.fence, sight)], self._context)
 
     def _prober(self) -> Prober:
         worker = self._worker
@@ -98,11 +104,10 @@ class PoolWorker:
         return Prober(
             timeout_s=worker.health_timeout_s,
             canary_timeout_s=worker.health_canary_timeout_s,
-            max_connections=worker.health_concurrency,
             api_key=key.get_secret_value() if key else None,
         )
 
-    def _other_jobs(self, fence: int) -> list[Job]:
+    def _other_jobs(self, fence: int, sight: Sight) -> list[Job]:
         pool, worker, metrics = self.pool, self._worker, self._metrics
         stall_s = self._scheduling.decode_stall_s
         jobs: list[Job] = [
@@ -110,6 +115,7 @@ class PoolWorker:
             Evacuator(
                 pool,
                 fence,
+                sight,
                 interval_s=worker.evacuate_interval_s,
                 stuck_after_s=worker.stall_down_s,
                 decode_stall_s=stall_s,
@@ -124,12 +130,13 @@ class PoolWorker:
                 metrics=metrics,
             ),
             Repairer(pool, fence, interval_s=worker.repair_interval_s, metrics=metrics),
-            Drainer(pool, fence, interval_s=worker.drain_interval_s, metrics=metrics),
+            Drainer(pool, fence, sight, interval_s=worker.drain_interval_s, metrics=metrics),
         ]
         if build_policy(self._scheduling).rebalances:
             rebalancer = Rebalancer(
                 pool,
                 fence,
+                sight,
                 sweep_interval_s=worker.rebalance_interval_s,
                 min_gap_s=worker.rebalance_min_gap_s,
                 max_moves=worker.rebalance_max_moves,

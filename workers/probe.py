@@ -45,18 +45,15 @@ class EngineFacts:
 class Prober:
     """One HTTP client for all instances of a pool; ``async with`` closes it."""
 
-    def __init__(
-        self, *, timeout_s: float, canary_timeout_s: float, max_connections: int, api_key: str | None = None
-    ) -> None:
+    def __init__(self, *, timeout_s: float, canary_timeout_s: float, api_key: str | None = None) -> None:
         self._timeout_s = timeout_s
         self._canary_timeout_s = canary_timeout_s
         # Environment proxies are for the way out of a data centre, not for the instances in it.
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {api_key}"} if api_key else None,
             timeout=httpx.Timeout(max(timeout_s, canary_timeout_s), connect=timeout_s),
-            limits=httpx.Limits(
-                max_connections=max_connections, max_keepalive_connections=max_connections, keepalive_expiry=3.0
-            ),
+            # The checker bounds how many questions are open; waiting here would count against the server asked.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0),
             follow_redirects=False,
             trust_env=False,
         )

@@ -9,6 +9,7 @@ from scheduling.rebalance import plan_rebalance, plan_sweep
 from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.queues import hot_queue
+from workers.glance import Sight
 from workers.metrics import WorkerMetrics
 from workers.moves import execute_moves
 
@@ -37,6 +38,7 @@ class Rebalancer:
         self,
         pool: PoolStore,
         fence: int,
+        sight: Sight,
         *,
         sweep_interval_s: float,
         min_gap_s: float,
@@ -48,6 +50,7 @@ class Rebalancer:
         self.interval_s = min_gap_s
         self._pool = pool
         self._fence = fence
+        self._sight = sight
         self._sweep_interval_s = sweep_interval_s
         self._max_moves = max_moves
         self._decode_stall_s = decode_stall_s
@@ -59,7 +62,7 @@ class Rebalancer:
         """One sweep, or one wait for a trigger. Raises StoreUnavailableError, LeaseLostError."""
         plan = plan_tick(self._clock.monotonic_s(), self._next_sweep_s)
         if plan.sweep:
-            await self._rebalance_all(plan_sweep(await self._pool.loads()), "sweep")
+            await self._rebalance_all(plan_sweep(await self._sight.loads()), "sweep")
             self._next_sweep_s = self._clock.monotonic_s() + self._sweep_interval_s
         else:
             wanted = await self._pool.wanted_rebalances(plan.wait_s)

@@ -31,6 +31,7 @@ class WorkerSettings(BaseModel):
     health_interval_s: float = Field(1.0, gt=0, description="time between two checks of one instance, seconds")
     health_timeout_s: float = Field(1.0, gt=0, description="time for one health check, seconds")
     health_jitter: float = Field(0.2, ge=0, le=0.9, description="random share by which check intervals vary")
+    health_checks_per_s: float = Field(200.0, gt=0, description="checks per second at most; large fleets wait longer")
     health_concurrency: int = Field(64, ge=1, description="checks under way at once")
     health_down_after: int = Field(3, ge=1, description="failed checks in a row that take an instance down")
     health_up_after: int = Field(2, ge=1, description="good checks in a row that bring it back")

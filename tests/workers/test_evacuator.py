@@ -10,7 +10,7 @@ from workers.evacuator import Evacuator
 
 @pytest.fixture
 def evacuator(pool, fence, metrics):
-    return Evacuator(pool, fence, interval_s=1.0, stuck_after_s=30.0, decode_stall_s=3.0, metrics=metrics)
+    return Evacuator(pool, fence, pool, interval_s=1.0, stuck_after_s=30.0, decode_stall_s=3.0, metrics=metrics)
 
 
 async def test_held_requests_of_a_down_instance_move_and_keep_their_place_in_time(

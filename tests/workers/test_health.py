@@ -11,13 +11,14 @@ import pytest
 from scheduling.instance import InstanceSpec, InstanceState
 from statestore.errors import LeaseLostError
 from workers.checkup import Checkup
-from workers.health import HealthChecker, plan_tick
+from workers.health import HealthChecker, check_pause_s, plan_tick
 from workers.probe import Prober
 from workers.settings import WorkerSettings
 
 SETTINGS = WorkerSettings(
     health_interval_s=1.0,
     health_jitter=0.0,
+    health_concurrency=8,
     health_timeout_s=0.3,
     health_canary_timeout_s=0.3,
     stall_suspect_s=10.0,
@@ -28,9 +29,9 @@ SETTINGS = WorkerSettings(
 @pytest.fixture
 async def checker(pool, fence, clock, metrics):
     async with (
-        Prober(timeout_s=0.3, canary_timeout_s=0.3, max_connections=8) as prober,
+        Prober(timeout_s=0.3, canary_timeout_s=0.3) as prober,
         HealthChecker(
-            pool, fence, "qwen", SETTINGS, prober=prober, clock=clock, metrics=metrics, jitter=random.Random(3)
+            pool, fence, pool, "qwen", SETTINGS, prober=prober, clock=clock, metrics=metrics, jitter=random.Random(3)
         ) as health,
     ):
         yield health
@@ -219,11 +220,29 @@ async def test_a_deposed_leader_takes_nobody_down(checker, check, servers, pool,
     assert await state_of("a") is InstanceState.READY
 
 
-async def test_no_more_checks_run_at_once_than_allowed() -> None:
-    instances = {f"i{number}": InstanceSpec(f"i{number}", "http://x") for number in range(10)}
-    overdue = {"i3": Checkup(due_s=1.0), "i5": Checkup(due_s=0.5), "i7": Checkup(due_s=99.0)}
+def test_the_longest_overdue_is_checked_first_and_nobody_twice_at_once() -> None:
+    instances = {f"i{number}": InstanceSpec(f"i{number}", "http://x") for number in range(5)}
+    checkups = {"i2": Checkup(due_s=1.0), "i3": Checkup(due_s=0.5), "i4": Checkup(due_s=99.0)}
 
-    chosen = plan_tick(instances, overdue, frozenset({"i0"}), now_s=10.0, room=4)
+    chosen = plan_tick(instances, checkups, frozenset({"i0"}), now_s=10.0)
 
-    assert [spec.instance_id for spec in chosen] == ["i5", "i3", "i1", "i2"]
-    assert plan_tick(instances, overdue, frozenset(), now_s=10.0, room=0) == ()
+    assert [spec.instance_id for spec in chosen] == ["i3", "i2", "i1"]
+
+
+def test_a_large_fleet_is_checked_less_often_rather_than_at_a_higher_rate() -> None:
+    settings = WorkerSettings(health_interval_s=1.0, health_checks_per_s=200)
+
+    assert check_pause_s(4, settings) == 1.0
+    assert check_pause_s(500, settings) == 2.5
+
+
+async def test_no_more_checks_are_open_at_once_than_allowed(checker, servers, add_instance) -> None:
+    hanging = await servers()
+    hanging.answers["/health"] = 5.0
+    for number in range(70):
+        await add_instance(f"i{number}", url=hanging.url)
+
+    await checker.tick()
+    await asyncio.sleep(0.1)
+
+    assert len(hanging.requests) == SETTINGS.health_concurrency

@@ -24,7 +24,7 @@ vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="1",num_gpu_bl
 
 @pytest.fixture
 async def prober():
-    async with Prober(timeout_s=0.3, canary_timeout_s=0.3, max_connections=4) as asking:
+    async with Prober(timeout_s=0.3, canary_timeout_s=0.3) as asking:
         yield asking
 
 
@@ -129,7 +129,7 @@ async def test_a_canary_fails_only_where_the_engine_does(prober, servers, answer
 
 async def test_the_key_that_instances_ask_for_is_sent(servers) -> None:
     server = await servers()
-    async with Prober(timeout_s=0.3, canary_timeout_s=0.3, max_connections=1, api_key="k-1") as prober:
+    async with Prober(timeout_s=0.3, canary_timeout_s=0.3, api_key="k-1") as prober:
         await prober.health(server.url)
 
     assert "authorization: bearer k-1" in server.heads[-1].lower()

@@ -12,7 +12,7 @@ from workers.rebalancer import Rebalancer, Round, plan_tick
 def rebalancer_of(fence, clock, metrics):
     def make(pool, **changes) -> Rebalancer:
         figures = {"sweep_interval_s": 1.0, "min_gap_s": 0.0, "max_moves": 256, "decode_stall_s": 3.0} | changes
-        return Rebalancer(pool, fence, clock=clock, metrics=metrics, **figures)
+        return Rebalancer(pool, fence, pool, clock=clock, metrics=metrics, **figures)
 
     return make
 

@@ -1,0 +1,56 @@
+"""A pool's members and loads, read once for all jobs that look at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from scheduling.instance import InstanceLoad
+from statestore.base import Membership, PoolStore
+from statestore.clock import Clock
+
+T = TypeVar("T")
+
+
+class Sight(Protocol):
+    """What a job looks at before it acts; a ``PoolStore`` itself is one, always fresh."""
+
+    async def membership(self) -> Membership: ...
+
+    async def loads(self) -> Mapping[str, InstanceLoad]: ...
+
+
+class _Recent(Generic[T]):
+    """One answer, fetched again when older than the bound; those who ask meanwhile share the fetch."""
+
+    def __init__(self, fetch: Callable[[], Awaitable[T]], clock: Clock, max_age_s: float) -> None:
+        self._fetch = fetch
+        self._clock = clock
+        self._max_age_s = max_age_s
+        self._lock = asyncio.Lock()
+        self._answer: tuple[float, T] | None = None
+
+    async def get(self) -> T:
+        async with self._lock:
+            now_s = self._clock.monotonic_s()
+            if self._answer is None or now_s - self._answer[0] >= self._max_age_s:
+                self._answer = (now_s, await self._fetch())
+            return self._answer[1]
+
+
+class Glance:
+    """A ``Sight`` no older than ``max_age_s``: with hundreds of instances a look costs tens of milliseconds.
+
+    What it shows may be over when a job acts on it, as with any read: the writes check for themselves.
+    """
+
+    def __init__(self, pool: PoolStore, clock: Clock, max_age_s: float) -> None:
+        self._membership = _Recent(pool.membership, clock, max_age_s)
+        self._loads = _Recent(pool.loads, clock, max_age_s)
+
+    async def membership(self) -> Membership:
+        return await self._membership.get()
+
+    async def loads(self) -> Mapping[str, InstanceLoad]:
+        return await self._loads.get()
