@@ -1,8 +1,9 @@
-"""What no scheduler can beat: perfect reuse, perfect balance, no decoding in the way.
+"""What no scheduler can beat: perfect reuse and perfect balance.
 
 Every request's prefill costs at least the arithmetic of its uncached tokens, with the hit that one endless cache
 shared by all instances would give it. N instances can do N seconds of it a second. Decoding, step overheads and
-waiting are left out, so the bound is above what is possible, never below.
+waiting are left out of the on-time bounds, so these are above what is possible, never below. The sustainable rate
+adds each request's own decoding: above it queues grow without end, whatever the order.
 """
 
 from __future__ import annotations
@@ -43,3 +44,18 @@ def goodput_bound(
     needed_s = sum(costs_s[: int(wanted_share * len(costs_s))])
     span_s = needed_s / instances - slo_s
     return len(costs_s) / span_s if span_s > 0 else float("inf")
+
+
+def sustainable_rate(trace: Trace, engine: EngineConfig, instances: int, *, skip: int = 0) -> float:
+    """Above this rate not every request can be served, however late: prefill and decode fill all instances.
+
+    Weights and overheads of steps are left out: they are shared by as many sequences as run together.
+    """
+    costs = engine.costs
+    requests = trace.requests[skip:]
+    decode_s = sum(
+        request.output_tokens * (costs.sequence_s + costs.token_s)
+        + costs.context_token_s * request.output_tokens * (request.input_tokens + request.output_tokens / 2)
+        for request in requests
+    )
+    return instances * len(requests) / (sum(prefill_costs_s(trace, engine, skip)) + decode_s)

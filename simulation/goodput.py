@@ -9,7 +9,9 @@ from simulation.runs import RunJob
 
 ON_TIME_SHARE = 0.90
 _GROWTH = 1.5
-_MAX_STEPS = 24
+_MAX_STEPS = 32
+_HOPELESS = 1 / 64
+"""Below this part of the starting rate the search gives up: bursts alone may be too much for a small fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ def find_goodput(
         else:
             high = rate_per_s
         if low and high and high - low <= tolerance * high:
+            break
+        if high and high < _HOPELESS * start_rate_per_s:
             break
         rate_per_s = _next_rate(low, high)
     return Goodput(low, high, tuple(sorted(tried.items())))

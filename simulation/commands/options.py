@@ -1,0 +1,181 @@
+"""Command-line options that the simulation's commands share, and what they stand for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from scheduling.settings import PolicyName, SchedulingSettings
+from simulation.engine_types import EngineConfig
+from simulation.errors import SimulationError
+from simulation.generators import DEFAULT_SEED, GENERATORS
+from simulation.presets import PRESETS, UnknownPresetError, find_preset
+from simulation.runs import default_workers
+from simulation.scenario import Dispatch, Scenario
+from simulation.settings import EngineSettings
+from simulation.sources import TraceSource
+
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+USAGE_ERROR = 2
+
+
+class OptionError(SimulationError):
+    """An option's value cannot be used; the message names both."""
+
+
+def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
+    trace = parser.add_argument_group("trace")
+    names = ", ".join(GENERATORS)
+    trace.add_argument(
+        "--trace",
+        default="conversation",
+        help=f"Mooncake JSONL, Azure CSV, own recording, or a generator ({names}), also as zipf:skew=1.2,requests=500",
+    )
+    trace.add_argument("--requests", type=int, metavar="N", help="only the first N (a generator makes N)")
+    trace.add_argument("--max-input-tokens", type=int, metavar="TOKENS", help="cut longer prompts to this")
+    trace.add_argument("--block-tokens", type=int, metavar="TOKENS", help="block size of a JSONL that does not name it")
+    trace.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of generated traces")
+
+
+def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
+    fleet = parser.add_argument_group("fleet")
+    fleet.add_argument(
+        "--policy", default="dualmap", metavar="P[,P…]", help="policies to compare, or 'all': " + ", ".join(POLICIES)
+    )
+    fleet.add_argument("--instances", type=int, default=8, metavar="N", help="engine instances")
+    fleet.add_argument("--preset", help="engine model: " + ", ".join(sorted(PRESETS)) + " (none: emulator.preset)")
+    fleet.add_argument("--slo-s", type=float, help="TTFT SLO in seconds (none: scheduling.slo_ttft_s)")
+    fleet.add_argument(
+        "--dispatch",
+        choices=[dispatch.value for dispatch in Dispatch],
+        help="hold requests in the fleet, or send them at once (none: hold for dualmap policies, direct for others)",
+    )
+    fleet.add_argument("--dispatch-window-tokens", type=int, default=16_384, help="dispatched, unprefilled tokens")
+    fleet.add_argument("--skip", type=int, default=0, metavar="N", help="leave the first N requests out of the results")
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    output = parser.add_argument_group("output")
+    output.add_argument("--workers", type=int, default=default_workers(), metavar="N", help="runs at once")
+    output.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """What the options say about the fleet."""
+
+    policies: tuple[PolicyName, ...]
+    scheduling: SchedulingSettings
+    engine: EngineConfig
+    instances: int
+    dispatch: Dispatch | None
+    dispatch_window_tokens: int
+    skip_requests: int
+
+    def scenario(self, policy: PolicyName) -> Scenario:
+        return Scenario(
+            scheduling=self.scheduling.model_copy(update={"policy": policy}),
+            engine=self.engine,
+            instances=self.instances,
+            dispatch=self.dispatch,
+            dispatch_window_tokens=self.dispatch_window_tokens,
+            skip_requests=self.skip_requests,
+        )
+
+
+def trace_source(arguments: argparse.Namespace) -> TraceSource:
+    """The trace that the options name; read once, so that a broken one is reported before anything runs."""
+    for option in ("requests", "max_input_tokens", "block_tokens"):
+        _at_least(option, getattr(arguments, option), 1)
+    source = TraceSource(
+        arguments.trace, arguments.requests, arguments.max_input_tokens, arguments.block_tokens, arguments.seed
+    )
+    source.load()
+    return source
+
+
+def fleet_options(
+    arguments: argparse.Namespace, scheduling: SchedulingSettings, engine: EngineSettings
+) -> FleetOptions:
+    """Raises OptionError."""
+    _at_least("instances", arguments.instances, 1)
+    _at_least("dispatch_window_tokens", arguments.dispatch_window_tokens, 1)
+    _at_least("skip", arguments.skip, 0)
+    if arguments.slo_s is not None:
+        if arguments.slo_s <= 0:
+            raise OptionError(f"--slo-s must be more than 0, found {arguments.slo_s}")
+        scheduling = scheduling.model_copy(update={"slo_ttft_s": arguments.slo_s})
+    return FleetOptions(
+        policies=policies_of(arguments.policy),
+        scheduling=scheduling,
+        engine=_engine(arguments.preset, engine),
+        instances=arguments.instances,
+        dispatch=Dispatch(arguments.dispatch) if arguments.dispatch else None,
+        dispatch_window_tokens=arguments.dispatch_window_tokens,
+        skip_requests=arguments.skip,
+    )
+
+
+def policies_of(text: str) -> tuple[PolicyName, ...]:
+    """The policies of a list by commas; 'all' are all. Raises OptionError."""
+    if text == "all":
+        return POLICIES
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in POLICIES:
+            raise OptionError(f"unknown policy {name!r}; known are {', '.join(POLICIES)}")
+    if not names:
+        raise OptionError("--policy names no policy")
+    return tuple(policy for policy in POLICIES if policy in names)
+
+
+def rates_of(text: str | None) -> tuple[float | None, ...]:
+    """Rates of a list by commas; (None,) without one: the trace's own times. Raises OptionError."""
+    if text is None:
+        return (None,)
+    try:
+        rates = [float(rate) for rate in text.split(",") if rate.strip()]
+    except ValueError:
+        raise OptionError(f"--rate needs numbers separated by commas, found {text!r}") from None
+    if not rates or any(not 0 < rate < float("inf") for rate in rates):
+        raise OptionError(f"--rate needs requests per second above 0, found {text!r}")
+    return tuple(rates)
+
+
+def _engine(preset: str | None, engine: EngineSettings) -> EngineConfig:
+    if preset is None:
+        return engine.engine_config()
+    try:
+        find_preset(preset)
+    except UnknownPresetError as error:
+        raise OptionError(str(error)) from error
+    return engine.model_copy(update={"preset": preset}).engine_config()
+
+
+def _at_least(option: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise OptionError(f"--{option.replace('_', '-')} must be at least {least}, found {value}")
+
+
+def exit_code(command: str, work: Callable[[], int]) -> int:
+    """Run a command; wrong input becomes its message and exit code 2."""
+    try:
+        return work()
+    except SimulationError as error:
+        print(f"dualmap {command}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there complete or not at all. Raises OptionError."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,144 @@
+"""``dualmap simulate``: policies over rates, in virtual time; ``dualmap simulate goodput``: how far each can go."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from scheduling.settings import SchedulingSettings
+from simulation.bounds import goodput_bound
+from simulation.commands.options import (
+    FleetOptions,
+    OptionError,
+    add_fleet_arguments,
+    add_output_arguments,
+    add_trace_arguments,
+    exit_code,
+    fleet_options,
+    rates_of,
+    trace_source,
+    write_whole,
+)
+from simulation.commands.tables import goodput_table, results_table
+from simulation.goodput import ON_TIME_SHARE, GoodputJob, run_goodput
+from simulation.results import RunResult
+from simulation.runs import RunJob, map_jobs, run_job
+from simulation.settings import EngineSettings
+from simulation.simulate import simulate
+from simulation.sources import TraceSource
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "mode", nargs="?", choices=("run", "goodput"), default="run",
+        help="run the trace at each rate, or search the highest rate with enough requests on time",
+    )  # fmt: skip
+    add_trace_arguments(parser)
+    add_fleet_arguments(parser)
+    parser.add_argument("--rate", metavar="R[,R…]", help="requests per second (none: the trace's own; goodput: start)")
+    parser.add_argument("--on-time", type=float, default=ON_TIME_SHARE, help="goodput: share that must be on time")
+    parser.add_argument("--tolerance", type=float, default=0.01, help="goodput: relative width at which to stop")
+    add_output_arguments(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots (SVG) here; needs matplotlib")
+
+
+def run(arguments: argparse.Namespace, scheduling: SchedulingSettings, engine: EngineSettings) -> int:
+    return exit_code("simulate", lambda: _run(arguments, scheduling, engine))
+
+
+def _run(arguments: argparse.Namespace, scheduling: SchedulingSettings, engine: EngineSettings) -> int:
+    options = fleet_options(arguments, scheduling, engine)
+    rates = rates_of(arguments.rate)
+    source = trace_source(arguments)
+    requests = len(source.load().requests)
+    if options.skip_requests >= requests:
+        raise OptionError(f"--skip {options.skip_requests} leaves nothing of {requests} requests")
+    if arguments.plots is not None and arguments.mode == "run":
+        from simulation.plots import require_matplotlib
+
+        require_matplotlib()
+    if arguments.mode == "goodput":
+        return _goodput(arguments, options, source, rates[0])
+    return _rates(arguments, options, source, rates)
+
+
+def _rates(
+    arguments: argparse.Namespace, options: FleetOptions, source: TraceSource, rates: tuple[float | None, ...]
+) -> int:
+    jobs = [RunJob(source, options.scenario(policy), rate) for rate in rates for policy in options.policies]
+    console = Console()
+    if len(jobs) == 1:
+        results = [_run_alone(jobs[0], arguments.quiet)]
+    else:
+        with _progress(arguments.quiet) as progress:
+            task = progress.add_task("runs", total=len(jobs))
+            results = []
+            for result in map_jobs(run_job, jobs, arguments.workers):
+                results.append(result)
+                progress.advance(task)
+    console.print(results_table(results))
+    if arguments.json is not None:
+        write_whole(arguments.json, orjson.dumps(results, default=asdict, option=_JSON).decode())
+    if arguments.plots is not None:
+        _write_plots(results, arguments.plots)
+    return 0
+
+
+_JSON = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+
+
+def _run_alone(job: RunJob, quiet: bool) -> RunResult:
+    """One run in this process, its progress by requests."""
+    trace = job.source.load(job.rate_per_s)
+    with _progress(quiet) as progress:
+        task = progress.add_task("requests", total=len(trace.requests))
+        hear: Callable[[int], None] = lambda arrived: progress.update(task, completed=arrived)  # noqa: E731
+        result = simulate(trace, job.scenario, hear)
+        progress.update(task, completed=len(trace.requests))
+    return result
+
+
+def _goodput(
+    arguments: argparse.Namespace, options: FleetOptions, source: TraceSource, start_per_s: float | None
+) -> int:
+    if not 0 < arguments.on_time <= 1 or not 0 < arguments.tolerance < 1:
+        raise OptionError("--on-time must be in (0, 1], --tolerance in (0, 1)")
+    searches = [
+        GoodputJob(RunJob(source, options.scenario(policy), start_per_s), arguments.on_time, arguments.tolerance)
+        for policy in options.policies
+    ]
+    found = []
+    with _progress(arguments.quiet) as progress:
+        task = progress.add_task("searches", total=len(searches))
+        for policy, goodput in zip(options.policies, map_jobs(run_goodput, searches, arguments.workers), strict=True):
+            found.append((policy, goodput))
+            progress.advance(task)
+    slo_s = options.scheduling.slo_ttft_s
+    bound_per_s = goodput_bound(
+        source.load(), options.engine, options.instances, slo_s, wanted_share=arguments.on_time, skip=arguments.skip
+    )
+    Console().print(goodput_table(found, bound_per_s))
+    if arguments.json is not None:
+        rows = [{"policy": policy, **asdict(goodput)} for policy, goodput in found]
+        document = {"on_time": arguments.on_time, "bound_per_s": bound_per_s, "goodput": rows}
+        write_whole(arguments.json, orjson.dumps(document, option=_JSON).decode())
+    return 0
+
+
+def _progress(quiet: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True)
+
+
+def _write_plots(results: list[RunResult], folder: Path) -> None:
+    from simulation.plots import run_plots
+
+    for name, svg in run_plots(results).items():
+        write_whole(folder / f"{name}.svg", svg)

@@ -1,0 +1,92 @@
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from scheduling.settings import SchedulingSettings
+from simulation.commands import simulate
+from simulation.settings import EngineSettings
+
+
+def run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    simulate.add_arguments(parser)
+    return simulate.run(parser.parse_args([*words, "--quiet"]), SchedulingSettings(), EngineSettings())
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "220")
+
+
+def test_simulate_prints_a_table_and_writes_json_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--trace", "uniform:requests=120", "--policy", "dualmap,preble", "--rate", "2,8", "--instances", "2"]
+
+    code = run(*words, "--workers", "1", "--json", str(tmp_path / "r.json"), "--plots", str(tmp_path / "plots"))
+
+    assert code == 0
+    assert "preble" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "r.json").read_text())
+    assert [(row["policy"], round(row["rate_per_s"])) for row in rows] == [
+        ("dualmap", 2), ("preble", 2), ("dualmap", 8), ("preble", 8),
+    ]  # fmt: skip
+    assert {"on-time-share.svg", "pending-tokens.svg", "key-length.svg"} <= {
+        path.name for path in (tmp_path / "plots").iterdir()
+    }
+
+
+def test_goodput_prints_the_rate_and_the_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "g.json"
+
+    code = run(
+        "goodput", "--trace", "uniform:requests=150", "--instances", "1", "--tolerance", "0.2", "--json", str(path)
+    )
+
+    assert code == 0
+    assert "bound" in capsys.readouterr().out
+    found = json.loads(path.read_text())
+    assert 0 < found["goodput"][0]["rate_per_s"] < found["bound_per_s"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--policy", "best"], "unknown policy 'best'"),
+        (["--policy", ","], "--policy names no policy"),
+        (["--preset", "abacus"], "unknown preset 'abacus'"),
+        (["--rate", "fast"], "--rate needs numbers"),
+        (["--rate", "0"], "--rate needs requests per second above 0"),
+        (["--instances", "0"], "--instances must be at least 1"),
+        (["--slo-s", "-1"], "--slo-s must be more than 0"),
+        (["--requests", "50", "--skip", "50"], "--skip 50 leaves nothing of 50 requests"),
+        (["--trace", "nothing"], "neither a file nor a generator"),
+        (["--trace", "zipf:skew=steep"], "needs a number"),
+        (["goodput", "--on-time", "2"], "--on-time must be in (0, 1]"),
+    ],
+)
+def test_wrong_input_is_named_with_exit_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_broken_trace_leaves_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "broken.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": -5, "output_length": 1, "hash_ids": [0]}\n')
+
+    code = run("--trace", str(trace), "--json", str(tmp_path / "r.json"))
+
+    assert code == 2
+    assert f"{trace}:1: input_length must be at least 1, found -5" in capsys.readouterr().err
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    code = run("--trace", "uniform:requests=20", "--json", str(tmp_path / "file" / "r.json"))
+
+    assert code == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+import pytest
+
+from scheduling.settings import SchedulingSettings
+from simulation.bounds import goodput_bound, on_time_bound, sustainable_rate
+from simulation.goodput import GoodputJob, find_goodput, run_goodput
+from simulation.presets import find_preset
+from simulation.runs import RunJob, map_jobs, run_all
+from simulation.scenario import Scenario
+from simulation.simulate import simulate
+from simulation.sources import TraceSource
+
+ENGINE = find_preset("qwen2.5-7b-910b4").engine
+SOURCE = TraceSource("uniform", requests=300)
+SCENARIO = Scenario(SchedulingSettings(), ENGINE, instances=2)
+
+
+@pytest.mark.parametrize("start", [0.1, 7.0, 200.0])
+def test_bisection_finds_the_rate_from_either_side(start: float) -> None:
+    found = find_goodput(lambda rate: 1.0 if rate <= 7.3 else 0.5, start, tolerance=0.001)
+
+    assert found.rate_per_s == pytest.approx(7.3, rel=0.001)
+    assert found.rate_per_s <= 7.3 < found.upper_rate_per_s
+
+
+def test_a_fleet_that_never_holds_has_no_goodput() -> None:
+    found = find_goodput(lambda _: 0.0, 1.0)
+
+    assert found.rate_per_s == 0.0
+    assert len(found.tried) < 15, "the search gives up"
+
+
+def test_the_search_runs_the_simulator_and_stays_below_the_bound() -> None:
+    found = run_goodput(GoodputJob(RunJob(SOURCE, SCENARIO, 2.0), tolerance=0.05))
+
+    at_rate = simulate(SOURCE.load(found.rate_per_s), SCENARIO)
+    assert at_rate.effective_capacity >= 0.9
+    assert 0 < found.rate_per_s < goodput_bound(SOURCE.load(), ENGINE, 2, 5.0)
+
+
+def test_no_run_beats_the_bounds() -> None:
+    for rate in (2.0, 5.0, 10.0):
+        trace = SOURCE.load(rate)
+        assert simulate(trace, SCENARIO).effective_capacity <= on_time_bound(trace, ENGINE, 2, 5.0)
+    assert on_time_bound(SOURCE.load(200.0), ENGINE, 2, 5.0) < 0.5
+    assert sustainable_rate(SOURCE.load(), ENGINE, 4) == pytest.approx(2 * sustainable_rate(SOURCE.load(), ENGINE, 2))
+
+
+def test_runs_in_processes_give_what_runs_here_give_in_the_order_of_the_jobs() -> None:
+    small = TraceSource("uniform", requests=60)
+    jobs = [RunJob(small, SCENARIO, rate) for rate in (8.0, 2.0, 5.0)]
+
+    assert run_all(jobs, workers=2) == run_all(jobs, workers=1)
+    assert [round(result.rate_per_s) for result in run_all(jobs, workers=1)] == [8, 2, 5]
+
+
+def test_an_error_in_a_process_reaches_the_caller() -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(map_jobs(_divide, [1, 0], workers=2))
+
+
+def _divide(by: int) -> float:
+    return 1 / by

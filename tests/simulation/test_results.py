@@ -1,0 +1,82 @@
+from dataclasses import replace
+
+import pytest
+
+from simulation.results import LoadSample, Percentiles, RequestOutcome, RunRecord, summarize
+
+
+def outcome(arrival_s: float, ttft_s: float | None, e2e_s: float | None, **more: int) -> RequestOutcome:
+    made = RequestOutcome(arrival_s, input_tokens=1000, output_tokens=11, slo_s=5.0, expected_ttft_s=1.0)
+    made.first_token_s = None if ttft_s is None else arrival_s + ttft_s
+    made.finish_s = None if e2e_s is None else arrival_s + e2e_s
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+def record(*outcomes: RequestOutcome, **changes: object) -> RunRecord:
+    made = RunRecord(
+        policy="dualmap",
+        trace="t",
+        instances=2,
+        rate_per_s=1.0,
+        outcomes=outcomes,
+        samples=(),
+        infinite_cached_tokens=[500] * len(outcomes),
+        migrations=0,
+        preemptions=0,
+        skip_requests=0,
+        labels={},
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_effective_capacity_counts_refused_requests_as_late() -> None:
+    result = summarize(record(outcome(0, 5.0, 6.0), outcome(1, 5.1, 9.0), outcome(2, None, None)))
+
+    assert result.effective_capacity == pytest.approx(1 / 3)
+    assert (result.requests, result.refused) == (3, 1)
+
+
+def test_times_are_measured_from_the_arrival() -> None:
+    result = summarize(record(outcome(100, 2.0, 4.0)))
+
+    assert result.ttft_s.p50 == pytest.approx(2.0)
+    assert result.e2e_s.p99 == pytest.approx(4.0)
+    assert result.tpot_s.mean == pytest.approx(0.2)
+    assert result.ttft_error_p50 == pytest.approx(0.5)
+
+
+def test_hit_rates_are_by_tokens_and_beside_their_bound() -> None:
+    result = summarize(record(outcome(0, 1, 2, cached_tokens=400), outcome(1, 1, 2, cached_tokens=0)))
+
+    assert result.hit_rate == pytest.approx(0.2)
+    assert result.infinite_hit_rate == pytest.approx(0.5)
+    assert result.hit_share_of_bound == pytest.approx(0.4)
+
+
+def test_skipped_requests_are_in_no_figure() -> None:
+    result = summarize(record(outcome(0, 50.0, 60.0, key_blocks=9), outcome(1, 1, 2, key_blocks=2), skip_requests=1))
+
+    assert result.effective_capacity == 1.0
+    assert result.key_blocks == {2: 1}
+
+
+def test_load_deviation_is_averaged_over_moments_with_work() -> None:
+    samples = (LoadSample(0, (0, 0), 0, 0), LoadSample(1, (100, 300), 0, 0), LoadSample(2, (5, 5), 0, 0))
+
+    assert summarize(record(outcome(0, 1, 2), samples=samples)).load_cv == pytest.approx(0.25)
+
+
+def test_percentiles_interpolate_and_survive_nothing() -> None:
+    assert Percentiles.of([]) == Percentiles(0, 0, 0, 0)
+    assert Percentiles.of([1, 2, 3]).p50 == 2
+    assert Percentiles.of([0, 10]).p90 == pytest.approx(9)
+
+
+def test_the_timeline_covers_all_arrivals() -> None:
+    result = summarize(record(*(outcome(t, 1.0 if t < 50 else 9.0, 10) for t in range(100))))
+
+    assert result.timeline[0][1] == 1.0
+    assert result.timeline[-1][1] == 0.0
+    assert len(result.timeline) == 60

@@ -1,0 +1,180 @@
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from scheduling.settings import PolicyName, SchedulingSettings
+from simulation.commands.options import POLICIES
+from simulation.engine_types import EngineConfig
+from simulation.generators import conversation, hotspot, toolagent
+from simulation.presets import find_preset
+from simulation.results import RunResult
+from simulation.scenario import Dispatch, FleetChange, Scenario
+from simulation.simulate import Simulation, simulate
+from simulation.sources import TraceSource
+from simulation.traces import Trace, TraceRequest
+
+ENGINE: EngineConfig = find_preset("qwen2.5-7b-910b4").engine
+CONVERSATION = conversation(requests=400, seed=1).capped(20_480)
+
+
+def scenario(policy: PolicyName = "dualmap", **changes: object) -> Scenario:
+    return replace(Scenario(SchedulingSettings(policy=policy), ENGINE, instances=4), **changes)  # type: ignore[arg-type]
+
+
+def figures(result: RunResult) -> dict[str, object]:
+    return asdict(result)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_is_answered_and_nothing_is_left_behind(policy: PolicyName) -> None:
+    simulation = Simulation(CONVERSATION.at_rate(4.0), scenario(policy))
+
+    record = simulation.run()
+
+    assert len(record.outcomes) == 400
+    for outcome in record.outcomes:
+        assert outcome.first_token_s is not None
+        assert outcome.finish_s is not None
+        assert outcome.arrival_s < outcome.first_token_s <= outcome.finish_s
+        assert 0 <= outcome.cached_tokens < outcome.input_tokens
+    ledger = simulation._ledger
+    assert ledger.requests == {}
+    for account in ledger.accounts.values():
+        assert (account.pending_tokens, account.dispatched_tokens, account.context_tokens) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("policy", ["dualmap", "llm-d"])
+def test_the_same_run_gives_the_same_result_to_the_last_digit(policy: PolicyName) -> None:
+    trace = CONVERSATION.at_rate(5.0)
+
+    assert figures(simulate(trace, scenario(policy))) == figures(simulate(trace, scenario(policy)))
+
+
+def test_no_engine_hits_more_than_an_endless_shared_cache_would() -> None:
+    result = simulate(CONVERSATION.at_rate(3.0), scenario())
+
+    assert 0 < result.hit_rate <= result.infinite_hit_rate
+
+
+def test_one_lonely_request_takes_the_engines_own_prefill_time() -> None:
+    trace = Trace("one", 512, (TraceRequest(1.0, 4096, 10, tuple(range(8))),))
+
+    result = simulate(trace, scenario())
+
+    expected_s = ENGINE.costs.prefill_s(4096, ENGINE.max_num_batched_tokens)
+    assert result.ttft_s.p50 == pytest.approx(expected_s)
+    assert result.tpot_s.mean < 0.1
+    assert result.effective_capacity == 1.0
+
+
+def test_a_request_repeated_after_its_answer_hits_and_is_sent_where_its_blocks_are() -> None:
+    first = TraceRequest(0.0, 4096, 10, tuple(range(8)))
+    trace = Trace("two", 512, (first, replace(first, arrival_s=60.0)))
+
+    record = Simulation(trace, scenario()).run()
+
+    assert record.outcomes[1].instance_id == record.outcomes[0].instance_id
+    assert record.outcomes[1].cached_tokens == 7 * 512  # the last block is computed again: its last token must be
+    assert record.outcomes[1].ttft_s < record.outcomes[0].ttft_s
+
+
+def test_more_instances_never_serve_fewer_on_time() -> None:
+    trace = CONVERSATION.at_rate(4.0)
+
+    shares = [simulate(trace, scenario(instances=n)).effective_capacity for n in (2, 4, 8)]
+
+    assert shares == sorted(shares)
+    assert shares[0] < 0.5
+    assert shares[2] > 0.85
+
+
+def test_time_held_in_the_fleet_counts_as_waiting() -> None:
+    trace = CONVERSATION.at_rate(8.0)
+
+    held, direct = (simulate(trace, scenario(dispatch=mode)) for mode in (Dispatch.HOLD, Dispatch.DIRECT))
+
+    assert max(sample.held_requests for sample in held.samples) > 0
+    assert all(sample.held_requests == 0 for sample in direct.samples)
+    assert held.ttft_s.p90 > 5.0
+    assert direct.ttft_s.p90 > 5.0
+
+
+def test_dualmap_holds_and_other_projects_send_at_once() -> None:
+    assert scenario("dualmap-least-loaded").dispatch_of is Dispatch.HOLD
+    assert scenario("preble").dispatch_of is Dispatch.DIRECT
+    assert scenario("preble", dispatch=Dispatch.HOLD).dispatch_of is Dispatch.HOLD
+
+
+def test_only_dualmap_migrates() -> None:
+    trace = toolagent(requests=1000, seed=1).capped(20_480).at_rate(14.0)
+
+    assert simulate(trace, scenario("dualmap", instances=8)).migrations > 0
+    assert simulate(trace, scenario("dualmap-no-rebalance", instances=8)).migrations == 0
+
+
+def test_hot_prefixes_get_longer_keys() -> None:
+    result = simulate(toolagent(requests=1500, seed=1).capped(20_480).at_rate(24.0), scenario(instances=16))
+
+    share = {blocks: count / result.requests for blocks, count in result.key_blocks.items()}
+    assert share[13] > 0.3, "the tool prompt of 12 blocks"
+    assert share[6] > 0.1, "the tool prompt of 5 blocks, 15 % of requests: hot from 14 instances on"
+    assert share[2] > 0.4, "all others share only their first block"
+
+
+def test_a_moving_hot_spot_keeps_being_found() -> None:
+    trace = hotspot(requests=2000, seed=1)
+    outcomes = Simulation(trace, scenario(instances=8)).run().outcomes
+
+    for begin in (300, 1300):
+        keys = [outcome.key_blocks for outcome in outcomes[begin : begin + 500]]
+        assert sum(blocks == 7 for blocks in keys) > 100, "six hot blocks and one more"
+
+
+def test_instances_that_join_take_load_and_those_that_leave_finish_theirs() -> None:
+    trace = CONVERSATION.at_rate(4.0)
+    changes = (FleetChange(30.0, 6), FleetChange(60.0, 3))
+
+    record = Simulation(trace, scenario(changes=changes)).run()
+
+    by_time = {begin: set() for begin in (0, 30, 60)}  # type: dict[int, set[str]]
+    for outcome in record.outcomes:
+        by_time[min(60, int(outcome.arrival_s // 30) * 30)].add(outcome.instance_id)
+    assert by_time[0] <= {"i000", "i001", "i002", "i003"}
+    assert {"i004", "i005"} <= by_time[30]
+    assert by_time[60] <= {"i000", "i001", "i002"}
+    assert all(outcome.finish_s is not None for outcome in record.outcomes)
+
+
+def test_a_request_that_no_engine_can_serve_is_refused_and_counted() -> None:
+    small = replace(ENGINE, max_model_len=4096)
+
+    result = simulate(CONVERSATION.at_rate(2.0), scenario(engine=small))
+
+    too_long = sum(r.input_tokens + r.output_tokens > 4096 for r in CONVERSATION.requests)
+    assert result.refused == too_long
+    assert result.effective_capacity <= 1 - too_long / 400
+
+
+def test_a_full_queue_refuses() -> None:
+    result = simulate(CONVERSATION.at_rate(20.0), scenario(max_queued_requests=2))
+
+    assert result.refused > 0
+    assert result.requests == 400
+
+
+def test_the_first_requests_load_the_fleet_but_stay_out_of_the_figures() -> None:
+    trace = CONVERSATION.at_rate(4.0)
+
+    result = simulate(trace, scenario(skip_requests=100))
+
+    assert result.requests == 300
+    assert sum(result.key_blocks.values()) == 300
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    heard: list[int] = []
+
+    simulate(TraceSource("uniform", requests=300).load(), scenario(), heard.append)
+
+    assert heard == [100, 200, 300]
