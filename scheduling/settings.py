@@ -23,6 +23,16 @@ PolicyName = Literal[
 ]
 
 
+class DualMapSettings(BaseModel):
+    """Parameters of policy ``dualmap`` and of its ablation without rebalancing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    when_both_late: Literal["less-loaded", "larger-hit"] = Field(
+        "less-loaded", description="which candidate is taken when neither can meet the SLO"
+    )
+
+
 class PrebleSettings(BaseModel):
     """Parameters of policy ``preble``."""
 
@@ -81,6 +91,7 @@ class SchedulingSettings(BaseModel):
     decode_stall_s: float = Field(3.0, gt=0, description="no prefill for this long counts as a decode bottleneck")
     reserve_tolerance_tokens: int = Field(4096, ge=0, description="load change a reservation accepts unseen")
     queue_order: Literal["fifo"] = Field("fifo", description="which held request is granted first")
+    dualmap: DualMapSettings = Field(default_factory=DualMapSettings, description="parameters of policy dualmap")
     preble: PrebleSettings = Field(default_factory=PrebleSettings, description="parameters of policy preble")
     dynamo: DynamoSettings = Field(default_factory=DynamoSettings, description="parameters of policy dynamo")
     sglang: SglangSettings = Field(default_factory=SglangSettings, description="parameters of policy sglang")

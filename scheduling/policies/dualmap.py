@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduling.decision import Decision, Reason, RouteQuery
 from scheduling.instance import InstanceLoad
 from scheduling.policies.pair import PairPolicy
+from scheduling.settings import DualMapSettings
 
 
 @dataclass(frozen=True)
@@ -16,18 +17,23 @@ class DualMap(PairPolicy):
     Source: DualMap (ICLR 2026). The candidate with the larger hit as long as its expected TTFT is within the
     SLO; only past that the less loaded one; equal hits: always the less loaded one. The smaller TTFT is not
     chased per request: that flips between the candidates and destroys reuse. Both past the SLO: the decision
-    says ``overloaded`` and the rebalancer looks at the instance.
+    says ``overloaded`` and the rebalancer looks at the instance. Leaving the hit wins nobody his SLO then, and the
+    recompute makes everybody behind him later; ``when_both_late="larger-hit"`` stays with it, which is not the
+    paper's rule.
     """
+
+    settings: DualMapSettings = field(default_factory=DualMapSettings)
 
     def _pick(self, query: RouteQuery, first: InstanceLoad, second: InstanceLoad) -> Decision:
         lighter, heavier = self._less_loaded(first, second)
+        both_late = self._both_late(query, first, second)
         if first.hit_blocks == second.hit_blocks:
-            reason = Reason.BALANCE
-        else:
-            cached, plain = (first, second) if first.hit_blocks > second.hit_blocks else (second, first)
-            if self._ttft_s(query, cached) <= query.slo_s:
-                return self._decide(query, cached, plain, Reason.CACHE)
-            reason = Reason.SLO
-        if self._both_late(query, first, second):
-            reason = Reason.BOTH_OVERLOADED
-        return self._decide(query, lighter, heavier, reason)
+            return self._decide(query, lighter, heavier, Reason.BOTH_OVERLOADED if both_late else Reason.BALANCE)
+        cached, plain = (first, second) if first.hit_blocks > second.hit_blocks else (second, first)
+        if both_late:
+            if self.settings.when_both_late == "larger-hit":
+                lighter, heavier = cached, plain
+            return self._decide(query, lighter, heavier, Reason.BOTH_OVERLOADED)
+        if self._ttft_s(query, cached) <= query.slo_s:
+            return self._decide(query, cached, plain, Reason.CACHE)
+        return self._decide(query, lighter, heavier, Reason.SLO)

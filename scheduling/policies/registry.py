@@ -24,8 +24,14 @@ from scheduling.settings import PolicyName, SchedulingSettings
 Builder = Callable[[PolicyName, SchedulingSettings], Policy]
 
 
-def _in_pair(policy: type[PairPolicy], *, rebalances: bool = False) -> Builder:
-    return lambda name, settings: policy(name, settings.max_key_blocks, settings.decode_stall_s, rebalances)
+def _in_pair(policy: type[PairPolicy]) -> Builder:
+    return lambda name, settings: policy(name, settings.max_key_blocks, settings.decode_stall_s)
+
+
+def _dualmap(*, rebalances: bool) -> Builder:
+    return lambda name, settings: DualMap(
+        name, settings.max_key_blocks, settings.decode_stall_s, rebalances, settings=settings.dualmap
+    )
 
 
 def _in_fleet(policy: type[FleetPolicy]) -> Builder:
@@ -33,11 +39,11 @@ def _in_fleet(policy: type[FleetPolicy]) -> Builder:
 
 
 BUILDERS: dict[PolicyName, Builder] = {
-    "dualmap": _in_pair(DualMap, rebalances=True),
+    "dualmap": _dualmap(rebalances=True),
     "dualmap-cache-affinity": _in_pair(DualMapCacheAffinity),
     "dualmap-least-loaded": _in_pair(DualMapLeastLoaded),
     "dualmap-min-ttft": _in_pair(DualMapMinTtft),
-    "dualmap-no-rebalance": _in_pair(DualMap),
+    "dualmap-no-rebalance": _dualmap(rebalances=False),
     "cache-affinity": _in_pair(CacheAffinity),
     "round-robin": _in_fleet(RoundRobin),
     "least-loaded": _in_fleet(LeastLoaded),

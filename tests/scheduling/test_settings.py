@@ -5,9 +5,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from scheduling.settings import DynamoSettings, LlmDSettings, PrebleSettings, SchedulingSettings, SglangSettings
+from scheduling.settings import (
+    DualMapSettings,
+    DynamoSettings,
+    LlmDSettings,
+    PrebleSettings,
+    SchedulingSettings,
+    SglangSettings,
+)
 
-SECTIONS = [SchedulingSettings, PrebleSettings, DynamoSettings, SglangSettings, LlmDSettings]
+SECTIONS = [SchedulingSettings, DualMapSettings, PrebleSettings, DynamoSettings, SglangSettings, LlmDSettings]
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -68,6 +68,16 @@ def test_both_past_the_slo_asks_for_the_rebalancer(choose: Choose, load: Load) -
     assert (without.instance_id, without.reason, without.overloaded) == ("b", Reason.BOTH_OVERLOADED, False)
 
 
+def test_when_nobody_can_meet_the_slo_the_hit_may_be_kept(choose: Choose, load: Load) -> None:
+    loads = load("a", hit_blocks=2, pending_tokens=9000), load("b", pending_tokens=8000)
+    keep = {"when_both_late": "larger-hit"}
+
+    decision = choose("dualmap", *loads, dualmap=keep)
+
+    assert (decision.instance_id, decision.reason, decision.overloaded) == ("a", Reason.BOTH_OVERLOADED, True)
+    assert choose("dualmap", loads[0], load("b", pending_tokens=100), dualmap=keep).instance_id == "b"
+
+
 def test_a_decode_bottleneck_counts_against_the_hit(choose: Choose, load: Load) -> None:
     # given 0.5 s of computing behind 1 s of queue on an instance that has finished nothing for 4 s
     stalled = load("stalled", hit_blocks=5, pending_tokens=1000, stalled_s=4.0)
