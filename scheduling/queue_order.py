@@ -1,0 +1,59 @@
+"""Who goes next: the order in which held requests of one instance are granted.
+
+``fifo`` is the order of first reservation, the paper's setting. ``deadline`` keeps the most requests on time: earliest
+deadline first, and when one would be late, the longest so far steps aside (J. M. Moore, "An n job, one machine
+sequencing algorithm for minimizing the number of late jobs", 1968, known as Moore-Hodgson; optimal for one machine
+and known jobs). A request that could not make its deadline even if it were next has *stepped behind*: it is served,
+oldest first, while nobody on time is waiting, and goes before everybody once it has been held for ``max_hold_ms``.
+
+The state store keeps a Lua twin of these functions; the property tests drive both in lockstep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+PLANNED_REQUESTS = 256
+"""Requests that one pick looks at, in order of deadline: the bound of its cost."""
+
+
+class Waiting(NamedTuple):
+    """A held request that may still be on time."""
+
+    deadline_ms: int
+    uncached_tokens: int
+
+
+def steps_behind(request: Waiting, now_ms: int, tokens_per_s: float) -> bool:
+    """Whether the deadline would pass before the first token even if the request were next on an idle instance."""
+    return now_ms + request.uncached_tokens * 1000 / tokens_per_s > request.deadline_ms
+
+
+def pick_on_time(queue: Sequence[Waiting], now_ms: int, dispatched_tokens: int, tokens_per_s: float) -> int:
+    """Position of the request to grant next; the queue is in order of deadline and not empty.
+
+    Moore-Hodgson over the first ``PLANNED_REQUESTS``, behind the tokens already dispatched: the first of those that
+    the plan keeps on time. If it keeps none, the one with the fewest tokens, which is the likeliest to make it after
+    all. O(n log n).
+    """
+    end_ms = now_ms + dispatched_tokens * 1000 / tokens_per_s
+    kept: list[tuple[int, int]] = []
+    aside: set[int] = set()
+    planned = queue[:PLANNED_REQUESTS]
+    for position, request in enumerate(planned):
+        heappush(kept, (-request.uncached_tokens, -position))
+        end_ms += request.uncached_tokens * 1000 / tokens_per_s
+        if end_ms > request.deadline_ms:
+            longest_tokens, longest = heappop(kept)
+            end_ms += longest_tokens * 1000 / tokens_per_s
+            aside.add(-longest)
+    if kept:
+        return next(position for position in range(len(planned)) if position not in aside)
+    return min(range(len(planned)), key=lambda position: planned[position].uncached_tokens)
+
+
+def is_overdue(enqueued_ms: int, now_ms: int, max_hold_ms: int) -> bool:
+    """Whether a held request has waited for as long as any may: it goes next, room or not."""
+    return now_ms - enqueued_ms >= max_hold_ms

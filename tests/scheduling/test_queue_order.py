@@ -1,0 +1,59 @@
+"""Moore-Hodgson against brute force, and the promises of stepping behind."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.queue_order import Waiting, is_overdue, pick_on_time, steps_behind
+
+TOKENS_PER_S = 1000.0  # one token per millisecond
+
+queues = st.lists(
+    st.builds(Waiting, deadline_ms=st.integers(1, 60), uncached_tokens=st.integers(1, 30)), min_size=1, max_size=6
+).map(sorted)
+
+
+def on_time(order: list[Waiting], dispatched_tokens: int) -> int:
+    end_ms, count = dispatched_tokens, 0
+    for request in order:
+        end_ms += request.uncached_tokens
+        count += end_ms <= request.deadline_ms
+    return count
+
+
+@given(queues, st.integers(0, 20))
+def test_granting_by_the_rule_keeps_as_many_on_time_as_any_order_could(queue: list[Waiting], dispatched: int) -> None:
+    # given the best that any order of the queue reaches
+    best = max(on_time(list(order), dispatched) for order in permutations(queue))
+    # when the queue is emptied pick by pick, each behind what was granted before
+    left, granted, ahead = list(queue), [], dispatched
+    while left:
+        request = left.pop(pick_on_time(left, 0, ahead, TOKENS_PER_S))
+        granted.append(request)
+        ahead += request.uncached_tokens
+    # then as many are on time
+    assert on_time(granted, dispatched) == best
+
+
+def test_the_longest_steps_aside_for_two_that_fit() -> None:
+    queue = [Waiting(100, 90), Waiting(110, 40), Waiting(120, 40)]
+    assert pick_on_time(queue, 0, 0, TOKENS_PER_S) == 1
+
+
+def test_when_nobody_can_make_it_the_shortest_is_the_likeliest() -> None:
+    queue = [Waiting(10, 30), Waiting(11, 20), Waiting(12, 20)]
+    assert pick_on_time(queue, 0, 50, TOKENS_PER_S) == 1
+
+
+@pytest.mark.parametrize(("now_ms", "behind"), [(60, False), (61, True)])
+def test_a_request_steps_behind_once_it_would_be_late_even_if_it_were_next(now_ms: int, behind: bool) -> None:
+    assert steps_behind(Waiting(100, 40), now_ms, TOKENS_PER_S) is behind
+
+
+@pytest.mark.parametrize(("now_ms", "overdue"), [(1099, False), (1100, True)])
+def test_a_request_is_overdue_once_it_was_held_for_the_longest_allowed_time(now_ms: int, overdue: bool) -> None:
+    assert is_overdue(100, now_ms, 1000) is overdue
