@@ -42,8 +42,7 @@ class AdminApi:
             CommandError: no answer, or an error; with the replica's own message.
         """
         answer = self.ask(method, path, body)
-        if answer.status >= HTTPStatus.BAD_REQUEST:
-            raise CommandError(_message(answer))
+        refuse_errors(answer)
         return answer.json
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
@@ -62,10 +61,12 @@ class AdminApi:
         return answer
 
 
-def _message(answer: Answer) -> str:
-    """What the replica said was wrong; its errors have OpenAI's shape."""
+def refuse_errors(answer: Answer) -> None:
+    """Raises CommandError with what the replica said was wrong; its errors have OpenAI's shape."""
+    if answer.status < HTTPStatus.BAD_REQUEST:
+        return
     body = answer.json
     error = body.get("error") if isinstance(body, dict) else None
     said = error.get("message") if isinstance(error, dict) else answer.body.decode(errors="replace")[:300]
     hint = "; set router.admin_key" if answer.status == HTTPStatus.UNAUTHORIZED else ""
-    return f"{said}{hint}"
+    raise CommandError(f"{said}{hint}")

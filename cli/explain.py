@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.json:
         print(json.dumps(story, indent=2))
     else:
-        terminal().print(tell(story), highlight=False)
+        terminal().print(tell(story), highlight=False, soft_wrap=True)
     return 0
 
 

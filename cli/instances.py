@@ -10,14 +10,12 @@ from urllib.parse import quote
 
 from rich.table import Table
 
-from cli.admin_api import AdminApi, add_connection_arguments
-from cli.errors import CommandError
+from cli.admin_api import AdminApi, add_connection_arguments, refuse_errors
 from cli.settings import Settings
 from cli.terminal import terminal
 
 _FIGURES = ("prefill_tokens_per_s", "kv_capacity_tokens", "dispatch_window_tokens", "max_running_requests")
 _LOAD_COLUMNS = ("pending_tokens", "queued_requests", "running_requests", "cached_blocks", "prefill_tokens_per_s")
-_REMOVE_POLL_S = 0.2
 _ACTIONS = {
     "list": "all instances with state and load",
     "add": "add an instance; it serves as soon as its health check passes",
@@ -49,13 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     api = AdminApi(arguments, settings)
     if arguments.action == "list":
-        terminal().print(instances_table(api.call("GET", "/instances")))
+        terminal().print(instances_table(api.call("GET", "/instances")["instances"]))
         return 0
     if arguments.action == "add":
-        figures = {name: getattr(arguments, name) for name in _FIGURES if getattr(arguments, name) is not None}
-        api.call(
-            "POST", "/instances", {"id": arguments.id, "url": arguments.instance_url, "role": arguments.role, **figures}
-        )
+        given = {"id": arguments.id, "url": arguments.instance_url, "role": arguments.role, "pool": arguments.pool}
+        figures = {name: value for name in _FIGURES if (value := getattr(arguments, name)) is not None}
+        api.call("POST", "/instances", given | figures)
         print(f"{arguments.id} added; it is ready once its health check passes")
     elif arguments.action == "remove":
         remove(api, arguments.id, arguments.timeout_s)
@@ -72,15 +69,12 @@ def remove(api: AdminApi, instance_id: str, timeout_s: float) -> None:
     Raises:
         CommandError: it is unknown, or still busy after ``timeout_s``; it goes on draining then.
     """
-    path = f"/instances/{quote(instance_id)}"
-    api.call("POST", f"{path}/drain")
     deadline_s = time.monotonic() + timeout_s
-    while api.ask("DELETE", path).status == HTTPStatus.CONFLICT:
-        if time.monotonic() > deadline_s:
-            raise CommandError(
-                f"{instance_id} still has requests after {timeout_s:g} s. It goes on draining: run remove again later"
-            )
-        time.sleep(_REMOVE_POLL_S)
+    while True:  # the replica itself waits a while before it says that the instance is busy
+        answer = api.ask("DELETE", f"/instances/{quote(instance_id)}")
+        if answer.status != HTTPStatus.CONFLICT or time.monotonic() >= deadline_s:
+            break
+    refuse_errors(answer)
 
 
 def instances_table(instances: list[dict[str, Any]]) -> Table:
@@ -90,8 +84,8 @@ def instances_table(instances: list[dict[str, Any]]) -> Table:
         table.add_column(heading)
     for column in _LOAD_COLUMNS:
         table.add_column({"queued_requests": "held"}.get(column, column.replace("_", " ")), justify="right")
-    for each in sorted(instances, key=lambda each: (each["pool"], each["instance_id"])):
+    for each in sorted(instances, key=lambda each: (each["pool"], each["id"])):
         load = each.get("load") or {}
         figures = (f"{load[name]:,.0f}" if name in load else "–" for name in _LOAD_COLUMNS)
-        table.add_row(each["instance_id"], each["state"], each["role"], each["url"], *figures)
+        table.add_row(each["id"], each["state"], each["role"], each["url"], *figures)
     return table

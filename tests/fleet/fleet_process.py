@@ -1,0 +1,130 @@
+"""A real fleet under test: `dualmap up` as a process, with what tests ask of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+READY_S = 60.0
+STOP_S = 20.0
+
+
+def until(probe: Callable[[], T], what: str, deadline_s: float = 15.0) -> T:
+    """The first truthy result of ``probe``, asked again and again; fails with ``what`` when none comes."""
+    end_s = time.monotonic() + deadline_s
+    while True:
+        with contextlib.suppress(OSError):
+            if found := probe():
+                return found
+        assert time.monotonic() < end_s, f"never within {deadline_s:g} s: {what}"
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (a zombie does not)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    with contextlib.suppress(FileNotFoundError):
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+class Fleet:
+    """A running `dualmap up`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
+        self.process = process
+        self._output = output
+        text = until(lambda: "Try it:" in self.output and self.output, "the fleet is ready", READY_S)
+        self.endpoint = _find(r"endpoint +(\S+)/v1", text)
+        self.model = _find(r"model '([^']+)'", text)
+        self.store_url = _find(r"store +(\S+)", text)
+        self.directory = Path(_find(r"logs +(\S+)", text))
+
+    @property
+    def output(self) -> str:
+        assert self.process.poll() is None, f"`dualmap up` ended:\n{self._output.read_text()}"
+        return self._output.read_text()
+
+    def pid(self, child: str) -> int:
+        """Process id of a child as it runs now, for example of ``router-1``."""
+        return int((self.directory / f"{child}.pid").read_text())
+
+    def kill(self, child: str) -> int:
+        """kill -9; returns the id of the process that died."""
+        pid = self.pid(child)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def pids(self) -> dict[str, int]:
+        return {path.stem: int(path.read_text()) for path in self.directory.glob("*.pid")}
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.endpoint}{path}", timeout=5) as answer:
+            return json.loads(answer.read())
+
+    def instances(self) -> dict[str, dict[str, Any]]:
+        return {each["id"]: each for each in self.get("/admin/instances")["instances"]}
+
+    def pending_tokens(self) -> int:
+        return sum(each["load"]["pending_tokens"] for each in self.instances().values() if each["load"])
+
+    def live_requests(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get("/admin/requests")
+        return found
+
+    def until_idle(self, deadline_s: float = 15.0) -> None:
+        """Wait until nothing is left of any request: no record, no pending token."""
+        until(lambda: not self.live_requests() and self.pending_tokens() == 0, "nothing is left over", deadline_s)
+
+    def dualmap(self, *words: str) -> str:
+        """Run a `dualmap` command against this fleet; its standard output."""
+        done = subprocess.run(
+            [sys.executable, "-m", "cli.main", *words], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def _find(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    assert found is not None, f"{pattern} is not in:\n{text}"
+    return found[1]
+
+
+@contextlib.contextmanager
+def running_fleet(directory: Path, options: Sequence[str] = ()) -> Iterator[Fleet]:
+    """A fleet on free ports for the time of the context; it must stop by itself within a bound."""
+    output = directory / "up.out"
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli.main", "up", "--port", "0", "--time-scale", "20", *options],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}
+            | {"TMPDIR": str(directory)},
+        )
+    try:
+        yield Fleet(process, output)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(STOP_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

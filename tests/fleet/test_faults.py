@@ -1,0 +1,122 @@
+"""Processes die while traffic flows; nothing is lost, stuck or left over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from fleet_process import Fleet, alive, until
+from openai import APIConnectionError, OpenAI
+
+LONG_PROMPT = "every request starts with words of its own, and goes on for a while like this " * 40
+
+
+def traffic(client: OpenAI, fleet: Fleet, pool: ThreadPoolExecutor, count: int) -> list[Future[str]]:
+    """Plain (not streaming) completions, each with a prefix of its own, sent all at once."""
+
+    def ask(number: int) -> str:
+        answer = client.completions.create(
+            model=fleet.model, prompt=f"{number:04d} {LONG_PROMPT}", max_tokens=200, timeout=40
+        )
+        return answer.choices[0].text
+
+    return [pool.submit(ask, number) for number in range(count)]
+
+
+@pytest.fixture
+def senders() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(48) as pool:
+        yield pool
+
+
+@pytest.fixture
+def extra_instance(fleet: Fleet, tmp_path) -> Iterator[subprocess.Popen[bytes]]:  # type: ignore[no-untyped-def]
+    """A fifth instance in a process of its own, a member of the fleet and ready."""
+    log = tmp_path / "emulator.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli.main", "emulate", "--port", "0", "--time-scale", "20"], stdout=out
+        )
+    try:
+        url = until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")
+        fleet.dualmap("instances", "add", "extra", url, "--url", fleet.endpoint)
+        until(lambda: fleet.instances()["extra"]["state"] == "ready", "the new instance is ready")
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        if "extra" in fleet.instances():
+            fleet.dualmap("instances", "remove", "extra", "--url", fleet.endpoint)
+
+
+def test_a_killed_replica_is_replaced_and_its_requests_are_released(
+    fleet: Fleet, client: OpenAI, senders: ThreadPoolExecutor
+) -> None:
+    requests = traffic(client, fleet, senders, 40)
+    until(fleet.live_requests, "requests are under way")
+
+    dead = fleet.kill("router-1")
+
+    failures = [request.exception() for request in requests]
+    lost = [failure for failure in failures if failure is not None]
+    # Only connections that ended at the dead replica break, and they break at once: clients try again elsewhere.
+    assert all(isinstance(failure, APIConnectionError) for failure in lost)
+    assert len(lost) < len(requests)
+    until(lambda: fleet.pid("router-1") != dead, "a new replica runs in its place")
+    fleet.until_idle()
+    assert client.with_options(max_retries=5).completions.create(model=fleet.model, prompt="x", max_tokens=1)
+
+
+def test_the_lead_passes_on_when_the_leader_is_killed(fleet: Fleet, client: OpenAI) -> None:
+    def leader() -> str:
+        text = fleet.dualmap("inspect", "overview", "--store.url", fleet.store_url)
+        return text.partition("leader: ")[2].split()[0]
+
+    before = until(leader, "somebody leads")
+    fleet.kill(before.rpartition("-")[0])
+
+    after = until(lambda: (now := leader()) not in ("nobody", before) and now, "somebody else leads")
+
+    assert after
+    assert client.completions.create(model=fleet.model, prompt="x", max_tokens=1)
+
+
+def test_an_instance_that_dies_before_the_first_byte_costs_the_client_nothing(
+    fleet: Fleet, client: OpenAI, senders: ThreadPoolExecutor, extra_instance: subprocess.Popen[bytes]
+) -> None:
+    requests = traffic(client, fleet, senders, 48)
+    until(lambda: fleet.instances()["extra"]["load"]["running_requests"] > 0, "the instance got some of them")
+
+    extra_instance.kill()
+
+    assert [request.exception() for request in requests] == [None] * len(requests)
+    assert all(request.result() for request in requests)
+    until(lambda: fleet.instances()["extra"]["state"] == "down", "the fleet knows that it is gone")
+    fleet.until_idle()
+
+
+def test_an_instance_that_stands_still_before_the_first_byte_is_left_when_it_is_taken_down(
+    fleet: Fleet, client: OpenAI, extra_instance: subprocess.Popen[bytes]
+) -> None:
+    os.kill(extra_instance.pid, signal.SIGSTOP)
+    try:
+        until(lambda: fleet.instances()["extra"]["state"] == "down", "its health checks fail")
+        assert client.completions.create(model=fleet.model, prompt="x", max_tokens=1)
+    finally:
+        os.kill(extra_instance.pid, signal.SIGCONT)
+    until(lambda: fleet.instances()["extra"]["state"] == "ready", "it is back")
+    fleet.until_idle()
+
+
+def test_all_instances_may_die_and_come_back(fleet: Fleet, client: OpenAI) -> None:
+    dead = fleet.kill("instances")
+    until(lambda: not alive(dead) and fleet.pid("instances") != dead, "they run again")
+    until(lambda: all(each["state"] == "ready" for each in fleet.instances().values()), "all are ready", 30.0)
+    assert client.with_options(max_retries=3).completions.create(model=fleet.model, prompt="x", max_tokens=1)
+    fleet.until_idle()

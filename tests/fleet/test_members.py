@@ -1,0 +1,68 @@
+"""Instances come and go while the fleet runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fleet_process import Fleet, until
+from openai import OpenAI
+
+
+def placements(client: OpenAI, model: str, count: int = 40) -> dict[int, str]:
+    """Where prompts with different prefixes go, by their number."""
+    found = {}
+    for number in range(count):
+        prompt = f"{number:04d} " + "the rest of the first block is the same in all of them " * 12
+        raw = client.completions.with_raw_response.create(model=model, prompt=prompt, max_tokens=1)
+        found[number] = raw.headers["x-dualmap-instance"]
+    return found
+
+
+def test_an_instance_is_added_drained_resumed_and_removed(fleet: Fleet, client: OpenAI, tmp_path: Path) -> None:
+    def dualmap(*words: str) -> str:
+        return fleet.dualmap("instances", *words, "--url", fleet.endpoint)
+
+    def state() -> str | None:
+        return fleet.instances().get("fifth", {}).get("state")
+
+    log = tmp_path / "emulator.log"
+    with log.open("wb") as out:
+        emulator = subprocess.Popen(
+            [sys.executable, "-m", "cli.main", "emulate", "--port", "0", "--time-scale", "20"], stdout=out
+        )
+    try:
+        url = until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")
+        before = placements(client, fleet.model)
+
+        dualmap("add", "fifth", url, "--kv-capacity-tokens", "500000")
+        until(lambda: state() == "ready", "it is ready")
+        with_it = placements(client, fleet.model)
+        moved = {number for number in before if before[number] != with_it[number]}
+        assert "fifth" in dualmap("list")
+        assert any(instance == "fifth" for instance in with_it.values())
+        assert len(moved) < len(before) / 2  # keys next to its anchor points, not all of them
+
+        dualmap("drain", "fifth")
+        until(lambda: state() == "standby", "it is drained")
+        assert "fifth" not in placements(client, fleet.model).values()
+
+        dualmap("resume", "fifth")
+        until(lambda: state() == "ready", "it is back")
+
+        dualmap("remove", "fifth")
+        assert state() is None
+        assert "fifth" not in placements(client, fleet.model).values()
+    finally:
+        emulator.kill()
+        emulator.wait()
+
+
+def test_an_instance_that_nobody_knows_is_an_error_that_names_it(fleet: Fleet) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", "instances", "drain", "nobody", "--url", fleet.endpoint],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "'nobody'" in done.stderr

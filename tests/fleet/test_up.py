@@ -1,0 +1,79 @@
+"""`dualmap up` as a user runs it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from fleet_process import STOP_S, alive, running_fleet, until
+
+SMALL = ("--replicas", "2", "--workers", "1", "--instances", "2", "--status-interval-s", "0.2")
+
+
+def test_it_gets_ready_answers_its_own_curl_line_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, SMALL) as fleet:
+        pids = fleet.pids()
+        assert sorted(pids) == ["instances", "router-1", "router-2", "worker-1"]
+        line = re.search(r"^ +(curl .*)$", fleet.output, re.MULTILINE)
+        assert line is not None
+        words = shlex.split(line[1])
+        assert b"data: [DONE]" in curl(words)
+        until(lambda: "requests 1 " in fleet.output, "the status counts it")
+
+        fleet.process.send_signal(signal.SIGINT)
+
+        assert fleet.process.wait(STOP_S) == 0
+        assert [name for name, pid in pids.items() if alive(pid)] == []
+        assert not fleet.directory.exists()
+        port = int(fleet.store_url.rpartition(":")[2].partition("/")[0])
+        with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            pass
+
+
+def curl(words: list[str]) -> bytes:
+    """Run the printed line with curl where there is one, else do what it says."""
+    if shutil.which("curl"):
+        return subprocess.run([*words, "-s"], capture_output=True, timeout=30, check=True).stdout
+    url, body = words[2], words[words.index("-d") + 1]
+    request = urllib.request.Request(url, body.encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return bytes(answer.read())
+
+
+def test_killing_it_outright_leaves_no_process_either(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, SMALL) as fleet:
+        pids = fleet.pids()
+        fleet.process.kill()
+        fleet.process.wait()
+        until(lambda: not any(map(alive, pids.values())), "all children ended", STOP_S)
+
+
+def test_a_port_in_use_stops_the_start_and_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "cli.main", "up", "--port", str(port)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "--router.port" in done.stderr
+
+
+def test_a_wrong_setting_stops_the_start_with_exit_code_2() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", "up", "--policy", "best"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "scheduling.policy" in done.stderr
