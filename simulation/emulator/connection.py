@@ -225,9 +225,10 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once and drop what has not been sent."""
-        if self._transport is not None:
-            self._transport.abort()
+        """Close at once and drop what has not been sent; nothing can be written any more."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
 
     # ----------------------------------------------------------------------------------------------------------
     def _hand_over(self, request: HttpRequest) -> None:

@@ -13,6 +13,8 @@ from simulation.settings import EmulatorSettings
 
 PORT_CLOSES_AFTER_S = 0.2
 """A vLLM server whose engine died lingers this long."""
+ORDER_ANSWERED_S = 0.02
+"""Who orders an abrupt death still gets the answer to the order."""
 CLOSE_TIMEOUT_S = 2.0
 """Time for clients to read the end of their answers when the server closes."""
 
@@ -49,10 +51,11 @@ class EmulatedInstance:
         With ``revive_after_s``, the server comes back on its port after that time, with an empty cache.
         """
         loop = asyncio.get_running_loop()
-        self.generator.kill()
         if abruptly:
-            loop.call_soon(self._drop_port)
+            self._timers.append(loop.call_later(ORDER_ANSWERED_S, self._drop_port))
+            self._timers.append(loop.call_later(ORDER_ANSWERED_S, self.generator.kill))
         else:
+            self.generator.kill()
             self._timers.append(loop.call_later(PORT_CLOSES_AFTER_S, self._drop_port))
         if revive_after_s is not None:
             self._timers.append(loop.call_later(PORT_CLOSES_AFTER_S + revive_after_s, self._revive))

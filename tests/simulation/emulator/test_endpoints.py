@@ -1,0 +1,305 @@
+"""The emulated server as clients see it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import openai
+import orjson
+import pytest
+
+from simulation.emulator.instance import EmulatedInstance
+
+MODEL = "qwen2.5-7b"
+Eventually = Callable[[Callable[[], Any]], Awaitable[None]]
+
+
+def client_of(emulator: EmulatedInstance) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{emulator.url}/v1", api_key="none", max_retries=0, timeout=10)
+
+
+def chat(content: str = "hello there", **changes: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 4, **changes}
+
+
+def events_of(text: str) -> list[Any]:
+    payloads = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    return [payload if payload == "[DONE]" else orjson.loads(payload) for payload in payloads]
+
+
+# inference ----------------------------------------------------------------------------------------------------
+async def test_the_openai_client_chats(emulator: EmulatedInstance) -> None:
+    async with client_of(emulator) as client:
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hello there"}], max_tokens=7
+        )
+    assert answer.choices[0].finish_reason == "length"
+    assert len((answer.choices[0].message.content or "").encode()) == 7 * 4
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (16, 7)
+
+
+async def test_the_openai_client_streams_text_token_by_token_with_usage_at_the_end(emulator: EmulatedInstance) -> None:
+    async with client_of(emulator) as client:
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "hello there"}],
+            max_tokens=12,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_headers={"X-Request-Id": "my-id"},
+        )
+        chunks = [chunk async for chunk in stream]
+    assert {chunk.id for chunk in chunks} == {"chatcmpl-my-id"}
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert not chunks[0].choices[0].delta.content
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert len(text) == 12 * 4
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 12
+
+
+async def test_the_same_request_gets_the_same_text_streamed_or_not(emulator: EmulatedInstance) -> None:
+    async with client_of(emulator) as client:
+        whole = await client.completions.create(model=MODEL, prompt="once upon a time", max_tokens=30)
+        stream = await client.completions.create(model=MODEL, prompt="once upon a time", max_tokens=30, stream=True)
+        streamed = "".join([chunk.choices[0].text async for chunk in stream])
+    assert streamed == whole.choices[0].text
+    assert len(streamed) == 120
+
+
+async def test_text_and_its_token_ids_are_the_same_prompt(http: httpx.AsyncClient) -> None:
+    # given a prompt of 300 tokens, sent as text
+    text = "one two thr fou fiv " * 60
+    await http.post("/v1/completions", json={"model": MODEL, "prompt": text, "max_tokens": 1})
+    # when it is tokenized and sent again as ids
+    ids = (await http.post("/tokenize", json={"model": MODEL, "prompt": text})).json()["tokens"]
+    answer = await http.post("/v1/completions", json={"model": MODEL, "prompt": ids, "max_tokens": 1})
+    # then its full blocks are found in the cache
+    assert answer.json()["usage"] == {
+        "prompt_tokens": 300,
+        "total_tokens": 301,
+        "completion_tokens": 1,
+        "prompt_tokens_details": {"cached_tokens": 256},
+    }
+
+
+async def test_a_conversation_finds_its_former_turns_cached_but_another_salt_does_not(http: httpx.AsyncClient) -> None:
+    turns = [{"role": "user", "content": "a" * 4000}]
+    await http.post("/v1/chat/completions", json=chat(messages=turns))
+    turns += [{"role": "assistant", "content": "b" * 40}, {"role": "user", "content": "c" * 40}]
+    again = await http.post("/v1/chat/completions", json=chat(messages=turns))
+    salted = await http.post("/v1/chat/completions", json=chat(messages=turns, cache_salt="other"))
+    assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 7 * 128
+    assert salted.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_without_a_limit_the_length_is_drawn_from_the_request_and_ends_with_stop(http: httpx.AsyncClient) -> None:
+    lengths = set()
+    for word in ("one", "two", "three", "one"):
+        body = {"model": MODEL, "messages": [{"role": "user", "content": word}], "min_tokens": 3}
+        answer = (await http.post("/v1/chat/completions", json=body)).json()
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        lengths.add(answer["usage"]["completion_tokens"])
+    assert len(lengths) == 3
+    assert min(lengths) >= 3
+
+
+async def test_the_head_of_a_stream_comes_at_once_and_the_role_with_the_first_token(emulator: EmulatedInstance) -> None:
+    # given an engine that makes no progress
+    emulator.generator.pause()
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(emulator.url.rpartition(":")[2]))
+    body = orjson.dumps(chat(stream=True))
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    # then the head is there, and nothing else
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reader.read(1), 0.1)
+    # when it goes on, the role comes first
+    emulator.generator.resume()
+    first = await asyncio.wait_for(reader.readuntil(b"\n\n"), 5)
+    assert b'"delta":{"role":"assistant","content":""}' in first
+    writer.close()
+
+
+# errors -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/v1/chat/completions", {"model": "other", "messages": [{"role": "user", "content": "x"}]}, 404, "not exist"),
+        ("/v1/chat/completions", {"model": MODEL}, 400, "messages"),
+        ("/v1/chat/completions", chat(messages=[{"content": "x"}]), 400, "role"),
+        ("/v1/chat/completions", chat(messages=[{"role": "user", "content": 5}]), 400, "content"),
+        ("/v1/chat/completions", chat(max_tokens=0), 400, "max_tokens"),
+        ("/v1/chat/completions", chat(max_tokens="many"), 400, "max_tokens"),
+        ("/v1/chat/completions", chat(max_tokens=131_072), 400, "too large"),
+        ("/v1/chat/completions", chat(n=2), 400, "n=1"),
+        ("/v1/chat/completions", chat("x" * 4 * 131_072), 400, "maximum context length is 131072"),
+        ("/v1/completions", {"model": MODEL, "prompt": []}, 400, "prompt"),
+        ("/v1/completions", {"model": MODEL, "prompt": [1, "2"]}, 400, "integers"),
+        ("/v1/completions", {"model": MODEL, "prompt": [-1]}, 400, "negative"),
+        ("/detokenize", {"tokens": "1"}, 400, "token ids"),
+        ("/v1/nothing", {}, 404, "Not Found"),
+    ],
+)
+async def test_bad_requests_get_vllm_style_errors(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], status: int, message: str
+) -> None:
+    answer = await http.post(path, json=body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert message in error["message"]
+    assert error["code"] == status
+
+
+async def test_what_is_no_json_object_is_refused(http: httpx.AsyncClient) -> None:
+    for body in (b"{", b"[]", b"\xff"):
+        answer = await http.post("/v1/chat/completions", content=body)
+        assert answer.status_code == 400
+    assert (await http.get("/v1/chat/completions")).status_code == 405
+
+
+# about the server ---------------------------------------------------------------------------------------------
+async def test_the_server_tells_about_itself(http: httpx.AsyncClient) -> None:
+    models = (await http.get("/v1/models")).json()
+    assert [(model["id"], model["max_model_len"]) for model in models["data"]] == [(MODEL, 131_072)]
+    assert (await http.get("/health")).status_code == 200
+    assert "version" in (await http.get("/version")).json()
+    assert (await http.get("/load")).json() == {"server_load": 0}
+
+
+async def test_tokens_become_text_again(http: httpx.AsyncClient) -> None:
+    tokens = (await http.post("/tokenize", json={"prompt": "grüße, welt"})).json()
+    assert tokens["count"] == len(tokens["tokens"]) == 4
+    assert (await http.post("/detokenize", json={"tokens": tokens["tokens"]})).json() == {"prompt": "grüße, welt"}
+    messages = [{"role": "user", "content": "hello there"}]
+    assert (await http.post("/tokenize", json={"messages": messages})).json()["count"] == 16
+
+
+async def test_metrics_have_vllm_s_names_and_count_what_happened(http: httpx.AsyncClient) -> None:
+    await http.post("/v1/chat/completions", json=chat("x" * 2000, max_tokens=5))
+    await http.post("/v1/chat/completions", json=chat("x" * 2000, max_tokens=5))
+    page = (await http.get("/metrics")).text
+    labels = f'{{engine="0",model_name="{MODEL}"}}'
+    for line in (
+        f"vllm:num_requests_running{labels} 0.0",
+        f"vllm:num_requests_waiting{labels} 0.0",
+        f"vllm:kv_cache_usage_perc{labels} 0.0",
+        f"vllm:prefix_cache_queries_total{labels} 1026.0",
+        f"vllm:prefix_cache_hits_total{labels} 512.0",
+        f"vllm:num_preemptions_total{labels} 0.0",
+        f"vllm:generation_tokens_total{labels} 10.0",
+        f"vllm:time_to_first_token_seconds_count{labels} 2.0",
+        f"vllm:inter_token_latency_seconds_count{labels} 8.0",
+        f"vllm:request_queue_time_seconds_count{labels} 2.0",
+        f'vllm:request_success_total{{engine="0",finished_reason="length",model_name="{MODEL}"}} 2.0',
+    ):
+        assert line in page
+    assert 'vllm:cache_config_info{block_size="128"' in page
+
+
+# clients that leave, faults -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_frees_the_engine(start_emulator: Any, stream: bool, eventually: Eventually) -> None:
+    emulator = await start_emulator(time_scale=1.0, max_num_seqs=1, max_num_batched_tokens=512)
+    url = f"{emulator.url}/v1/chat/completions"
+    async with httpx.AsyncClient(timeout=10) as client:
+        # given one running and one waiting request
+        tasks = [
+            asyncio.create_task(client.post(url, json=chat(f"{number}" * 40, max_tokens=5000, stream=stream)))
+            for number in range(2)
+        ]
+        await eventually(lambda: emulator.generator.engine.statistics().running == 1)
+        await eventually(lambda: emulator.generator.engine.statistics().waiting == 1)
+        # when both clients leave
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    # then nothing is left of them
+    await eventually(lambda: emulator.generator.active == 0)
+    statistics = emulator.generator.engine.statistics()
+    assert (statistics.running, statistics.waiting, statistics.used_blocks) == (0, 0, 0)
+
+
+async def test_a_full_queue_is_refused_with_503(start_emulator: Any, eventually: Eventually) -> None:
+    emulator = await start_emulator(max_num_seqs=1, max_num_batched_tokens=512, max_queued_requests=1)
+    emulator.generator.pause()
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
+        waiting = asyncio.create_task(client.post("/v1/chat/completions", json=chat()))
+        await eventually(lambda: emulator.generator.active == 1)
+        refused = await client.post("/v1/chat/completions", json=chat())
+        assert refused.status_code == 503
+        assert "retry-after" not in refused.headers
+        emulator.generator.resume()
+        assert (await waiting).status_code == 200
+
+
+async def test_a_paused_engine_stays_healthy_and_answers_nothing_until_it_goes_on(http: httpx.AsyncClient) -> None:
+    assert (await http.post("/emulator/pause")).json() == {"paused": True}
+    asking = asyncio.create_task(http.post("/v1/chat/completions", json=chat()))
+    assert (await http.get("/health")).status_code == 200
+    done, _pending = await asyncio.wait([asking], timeout=0.2)
+    assert not done
+    assert (await http.post("/emulator/resume")).json() == {"paused": False}
+    assert (await asking).status_code == 200
+
+
+async def test_the_next_requests_fail_as_ordered(http: httpx.AsyncClient) -> None:
+    await http.post("/emulator/fail", json={"count": 2, "status": 429})
+    statuses = [(await http.post("/v1/chat/completions", json=chat())).status_code for _ in range(3)]
+    assert statuses == [429, 429, 200]
+
+
+async def test_a_dying_engine_ends_streams_with_an_error_event_and_closes_its_port(
+    emulator: EmulatedInstance, eventually: Eventually
+) -> None:
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
+        # given a stream and a plain request under way
+        asking = [
+            asyncio.create_task(client.post("/v1/chat/completions", json=chat(max_tokens=9000, stream=stream)))
+            for stream in (True, False)
+        ]
+        await eventually(lambda: emulator.generator.active == 2)
+        # when the engine dies for a moment
+        await client.post("/emulator/die", json={"revive_after_s": 0.1})
+        streamed, plain = await asyncio.gather(*asking)
+        # then the stream ends under its 200 with an error and [DONE], and the other request with 500
+        assert streamed.status_code == 200
+        error, done = events_of(streamed.text)[-2:]
+        assert error["error"]["code"] == 500
+        assert done == "[DONE]"
+        assert plain.status_code == 500
+        # new requests fail until the port is gone
+        assert (await client.post("/v1/chat/completions", json=chat())).status_code == 500
+
+        async def refused() -> bool:
+            try:
+                await client.get("/health")
+            except httpx.TransportError:
+                return True
+            return False
+
+        await eventually(refused)
+
+        async def back() -> bool:
+            return not await refused()
+
+        # and it comes back on the same port
+        await eventually(back)
+        assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
+
+
+async def test_a_killed_server_cuts_its_connections(emulator: EmulatedInstance, eventually: Eventually) -> None:
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=chat(max_tokens=9000)))
+        await eventually(lambda: emulator.generator.active == 1)
+        await client.post("/emulator/die", json={"abruptly": True})
+        with pytest.raises(httpx.TransportError):
+            await asking
+        with pytest.raises(httpx.TransportError):
+            await client.get("/health")

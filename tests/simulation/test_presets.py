@@ -1,0 +1,50 @@
+"""The figures that presets stand for; a change of a preset has to change them here, knowingly."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulation.presets import PRESETS, QWEN25_7B, QWEN25_14B, UnknownPresetError, find_preset
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt_tokens", "tokens_per_s"),
+    [
+        ("qwen2.5-7b-910b4", 1_024, 9_060),
+        ("qwen2.5-7b-910b4", 8_192, 8_280),
+        ("qwen2.5-7b-910b4", 20_480, 7_003),
+        ("qwen2.5-14b-910b3", 1_024, 5_090),
+        ("qwen2.5-14b-910b3", 8_192, 4_501),
+        ("qwen2.5-14b-910b3", 20_480, 3_698),
+    ],
+)
+def test_prefill_rates(name: str, prompt_tokens: int, tokens_per_s: int) -> None:
+    assert PRESETS[name].engine.prefill_tokens_per_s(prompt_tokens) == pytest.approx(tokens_per_s, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "sequences", "context_tokens", "step_ms"),
+    [
+        ("qwen2.5-7b-910b4", 1, 1_000, 28.7),
+        ("qwen2.5-7b-910b4", 16, 4_000, 35.6),
+        ("qwen2.5-7b-910b4", 64, 12_000, 105.7),
+        ("qwen2.5-14b-910b3", 1, 1_000, 28.5),
+        ("qwen2.5-14b-910b3", 16, 4_000, 39.8),
+        ("qwen2.5-14b-910b3", 64, 12_000, 158.1),
+    ],
+)
+def test_decode_steps(name: str, sequences: int, context_tokens: int, step_ms: float) -> None:
+    costs = PRESETS[name].engine.costs
+    step_s = costs.step_s(0, 0, sequences, sequences * context_tokens)
+    assert step_s * 1000 == pytest.approx(step_ms, abs=0.1)
+
+
+def test_kv_memory_is_the_paper_s_and_bytes_per_token_the_models_own() -> None:
+    assert PRESETS["qwen2.5-7b-910b4"].engine.kv_capacity_tokens == 1_000_000
+    assert PRESETS["qwen2.5-14b-910b3"].engine.kv_capacity_tokens == 500_000
+    assert (QWEN25_7B.kv_bytes_per_token, QWEN25_14B.kv_bytes_per_token) == (57_344, 196_608)
+
+
+def test_an_unknown_preset_names_those_there_are() -> None:
+    with pytest.raises(UnknownPresetError, match=r"'h100'; known are qwen2.5-14b-910b3, qwen2.5-7b-910b4"):
+        find_preset("h100")
