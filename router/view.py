@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from router.metrics import StoreCall, measured
 from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState, Role
-from scheduling.ring import DualRing
+from scheduling.instance import InstanceSpec
 from scheduling.view import ClusterView
 from statestore.base import Membership, Observation, PoolStore
 from statestore.clock import Clock
@@ -17,29 +16,21 @@ from statestore.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-_SCHEDULED_ROLES = frozenset({Role.MIXED, Role.PREFILL})
-
-
-def ready_ids(instances: Mapping[str, InstanceSpec]) -> tuple[str, ...]:
-    """Ids of the instances that may receive scheduled requests, sorted."""
-    return tuple(
-        sorted(
-            spec.instance_id
-            for spec in instances.values()
-            if spec.state is InstanceState.READY and spec.role in _SCHEDULED_ROLES
-        )
-    )
-
 
 def empty_view(virtual_nodes: int) -> ClusterView:
-    return ClusterView(-1, -1, {}, (), DualRing.of((), virtual_nodes), HotnessTree())
+    return ClusterView.build(epoch=-1, tree_version=-1, instances={}, tree=HotnessTree(), virtual_nodes=virtual_nodes)
 
 
 def next_view(view: ClusterView, membership: Membership) -> ClusterView:
     """The view of a membership; rings are kept, or changed only next to the anchors of who came and went."""
-    ready = ready_ids(membership.instances)
-    rings = view.rings if ready == view.ready else view.rings.with_members(ready)
-    return ClusterView(membership.epoch, membership.tree_version, membership.instances, ready, rings, membership.tree)
+    return ClusterView.build(
+        epoch=membership.epoch,
+        tree_version=membership.tree_version,
+        instances=membership.instances,
+        tree=membership.tree,
+        virtual_nodes=view.rings.first.virtual_nodes,
+        previous=view,
+    )
 
 
 class ViewKeeper:
