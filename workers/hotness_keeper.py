@@ -10,8 +10,9 @@ import logging
 from collections.abc import Mapping
 
 from scheduling.hotness import HotnessTree, HotnessWindow, hotness_rule
-from scheduling.instance import InstanceSpec, InstanceState, Role
+from scheduling.instance import InstanceSpec
 from scheduling.settings import SchedulingSettings
+from scheduling.view import is_scheduled
 from statestore.base import PoolStore
 from workers.metrics import WorkerMetrics
 
@@ -24,7 +25,7 @@ _READS_PER_TICK = 32
 
 def scheduled_ready(instances: Mapping[str, InstanceSpec]) -> int:
     """The n of the hotness rule: ready instances that take part in scheduling."""
-    return sum(spec.state is InstanceState.READY and spec.role is not Role.DECODE for spec in instances.values())
+    return sum(is_scheduled(spec) for spec in instances.values())
 
 
 class HotnessKeeper:
