@@ -195,8 +195,11 @@ class HealthChecker:
                 self._model,
                 list(facts.models),
             )
-        if facts.kv_capacity_tokens is not None and facts.kv_capacity_tokens != spec.kv_capacity_tokens:
-            await self._pool.put_instance(replace(spec, kv_capacity_tokens=facts.kv_capacity_tokens))
+        if facts.kv_capacity_tokens is None or facts.kv_capacity_tokens == spec.kv_capacity_tokens:
+            return
+        current = (await self._pool.membership()).instances.get(spec.instance_id)
+        if current is not None:  # as it is now: an operator may have changed it while it was being checked
+            await self._pool.put_instance(replace(current, kv_capacity_tokens=facts.kv_capacity_tokens))
 
     async def _change(self, spec: InstanceSpec, event: InstanceEvent, cause: str) -> None:
         target = next_state(spec.state, event)

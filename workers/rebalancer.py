@@ -16,6 +16,10 @@ from workers.moves import execute_moves
 REASON = "rebalance"
 
 
+_LONGEST_WAIT_S = 1.0
+"""For a trigger, in one round: a round must end within the bound of every job's rounds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """What the next round looks at, and how long it may wait for a trigger first."""
@@ -26,7 +30,9 @@ class Round:
 
 def plan_tick(now_s: float, next_sweep_s: float) -> Round:
     """Sweep when it is due; until then listen for triggers."""
-    return Round(sweep=True, wait_s=0.0) if now_s >= next_sweep_s else Round(sweep=False, wait_s=next_sweep_s - now_s)
+    if now_s >= next_sweep_s:
+        return Round(sweep=True, wait_s=0.0)
+    return Round(sweep=False, wait_s=min(_LONGEST_WAIT_S, next_sweep_s - now_s))
 
 
 class Rebalancer:
@@ -57,25 +63,37 @@ class Rebalancer:
         self._clock = clock
         self._metrics = metrics
         self._next_sweep_s = clock.monotonic_s()
+        self._min_gap_s = min_gap_s
+        self._fruitless: set[str] = set()
+        """Where the last look since the sweep moved nothing: under lasting overload every request would trigger
+        another one, and each reads a whole queue. The next sweep looks again."""
 
     async def tick(self) -> None:
         """One sweep, or one wait for a trigger. Raises StoreUnavailableError, LeaseLostError."""
         plan = plan_tick(self._clock.monotonic_s(), self._next_sweep_s)
         if plan.sweep:
+            self._fruitless.clear()
             await self._rebalance_all(plan_sweep(await self._sight.loads()), "sweep")
             self._next_sweep_s = self._clock.monotonic_s() + self._sweep_interval_s
         else:
             wanted = await self._pool.wanted_rebalances(plan.wait_s)
-            await self._rebalance_all(dict.fromkeys(wanted), "triggered")
+            await self._rebalance_all([name for name in wanted if name not in self._fruitless], "triggered")
 
     async def _rebalance_all(self, instance_ids: Iterable[str], cause: str) -> None:
-        for instance_id in instance_ids:
+        """Rebalance each; then pause for as long as that took, so that overload costs half of the time at most."""
+        started_s = self._clock.monotonic_s()
+        for instance_id in dict.fromkeys(instance_ids):
             self._metrics.rebalances.labels(self._pool.name, cause).inc()
-            await self._rebalance(instance_id)
+            if not await self._rebalance(instance_id):
+                self._fruitless.add(instance_id)
+        self.interval_s = max(self._min_gap_s, self._clock.monotonic_s() - started_s)
 
-    async def _rebalance(self, instance_id: str) -> None:
+    async def _rebalance(self, instance_id: str) -> int:
+        """One round for one instance; returns how many requests moved."""
         snapshot = await self._pool.queue(instance_id)
         if snapshot is None or not snapshot.held:
-            return
+            return 0
         moves = plan_rebalance(hot_queue(snapshot), self._decode_stall_s)[: self._max_moves]
-        await execute_moves(self._pool, instance_id, moves, reason=REASON, fence=self._fence, metrics=self._metrics)
+        return await execute_moves(
+            self._pool, instance_id, moves, reason=REASON, fence=self._fence, metrics=self._metrics
+        )

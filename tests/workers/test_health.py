@@ -104,6 +104,19 @@ async def test_what_the_server_says_of_its_cache_is_learned_when_it_becomes_read
     assert (spec.state, spec.kv_capacity_tokens, spec.max_running_requests) == (InstanceState.READY, 128_000, 77)
 
 
+async def test_learning_keeps_what_an_operator_changed_during_the_check(checker, servers, pool, add_instance) -> None:
+    server = await servers()
+    server.answers["/metrics"] = (200, 'vllm:cache_config_info{block_size="128",num_gpu_blocks="1000"} 1.0\n')
+    await add_instance("a", InstanceState.STARTING, url=server.url)
+
+    await checker.tick()
+    await pool.put_instance(InstanceSpec("a", server.url, max_queued_requests=5))
+    await asyncio.wait(list(checker._under_way.values()), timeout=10)
+
+    spec = (await pool.membership()).instances["a"]
+    assert (spec.kv_capacity_tokens, spec.max_queued_requests) == (128_000, 5)
+
+
 async def test_a_server_with_another_model_is_reported(check, servers, add_instance, caplog) -> None:
     server = await servers()
     server.answers["/v1/models"] = (200, json.dumps({"data": [{"id": "llama"}]}))

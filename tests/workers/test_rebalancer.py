@@ -113,3 +113,37 @@ async def test_a_deposed_rebalancer_moves_nothing(pool, rebalancer_of, hotspot) 
 def test_a_round_waits_for_triggers_no_longer_than_to_the_next_sweep() -> None:
     assert plan_tick(10.0, next_sweep_s=10.0) == Round(sweep=True, wait_s=0.0)
     assert plan_tick(9.5, next_sweep_s=10.0) == Round(sweep=False, wait_s=0.5)
+    assert plan_tick(9.5, next_sweep_s=99.0) == Round(sweep=False, wait_s=1.0)
+
+
+async def test_triggers_where_nothing_can_move_wait_for_the_next_sweep(
+    pool, flaky, rebalancer_of, add_instance, reserve, clock
+) -> None:
+    # given an instance whose late requests have nowhere to go
+    await add_instance("a", prefill_tokens_per_s=1000.0, dispatch_window_tokens=1000)
+    rebalancer = rebalancer_of(flaky)
+    await rebalancer.tick()
+
+    # when every further request triggers
+    for number in range(12):
+        await reserve(f"r{number}", "a", 1000, overloaded=True)
+        await rebalancer.tick()
+    assert flaky.calls.count("queue") == 1
+
+    clock.jump(1.0)
+    await rebalancer.tick()
+    assert flaky.calls.count("queue") == 2
+
+
+async def test_after_an_expensive_round_the_pause_is_as_long(pool, rebalancer_of, hotspot, clock) -> None:
+    original = pool.queue
+
+    async def slow_queue(instance_id):
+        clock.jump(0.3)
+        return await original(instance_id)
+
+    pool.queue = slow_queue
+    rebalancer = rebalancer_of(pool)
+    await rebalancer.tick()
+
+    assert rebalancer.interval_s == pytest.approx(0.3)

@@ -36,7 +36,7 @@ asyncio.run(serve(WorkerSettings(**given["worker"]), SchedulingSettings(), Store
                   [PoolSettings(**given["pool"])], worker_id=given["id"]))
 """
 _QUICK = {
-    "lease_ms": 600,
+    "lease_ms": 900,
     "register_interval_s": 0.1,
     "rebalance_interval_s": 0.2,
     "health_interval_s": 0.1,
@@ -59,7 +59,7 @@ class WorkerProcess:
         os.kill(self.process.pid, number)
 
     async def exit_code(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), 15)
+        return await asyncio.wait_for(self.process.wait(), 30)
 
 
 StartWorker = Callable[..., Awaitable[WorkerProcess]]
