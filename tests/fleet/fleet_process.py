@@ -78,6 +78,14 @@ class Fleet:
         with urllib.request.urlopen(f"{self.endpoint}{path}", timeout=5) as answer:
             return json.loads(answer.read())
 
+    def placement(self, prompt: str) -> str:
+        """Where a one-token completion of the prompt was answered; over a connection of its own, so any replica."""
+        body = json.dumps({"model": self.model, "prompt": prompt, "max_tokens": 1}).encode()
+        request = urllib.request.Request(f"{self.endpoint}/v1/completions", body, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            answer.read()
+            return str(answer.headers["x-dualmap-instance"])
+
     def instances(self) -> dict[str, dict[str, Any]]:
         return {each["id"]: each for each in self.get("/admin/instances")["instances"]}
 

@@ -7,20 +7,15 @@ import sys
 from pathlib import Path
 
 from fleet_process import Fleet, until
-from openai import OpenAI
 
 
-def placements(client: OpenAI, model: str, count: int = 40) -> dict[int, str]:
+def placements(fleet: Fleet, count: int = 40) -> dict[int, str]:
     """Where prompts with different prefixes go, by their number."""
-    found = {}
-    for number in range(count):
-        prompt = f"{number:04d} " + "the rest of the first block is the same in all of them " * 12
-        raw = client.completions.with_raw_response.create(model=model, prompt=prompt, max_tokens=1)
-        found[number] = raw.headers["x-dualmap-instance"]
-    return found
+    rest = "the rest of the first block is the same in all of them " * 12
+    return {number: fleet.placement(f"{number:04d} {rest}") for number in range(count)}
 
 
-def test_an_instance_is_added_drained_resumed_and_removed(fleet: Fleet, client: OpenAI, tmp_path: Path) -> None:
+def test_an_instance_is_added_drained_resumed_and_removed(fleet: Fleet, tmp_path: Path) -> None:
     def dualmap(*words: str) -> str:
         return fleet.dualmap("instances", *words, "--url", fleet.endpoint)
 
@@ -34,11 +29,11 @@ def test_an_instance_is_added_drained_resumed_and_removed(fleet: Fleet, client: 
         )
     try:
         url = until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")
-        before = placements(client, fleet.model)
+        before = placements(fleet)
 
         dualmap("add", "fifth", url, "--kv-capacity-tokens", "500000")
         until(lambda: state() == "ready", "it is ready")
-        with_it = placements(client, fleet.model)
+        with_it = placements(fleet)
         moved = {number for number in before if before[number] != with_it[number]}
         assert "fifth" in dualmap("list")
         assert any(instance == "fifth" for instance in with_it.values())
@@ -46,14 +41,14 @@ def test_an_instance_is_added_drained_resumed_and_removed(fleet: Fleet, client: 
 
         dualmap("drain", "fifth")
         until(lambda: state() == "standby", "it is drained")
-        assert "fifth" not in placements(client, fleet.model).values()
+        assert "fifth" not in placements(fleet).values()
 
         dualmap("resume", "fifth")
         until(lambda: state() == "ready", "it is back")
 
         dualmap("remove", "fifth")
         assert state() is None
-        assert "fifth" not in placements(client, fleet.model).values()
+        assert "fifth" not in placements(fleet).values()
     finally:
         emulator.kill()
         emulator.wait()
