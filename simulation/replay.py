@@ -84,34 +84,6 @@ class ReplayError(SimulationError):
     """The endpoint cannot be replayed against; says why."""
 
 
-def prepare_trace(
-    trace: Trace,
-    *,
-    limit: int | None = None,
-    max_input_tokens: int | None = None,
-    rate_per_s: float | None = None,
-    speedup: float = 1.0,
-) -> Trace:
-    """The part of a trace to send, at the times to send it.
-
-    Args:
-        limit: only the first so many requests.
-        max_input_tokens: longer prompts are cut.
-        rate_per_s: mean arrival rate; None keeps the trace's own.
-        speedup: factor on the arrival rate, on top.
-
-    Raises:
-        TraceError: a rate is wanted and all requests arrive at once.
-    """
-    if limit is not None:
-        trace = trace.first(limit)
-    if max_input_tokens is not None:
-        trace = trace.capped(max_input_tokens)
-    if rate_per_s is not None or speedup != 1.0:
-        trace = trace.at_rate((rate_per_s or trace.rate_per_s) * speedup)
-    return trace
-
-
 async def replay(
     trace: Trace,
     options: ReplayOptions,

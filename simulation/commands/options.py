@@ -35,7 +35,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         default="conversation",
         help=f"Mooncake JSONL, Azure CSV, own recording, or a generator ({names}), also as zipf:skew=1.2,requests=500",
     )
-    trace.add_argument("--requests", type=int, metavar="N", help="only the first N (a generator makes N)")
+    trace.add_argument("--requests", "--limit", type=int, metavar="N", help="only the first N (a generator makes N)")
     trace.add_argument("--max-input-tokens", type=int, metavar="TOKENS", help="cut longer prompts to this")
     trace.add_argument("--block-tokens", type=int, metavar="TOKENS", help="block size of a JSONL that does not name it")
     trace.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of generated traces")

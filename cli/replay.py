@@ -1,0 +1,16 @@
+"""``dualmap replay``: a trace through a live endpoint."""
+
+from __future__ import annotations
+
+import argparse
+
+from cli.settings import Settings
+from simulation.commands import replay
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    replay.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    return replay.run(arguments, settings.emulator.time_scale)
