@@ -58,8 +58,20 @@ class Decision:
     """Pending tokens the decision relied on; the reservation re-checks them. None: it did not look."""
 
 
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """Names beyond the pair, which the store knows at a cost that does not grow with the fleet."""
+
+    holders: tuple[str, ...] = ()
+    """Ready instances that were last given the chain's deepest known prefix, most recent first."""
+    holder_blocks: int = 0
+    """Length of that prefix in blocks."""
+    lightest: tuple[tuple[str, float], ...] = ()
+    """The least loaded ready instances with the queueing time of their on-time work in seconds, least first."""
+
+
 class Policy(Protocol):
-    """A scheduling policy: two pure functions. Implementations hold settings, never state."""
+    """A scheduling policy: pure functions. Implementations hold settings, never state."""
 
     @property
     def name(self) -> str:
@@ -68,6 +80,10 @@ class Policy(Protocol):
     @property
     def rebalances(self) -> bool:
         """Whether held requests may migrate to their other candidate: the rebalancer rests if not."""
+
+    @property
+    def looks_beyond(self) -> bool:
+        """Whether the observation of the candidates shall carry a Horizon and ``beyond`` be asked."""
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
         """The instances whose loads the policy wants to see, most preferred first; no network.
@@ -81,4 +97,10 @@ class Policy(Protocol):
 
         Raises:
             NoInstanceError: ``loads`` holds no ready instance.
+        """
+
+    def beyond(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> tuple[str, ...]:
+        """Further instances whose loads are worth a second look, few and none of ``loads``; () for most requests.
+
+        ``choose`` then gets both looks' loads, the candidates' first.
         """

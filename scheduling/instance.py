@@ -72,6 +72,8 @@ class InstanceLoad:
     kv_capacity_tokens: int = 1_000_000
     hit_blocks: int = 0
     """Blocks at the head of the chain in question that the instance is believed to hold."""
+    late_tokens: int = 0
+    """The part of ``pending_tokens`` whose requests stepped behind: they wait until nobody on time does."""
 
     @property
     def kv_usage(self) -> float:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PolicyName = Literal[
     "dualmap",
+    "dualmap-wide",
     "dualmap-cache-affinity",
     "dualmap-least-loaded",
     "dualmap-min-ttft",
@@ -31,6 +32,15 @@ class DualMapSettings(BaseModel):
     when_both_late: Literal["less-loaded", "larger-hit"] = Field(
         "less-loaded", description="which candidate is taken when neither can meet the SLO"
     )
+
+
+class DualMapWideSettings(BaseModel):
+    """Parameters of policy ``dualmap-wide``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    recompute_weight: float = Field(6.0, ge=1, description="weight of a request's recompute beside work ahead of it")
+    late_weight: float = Field(0.05, ge=0, le=1, description="weight of work that stepped behind its deadline")
 
 
 class PrebleSettings(BaseModel):
@@ -90,8 +100,13 @@ class SchedulingSettings(BaseModel):
     expected_output_tokens: int = Field(256, ge=1, description="assumed answer length when a request sets no limit")
     decode_stall_s: float = Field(3.0, gt=0, description="no prefill for this long counts as a decode bottleneck")
     reserve_tolerance_tokens: int = Field(4096, ge=0, description="load change a reservation accepts unseen")
-    queue_order: Literal["fifo"] = Field("fifo", description="which held request is granted first")
+    queue_order: Literal["fifo", "deadline"] = Field("fifo", description="which held request is granted first")
+    max_hold_s: float = Field(300.0, gt=0, description="longest time in the held queue under deadline order, seconds")
+    holder_marks: int = Field(200_000, ge=1, description="prefixes whose last holders are remembered, per generation")
     dualmap: DualMapSettings = Field(default_factory=DualMapSettings, description="parameters of policy dualmap")
+    dualmap_wide: DualMapWideSettings = Field(
+        default_factory=DualMapWideSettings, description="parameters of policy dualmap-wide"
+    )
     preble: PrebleSettings = Field(default_factory=PrebleSettings, description="parameters of policy preble")
     dynamo: DynamoSettings = Field(default_factory=DynamoSettings, description="parameters of policy dynamo")
     sglang: SglangSettings = Field(default_factory=SglangSettings, description="parameters of policy sglang")

@@ -20,9 +20,9 @@ def stall_s(load: InstanceLoad, decode_stall_s: float = DECODE_STALL_S) -> float
 
 
 def queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STALL_S) -> float:
-    """Tq of a request that would queue last: the time to prefill all that is pending."""
+    """Tq of a request that would queue last: the time to prefill all that is pending and has not stepped behind."""
     stalled_s = load.stalled_s
-    waiting_s = load.pending_tokens / load.prefill_tokens_per_s
+    waiting_s = (load.pending_tokens - load.late_tokens) / load.prefill_tokens_per_s
     return waiting_s + stalled_s if stalled_s >= decode_stall_s else waiting_s
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from scheduling.decision import Decision, Reason, RouteQuery
+from scheduling.decision import Decision, Horizon, Reason, RouteQuery
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad
 from scheduling.policies.choice import Cost, decide, ranked, usable
@@ -20,6 +21,10 @@ class FleetPolicy(ABC):
     name: str
     decode_stall_s: float
     rebalances: bool = False
+    looks_beyond: ClassVar[bool] = False
+
+    def beyond(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> tuple[str, ...]:
+        return ()
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
         if not query.excluded:

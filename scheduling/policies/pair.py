@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from scheduling.decision import Decision, Reason, RouteQuery
+from scheduling.decision import Decision, Horizon, Reason, RouteQuery
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad
 from scheduling.policies.choice import decide, usable
@@ -25,15 +26,13 @@ class PairPolicy(ABC):
     max_key_blocks: int
     decode_stall_s: float
     rebalances: bool = False
+    looks_beyond: ClassVar[bool] = False
+
+    def beyond(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> tuple[str, ...]:
+        return ()
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
-        pair = view.rings.pair(view.tree.key(query.chain, self.max_key_blocks))
-        if not query.excluded:
-            if not pair:
-                raise NoInstanceError("no instance is ready")
-            return pair
-        left = tuple(instance_id for instance_id in pair if instance_id not in query.excluded)
-        return left or _beyond(pair, query.excluded, view.ready)
+        return pair_of(query, view, self.max_key_blocks)
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
         left = usable(query, loads)
@@ -67,6 +66,21 @@ class PairPolicy(ABC):
 
     def _load(self, load: InstanceLoad) -> tuple[float, int]:
         return queueing_s(load, self.decode_stall_s), load.context_tokens
+
+
+def pair_of(query: RouteQuery, view: ClusterView, max_key_blocks: int) -> tuple[str, ...]:
+    """The candidate pair of the request's hash key, less those it failed on; two others if it failed on both.
+
+    Raises:
+        NoInstanceError: no ready instance is left for this request.
+    """
+    pair = view.rings.pair(view.tree.key(query.chain, max_key_blocks))
+    if not query.excluded:
+        if not pair:
+            raise NoInstanceError("no instance is ready")
+        return pair
+    left = tuple(instance_id for instance_id in pair if instance_id not in query.excluded)
+    return left or _beyond(pair, query.excluded, view.ready)
 
 
 def _beyond(pair: tuple[str, ...], excluded: frozenset[str], ready: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from scheduling.policies.dualmap import DualMap
 from scheduling.policies.dualmap_cache_affinity import DualMapCacheAffinity
 from scheduling.policies.dualmap_least_loaded import DualMapLeastLoaded
 from scheduling.policies.dualmap_min_ttft import DualMapMinTtft
+from scheduling.policies.dualmap_wide import DualMapWide
 from scheduling.policies.dynamo import Dynamo
 from scheduling.policies.fleet import FleetPolicy
 from scheduling.policies.least_loaded import LeastLoaded
@@ -44,6 +45,9 @@ BUILDERS: dict[PolicyName, Builder] = {
     "dualmap-least-loaded": _in_pair(DualMapLeastLoaded),
     "dualmap-min-ttft": _in_pair(DualMapMinTtft),
     "dualmap-no-rebalance": _dualmap(rebalances=False),
+    "dualmap-wide": lambda name, settings: DualMapWide(
+        name, settings.max_key_blocks, settings.decode_stall_s, settings.dualmap_wide
+    ),
     "cache-affinity": _in_pair(CacheAffinity),
     "round-robin": _in_fleet(RoundRobin),
     "least-loaded": _in_fleet(LeastLoaded),

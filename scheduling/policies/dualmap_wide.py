@@ -1,0 +1,72 @@
+"""DualMap with a wider look: the pair, and past it whoever holds the prefix or has the least to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from scheduling.decision import Decision, Horizon, Reason, RouteQuery
+from scheduling.instance import InstanceLoad
+from scheduling.policies.choice import Cost, decide, usable
+from scheduling.policies.pair import PAIR, pair_of
+from scheduling.settings import DualMapWideSettings
+from scheduling.ttft import stall_s
+from scheduling.view import ClusterView
+
+
+@dataclass(frozen=True)
+class DualMapWide:
+    """The least ``on-time work ahead + recompute_weight * own recompute``, over a handful of instances.
+
+    Builds on DualMap (ICLR 2026): the rings still say where a prefix belongs. Three things differ, each for a
+    measured reason (``docs/scheduling.md``). A recomputed token delays everybody queued behind it, so it weighs
+    several times its own seconds. Work that has stepped behind its deadline weighs little, since new requests
+    overtake it: otherwise a long tail of late work would hide the cache. And when the pair is busy, the instances
+    that were last given the prefix and the least loaded ones are asked as well: few names, whatever the size of the
+    fleet, and the prefix is found again wherever it went.
+    """
+
+    name: str
+    max_key_blocks: int
+    decode_stall_s: float
+    settings: DualMapWideSettings = field(default_factory=DualMapWideSettings)
+    rebalances: ClassVar[bool] = False
+    looks_beyond: ClassVar[bool] = True
+
+    def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
+        return pair_of(query, view, self.max_key_blocks)
+
+    def beyond(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> tuple[str, ...]:
+        """Those that could still be cheaper than the best candidate, judged by what the horizon tells of them."""
+        best = min(usable(query, loads), key=lambda load: self._cost_s(query, load))
+        limit_s = self._cost_s(query, best)
+        deepest = max(horizon.holder_blocks, *(load.hit_blocks for load in loads.values()))
+        recompute_s = self._recompute_s(query, best.prefill_tokens_per_s, deepest)
+        names = [*horizon.holders] if recompute_s < limit_s else []
+        names += [name for name, queueing_s in horizon.lightest if queueing_s + recompute_s < limit_s]
+        return tuple(name for name in dict.fromkeys(names) if name not in loads and name not in query.excluded)
+
+    def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
+        ranked = sorted(usable(query, loads), key=lambda load: self._rank(query, load))
+        chosen, other = ranked[0], ranked[1] if len(ranked) > 1 else None
+        return decide(query, chosen, other, self._reason(query, loads, chosen), self.decode_stall_s)
+
+    def _rank(self, query: RouteQuery, load: InstanceLoad) -> Cost:
+        return self._cost_s(query, load), load.kv_usage
+
+    def _cost_s(self, query: RouteQuery, load: InstanceLoad) -> float:
+        late_tokens = load.late_tokens * (1 - self.settings.late_weight)
+        ahead_s = (load.pending_tokens - late_tokens) / load.prefill_tokens_per_s
+        recompute_s = self._recompute_s(query, load.prefill_tokens_per_s, load.hit_blocks)
+        return ahead_s + recompute_s + stall_s(load, self.decode_stall_s)
+
+    def _recompute_s(self, query: RouteQuery, tokens_per_s: float, hit_blocks: int) -> float:
+        return self.settings.recompute_weight * query.chain.uncached_tokens(hit_blocks) / tokens_per_s
+
+    def _reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: InstanceLoad) -> Reason:
+        """Candidates come first in ``loads``; whoever else was asked is from beyond the pair."""
+        if chosen.instance_id not in [*loads][:PAIR]:
+            return Reason.BEYOND_PAIR
+        best_hit = max(load.hit_blocks for load in loads.values())
+        return Reason.CACHE if chosen.hit_blocks == best_hit > 0 else Reason.COST
