@@ -9,29 +9,13 @@ from functools import partial
 from router.context import ReplicaContext
 from router.metrics import measured
 from router.served_pool import ServedPool
-from scheduling.instance import InstanceSpec, InstanceState
 from statestore.base import PoolSnapshot
 from statestore.errors import StoreError
-from statestore.settings import InstanceSettings, PoolSettings
+from statestore.settings import PoolSettings
 
 log = logging.getLogger(__name__)
 
 BEATS_PER_LEASE = 3
-
-
-def configured_spec(instance: InstanceSettings) -> InstanceSpec:
-    """A configured instance as it enters the fleet: its health check makes it ready."""
-    return InstanceSpec(
-        instance_id=instance.id,
-        url=instance.url.rstrip("/"),
-        role=instance.role,
-        state=InstanceState.STARTING,
-        prefill_tokens_per_s=instance.prefill_tokens_per_s,
-        kv_capacity_tokens=instance.kv_capacity_tokens,
-        dispatch_window_tokens=instance.dispatch_window_tokens,
-        max_running_requests=instance.max_running_requests,
-        max_queued_requests=instance.max_queued_requests,
-    )
 
 
 class Replica:
@@ -49,18 +33,24 @@ class Replica:
         return self._pool.settings
 
     async def join(self) -> None:
-        """Enter the configured instances, load the view and take the lease.
+        """Load the view and take the lease; enter the configured instances if the store knows none at all.
+
+        A store with members is the workers' business: what was learned or removed there at run time stays.
 
         Raises:
             StoreUnavailableError: the store is out of reach.
         """
-        await self._put_configured()
+        await self._put_missing_members()
         await self._pool.view.refresh()
         await self._beat()
 
-    async def _put_configured(self) -> None:
-        for instance in self._settings.instances:
-            await self._pool.store.put_instance(configured_spec(instance))
+    async def _put_missing_members(self) -> None:
+        """Fill a store that has no members: with those last seen there, else with the configured ones."""
+        if (await self._pool.store.membership()).instances:
+            return
+        specs = tuple(self._pool.view.last_members.values())
+        for spec in specs or (instance.spec() for instance in self._settings.instances):
+            await self._pool.store.put_instance(spec)
 
     async def keep_lease(self) -> None:
         """Renew the lease a few times per lease. Runs until cancelled."""
@@ -98,10 +88,7 @@ class Replica:
         A store that has members was not emptied: an instance that is missing there was removed on purpose.
         """
         pool = self._pool
-        if not (await pool.store.membership()).instances:
-            await self._put_configured()
-            for spec in pool.view.last_members.values():
-                await pool.store.put_instance(spec)
+        await self._put_missing_members()
         await pool.view.refresh()
         snapshot = await self._snapshot()
         records = [

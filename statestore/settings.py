@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from scheduling.instance import Role
+from scheduling.instance import InstanceSpec, Role
 
 
 class StoreSettings(BaseModel):
@@ -34,6 +34,10 @@ class InstanceSettings(BaseModel):
     dispatch_window_tokens: int = Field(16_384, gt=0, description="room for dispatched, unprefilled tokens")
     max_running_requests: int = Field(256, gt=0, description="dispatched and unfinished requests at most")
     max_queued_requests: int = Field(1024, ge=0, description="held requests at most")
+
+    def spec(self) -> InstanceSpec:
+        """The instance as a store keeps it: STARTING, until a health check succeeds."""
+        return InstanceSpec(instance_id=self.id, url=self.url.rstrip("/"), **self.model_dump(exclude={"id", "url"}))
 
 
 class PoolSettings(BaseModel):

@@ -27,12 +27,6 @@ class Known:
     instances: Mapping[str, InstanceSpec] = field(default_factory=dict)
 
 
-def spec_of(instance: InstanceSettings) -> InstanceSpec:
-    """A configured instance as the store keeps it; it starts as STARTING until a health check succeeds."""
-    fields = instance.model_dump(exclude={"id"})
-    return InstanceSpec(instance_id=instance.id, **fields)
-
-
 def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, InstanceSpec]) -> tuple[InstanceSpec, ...]:
     """What to enter when a worker starts: new instances, and known ones whose configuration changed.
 
@@ -40,7 +34,7 @@ def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, Inst
     """
     changed = []
     for instance in configured:
-        wanted = spec_of(instance)
+        wanted = instance.spec()
         known = stored.get(instance.id)
         if known is not None:
             wanted = replace(wanted, state=known.state, kv_capacity_tokens=known.kv_capacity_tokens)

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from router.admin.scope import PoolParam, PoolsParam, RuntimeParam, pool_of
 from router.errors import ConflictError, NotFoundError
-from router.replica import configured_spec
 from router.served_pool import ServedPool
 from scheduling.errors import TransitionError
 from scheduling.instance import InstanceLoad, InstanceSpec
@@ -83,7 +82,7 @@ async def add_instance(runtime: RuntimeParam, instance: NewInstance) -> Instance
     members = (await pool.store.membership()).instances
     if instance.id in members:
         raise ConflictError(f"there is an instance {instance.id!r} already; change it by PATCH", param="id")
-    spec = configured_spec(instance)
+    spec = instance.spec()
     await pool.store.put_instance(spec)
     await pool.view.refresh()
     return _instance(pool, spec, None)

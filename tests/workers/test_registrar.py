@@ -12,7 +12,7 @@ from statestore.base import Membership
 from statestore.errors import StoreUnavailableError
 from statestore.memory import MemoryStore
 from statestore.settings import InstanceSettings, PoolSettings
-from workers.registrar import Known, Registrar, plan_start, plan_tick, spec_of
+from workers.registrar import Known, Registrar, plan_start, plan_tick
 
 A = InstanceSettings(id="a", url="http://a:8000")
 B = InstanceSettings(id="b", url="http://b:8000", kv_capacity_tokens=500_000, max_running_requests=64)
@@ -35,7 +35,7 @@ async def test_configured_instances_enter_as_starting_with_all_their_figures(poo
     await registrar_of(pool).tick()
 
     stored = (await pool.membership()).instances
-    assert stored == {"a": spec_of(A), "b": spec_of(B)}
+    assert stored == {"a": A.spec(), "b": B.spec()}
     assert stored["b"].kv_capacity_tokens == 500_000
     assert stored["b"].max_running_requests == 64
     assert stored["a"].state is InstanceState.STARTING
@@ -66,7 +66,7 @@ async def test_what_an_operator_removes_stays_removed(pool, registrar_of) -> Non
 
 
 async def test_a_changed_configuration_reaches_a_known_instance_and_keeps_what_was_learned() -> None:
-    known = replace(spec_of(A), state=InstanceState.READY, kv_capacity_tokens=123_456)
+    known = replace(A.spec(), state=InstanceState.READY, kv_capacity_tokens=123_456)
     moved = InstanceSettings(id="a", url="http://elsewhere:8000")
 
     assert plan_start([A], {"a": known}) == ()
@@ -121,9 +121,9 @@ async def test_an_interrupted_restoration_is_finished_when_the_store_is_back(
 
 
 def test_only_an_epoch_that_went_back_means_lost_state() -> None:
-    known = Known(5, {"a": spec_of(A), "b": spec_of(B)})
+    known = Known(5, {"a": A.spec(), "b": B.spec()})
 
-    assert plan_tick(known, membership(5, spec_of(A))) == ()
-    assert plan_tick(known, membership(6, spec_of(A))) == ()
-    assert plan_tick(known, membership(1, spec_of(A))) == (spec_of(B),)
-    assert plan_tick(known, membership(0)) == (spec_of(A), spec_of(B))
+    assert plan_tick(known, membership(5, A.spec())) == ()
+    assert plan_tick(known, membership(6, A.spec())) == ()
+    assert plan_tick(known, membership(1, A.spec())) == (B.spec(),)
+    assert plan_tick(known, membership(0)) == (A.spec(), B.spec())
