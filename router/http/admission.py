@@ -17,7 +17,7 @@ from router.http.request_reader import Judge, Request
 OPS_BODY_BYTES: Final = 1 << 20
 """Largest body of a request that the ASGI app serves."""
 
-_FORM_MODEL: Final = re.compile(rb'name="?model"?\s*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
+_FORM_MODEL: Final = re.compile(rb'name="?model"?[ \t]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 _FORM_SEARCH_BYTES: Final = 64 << 10
 _PROMPT_FIELDS: Final = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 _COUNTS: Final = ("max_tokens", "max_completion_tokens", "n")

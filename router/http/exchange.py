@@ -251,10 +251,11 @@ class Exchange:
             return
         if not self._connection.reusable:
             self._connection.abort()
+        status = self._head.status if self._head is not None else 0
+        # Settled first: breaking off closes the client's connection, which must not pass for the client's doing.
+        self._settle(ExchangeResult(status, failure=failure, held_answer=held, overdue=overdue))
         if self._downstream.committed:
             self._break_off(failure)
-        status = self._head.status if self._head is not None else 0
-        self._settle(ExchangeResult(status, failure=failure, held_answer=held, overdue=overdue))
 
     def _fail_by_status(self, body: bytes | None) -> None:
         """``body`` is the whole error body; None when it did not come whole."""

@@ -156,7 +156,7 @@ class RequestReader:
             limits = f"{self._max_headers} fields or {self._max_header_bytes} bytes"
             self._refuse(HeadersTooLargeError(f"the request head is over {limits}"))
         if not self._head_done:  # else it is a trailer, which nobody here reads
-            self._fields.append((name.lower(), value))
+            self._fields.append((name.lower(), value.rstrip()))
 
     def on_headers_complete(self) -> None:
         self._head_done = True

@@ -1,4 +1,4 @@
-"""Real sockets on both sides of the data plane: raw clients, scripted instances, and a life cycle that is a stand-in."""
+"""Real sockets on both sides of the data plane: raw clients, scripted instances, a stand-in for the life cycle."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 import uvicorn
+import uvloop
 from uvicorn.server import ServerState
 
 from router.ask import Ask, InstanceFailure, Outcome
@@ -29,6 +30,13 @@ async def eventually(condition: Callable[[], bool], *, within_s: float = 5.0) ->
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "it did not happen in time"
         await asyncio.sleep(0.005)
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Both event loops: they differ where it matters here (end of file, aborts, write buffers)."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 # the life cycle ------------------------------------------------------------------------------------------------
@@ -204,7 +212,7 @@ async def start_instance() -> AsyncIterator[Callable[[Script], Awaitable[Instanc
 
             server = await asyncio.start_server(accept, "127.0.0.1", 0)
             stack.push_async_callback(stop)
-            instance.url = "http://127.0.0.1:%d" % server.sockets[0].getsockname()[1]
+            instance.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             return instance
 
         yield start
@@ -225,10 +233,12 @@ class Router:
     plane: DataPlane
     state: ServerState
     port: int
+    clients: list[Client] = field(default_factory=list)
 
     async def connect(self) -> Client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        return Client(reader, writer)
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.clients.append(client)
+        return client
 
 
 @pytest.fixture
@@ -249,16 +259,18 @@ async def start_router() -> AsyncIterator[Callable[..., Awaitable[Router]]]:
                 0,
             )
 
+            router = Router(plane, state, server.sockets[0].getsockname()[1])
+
             async def stop() -> None:
                 server.close()
-                for connection in list(state.connections):
-                    connection.abort()  # type: ignore[union-attr]
+                for client in router.clients:
+                    client.reset()
                 await eventually(lambda: not state.connections and not state.tasks)
                 plane.close()
                 assert len(plane.sweeper) == 0, "something is still registered for sweeps"
 
             stack.push_async_callback(stop)
-            return Router(plane, state, server.sockets[0].getsockname()[1])
+            return router
 
         yield start
 

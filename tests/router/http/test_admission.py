@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from router.errors import InvalidApiKeyError, InvalidRequestError, MethodNotAllowedError, RouterError
+from router.http.admission import OPS_BODY_BYTES, ApiKeys, make_judge, read_ask
+from router.http.request_reader import Request
+
+CHAT = "/v1/chat/completions"
+
+
+def request(path: str = CHAT, body: object = None, method: str = "POST", **fields: str) -> Request:
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in fields.items()]
+    raw = body if isinstance(body, bytes) else orjson.dumps(body)
+    return Request(method, path, b"", pairs, http_10=False, keep_alive=True, body=raw)
+
+
+def chat(**changes: object) -> dict[str, object]:
+    return {"model": "m", "messages": [{"role": "user", "content": "hi"}], **changes}
+
+
+def test_without_keys_everybody_may_ask() -> None:
+    ApiKeys([]).check(request())
+
+
+@pytest.mark.parametrize("fields", [{"authorization": "Bearer b"}, {"authorization": "bearer  b "}, {"x_api_key": "b"}])
+def test_any_of_the_keys_opens(fields: dict[str, str]) -> None:
+    ApiKeys(["a", "b"]).check(request(**fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"authorization": "Bearer c"}, {"authorization": "Basic b"}, {"authorization": "Bearer "}, {"x_api_key": "é"}],
+)
+def test_no_key_and_wrong_keys_are_refused(fields: dict[str, str]) -> None:
+    with pytest.raises(InvalidApiKeyError):
+        ApiKeys(["a", "b"]).check(request(**fields))
+
+
+def test_the_judge_knows_methods_keys_and_limits_by_path() -> None:
+    judge = make_judge(ApiKeys(["k"]), max_body_bytes=OPS_BODY_BYTES * 2)
+    assert judge(request(authorization="Bearer k")) == OPS_BODY_BYTES * 2
+    assert judge(request("/admin/instances")) == OPS_BODY_BYTES
+    assert judge(request(method="OPTIONS")) == OPS_BODY_BYTES
+    for method in ("GET", "HEAD", "DELETE", "PUT"):
+        with pytest.raises(MethodNotAllowedError):
+            judge(request(method=method, authorization="Bearer k"))
+    with pytest.raises(MethodNotAllowedError):
+        judge(request("h:443", method="CONNECT"))
+    for path in (CHAT, "/v1/embeddings", "/v1/models", "/v1/models/m"):
+        with pytest.raises(InvalidApiKeyError):
+            judge(request(path, method="GET" if "models" in path else "POST"))
+
+
+def test_an_ask_is_what_the_request_says() -> None:
+    ask = read_ask(request(body=chat(stream=True), x_slo_ttft_ms="2500"), "id-1")
+    assert (ask.request_id, ask.model, ask.path, ask.stream, ask.slo_s) == ("id-1", "m", CHAT, True, 2.5)
+    assert ask.scheduled and ask.body["messages"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"", None),
+        (b"{", None),
+        (b"[]", None),
+        (b'"text"', None),
+        (b"\xff\xfe", None),
+        (b"[" * 100_000, None),
+        ({"messages": [{}]}, "model"),
+        (chat(model=7), "model"),
+        (chat(model=""), "model"),
+        (chat(messages=None), "messages"),
+        (chat(messages=[]), "messages"),
+        (chat(messages="hi"), "messages"),
+        (chat(messages=["hi"]), "messages"),
+        (chat(stream="yes"), "stream"),
+        (chat(max_tokens="5"), "max_tokens"),
+        (chat(n=True), "n"),
+    ],
+)
+def test_a_body_of_the_wrong_shape_is_refused_and_the_field_named(body: object, param: str | None) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read_ask(request(body=body), "id")
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("prompt", [None, "", [], 5, {"a": 1}])
+def test_a_completion_needs_a_prompt(prompt: object) -> None:
+    with pytest.raises(InvalidRequestError):
+        read_ask(request("/v1/completions", {"model": "m", "prompt": prompt}), "id")
+
+
+@pytest.mark.parametrize("slo", ["0", "-1", "x", "nan", "inf", "1e99"])
+def test_an_impossible_slo_is_refused(slo: str) -> None:
+    with pytest.raises(RouterError):
+        read_ask(request(body=chat(), x_slo_ttft_ms=slo), "id")
+
+
+def test_paths_that_are_not_scheduled_need_no_model() -> None:
+    assert read_ask(request("/tokenize", {"prompt": "x"}), "id").model == ""
+
+
+def test_a_form_names_its_model() -> None:
+    form = (
+        b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n'
+        b"Content-Type: audio/wav\r\n\r\nRIFF\r\n--b--\r\n"
+    )
+    asked = read_ask(request("/v1/audio/transcriptions", form, content_type="multipart/form-data; boundary=b"), "id")
+    assert asked.model == "whisper" and asked.body == {}

@@ -1,0 +1,630 @@
+"""Inference requests through real sockets to instances that answer well, badly, late or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import orjson
+import pytest
+
+from router.ask import FailureKind, Outcome
+from router.errors import QueueFullError, UnavailableError
+from statestore.base import FinishFacts
+from statestore.errors import StoreUnavailableError
+
+USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
+
+
+async def whole_answer(talk):
+    await talk.answer({"object": "chat.completion", "usage": USAGE})
+
+
+async def whole_stream(talk):
+    await talk.begin_stream()
+    await talk.role()
+    await talk.token("a")
+    await talk.token("b")
+    await talk.event({"choices": [], "usage": USAGE})
+    await talk.end_stream()
+
+
+@pytest.fixture
+def fleet(kit, start_instance, start_router):
+    """A router in front of scripted instances, and a connected client."""
+
+    async def start(*scripts, settings=None, **lifecycle):
+        instances = [await start_instance(script) for script in scripts]
+        placed = kit.Lifecycle([instance.url for instance in instances], **lifecycle)
+        router = await start_router(placed, **(settings or {}))
+        return placed, instances, await router.connect()
+
+    return start
+
+
+# answers that pass ---------------------------------------------------------------------------------------------
+async def test_an_answer_passes_with_the_fleets_fields(fleet) -> None:
+    lifecycle, [instance], client = await fleet(whole_answer)
+    client.chat(headers="x-request-id: mine\r\ntraceparent: 00-aa-bb-01\r\nauthorization: Bearer own\r\n")
+    answer = await client.answer()
+    assert answer.status == 200 and answer.json()["object"] == "chat.completion"
+    assert answer.headers["x-request-id"] == "mine"
+    assert answer.headers["x-dualmap-instance"] == "i0"
+    assert answer.headers["x-dualmap-cached-tokens"] == "128"
+    assert answer.headers["x-dualmap-attempts"] == "1"
+    sent = instance.talks[0].headers
+    assert sent["x-request-id"] == "mine"
+    assert sent["traceparent"] == "00-aa-bb-01"
+    assert sent["authorization"] == "Bearer own"
+    assert sent["host"] == instance.url.removeprefix("http://")
+    assert lifecycle.flight.finished == [(Outcome.COMPLETED, FinishFacts(prompt_tokens=9, cached_tokens=4))]
+
+
+async def test_a_request_without_an_id_gets_one_that_instance_and_client_agree_on(fleet) -> None:
+    lifecycle, [instance], client = await fleet(whole_answer)
+    client.chat()
+    answer = await client.answer()
+    assert len(answer.headers["x-request-id"]) == 32
+    assert instance.talks[0].headers["x-request-id"] == answer.headers["x-request-id"]
+    assert lifecycle.asks[0].request_id == answer.headers["x-request-id"]
+
+
+async def test_a_body_reaches_the_instance_byte_for_byte(fleet, kit) -> None:
+    _, [instance], client = await fleet(whole_answer)
+    body = b'{ "messages":[{"role":"user","content":"\\u00e9 "}],\n"model" : "m","seed":123456789012345678901 }'
+    client.request(kit.CHAT, body)
+    await client.answer()
+    assert instance.talks[0].body == body
+
+
+async def test_an_alias_is_resolved_in_the_body(fleet) -> None:
+    _, [instance], client = await fleet(whole_answer, model="real-name")
+    client.chat(model="alias")
+    await client.answer()
+    body = orjson.loads(instance.talks[0].body)
+    assert body["model"] == "real-name" and body["messages"]
+
+
+async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet, kit) -> None:
+    go = asyncio.Event()
+
+    async def script(talk):
+        await talk.begin_stream()
+        await talk.role()
+        await go.wait()
+        await talk.token("a")
+        await talk.event({"choices": [], "usage": USAGE})
+        await talk.end_stream()
+
+    lifecycle, _, client = await fleet(script)
+    client.chat(stream=True)
+    assert (await client.head()).headers["transfer-encoding"] == "chunked"
+    assert b"assistant" in await client.chunk()
+    assert lifecycle.flight.first_tokens == 0, "a role is no token"
+    go.set()
+    assert b'"a"' in await client.chunk()
+    await kit.eventually(lambda: lifecycle.flight.first_tokens == 1)
+    assert b"usage" in await client.chunk()
+    assert await client.chunk() == b"data: [DONE]\n\n"
+    assert await client.chunk() == b""
+    await kit.eventually(lambda: bool(lifecycle.flight.finished))
+    assert lifecycle.flight.finished == [(Outcome.COMPLETED, FinishFacts(prompt_tokens=9, cached_tokens=4))]
+    assert lifecycle.flight.first_tokens == 1
+
+
+async def test_a_stream_cut_anywhere_passes_unchanged(fleet) -> None:
+    async def script(talk):
+        wire = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        for text in ("a", "b"):
+            event = b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % text.encode()
+            wire += b"%x\r\n%b\r\n" % (len(event), event)
+        wire += b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+        for byte in wire:
+            await talk.send(bytes([byte]))
+            await asyncio.sleep(0)
+
+    lifecycle, _, client = await fleet(script)
+    for _ in range(2):
+        client.chat(stream=True)
+        answer = await client.answer()
+        assert answer.whole
+        assert answer.body == b"".join(
+            [
+                b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n',
+                b'data: {"choices":[{"delta":{"content":"b"}}]}\n\n',
+                b"data: [DONE]\n\n",
+            ]
+        )
+    assert [flight.first_tokens for flight in lifecycle.flights] == [1, 1]
+
+
+async def test_a_client_error_of_the_instance_passes_and_is_not_tried_elsewhere(fleet) -> None:
+    async def script(talk):
+        await talk.answer({"error": {"message": "prompt too long", "code": 400}}, status=400)
+
+    lifecycle, [_, other], client = await fleet(script, whole_answer)
+    client.chat()
+    answer = await client.answer()
+    assert answer.status == 400 and answer.json()["error"]["message"] == "prompt too long"
+    assert lifecycle.flight.outcome is Outcome.CLIENT_ERROR and not other.talks
+
+
+async def test_informational_answers_are_skipped(fleet) -> None:
+    async def script(talk):
+        await talk.send(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n")
+        await talk.answer({"ok": 1})
+
+    _, _, client = await fleet(script)
+    client.chat()
+    answer = await client.answer()
+    assert answer.json() == {"ok": 1} and "link" not in answer.headers
+
+
+async def test_an_answer_that_ends_with_the_connection_is_framed_for_the_client(fleet) -> None:
+    async def script(talk):
+        await talk.send(b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n")
+        await talk.send(b'{"a":')
+        await talk.send(b"1}")
+        talk.writer.close()
+
+    lifecycle, _, client = await fleet(script)
+    for _ in range(2):
+        client.chat()
+        answer = await client.answer()
+        assert answer.whole and answer.json() == {"a": 1}
+    assert {flight.outcome for flight in lifecycle.flights} == {Outcome.COMPLETED}
+
+
+async def test_an_http_10_client_gets_a_stream_without_chunks(fleet, kit) -> None:
+    _, _, client = await fleet(whole_stream)
+    body = orjson.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]})
+    client.send(b"POST %b HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (kit.CHAT.encode(), len(body), body))
+    answer = await client.answer()
+    assert answer.headers["connection"] == "close" and "transfer-encoding" not in answer.headers
+    assert answer.body.startswith(b"data: {") and answer.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_paths_beside_the_scheduled_ones_are_passed_with_their_query(fleet) -> None:
+    lifecycle, [instance], client = await fleet(whole_answer)
+    client.request("/v1/embeddings?x=y", {"model": "m", "input": "hi"})
+    assert (await client.answer()).status == 200
+    assert instance.talks[0].head.startswith(b"POST /v1/embeddings?x=y HTTP/1.1\r\n")
+    assert not lifecycle.asks[0].scheduled
+
+
+async def test_connections_to_an_instance_are_kept_and_reused(fleet) -> None:
+    _, [instance], client = await fleet(whole_stream)
+    for _ in range(5):
+        client.chat(stream=True)
+        assert (await client.answer()).whole
+    assert instance.connections == 1
+
+
+# failures before the first byte --------------------------------------------------------------------------------
+async def close_silently(talk):
+    talk.writer.close()
+
+
+async def reset(talk):
+    talk.reset()
+
+
+async def die_after_head(talk):
+    await talk.begin_stream()
+    talk.reset()
+
+
+async def die_in_first_event(talk):
+    await talk.begin_stream()
+    await talk.send(b'40\r\ndata: {"choices"')
+    talk.reset()
+
+
+async def unavailable(talk):
+    await talk.answer({"error": {"message": "busy"}}, status=503)
+
+
+async def internal_error(talk):
+    await talk.answer({"error": {"message": "engine dead"}}, status=500)
+
+
+async def too_many(talk):
+    await talk.answer({"error": {"message": "later"}}, status=429, extra="retry-after: 7\r\n")
+
+
+async def error_event_first(talk):
+    await talk.begin_stream()
+    await talk.event({"error": {"message": "engine dead", "type": "InternalServerError", "code": 500}})
+    await talk.end_stream()
+
+
+async def not_http(talk):
+    await talk.send(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+
+async def endless_head(talk):
+    await talk.send(b"HTTP/1.1 200 OK\r\n" + b"".join(b"x-%d: %b\r\n" % (n, b"y" * 1000) for n in range(80)))
+
+
+async def smuggled_head(talk):
+    await talk.send(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\nabc")
+
+
+async def empty_stream(talk):
+    await talk.begin_stream()
+    await talk.send(b"0\r\n\r\n")
+
+
+async def unavailable_and_stuck(talk):
+    await talk.send(b"HTTP/1.1 503 X\r\ncontent-length: 100\r\n\r\nhalf")
+    talk.writer.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [
+        (close_silently, FailureKind.CLOSED),
+        (reset, FailureKind.CLOSED),
+        (die_after_head, FailureKind.CLOSED),
+        (die_in_first_event, FailureKind.CLOSED),
+        (unavailable, FailureKind.STATUS),
+        (internal_error, FailureKind.STATUS),
+        (too_many, FailureKind.STATUS),
+        (unavailable_and_stuck, FailureKind.STATUS),
+        (error_event_first, FailureKind.STATUS),
+        (not_http, FailureKind.PROTOCOL),
+        (endless_head, FailureKind.PROTOCOL),
+        (smuggled_head, FailureKind.PROTOCOL),
+        (empty_stream, FailureKind.PROTOCOL),
+    ],
+)
+async def test_an_instance_that_fails_before_the_first_byte_costs_the_client_nothing(
+    fleet, kit, script, kind: FailureKind
+) -> None:
+    lifecycle, [bad, good], client = await fleet(script, whole_stream)
+    client.chat(stream=True)
+    answer = await client.answer()
+    assert answer.status == 200 and answer.whole and answer.body.endswith(b"data: [DONE]\n\n")
+    assert answer.headers["x-dualmap-instance"] == "i1" and answer.headers["x-dualmap-attempts"] == "2"
+    flight = lifecycle.flight
+    assert [failure.kind for failure in flight.failures] == [kind]
+    assert flight.outcome is Outcome.COMPLETED and len(flight.finished) == 1
+    assert len(bad.talks) == len(good.talks) == 1
+    assert bad.talks[0].body == good.talks[0].body
+    if kind is not FailureKind.STATUS and script is not empty_stream:  # those may serve again
+        await kit.eventually(lambda: bad.open == 0)
+
+
+async def test_a_port_where_nobody_listens_is_a_connect_failure(kit, start_instance, start_router) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead_url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        good = await start_instance(whole_answer)
+        lifecycle = kit.Lifecycle([dead_url, good.url])
+        client = await (await start_router(lifecycle)).connect()
+        client.chat()
+        assert (await client.answer()).status == 200
+    assert lifecycle.flight.failures[0].kind is FailureKind.CONNECT
+
+
+async def test_when_every_instance_fails_the_last_ones_own_error_is_the_answer(fleet) -> None:
+    lifecycle, _, client = await fleet(reset, too_many)
+    client.chat()
+    answer = await client.answer()
+    assert answer.status == 429 and answer.json()["error"]["message"] == "later"
+    assert answer.headers["retry-after"] == "7" and answer.headers["x-dualmap-attempts"] == "2"
+    assert lifecycle.flight.finished == [(Outcome.UPSTREAM_FAILED, None)]
+    client.chat()
+    assert (await client.answer()).status == 429, "the connection is still good"
+
+
+async def test_an_error_event_that_nobody_could_avoid_becomes_an_error_answer(fleet) -> None:
+    _, _, client = await fleet(error_event_first)
+    client.chat(stream=True)
+    answer = await client.answer()
+    assert answer.status == 500 and answer.json()["error"]["message"] == "engine dead"
+    assert answer.headers["content-type"] == "application/json"
+
+
+async def test_when_every_instance_is_gone_the_answer_is_a_502_in_openais_form(fleet) -> None:
+    lifecycle, _, client = await fleet(reset, close_silently)
+    client.chat(headers="x-request-id: r1\r\n")
+    answer = await client.answer()
+    assert answer.status == 502 and answer.error["code"] == "upstream_failed"
+    assert answer.headers["x-request-id"] == "r1"
+    assert lifecycle.flight.finished == [(Outcome.UPSTREAM_FAILED, None)]
+
+
+async def test_a_kept_connection_that_died_unseen_is_replaced_without_a_retry(fleet) -> None:
+    async def answer_once_per_connection(talk):
+        await talk.answer({"ok": 1})
+        await talk.reader.readuntil(b"\r\n\r\n")  # the next request comes, and nobody is there any more
+        talk.reset()
+
+    lifecycle, [instance], client = await fleet(answer_once_per_connection)
+    for _ in range(2):
+        client.chat()
+        assert (await client.answer()).status == 200
+    assert instance.connections == 2
+    assert [flight.failures for flight in lifecycle.flights] == [[], []]
+
+
+async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet, kit) -> None:
+    async def hang(talk):
+        await talk.begin_stream()
+        await talk.until_closed()
+
+    lifecycle, [stuck, _], client = await fleet(hang, whole_stream, settings={"first_byte_timeout_s": 0.2})
+    client.chat(stream=True)
+    assert (await client.answer()).whole
+    assert lifecycle.flight.failures[0].kind is FailureKind.TIMEOUT
+    await kit.eventually(lambda: stuck.open == 0)
+
+
+async def test_an_error_answer_that_never_ends_is_not_waited_for(fleet, monkeypatch) -> None:
+    monkeypatch.setattr("router.http.exchange.ERROR_BODY_S", 0.1)
+
+    async def half_an_error(talk):
+        await talk.send(b"HTTP/1.1 503 X\r\ncontent-length: 100\r\n\r\nhalf")
+        await talk.until_closed()
+
+    lifecycle, _, client = await fleet(half_an_error, whole_answer, settings={"chunk_timeout_s": 1.0})
+    client.chat()
+    assert (await client.answer()).status == 200
+    assert (lifecycle.flight.failures[0].kind, lifecycle.flight.failures[0].status) == (FailureKind.STATUS, 503)
+
+
+async def test_the_time_for_the_whole_request_ends_all_tries(fleet) -> None:
+    async def hang(talk):
+        await talk.until_closed()
+
+    lifecycle, [_, other], client = await fleet(hang, whole_answer, settings={"total_timeout_s": 0.2})
+    client.chat()
+    answer = await client.answer()
+    assert answer.status == 504 and answer.error["code"] == "upstream_timeout"
+    assert lifecycle.flight.finished == [(Outcome.TIMED_OUT, None)] and not other.talks
+
+
+# failures behind the first byte --------------------------------------------------------------------------------
+async def test_a_stream_that_breaks_off_ends_in_an_error_event_and_no_done(fleet) -> None:
+    async def die(talk):
+        await talk.begin_stream()
+        await talk.token("a")
+        await asyncio.sleep(0.02)  # let the token out: a reset overtakes it
+        talk.reset()
+
+    lifecycle, [_, other], client = await fleet(die, whole_stream)
+    client.chat(stream=True)
+    answer = await client.answer()
+    assert not answer.whole and b"[DONE]" not in answer.body
+    error = orjson.loads(answer.body.split(b"\n\n")[1].removeprefix(b"data: "))["error"]
+    assert error["code"] == "upstream_failed"
+    assert lifecycle.flight.finished == [(Outcome.UPSTREAM_FAILED, None)]
+    assert not other.talks
+
+
+async def test_a_stream_that_breaks_inside_of_a_chunk_is_broken_for_the_client_too(fleet) -> None:
+    async def die(talk):
+        await talk.begin_stream()
+        await talk.token("a")
+        await talk.send(b'40\r\ndata: {"choi')
+        await asyncio.sleep(0.02)
+        talk.reset()
+
+    _, _, client = await fleet(die)
+    client.chat(stream=True)
+    answer = await client.answer()
+    assert not answer.whole and b"error" not in answer.body
+
+
+@pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
+async def test_half_an_answer_is_seen_as_half(fleet, framing: str) -> None:
+    async def die(talk):
+        await talk.send(f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{framing}\r\n\r\n".encode())
+        await talk.send(b"5\r\nhello\r\n")
+        await asyncio.sleep(0.02)
+        talk.writer.close()
+
+    lifecycle, _, client = await fleet(die)
+    client.chat()
+    assert not (await client.answer()).whole
+    assert lifecycle.flight.outcome is Outcome.UPSTREAM_FAILED
+
+
+async def test_a_gap_in_a_stream_ends_it(fleet, kit) -> None:
+    async def stall(talk):
+        await talk.begin_stream()
+        await talk.token("a")
+        await talk.until_closed()
+
+    lifecycle, [instance], client = await fleet(stall, settings={"chunk_timeout_s": 0.2})
+    client.chat(stream=True)
+    answer = await client.answer()
+    assert not answer.whole and b"upstream_timeout" in answer.body
+    assert lifecycle.flight.finished == [(Outcome.TIMED_OUT, None)]
+    await kit.eventually(lambda: instance.open == 0)
+
+
+async def test_a_stream_that_the_engine_gave_up_counts_as_failed(fleet, kit) -> None:
+    async def give_up(talk):
+        await talk.begin_stream()
+        await talk.token("a")
+        await talk.event({"error": {"message": "EngineCore died", "code": 500}})
+        await talk.end_stream()
+
+    lifecycle, _, client = await fleet(give_up)
+    client.chat(stream=True)
+    assert (await client.answer()).whole
+    await kit.eventually(lambda: bool(lifecycle.flight.finished))
+    assert lifecycle.flight.outcome is Outcome.UPSTREAM_FAILED
+
+
+async def test_bytes_behind_the_end_of_an_answer_never_reach_a_client(fleet) -> None:
+    async def two_answers(talk):
+        await talk.send(
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"
+        )
+
+    lifecycle, _, client = await fleet(two_answers, whole_answer)
+    client.chat()
+    answer = await client.answer()
+    assert answer.json()["object"] == "chat.completion"
+    assert lifecycle.flight.failures[0].kind is FailureKind.PROTOCOL
+
+
+# clients that leave --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("leave", ["close", "reset"])
+async def test_a_client_that_leaves_a_stream_frees_the_instance(fleet, kit, leave: str) -> None:
+    gone = asyncio.Event()
+
+    async def endless(talk):
+        await talk.begin_stream()
+        await talk.token("a")
+        await talk.until_closed()
+        gone.set()
+
+    lifecycle, [instance], client = await fleet(endless)
+    client.chat(stream=True)
+    await client.head()
+    await client.chunk()
+    getattr(client, leave)()
+    await asyncio.wait_for(gone.wait(), 1.0)
+    assert lifecycle.flight.finished == [(Outcome.CLIENT_GONE, None)]
+    await kit.eventually(lambda: instance.open == 0)
+
+
+async def test_a_client_that_leaves_before_the_first_byte_frees_the_instance(fleet) -> None:
+    arrived, gone = asyncio.Event(), asyncio.Event()
+
+    async def slow(talk):
+        arrived.set()
+        await talk.until_closed()
+        gone.set()
+
+    lifecycle, _, client = await fleet(slow)
+    client.chat()
+    await arrived.wait()
+    client.close()
+    await asyncio.wait_for(gone.wait(), 1.0)
+    assert lifecycle.flight.finished == [(Outcome.CLIENT_GONE, None)]
+
+
+async def test_a_client_that_leaves_while_held_is_forgotten(fleet, kit) -> None:
+    lifecycle, [instance], client = await fleet(whole_answer, gate=asyncio.Event())
+    client.chat()
+    await kit.eventually(lambda: bool(lifecycle.asks))
+    client.close()
+    await kit.eventually(lambda: lifecycle.cancelled == 1, within_s=1.0)
+    assert not instance.talks and not lifecycle.flights
+
+
+async def test_a_half_closed_client_counts_as_gone(fleet, kit) -> None:
+    lifecycle, _, client = await fleet(whole_answer, gate=asyncio.Event())
+    client.chat()
+    await kit.eventually(lambda: bool(lifecycle.asks))
+    client.writer.write_eof()
+    await kit.eventually(lambda: lifecycle.cancelled == 1, within_s=1.0)
+    assert await client.closed()
+
+
+# back-pressure -------------------------------------------------------------------------------------------------
+async def test_a_slow_client_slows_the_instance_down(fleet, kit) -> None:
+    sent, total = 0, 10_000_000
+
+    async def flood(talk):
+        nonlocal sent
+        talk.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
+        await talk.begin_stream()
+        await talk.token("a")
+        while sent < total:
+            await talk.chunk(b"data: " + b"x" * 49_992 + b"\n\n")
+            sent += 50_000
+        await talk.end_stream()
+
+    lifecycle, _, client = await fleet(flood, settings={"buffer_bytes": 64 << 10})
+    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
+    client.writer.transport.pause_reading()
+    client.chat(stream=True)
+    before = -1
+    while before != sent or sent == 0:
+        before = sent
+        await asyncio.sleep(0.2)  # until the instance is stopped: nothing moves any more
+    assert sent < total, "the router took all of it"
+    client.writer.transport.resume_reading()
+    got, tail = 0, b""
+    while not tail.endswith(b"\r\n0\r\n\r\n"):
+        data = await asyncio.wait_for(client.reader.read(1 << 20), 10)
+        got, tail = got + len(data), tail[-10:] + data
+    assert got > total
+    await kit.eventually(lambda: lifecycle.flight.outcome is Outcome.COMPLETED)
+
+
+async def test_a_client_that_stops_reading_for_good_is_dropped(fleet, kit) -> None:
+    gone = asyncio.Event()
+
+    async def flood(talk):
+        await talk.begin_stream()
+        try:
+            while True:
+                await talk.chunk(b"data: " + b"x" * 100_000 + b"\n\n")
+        finally:
+            gone.set()
+
+    lifecycle, _, client = await fleet(flood, settings={"buffer_bytes": 64 << 10, "chunk_timeout_s": 0.3})
+    client.writer.transport.pause_reading()
+    client.chat(stream=True)
+    await asyncio.wait_for(gone.wait(), 8)
+    await kit.eventually(lambda: lifecycle.flight.outcome is Outcome.CLIENT_GONE)
+    client.reset()
+
+
+# refusals ------------------------------------------------------------------------------------------------------
+async def test_a_refused_placement_is_the_answer(fleet) -> None:
+    lifecycle, _, client = await fleet(whole_answer, refusal=QueueFullError("all full", retry_after_s=3))
+    client.chat(headers="x-request-id: r9\r\n")
+    answer = await client.answer()
+    assert answer.status == 429 and answer.headers["retry-after"] == "3"
+    assert answer.headers["x-request-id"] == "r9" and answer.error["code"] == "queue_full"
+    lifecycle.refusal = UnavailableError("nobody is ready")
+    client.chat()
+    assert (await client.answer()).status == 503
+
+
+async def test_a_store_that_is_away_is_a_503_and_a_bug_is_a_500_that_tells_nothing(fleet, caplog) -> None:
+    lifecycle, _, client = await fleet(whole_answer, refusal=StoreUnavailableError("redis://secret"))
+    client.chat()
+    answer = await client.answer()
+    assert answer.status == 503 and "secret" not in answer.error["message"]
+    lifecycle.refusal = KeyError("secret")
+    client.chat()
+    answer = await client.answer()
+    assert answer.status == 500 and "secret" not in answer.error["message"]
+    assert "secret" in caplog.text
+
+
+async def test_bad_input_never_reaches_the_life_cycle(fleet, kit) -> None:
+    lifecycle, [instance], client = await fleet(whole_answer)
+    for body in (b"{", b"[]", b"{}", b'{"model":1,"messages":[]}', b'{"model":"m","messages":"x"}'):
+        client.request(kit.CHAT, body)
+        answer = await client.answer()
+        assert answer.status == 400 and answer.error["type"] == "invalid_request_error"
+    client.chat(headers="x-request-id: not legal\r\n")
+    assert (await client.answer()).status == 400
+    client.chat(headers="x-slo-ttft-ms: soon\r\n")
+    assert (await client.answer()).status == 400
+    assert not lifecycle.asks and not instance.talks
+
+
+# keys ----------------------------------------------------------------------------------------------------------
+async def test_keys_of_the_router_stay_with_the_router(fleet, kit) -> None:
+    settings = {"api_keys": ("k1", "k2"), "upstream_api_key": "theirs"}
+    lifecycle, [instance], client = await fleet(whole_answer, settings=settings)
+    client.chat()
+    refused = await client.answer()
+    assert refused.status == 401 and refused.error["code"] == "invalid_api_key"
+    assert refused.headers["www-authenticate"] == "Bearer"
+    client.chat(headers="authorization: Bearer k2\r\n")
+    assert (await client.answer()).status == 200
+    assert instance.talks[0].headers["authorization"] == "Bearer theirs"
+    assert b"k2" not in instance.talks[0].head
+    assert len(lifecycle.asks) == 1

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import random
+
+import orjson
+import pytest
+
+from router.http.sse import EventSplitter, event_data, event_object, is_error, read_ending, starts_output
+
+
+def delta(**fields: object) -> dict[str, object]:
+    return {"choices": [{"index": 0, "delta": fields}]}
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+def test_events_are_found_however_the_stream_is_cut(end: bytes) -> None:
+    rng = random.Random(7)
+    events = [b"data: " + b"x" * rng.randint(1, 40) for _ in range(50)]
+    wire = b"".join(event + end for event in events)
+    for _ in range(20):
+        splitter, got, start = EventSplitter(100), [], 0
+        while start < len(wire):
+            size = rng.randint(1, 60)
+            got += splitter.feed(wire[start : start + size])
+            start += size
+        assert got == events
+
+
+def test_an_event_over_the_limit_is_an_error_even_when_it_comes_in_drops() -> None:
+    splitter = EventSplitter(100)
+    with pytest.raises(ValueError, match="over 100 bytes"):
+        for _ in range(101):
+            splitter.feed(b"x")
+
+
+def test_data_lines_are_joined_and_comments_carry_nothing() -> None:
+    assert event_data(b"data: a\ndata:b") == b"a\nb"
+    assert event_data(b": ping") == b""
+    assert event_data(b'event: delta\r\ndata: {"a":1}') == b'{"a":1}'
+    assert event_object(b"data: [DONE]") is None
+    assert event_object(b"data: {broken") is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        delta(content="x"),
+        delta(reasoning_content="x"),
+        delta(reasoning="x"),
+        delta(tool_calls=[{"index": 0}]),
+        {"choices": [{"index": 0, "text": "x"}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {"choices": [{"index": 0, "text": "", "token_ids": [5]}]},
+        {"choices": [], "usage": {"completion_tokens": 1}},
+        {"type": "response.output_text.delta", "delta": "x"},
+        {"type": "content_block_delta"},
+        {"type": "response.completed"},
+    ],
+)
+def test_content_of_every_kind_is_the_first_token(value: dict[str, object]) -> None:
+    assert starts_output(orjson.loads(orjson.dumps(value)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        delta(role="assistant", content=""),
+        delta(role="assistant"),
+        {"choices": [{"index": 0, "text": ""}]},
+        {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 0}},
+        {"choices": ["x", None, {"delta": 3}]},
+        {"choices": "content"},
+        {"type": "response.created"},
+        {"type": "message_start"},
+        {},
+        None,
+    ],
+)
+def test_roles_and_announcements_are_no_first_token(value: dict[str, object] | None) -> None:
+    assert not starts_output(value)
+
+
+def test_errors_in_a_stream_are_recognised() -> None:
+    assert is_error({"error": {"message": "m", "code": 500}})
+    assert is_error({"type": "error", "error": {}})
+    assert not is_error({"choices": [], "error": None})
+    assert not is_error(None)
+
+
+def test_the_ending_tells_usage_wherever_it_was_cut() -> None:
+    event = b'data: {"choices":[],"usage":{"prompt_tokens":1234,"prompt_tokens_details":{"cached_tokens":1024}}}\n\n'
+    for cut in range(len(event)):
+        ending = read_ending([event[:cut], event[cut:]], streamed=True)
+        assert (ending.prompt_tokens, ending.cached_tokens, ending.failed) == (1234, 1024, False)
+
+
+def test_words_in_the_content_are_not_taken_for_structure() -> None:
+    content = orjson.dumps(delta(content='data: {"error":{"code":1}} "prompt_tokens":5 "finish_reason":"abort"'))
+    ending = read_ending([b"data: " + content + b"\n\n"], streamed=True)
+    assert ending.prompt_tokens is None and not ending.failed
+
+
+def test_a_stream_that_an_engine_gave_up_has_failed() -> None:
+    """vLLM ends it under status 200, with an error event and [DONE], or with finish_reason abort."""
+    assert read_ending([b'data: {"error":{"code":500}}\n\n', b"data: [DONE]\n\n"], streamed=True).failed
+    assert read_ending([b'data: {"choices":[{"finish_reason":"abort"}]}\n\n'], streamed=True).failed

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+
+import pytest
+
+from router.ask import FailureKind
+from router.http.sweeper import Sweeper
+from router.http.upstream import AnswerHead
+from router.http.upstream_pool import ConnectError, Origin, UpstreamPool, parse_origin
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.done = asyncio.get_running_loop().create_future()
+        self.body = b""
+
+    def head_received(self, head: AnswerHead) -> None:
+        self.head = head
+
+    def body_received(self, wire: bytes, pieces: list[bytes], complete: bool) -> None:
+        self.body += b"".join(pieces)
+        if complete:
+            self.done.set_result(self.body)
+
+    def failed(self, failure) -> None:
+        self.done.set_result(failure)
+
+
+@pytest.fixture
+def pool():
+    def make(**changes):
+        return UpstreamPool(Sweeper(0.02), **{"connect_timeout_s": 2.0, "idle_s": 60.0, "max_idle": 2, **changes})
+
+    return make
+
+
+async def ask(connection):
+    sink = Sink()
+    connection.start(sink, b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n", b"")
+    return await asyncio.wait_for(sink.done, 5)
+
+
+async def answer(talk):
+    await talk.answer({"ok": 1})
+
+
+def test_an_origin_is_read_from_a_url() -> None:
+    assert parse_origin("http://h:81") == Origin("h", 81, False, b"h:81", b"")
+    assert parse_origin("https://u:p@h/base/") == Origin("h", 443, True, b"h", b"/base")
+    assert parse_origin("http://[::1]:8000").host == "::1"
+    for wrong in ("ftp://h", "h:80", "http://", "http://h:99999"):
+        with pytest.raises(ValueError):
+            parse_origin(wrong)
+
+
+async def test_a_used_connection_is_given_out_again_last_used_first(pool, start_instance) -> None:
+    instance, subject = await start_instance(answer), pool()
+    first, second = await subject.acquire(instance.url), await subject.acquire(instance.url)
+    assert not first.reused
+    for connection in (first, second):
+        assert await ask(connection) == b'{"ok":1}'
+        subject.release(connection)
+    assert await subject.acquire(instance.url) is second and second.reused
+    assert await subject.acquire(instance.url) is first
+    assert instance.connections == 2
+    for connection in (first, second):
+        connection.abort()
+
+
+async def test_no_more_idle_connections_are_kept_than_allowed(pool, start_instance, kit) -> None:
+    instance, subject = await start_instance(answer), pool(max_idle=1)
+    connections = [await subject.acquire(instance.url) for _ in range(3)]
+    for connection in connections:
+        await ask(connection)
+        subject.release(connection)
+    assert subject.idle_connections == 1
+    await kit.eventually(lambda: instance.open == 1)
+    subject.close()
+    await kit.eventually(lambda: instance.open == 0)
+
+
+async def test_an_aged_connection_is_closed(pool, start_instance, kit) -> None:
+    instance, subject = await start_instance(answer), pool(idle_s=0.05)
+    connection = await subject.acquire(instance.url)
+    await ask(connection)
+    subject.release(connection)
+    await kit.eventually(lambda: subject.idle_connections == 0 and instance.open == 0)
+
+
+async def test_a_connection_that_its_instance_closed_is_not_given_out(pool, start_instance, kit) -> None:
+    async def answer_and_close(talk):
+        await talk.answer({"ok": 1})
+        talk.writer.close()
+
+    instance, subject = await start_instance(answer_and_close), pool()
+    connection = await subject.acquire(instance.url)
+    await ask(connection)
+    subject.release(connection)
+    await kit.eventually(lambda: connection.closed)
+    fresh = await subject.acquire(instance.url)
+    assert fresh is not connection and not fresh.reused
+    fresh.abort()
+
+
+async def test_an_instance_that_speaks_unasked_is_not_listened_to(pool, start_instance, kit) -> None:
+    async def answer_twice(talk):
+        await talk.answer({"ok": 1})
+        await asyncio.sleep(0.02)
+        await talk.answer({"evil": 1})
+
+    instance, subject = await start_instance(answer_twice), pool()
+    connection = await subject.acquire(instance.url)
+    await ask(connection)
+    subject.release(connection)
+    await kit.eventually(lambda: connection.closed)
+    assert not connection.reusable
+
+
+@pytest.mark.parametrize("closing", ["connection: close\r\n", ""])
+async def test_an_answer_that_closes_its_connection_is_not_reused(pool, start_instance, closing: str) -> None:
+    async def last(talk):
+        version = "1.1" if closing else "1.0"
+        await talk.send(f"HTTP/{version} 200 OK\r\ncontent-length: 2\r\n{closing}\r\n{{}}".encode())
+
+    instance, subject = await start_instance(last), pool()
+    connection = await subject.acquire(instance.url)
+    assert await ask(connection) == b"{}"
+    subject.release(connection)
+    assert subject.idle_connections == 0
+
+
+async def test_no_connection_within_the_time_is_a_connect_failure(pool) -> None:
+    """A listener whose backlog is full takes no further connection."""
+    subject, kept = pool(connect_timeout_s=0.2), []
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ConnectError) as caught:
+            for _ in range(10):
+                kept.append(await subject.acquire(url))
+        assert caught.value.failure.kind is FailureKind.CONNECT
+        for connection in kept:
+            connection.abort()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://no-such-host.invalid:80", "ftp://h"])
+async def test_what_cannot_be_reached_is_a_connect_failure(pool, url: str) -> None:
+    with pytest.raises(ConnectError):
+        await pool().acquire(url)
+
+
+async def test_a_plain_server_behind_https_is_a_connect_failure(pool, start_instance) -> None:
+    instance = await start_instance(answer)
+    with pytest.raises(ConnectError) as caught:
+        await pool(connect_timeout_s=0.3).acquire(instance.url.replace("http:", "https:"))
+    assert isinstance(caught.value.__cause__, ssl.SSLError | ConnectionError | TimeoutError)
