@@ -10,26 +10,11 @@ import pytest
 import redis
 from fakeredis import FakeServer, TcpFakeServer
 
-from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore, Store
 from statestore.memory import MemoryStore
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
-
-SCHEDULING = SchedulingSettings(hotness_window_requests=100)
-
-
-class HandClock:
-    """The store's time, moved by hand."""
-
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
-        self.now_ms = now_ms
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-    def advance(self, by_ms: int) -> None:
-        self.now_ms += by_ms
+from tests.statestore.samples import SCHEDULING, HandClock
 
 
 @pytest.fixture

@@ -1,0 +1,418 @@
+"""The in-memory ledger and the Lua scripts are twins: driven in lockstep they never differ."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis as redis_client
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from scheduling.chain import Chain
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceState
+from statestore.base import FinishFacts, Grant, Lease, PoolStore, RequestRecord, RequestState
+from statestore.embedded import EmbeddedValkey
+from statestore.errors import StoreError
+from statestore.keys import PoolKeys
+from statestore.ledger.live import LiveRequest
+from statestore.memory import MemoryStore
+from statestore.redis import RedisStore
+from statestore.redis.codec import unpack_chain
+from statestore.settings import StoreSettings
+from tests.statestore.samples import SCHEDULING, HandClock, chain, instance, reservation
+
+INSTANCES = ("a", "b", "c")
+REPLICAS = ("one", "two")
+REQUESTS = tuple(f"r{number}" for number in range(8))
+CHAINS = (chain(1), chain(1, 2, 3), chain(1, 2, 3, 4, 5), chain(1, 2, 30, 40), chain(7, 8, 9, 10, 11, 12, 13, 14))
+
+instances = st.sampled_from(INSTANCES)
+replicas = st.sampled_from(REPLICAS)
+requests = st.sampled_from(REQUESTS)
+chains = st.sampled_from(CHAINS)
+states = st.sampled_from(InstanceState)
+attempts = st.integers(1, 3)
+picks = st.integers(0, 7)
+uncached_tokens = st.integers(1, 600)
+ready_instances = st.sampled_from(("a", "b"))
+finish_facts = st.none() | st.builds(
+    FinishFacts, st.none() | st.integers(60_000, 90_000), st.none() | st.integers(17_000, 20_000)
+)
+prefixes = itertools.count()
+
+
+class Twins(RuleBasedStateMachine):
+    """Every rule goes to both stores, and the answers must agree; then all that they keep must."""
+
+    server: EmbeddedValkey
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.clock = HandClock()
+        self.prefix = f"twins{next(prefixes)}"
+        self.keys = PoolKeys(self.prefix, "default")
+        self.client = redis_client.Redis.from_url(self.server.url)
+        store_settings = StoreSettings(url=self.server.url, prefix=self.prefix, command_timeout_s=10.0)
+        self.memory_store = MemoryStore(SCHEDULING, now_ms=self.clock)
+        self.redis_store = RedisStore(store_settings, scheduling=SCHEDULING, test_clock=self.clock)
+        self.memory = self.memory_store.pool("default")
+        self.redis = self.redis_store.pool("default")
+        self.grants: dict[str, list[Grant]] = {"memory": [], "redis": []}
+        self.fence = 0
+        self.lease = Lease("nobody", 0, 0)
+        self.loop.run_until_complete(self._open())
+
+    async def _open(self) -> None:
+        await self.redis_store.open()
+        self.readers = [
+            asyncio.create_task(self._read_grants(name, pool, replica_id))
+            for name, pool in (("memory", self.memory), ("redis", self.redis))
+            for replica_id in REPLICAS
+        ]
+        subscribed = self.keys.grants_channel_of(REPLICAS[1])
+        async with asyncio.timeout(5):
+            while self.client.pubsub_numsub(subscribed)[0][1] < 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+    async def _read_grants(self, name: str, pool: PoolStore, replica_id: str) -> None:
+        async for grant in pool.grants(replica_id):
+            self.grants[name].append(grant)
+
+    def teardown(self) -> None:
+        self.loop.run_until_complete(self._close())
+        self.loop.close()
+        for key in self.client.scan_iter(f"{self.prefix}:*"):
+            self.client.delete(key)
+        self.client.close()
+
+    async def _close(self) -> None:
+        await self.redis_store.close()
+        await self.memory_store.close()
+        await asyncio.gather(*self.readers)
+
+    def both(self, call: Callable[[PoolStore], Awaitable[Any]]) -> Any:
+        """The answer of both, which must be the same, errors included."""
+
+        async def answer(pool: PoolStore) -> Any:
+            try:
+                return await call(pool)
+            except StoreError as error:
+                return type(error)
+
+        def ask(pool: PoolStore) -> Any:
+            return self.loop.run_until_complete(answer(pool))
+
+        memory, redis = ask(self.memory), ask(self.redis)
+        assert plain(memory) == plain(redis)
+        return memory
+
+    # members -----------------------------------------------------------------------------------------------
+    @initialize()
+    def two_ready_instances_and_a_leader(self) -> None:
+        self.acquire_lease("worker-1", 60_000)
+        for spec in (instance("a", kv_capacity_tokens=900), instance("b", kv_capacity_tokens=900)):
+            self.both(lambda pool, spec=spec: pool.put_instance(spec))
+
+    @rule(
+        instance_id=instances,
+        state=states,
+        window=st.sampled_from((1, 500, 2000)),
+        running=st.integers(1, 3),
+        queued=st.integers(0, 3),
+        kv_blocks=st.integers(0, 9),
+    )
+    def put_instance(
+        self, instance_id: str, state: InstanceState, window: int, running: int, queued: int, kv_blocks: int
+    ) -> None:
+        spec = instance(
+            instance_id,
+            state=state,
+            dispatch_window_tokens=window,
+            max_running_requests=running,
+            max_queued_requests=queued,
+            kv_capacity_tokens=100 * kv_blocks,
+        )
+        self.both(lambda pool: pool.put_instance(spec))
+
+    @rule(instance_id=instances, state=states, expected=st.none() | states, fenced=st.booleans())
+    def set_state(self, instance_id: str, state: InstanceState, expected: InstanceState | None, fenced: bool) -> None:
+        fence = self.fence if fenced else None
+        self.both(lambda pool: pool.set_instance_state(instance_id, state, expected=expected, fence=fence))
+
+    @rule(instance_id=ready_instances)
+    def becomes_ready(self, instance_id: str) -> None:
+        self.both(lambda pool: pool.set_instance_state(instance_id, InstanceState.READY))
+
+    @rule(instance_id=instances)
+    def remove_instance(self, instance_id: str) -> None:
+        self.both(lambda pool: pool.remove_instance(instance_id))
+
+    # requests ----------------------------------------------------------------------------------------------
+    @rule(request_chain=chains)
+    def observe(self, request_chain: Chain) -> None:
+        self.both(lambda pool: pool.observe(INSTANCES, request_chain))
+
+    @rule(
+        request_id=requests,
+        replica_id=replicas,
+        instance_id=instances,
+        alternative_id=st.none() | instances,
+        request_chain=chains,
+        uncached=uncached_tokens,
+        attempt=attempts,
+        seen=st.none() | st.integers(0, 1500),
+        tolerance=st.integers(0, 500),
+        overloaded=st.booleans(),
+    )
+    def reserve(
+        self,
+        request_id: str,
+        replica_id: str,
+        instance_id: str,
+        alternative_id: str | None,
+        request_chain: Chain,
+        uncached: int,
+        attempt: int,
+        seen: int | None,
+        tolerance: int,
+        overloaded: bool,
+    ) -> None:
+        made = reservation(
+            request_id,
+            instance_id,
+            replica_id=replica_id,
+            chain=request_chain,
+            uncached_tokens=uncached,
+            alternative_id=alternative_id,
+            alternative_uncached_tokens=uncached // 2,
+            attempt=attempt,
+            seen_pending_tokens=seen,
+            tolerance_tokens=tolerance,
+            overloaded=overloaded,
+        )
+        self.both(lambda pool: pool.reserve(made))
+
+    @rule(instance_id=ready_instances, alternative_id=ready_instances, request_chain=chains, uncached=uncached_tokens)
+    def reserve_new(self, instance_id: str, alternative_id: str, request_chain: Chain, uncached: int) -> None:
+        unused = [name for name in REQUESTS if name not in self.memory.ledger.requests]
+        if unused:
+            made = reservation(
+                unused[0],
+                instance_id,
+                chain=request_chain,
+                uncached_tokens=uncached,
+                alternative_id=alternative_id,
+                alternative_uncached_tokens=uncached + 7,
+            )
+            self.both(lambda pool: pool.reserve(made))
+
+    def pick(self, number: int, *wanted: RequestState) -> LiveRequest | None:
+        """One of the live requests in the wanted states: rules that would mostly miss would prove little."""
+        live = [request for request in self.memory.ledger.requests.values() if request.state in wanted]
+        return live[number % len(live)] if live else None
+
+    @rule(number=picks, request_chain=chains)
+    def first_token(self, number: int, request_chain: Chain) -> None:
+        request = self.pick(number, RequestState.DISPATCHED)
+        if request is not None:
+            self.both(lambda pool: pool.first_token(request.request_id, request.instance_id, request_chain))
+
+    @rule(request_id=requests, instance_id=instances, request_chain=chains)
+    def first_token_of_anything(self, request_id: str, instance_id: str, request_chain: Chain) -> None:
+        self.both(lambda pool: pool.first_token(request_id, instance_id, request_chain))
+
+    @rule(number=picks, facts=finish_facts)
+    def finish(self, number: int, facts: FinishFacts | None) -> None:
+        request = self.pick(number, *RequestState)
+        if request is not None:
+            self.both(lambda pool: pool.finish(request.request_id, facts=facts))
+
+    @rule(request_id=requests, attempt=st.none() | attempts)
+    def finish_of_anything(self, request_id: str, attempt: int | None) -> None:
+        self.both(lambda pool: pool.finish(request_id, attempt=attempt))
+
+    @rule(number=picks, destination=instances)
+    def migrate(self, number: int, destination: str) -> None:
+        request = self.pick(number, RequestState.HELD)
+        if request is not None:
+            source = request.instance_id
+            self.both(
+                lambda pool: pool.migrate(request.request_id, source, destination, reason="benefit", fence=self.fence)
+            )
+
+    @rule(request_id=requests, source=instances, destination=instances, stale_fence=st.booleans())
+    def migrate_anything(self, request_id: str, source: str, destination: str, stale_fence: bool) -> None:
+        fence = self.fence - stale_fence
+        self.both(lambda pool: pool.migrate(request_id, source, destination, reason="stalled", fence=fence))
+
+    @rule(number=picks, instance_id=instances, uncached=uncached_tokens, margin=st.none() | st.integers(-300, 300))
+    def retry(self, number: int, instance_id: str, uncached: int, margin: int | None) -> None:
+        """A higher attempt, its seen load near the true one."""
+        former = self.pick(number, *RequestState)
+        if former is None:
+            return
+        account = self.memory.ledger.accounts.get(instance_id)
+        seen = None if margin is None or account is None else max(0, account.pending_tokens + margin)
+        made = reservation(
+            former.request_id,
+            instance_id,
+            replica_id=former.replica_id,
+            uncached_tokens=uncached,
+            attempt=former.attempt + 1,
+            seen_pending_tokens=seen,
+        )
+        self.both(lambda pool: pool.reserve(made))
+
+    @rule(
+        request_id=requests,
+        instance_id=instances,
+        replica_id=replicas,
+        state=st.sampled_from(RequestState),
+        sequence=st.integers(1, 40),
+    )
+    def adopt(self, request_id: str, instance_id: str, replica_id: str, state: RequestState, sequence: int) -> None:
+        at_ms = self.clock.now_ms - 50
+        record = RequestRecord(
+            request_id,
+            replica_id,
+            instance_id,
+            state,
+            attempt=1,
+            uncached_tokens=300,
+            prompt_tokens=350,
+            expected_output_tokens=20,
+            slo_ms=5000,
+            enqueued_ms=at_ms,
+            dispatched_ms=0 if state is RequestState.HELD else at_ms,
+            prefilled_ms=at_ms if state is RequestState.PREFILLED else 0,
+            alternative_id=None,
+            alternative_uncached_tokens=0,
+            sequence=sequence,
+        )
+        self.both(lambda pool: pool.adopt([record]))
+
+    # time, leases, upkeep ----------------------------------------------------------------------------------
+    @rule(by_ms=st.integers(1, 8000))
+    def time_passes(self, by_ms: int) -> None:
+        self.clock.advance(by_ms)
+
+    @rule(replica_id=replicas, lease_ms=st.integers(1, 10_000))
+    def heartbeat(self, replica_id: str, lease_ms: int) -> None:
+        self.both(lambda pool: pool.heartbeat(replica_id, lease_ms, {"pid": "7"}))
+
+    @rule(replica_id=replicas)
+    def retire(self, replica_id: str) -> None:
+        self.both(lambda pool: pool.retire(replica_id))
+
+    @rule(owner=st.sampled_from(("worker-1", "worker-2")), lease_ms=st.integers(1, 60_000))
+    def acquire_lease(self, owner: str, lease_ms: int) -> None:
+        lease = self.both(lambda pool: pool.acquire_lease(owner, lease_ms))
+        if lease is not None:
+            self.fence, self.lease = lease.fence, lease
+
+    @rule(lease_ms=st.integers(1, 60_000), release=st.booleans())
+    def renew_or_release_lease(self, lease_ms: int, release: bool) -> None:
+        if release:
+            self.both(lambda pool: pool.release_lease(self.lease))
+        else:
+            self.both(lambda pool: pool.renew_lease(self.lease, lease_ms))
+
+    @rule(hot=st.dictionaries(st.integers(0, 2**64 - 1), st.integers(1, 4), max_size=4), count=st.integers(0, 9))
+    def publish_tree(self, hot: dict[int, int], count: int) -> None:
+        counts = dict.fromkeys(hot, count)
+        self.both(lambda pool: pool.publish_tree(HotnessTree(hot), counts, fence=self.fence))
+
+    @rule(replica_id=replicas)
+    def reap(self, replica_id: str) -> None:
+        self.both(lambda pool: pool.reap(replica_id, fence=self.fence))
+
+    @rule(instance_id=instances, drift=st.integers(-500, 500))
+    def drift_and_repair(self, instance_id: str, drift: int) -> None:
+        account = self.memory.ledger.accounts.get(instance_id)
+        if account is None:
+            return
+        account.pending_tokens += drift
+        self.client.hincrby(self.keys.account(instance_id).account, "pending_tokens", drift)
+        repaired = self.both(lambda pool: pool.repair(fence=self.fence))
+        if isinstance(repaired, type):  # fenced: undo what nobody may repair
+            account.pending_tokens -= drift
+            self.client.hincrby(self.keys.account(instance_id).account, "pending_tokens", -drift)
+
+    @rule()
+    def read_what_workers_read(self) -> None:
+        self.both(lambda pool: pool.wanted_rebalances(0))
+        self.both(lambda pool: pool.membership())
+        self.both(lambda pool: pool.loads())
+        self.both(lambda pool: pool.expired_replicas())
+
+    # what must hold after every step -----------------------------------------------------------------------
+    @invariant()
+    def views_agree(self) -> None:
+        self.both(lambda pool: pool.snapshot())
+        for instance_id in INSTANCES:
+            self.both(lambda pool, instance_id=instance_id: pool.queue(instance_id))
+
+    @invariant()
+    def kv_metadata_and_arrivals_agree(self) -> None:
+        for instance_id, account in self.memory.ledger.accounts.items():
+            members = self.client.zrange(self.keys.account(instance_id).kv, 0, -1)
+            assert [unpack_chain(member)[0] for member in members] == account.kv.oldest_first()
+        arrivals = [
+            [(arrival.at_ms, arrival.head) for arrival in self.loop.run_until_complete(pool.arrivals("0", 1000))]
+            for pool in (self.memory, self.redis)
+        ]
+        assert arrivals[0] == arrivals[1][-len(arrivals[0]) :]
+
+    @invariant()
+    def grants_agree(self) -> None:
+        async def all_read() -> None:
+            async with asyncio.timeout(5):
+                await asyncio.sleep(0)
+                while len(self.grants["redis"]) < len(self.grants["memory"]):  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+
+        self.loop.run_until_complete(all_read())
+        in_order = {name: sorted(map(repr, grants)) for name, grants in self.grants.items()}
+        assert in_order["memory"] == in_order["redis"]
+
+    @invariant()
+    def sums_are_the_sums_of_the_requests(self) -> None:
+        for account in self.memory.ledger.accounts.values():
+            assert account.sums() == (account.pending_tokens, account.dispatched_tokens, account.context_tokens)
+            assert not (len(account.queue) and account.has_room()), "room is never left unused"
+
+
+def plain(answer: Any) -> Any:
+    """An answer as comparable parts: floats to nine digits, log positions left out."""
+    if isinstance(answer, dict):
+        return {key: plain(value) for key, value in answer.items()}
+    if isinstance(answer, (list, tuple)):
+        return [plain(value) for value in answer]
+    if isinstance(answer, float):
+        return pytest.approx(answer, rel=1e-9, abs=1e-9)
+    if hasattr(answer, "__dataclass_fields__"):
+        return plain({name: getattr(answer, name) for name in answer.__dataclass_fields__})
+    return answer
+
+
+@pytest.mark.timeout(300)
+def test_memory_and_valkey_agree_on_every_sequence_of_calls(valkey_server: EmbeddedValkey) -> None:
+    machine = type("TwinsOnThisServer", (Twins,), {"server": valkey_server})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate,),  # every step talks to a server: shrinking would take minutes
+        ),
+    )
