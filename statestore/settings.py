@@ -37,7 +37,8 @@ class InstanceSettings(BaseModel):
 
     def spec(self) -> InstanceSpec:
         """The instance as a store keeps it: STARTING, until a health check succeeds."""
-        return InstanceSpec(instance_id=self.id, url=self.url.rstrip("/"), **self.model_dump(exclude={"id", "url"}))
+        same = InstanceSettings.model_fields.keys() - {"id", "url"}  # a subclass may have fields of its own
+        return InstanceSpec(instance_id=self.id, url=self.url.rstrip("/"), **self.model_dump(include=same))
 
 
 class PoolSettings(BaseModel):
