@@ -81,6 +81,11 @@ class EmbeddedValkey:
         pid_file = self._folder / "valkey.pid" if self._folder is not None else None
         return int(pid_file.read_text()) if pid_file is not None and pid_file.exists() else 0
 
+    @property
+    def running(self) -> bool:
+        """Whether the server runs; False once it has crashed or was killed."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self, timeout_s: float = 10.0) -> None:
         """Start and wait until it answers; a server already answering on the Unix socket is joined, not owned.
 
