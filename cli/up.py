@@ -21,14 +21,14 @@ from rich.console import Console
 from cli.errors import CommandError
 from cli.fetch import fetch
 from cli.figures import ReplicaCounts, count_replicas, fleet_figures
-from cli.fleet_plan import FleetPlan, FleetSize, plain, plan_fleet
+from cli.fleet_plan import FleetPlan, FleetSize, free_ports, plain, plan_fleet
 from cli.live_status import LiveStatus
+from cli.private_store import private_store
 from cli.processes import ProcessGroup
 from cli.settings import Settings
 from scheduling.instance import InstanceState
 from statestore.base import Store
 from statestore.connect import open_store
-from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreError
 
 _READY_TIMEOUT_S = 60.0
@@ -90,7 +90,7 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
     started_s = time.monotonic()
     with LiveStatus(Console(), _LINE_EVERY) as status:
         status.say("starting …")
-        async with _store(plan) as (plan, store), _children(plan, config, status) as group:
+        async with _store(plan, directory, status) as (plan, store), _children(plan, config, status) as group:
             if await _until_ready(plan, group, store, stopping):
                 group.settled()
                 status.say(welcome(plan, time.monotonic() - started_s, directory))
@@ -100,19 +100,14 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
 
 
 @contextlib.asynccontextmanager
-async def _store(plan: FleetPlan) -> AsyncIterator[tuple[FleetPlan, Store]]:
+async def _store(plan: FleetPlan, directory: Path, status: LiveStatus) -> AsyncIterator[tuple[FleetPlan, Store]]:
     """The plan with its real store URL, and that store opened: the user's own if one was named, else a private one."""
     settings = plan.settings.store
     named = "url" in settings.model_fields_set and not settings.url.startswith("embedded://")
     async with contextlib.AsyncExitStack() as stack:
         if not named:
-            valkey = EmbeddedValkey()
-            try:
-                await asyncio.to_thread(valkey.start)
-            except StoreError as error:
-                raise CommandError(str(error)) from error
-            stack.push_async_callback(asyncio.to_thread, valkey.stop)
-            plan = plan.with_store_url(valkey.url)
+            private = private_store(free_ports(1)[0], directory / "store.pid", status.say)
+            plan = plan.with_store_url(await stack.enter_async_context(private))
         try:
             store = await open_store(plan.settings.store, scheduling=plan.settings.scheduling)
         except StoreError as error:

@@ -1,0 +1,53 @@
+"""The private store of a fleet on one machine: started again, empty, on the same port if it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from cli.errors import CommandError
+from statestore.embedded import EmbeddedValkey
+from statestore.errors import StoreError
+
+_LOOK_EVERY_S = 0.25
+
+
+@contextlib.asynccontextmanager
+async def private_store(port: int, pid_file: Path, say: Callable[[str], None]) -> AsyncIterator[str]:
+    """The URL of a running store, kept running for the time of the context.
+
+    Raises:
+        CommandError: it does not start.
+    """
+    valkey = EmbeddedValkey(port=port)
+    try:
+        await asyncio.to_thread(_start, valkey, pid_file)
+    except StoreError as error:
+        raise CommandError(str(error)) from error
+    keeper = asyncio.create_task(_keep(valkey, pid_file, say), name="keep store")
+    try:
+        yield valkey.url
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        await asyncio.to_thread(valkey.stop)
+
+
+def _start(valkey: EmbeddedValkey, pid_file: Path) -> None:
+    valkey.start()
+    pid_file.write_text(f"{valkey.server_pid}\n", encoding="ascii")
+
+
+async def _keep(valkey: EmbeddedValkey, pid_file: Path, say: Callable[[str], None]) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        if valkey.running:
+            continue
+        say("the store ended; starting an empty one in its place")
+        try:
+            await asyncio.to_thread(valkey.stop)
+            await asyncio.to_thread(_start, valkey, pid_file)
+        except StoreError as error:
+            say(f"the store does not start: {error}")
