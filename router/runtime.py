@@ -159,6 +159,7 @@ def _served_pool(
             shared,
             replica_id=context.replica_id,
             clock=clock,
+            call_later=context.call_later,
             poll_s=settings.held_poll_s,
             timeout_s=settings.hold_timeout_s,
             call=calls["held_states"],

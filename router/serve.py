@@ -60,7 +60,8 @@ async def serve(
         StoreConfigurationError: the store's URL or server cannot serve a fleet.
         DuplicateModelError: two pools claim one model name.
     """
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside every counter, for a time that nobody asks for
+    # Else every counter has a second series, for a time that nobody asks for.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     will = _Will(stop or asyncio.Event())
     with _listening(router) as listeners, will.heeding_signals():
         async with _opened(store, scheduling, will) as opened:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from router.deadlines import CallLater
 from router.errors import HoldTimeoutError
 from router.metrics import StoreCall, measured
 from statestore.base import Grant, PoolStore, RequestRecord, RequestState
@@ -56,8 +57,17 @@ class WaitingRoom:
     """The held requests of one pool on one replica."""
 
     def __init__(
-        self, pool: PoolStore, *, replica_id: str, clock: Clock, poll_s: float, timeout_s: float, call: StoreCall
+        self,
+        pool: PoolStore,
+        *,
+        replica_id: str,
+        clock: Clock,
+        call_later: CallLater,
+        poll_s: float,
+        timeout_s: float,
+        call: StoreCall,
     ) -> None:
+        self._call_later = call_later
         self._pool = pool
         self._call = call
         self._replica_id = replica_id
@@ -87,9 +97,7 @@ class WaitingRoom:
             ReservationLostError: the store does not know the request any more.
         """
         waiter.held = True
-        timer = asyncio.get_running_loop().call_later(
-            max(0.0, self._timeout_s - held_s), self._give_up, waiter, retry_after_s
-        )
+        timer = self._call_later(max(0.0, self._timeout_s - held_s), lambda: self._give_up(waiter, retry_after_s))
         try:
             return await waiter.grant()
         finally:

@@ -101,12 +101,56 @@ def ask(prompt: str = "hello", **changes: Any) -> Ask:
     return Ask(**{**fields, **changes})
 
 
+class Tampered:
+    """A store that lets a test stand between a replica and one pool: ``before[call]`` runs first and may raise or
+    answer; ``after[call]`` runs behind a call."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.before: dict[str, Callable[..., Awaitable[Any]]] = {}
+        self.after: dict[str, Callable[..., Awaitable[None]]] = {}
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def pool(self, name: str) -> Any:
+        return TamperedPool(self, self._store.pool(name))
+
+
+class TamperedPool:
+    def __init__(self, tampered: Tampered, pool: Any) -> None:
+        self._tampered = tampered
+        self._pool = pool
+        self.name = pool.name
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._pool, name)
+        if not asyncio.iscoroutinefunction(real):
+            return real
+
+        async def call(*arguments: Any, **keywords: Any) -> Any:
+            tampered = self._tampered
+            tampered.calls.append(name)
+            if name in tampered.before:
+                answer = await tampered.before[name](*arguments, **keywords)
+                if answer is not None:
+                    return answer
+            answer = await real(*arguments, **keywords)
+            if name in tampered.after:
+                await tampered.after[name](*arguments, **keywords)
+            return answer
+
+        return call
+
+
 class Toolbox:
     """The helpers of this file, for test modules that cannot import it."""
 
     spec = staticmethod(spec)
     ask = staticmethod(ask)
     settle = staticmethod(settle)
+    Tampered = Tampered
 
 
 @pytest.fixture
@@ -136,13 +180,15 @@ StartRuntime = Callable[..., Awaitable[Runtime]]
 async def start_runtime(
     clock: ManualClock, scheduling: SchedulingSettings, store: MemoryStore
 ) -> AsyncIterator[StartRuntime]:
-    """Starts replicas over the one store; all stopped in the end. Keywords are router settings."""
+    """Starts replicas over the one store; all stopped in the end. ``through`` wraps the store that a replica
+    sees; other keywords are router settings."""
     started: list[Runtime] = []
 
     async def start(
         *,
         instances: tuple[InstanceSpec, ...] = (),
         pools: tuple[PoolSettings, ...] = (PoolSettings(),),
+        through: Callable[[MemoryStore], Any] = lambda store: store,
         **settings: Any,
     ) -> Runtime:
         for pool in pools:
@@ -150,7 +196,7 @@ async def start_runtime(
                 await store.pool(pool.name).put_instance(instance)
         settings.setdefault("replica_id", f"replica-{len(started) + 1}")
         runtime = Runtime(
-            RouterSettings(**settings), scheduling, store, pools, clock=clock, call_later=clock.call_later
+            RouterSettings(**settings), scheduling, through(store), pools, clock=clock, call_later=clock.call_later
         )
         await runtime.start()
         await settle()

@@ -1,0 +1,609 @@
+"""The life of a request over the in-memory store, in hand-driven time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from router.ask import FailureKind, InstanceFailure, Outcome
+from router.errors import (
+    HoldTimeoutError,
+    InvalidRequestError,
+    QueueFullError,
+    ReplicaFullError,
+    StoreAwayError,
+    UnavailableError,
+    UnknownModelError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
+from scheduling.instance import InstanceState
+from statestore.base import FinishFacts, Grant, RequestState, ReserveOutcome, ReserveStatus
+from statestore.errors import StoreUnavailableError
+from statestore.settings import PoolSettings
+
+LONG = "word " * 1000
+"""1250 tokens: more than the dispatch window, so one such prompt fills an instance."""
+REFUSED = InstanceFailure(FailureKind.CONNECT, "connection refused")
+
+
+async def loads(store: Any) -> dict[str, Any]:
+    return dict((await store.pool("default").snapshot()).loads)
+
+
+async def live(store: Any) -> dict[str, RequestState]:
+    return {record.request_id: record.state for record in (await store.pool("default").snapshot()).requests}
+
+
+async def nothing_is_left(store: Any, runtime: Any, tools: Any) -> bool:
+    await tools.settle()
+    snapshot = await store.pool("default").snapshot()
+    idle = all(load.pending_tokens == load.running_requests == 0 for load in snapshot.loads.values())
+    return idle and not snapshot.requests and len(runtime.context.live) == 0
+
+
+async def full_fleet(start_runtime: Any, tools: Any, **settings: Any) -> tuple[Any, list[Any]]:
+    """Two instances, each filled by one dispatched request: whoever comes next is held."""
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), **settings)
+    flights = [await runtime.lifecycle.place(tools.ask(f"{number} {LONG}")) for number in range(2)]
+    assert {flight.instance_id for flight in flights} == {"a", "b"}
+    return runtime, flights
+
+
+# the happy path --------------------------------------------------------------------------------------------------
+
+
+async def test_a_placed_request_is_pending_until_its_first_token_and_gone_after_its_end(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+
+    flight = await runtime.lifecycle.place(tools.ask(LONG))
+
+    assert (flight.instance_id, flight.instance_url, flight.attempts) == ("a", "http://a.test:8000", 1)
+    assert (await loads(store))["a"].pending_tokens == 1250
+    flight.first_token()
+    await tools.settle()
+    assert (await loads(store))["a"].pending_tokens == 0
+    assert (await loads(store))["a"].running_requests == 1
+    flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_the_second_of_two_equal_prompts_expects_a_hit_where_the_first_went(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    first = await runtime.lifecycle.place(tools.ask(LONG))
+    first.finish(Outcome.COMPLETED)
+    await tools.settle()
+
+    second = await runtime.lifecycle.place(tools.ask(LONG))
+
+    assert second.instance_id == first.instance_id
+    assert first.expected_cached_tokens == 0
+    assert second.expected_cached_tokens == 1248  # 78 full blocks of 16 tokens
+    second.finish(Outcome.COMPLETED)
+
+
+async def test_ending_twice_counts_and_releases_once(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    flight = await runtime.lifecycle.place(tools.ask())
+
+    flight.finish(Outcome.CLIENT_GONE)
+    flight.finish(Outcome.COMPLETED)
+    flight.first_token()
+
+    assert await nothing_is_left(store, runtime, tools)
+    registry = runtime.context.metrics.registry
+    counted = {
+        outcome: registry.get_sample_value("dualmap_requests_total", {"pool": "default", "outcome": outcome})
+        for outcome in ("client_gone", "completed")
+    }
+    assert counted == {"client_gone": 1.0, "completed": 0.0}
+
+
+async def test_an_answer_that_does_not_stream_is_released_when_its_prefill_should_be_done(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))  # 1000 tokens per second
+    flight = await runtime.lifecycle.place(tools.ask(LONG, stream=False))
+
+    await clock.advance(1.2)
+    assert (await loads(store))["a"].pending_tokens == 1250
+    await clock.advance(0.1)
+
+    assert (await loads(store))["a"].pending_tokens == 0
+    assert (await live(store))[flight.request_id] is RequestState.PREFILLED
+    flight.finish(Outcome.COMPLETED)
+
+
+async def test_a_streamed_answer_is_released_by_its_first_token_alone(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    flight = await runtime.lifecycle.place(tools.ask(LONG, stream=True))
+
+    await clock.advance(60.0)
+
+    assert (await loads(store))["a"].pending_tokens == 1250
+    flight.finish(Outcome.COMPLETED)
+
+
+async def test_what_an_instance_counts_teaches_the_bytes_per_token(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    before = (await store.pool("default").membership()).bytes_per_token
+
+    for _ in range(20):
+        flight = await runtime.lifecycle.place(tools.ask(LONG))
+        flight.finish(Outcome.COMPLETED, FinishFacts(prompt_tokens=2500, cached_tokens=100))
+        await tools.settle()
+
+    assert (await store.pool("default").membership()).bytes_per_token < before
+    registry = runtime.context.metrics.registry
+    reported = registry.get_sample_value("dualmap_hit_tokens_total", {"pool": "default", "by": "reported"})
+    assert reported == 2000.0
+
+
+# what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"prompt": 7}, {"prompt": []}, {"prompt": "x", "max_tokens": "many"}, {"prompt": "x", "cache_salt": 1}],
+    ids=str,
+)
+async def test_a_bad_body_is_refused_and_touches_no_state(start_runtime: Any, tools: Any, body: Any) -> None:
+    tampered: list[Any] = []
+
+    def through(store: Any) -> Any:
+        tampered.append(tools.Tampered(store))
+        return tampered[0]
+
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=through)
+    tampered[0].calls.clear()
+
+    with pytest.raises(InvalidRequestError) as refused:
+        await runtime.lifecycle.place(tools.ask(body=body))
+
+    assert refused.value.param is not None
+    assert tampered[0].calls == []
+    assert len(runtime.context.live) == 0
+
+
+async def test_an_unknown_model_is_refused_by_name(start_runtime: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+
+    with pytest.raises(UnknownModelError, match="'gpt-9'"):
+        await runtime.lifecycle.place(tools.ask(model="gpt-9"))
+
+
+async def test_without_a_ready_instance_the_answer_is_503(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a", state=InstanceState.DOWN),))
+
+    with pytest.raises(UnavailableError) as refused:
+        await runtime.lifecycle.place(tools.ask())
+
+    assert refused.value.retry_after_s is not None
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_an_instance_that_became_ready_a_moment_ago_is_found(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a", state=InstanceState.STARTING),))
+    await store.pool("default").set_instance_state("a", InstanceState.READY)
+
+    flight = await runtime.lifecycle.place(tools.ask())
+
+    assert flight.instance_id == "a"
+    flight.finish(Outcome.COMPLETED)
+
+
+async def test_full_queues_everywhere_are_429_with_the_time_to_work_them_off(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(
+        instances=(tools.spec("a", max_queued_requests=0), tools.spec("b", max_queued_requests=0))
+    )
+    flights = [await runtime.lifecycle.place(tools.ask(f"{number} {LONG}")) for number in range(2)]
+
+    with pytest.raises(QueueFullError) as refused:
+        await runtime.lifecycle.place(tools.ask(f"3 {LONG}"))
+
+    assert refused.value.retry_after_s == pytest.approx(1.25)  # 1250 pending tokens at 1000 a second
+    for flight in flights:
+        flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_a_replica_takes_no_more_than_its_limit(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),), max_requests=1)
+    flight = await runtime.lifecycle.place(tools.ask())
+
+    with pytest.raises(ReplicaFullError):
+        await runtime.lifecycle.place(tools.ask())
+
+    flight.finish(Outcome.COMPLETED)
+    again = await runtime.lifecycle.place(tools.ask())
+    again.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+# held requests ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_held_request_goes_when_room_appears(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime, flights = await full_fleet(start_runtime, tools)
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG)))
+    await tools.settle()
+    assert not waiting.done()
+
+    for flight in flights:
+        flight.first_token()
+    await tools.settle()
+
+    granted = await waiting
+    assert (await live(store))[granted.request_id] is RequestState.DISPATCHED
+    for flight in (*flights, granted):
+        flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_a_held_request_goes_where_it_was_migrated_to(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime, flights = await full_fleet(start_runtime, tools)
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG, request_id="moved")))
+    await tools.settle()
+    record = (await store.pool("default").held_states(["moved"]))["moved"]
+    lease = await store.pool("default").acquire_lease("leader", 60_000)
+
+    await store.pool("default").migrate(
+        "moved", record.instance_id, record.alternative_id, reason="test", fence=lease.fence
+    )
+    next(flight for flight in flights if flight.instance_id == record.alternative_id).first_token()
+
+    granted = await asyncio.wait_for(waiting, 5)
+    assert granted.instance_id == record.alternative_id
+    for flight in (*flights, granted):
+        flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_a_grant_that_overtakes_its_reservations_answer_is_kept(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    tampered: list[Any] = []
+
+    def through(real: Any) -> Any:
+        tampered.append(tools.Tampered(real))
+        return tampered[0]
+
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=through)
+    pool = runtime.pools.pools["default"]
+
+    async def held_but_granted(reservation: Any) -> ReserveOutcome:
+        await store.pool("default").reserve(reservation)
+        pool.waiting.deliver(Grant(reservation.request_id, "a", reservation.attempt))
+        await tools.settle()
+        return ReserveOutcome(ReserveStatus.HELD)
+
+    tampered[0].before["reserve"] = held_but_granted
+
+    flight = await asyncio.wait_for(runtime.lifecycle.place(tools.ask()), 5)
+
+    assert flight.instance_id == "a"
+    flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_a_grant_that_was_missed_is_found_by_looking(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime, flights = await full_fleet(start_runtime, tools)
+    pool = runtime.pools.pools["default"]
+    pool.waiting.deliver = lambda grant: None  # the stream tells nothing
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG)))
+    await tools.settle()
+    for flight in flights:
+        flight.first_token()
+    await tools.settle()
+    assert not waiting.done()
+
+    await clock.advance(1.1)
+
+    granted = await asyncio.wait_for(waiting, 5)
+    for flight in (*flights, granted):
+        flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_a_client_that_leaves_while_held_leaves_nothing(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime, flights = await full_fleet(start_runtime, tools)
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG)))
+    await tools.settle()
+
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+    for flight in flights:
+        flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_a_request_is_not_held_past_the_hold_timeout(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),), hold_timeout_s=0.05)
+    flight = await runtime.lifecycle.place(tools.ask(LONG))
+
+    with pytest.raises(HoldTimeoutError) as refused:
+        waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG)))
+        await tools.settle()
+        await clock.advance(0.06)
+        await waiting
+
+    assert refused.value.retry_after_s == pytest.approx(1.25)
+    flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_a_held_request_that_the_store_forgot_is_placed_again(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime, flights = await full_fleet(start_runtime, tools)
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG, request_id="forgotten")))
+    await tools.settle()
+    await store.pool("default").finish("forgotten")
+    for flight in flights:
+        flight.finish(Outcome.COMPLETED)
+    await tools.settle()
+
+    await clock.advance(1.1)
+
+    placed = await asyncio.wait_for(waiting, 5)
+    assert (await live(store)) == {"forgotten": RequestState.DISPATCHED}
+    placed.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+# decisions that were overtaken -----------------------------------------------------------------------------------
+
+
+async def test_a_stale_decision_is_made_again_and_the_third_is_final(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    tampered: list[Any] = []
+
+    def through(real: Any) -> Any:
+        tampered.append(tools.Tampered(real))
+        return tampered[0]
+
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=through)
+    checks: list[Any] = []
+
+    async def stale_if_checked(reservation: Any) -> ReserveOutcome | None:
+        checks.append(reservation.seen_pending_tokens)
+        return ReserveOutcome(ReserveStatus.STALE) if reservation.seen_pending_tokens is not None else None
+
+    tampered[0].before["reserve"] = stale_if_checked
+
+    flight = await runtime.lifecycle.place(tools.ask())
+
+    assert checks == [0, 0, None]
+    assert [round_.status for round_ in flight.explanation.rounds] == ["stale", "stale", "dispatched"]
+    flight.finish(Outcome.COMPLETED)
+
+
+async def test_an_instance_that_went_down_meanwhile_is_passed_over(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    tampered = tools.Tampered(store)
+    pool = runtime.pools.pools["default"]
+    pool.store = tampered.pool("default")
+    gone: list[str] = []
+
+    async def goes_down_now(reservation: Any) -> None:
+        if not gone:
+            gone.append(reservation.instance_id)
+            await store.pool("default").set_instance_state(reservation.instance_id, InstanceState.DOWN)
+
+    tampered.before["reserve"] = goes_down_now
+
+    flight = await runtime.lifecycle.place(tools.ask())
+
+    assert flight.instance_id != gone[0]
+    assert pool.view.view.ready == (flight.instance_id,)
+    flight.finish(Outcome.COMPLETED)
+
+
+async def test_a_store_out_of_reach_is_503_and_what_may_have_been_reserved_is_released(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    tampered = tools.Tampered(store)
+    runtime.pools.pools["default"].store = tampered.pool("default")
+
+    async def answer_lost(reservation: Any) -> None:
+        await store.pool("default").reserve(reservation)
+        raise StoreUnavailableError("the answer was lost")
+
+    tampered.before["reserve"] = answer_lost
+
+    with pytest.raises(StoreAwayError):
+        await runtime.lifecycle.place(tools.ask(LONG))
+
+    assert await nothing_is_left(store, runtime, tools)
+
+
+# retries ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_failed_instance_costs_the_client_nothing(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b"), tools.spec("c")))
+    flight = await runtime.lifecycle.place(tools.ask(LONG))
+    first = flight.instance_id
+
+    await flight.reroute(REFUSED)
+
+    assert flight.instance_id == flight.explanation.rounds[0].decision.alternative_id
+    assert flight.attempts == 2
+    assert (await loads(store))[first].pending_tokens == 0
+    await flight.reroute(REFUSED)
+    assert flight.attempts == 3
+    assert flight.instance_id not in flight.failed
+    flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_attempts_are_limited(start_runtime: Any, store: Any, tools: Any) -> None:
+    instances = tuple(tools.spec(name) for name in "abcd")
+    runtime = await start_runtime(instances=instances, max_attempts=2)
+    flight = await runtime.lifecycle.place(tools.ask())
+    await flight.reroute(REFUSED)
+
+    with pytest.raises(UpstreamError, match="connection refused"):
+        await flight.reroute(REFUSED)
+
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_retries_stop_when_their_budget_is_spent(start_runtime: Any, store: Any, tools: Any) -> None:
+    instances = tuple(tools.spec(name) for name in "abcd")
+    runtime = await start_runtime(instances=instances, retry_budget_share=0.0, retry_budget_per_s=0.0)
+    flight = await runtime.lifecycle.place(tools.ask())
+
+    with pytest.raises(UpstreamError, match="budget"):
+        await flight.reroute(REFUSED)
+
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_when_every_instance_failed_the_last_failure_is_told(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    flight = await runtime.lifecycle.place(tools.ask())
+
+    with pytest.raises(UpstreamTimeoutError, match="no other instance is ready"):
+        await flight.reroute(InstanceFailure(FailureKind.TIMEOUT, "no first byte"))
+
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_a_cancelled_retry_leaves_nothing(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime, flights = await full_fleet(start_runtime, tools)
+    retry = asyncio.create_task(flights[0].reroute(REFUSED))
+    await tools.settle()
+    assert not retry.done()  # held for the other instance, which is full
+
+    retry.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await retry
+
+    flights[1].finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_an_instance_that_keeps_failing_is_given_nothing_until_it_is_probed(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(
+        instances=(tools.spec("a"), tools.spec("b")), breaker_fault_limit=3, breaker_cooldown_s=5.0
+    )
+
+    failures = 0
+    while failures < 3:
+        flight = await runtime.lifecycle.place(tools.ask(f"prompt {failures} of its own"))
+        if flight.instance_id == "a":
+            failures += 1
+            await flight.reroute(REFUSED)
+
+    assert {(await runtime.lifecycle.place(tools.ask())).instance_id for _ in range(5)} == {"b"}
+    await clock.advance(5.1)
+    probes = [await runtime.lifecycle.place(tools.ask(f"later {number}")) for number in range(4)]
+    assert [flight.instance_id for flight in probes].count("a") == 1
+
+
+async def test_client_errors_never_open_a_breaker(start_runtime: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), breaker_fault_limit=1)
+
+    for _ in range(10):
+        flight = await runtime.lifecycle.place(tools.ask())
+        flight.finish(Outcome.CLIENT_ERROR)
+        flight = await runtime.lifecycle.place(tools.ask())
+        await flight.reroute(InstanceFailure(FailureKind.STATUS, "slow down", 429))
+        flight.finish(Outcome.COMPLETED)
+
+    assert runtime.pools.pools["default"].breakers.states() == {}
+
+
+async def test_with_every_breaker_open_requests_are_sent_all_the_same(start_runtime: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),), breaker_fault_limit=1)
+    flight = await runtime.lifecycle.place(tools.ask())
+    flight.finish(Outcome.UPSTREAM_FAILED)
+    assert runtime.pools.pools["default"].breakers.states() == {"a": "open"}
+
+    flight = await runtime.lifecycle.place(tools.ask())
+
+    assert flight.instance_id == "a"
+    flight.finish(Outcome.COMPLETED)
+
+
+# ids, names and other paths --------------------------------------------------------------------------------------
+
+
+async def test_an_id_that_is_live_on_this_replica_gets_a_suffix(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    first = await runtime.lifecycle.place(tools.ask(request_id="mine"))
+
+    second = await runtime.lifecycle.place(tools.ask(request_id="mine"))
+
+    assert first.request_id == "mine"
+    assert second.request_id.startswith("mine-")
+    assert len(await live(store)) == 2
+    for flight in (first, second):
+        flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_an_id_that_is_live_on_another_replica_gets_a_suffix(start_runtime: Any, store: Any, tools: Any) -> None:
+    one = await start_runtime(instances=(tools.spec("a"),))
+    other = await start_runtime()
+    first = await one.lifecycle.place(tools.ask(request_id="mine"))
+
+    second = await other.lifecycle.place(tools.ask(request_id="mine"))
+
+    assert second.request_id.startswith("mine-")
+    assert other.context.decisions.get(second.request_id) is second.explanation
+    second.finish(Outcome.COMPLETED)
+    await tools.settle()
+    assert await live(store) == {"mine": RequestState.DISPATCHED}
+    first.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, other, tools)
+
+
+async def test_an_alias_shares_the_models_cache_and_an_adapter_does_not(start_runtime: Any, tools: Any) -> None:
+    pool = PoolSettings(model="base", aliases=("gpt",), loras=("tuned",))
+    runtime = await start_runtime(instances=(tools.spec("a"),), pools=(pool,))
+
+    flights = {name: await runtime.lifecycle.place(tools.ask(model=name)) for name in ("base", "gpt")}
+    flights["tuned"] = await runtime.lifecycle.place(tools.ask(model="tuned"))
+
+    assert [flights[name].model for name in ("base", "gpt", "tuned")] == ["base", "base", "tuned"]
+    keys = {name: flight.explanation.hash_key for name, flight in flights.items()}
+    assert keys["base"] == keys["gpt"] != keys["tuned"]
+    for flight in flights.values():
+        flight.finish(Outcome.COMPLETED)
+
+
+async def test_other_paths_are_passed_without_a_reservation(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+
+    flight = await runtime.lifecycle.place(tools.ask(path="/v1/embeddings", body={"input": "x"}))
+
+    assert flight.instance_id in ("a", "b")
+    assert await live(store) == {}
+    failed = flight.instance_id
+    await flight.reroute(REFUSED)
+    assert flight.instance_id != failed
+    with pytest.raises(UpstreamError):
+        await flight.reroute(REFUSED)
+    assert await nothing_is_left(store, runtime, tools)
