@@ -117,7 +117,6 @@ class PoolWorker:
                 fence,
                 sight,
                 interval_s=worker.evacuate_interval_s,
-                stuck_after_s=worker.stall_down_s,
                 decode_stall_s=stall_s,
                 metrics=metrics,
             ),

@@ -47,7 +47,7 @@ class WorkerSettings(BaseModel):
     )
     repair_interval_s: float = Field(15.0, gt=0, description="how often sums are recomputed from requests, seconds")
     evacuate_interval_s: float = Field(
-        0.5, gt=0, description="how often held requests of down instances are moved, seconds"
+        0.5, gt=0, description="how often held requests of departed instances move, seconds"
     )
     drain_interval_s: float = Field(1.0, gt=0, description="how often draining instances are looked at, seconds")
 
