@@ -1,0 +1,59 @@
+"""The bounded memory of decisions."""
+
+from __future__ import annotations
+
+from router.explain import KEPT_CANDIDATES, DecisionLog, Explanation, Round
+from scheduling.decision import Decision, Reason
+from scheduling.instance import InstanceLoad, InstanceState
+
+
+def explanation(request_id: str) -> Explanation:
+    return Explanation(request_id, "m", "default", "dualmap", 5.0, 10, 1, 1, 7, 0, 0, 0.0)
+
+
+def test_the_oldest_is_forgotten_first() -> None:
+    log = DecisionLog(limit=3)
+    for number in range(5):
+        log.add(explanation(str(number)))
+
+    assert len(log) == 3
+    assert log.get("1") is None
+    assert [entry.request_id for entry in log.recent(2)] == ["4", "3"]
+
+
+def test_a_limit_of_none_remembers_nothing() -> None:
+    log = DecisionLog(limit=0)
+    log.add(explanation("x"))
+    assert log.get("x") is None
+
+
+def test_a_renamed_request_is_found_under_its_new_name() -> None:
+    log, entry = DecisionLog(limit=3), explanation("old")
+    log.add(entry)
+
+    log.rename(entry, "new")
+
+    assert log.get("old") is None
+    assert log.get("new") is entry
+    assert entry.request_id == "new"
+
+
+def test_renaming_leaves_another_request_of_that_name_alone() -> None:
+    log, first, second = DecisionLog(limit=3), explanation("same"), explanation("same")
+    log.add(first)
+
+    log.rename(second, "other")
+
+    assert log.get("same") is first
+
+
+def test_a_round_over_the_whole_fleet_remembers_a_few_loads_with_the_chosen_one() -> None:
+    names = tuple(f"i{number}" for number in range(100))
+    loads = {name: InstanceLoad(name, InstanceState.READY) for name in names}
+    decision = Decision("i77", 0, 1, 0.1, Reason.COST, alternative_id="i50")
+
+    kept = Round.of(names, loads, decision, attempt=1)
+
+    assert kept.considered == 100
+    assert len(kept.candidates) == len(kept.loads) == KEPT_CANDIDATES
+    assert {"i77", "i50"} <= set(kept.loads)

@@ -1,0 +1,64 @@
+"""Model names, aliases and LoRA adapters lead to pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from router.errors import InvalidRequestError, UnknownModelError
+from router.pools import DuplicateModelError, PoolDirectory
+from statestore.settings import PoolSettings
+
+
+@dataclass(frozen=True)
+class Pool:
+    settings: PoolSettings
+
+
+SMALL = Pool(PoolSettings(name="small", model="qwen-7b", aliases=("gpt-4o-mini",), loras=("sql",)))
+LARGE = Pool(PoolSettings(name="large", model="qwen-72b"))
+
+
+def test_models_aliases_and_adapters_lead_to_their_pool() -> None:
+    directory = PoolDirectory([SMALL, LARGE])
+
+    routes = {name: directory.resolve(name) for name in ("qwen-7b", "gpt-4o-mini", "sql", "qwen-72b")}
+
+    assert {name: route.pool.settings.name for name, route in routes.items()} == {
+        "qwen-7b": "small",
+        "gpt-4o-mini": "small",
+        "sql": "small",
+        "qwen-72b": "large",
+    }
+    assert {name: (route.model, route.lora) for name, route in routes.items()} == {
+        "qwen-7b": ("qwen-7b", None),
+        "gpt-4o-mini": ("qwen-7b", None),
+        "sql": ("sql", "sql"),
+        "qwen-72b": ("qwen-72b", None),
+    }
+
+
+def test_no_model_means_the_only_pool() -> None:
+    assert PoolDirectory([LARGE]).resolve("").model == "qwen-72b"
+    with pytest.raises(InvalidRequestError):
+        PoolDirectory([SMALL, LARGE]).resolve("")
+
+
+def test_an_unknown_model_is_not_found() -> None:
+    with pytest.raises(UnknownModelError):
+        PoolDirectory([LARGE]).resolve("qwen")
+
+
+def test_a_name_claimed_twice_stops_the_start_and_is_named() -> None:
+    with pytest.raises(DuplicateModelError, match=r"'qwen-72b'.*'large'.*'other'"):
+        PoolDirectory([LARGE, Pool(PoolSettings(name="other", model="qwen-72b"))])
+
+
+def test_models_are_listed_in_openais_shape() -> None:
+    listed = PoolDirectory([SMALL, LARGE]).model_cards(created_s=7)
+
+    assert listed["object"] == "list"
+    assert [card["id"] for card in listed["data"]] == ["qwen-7b", "gpt-4o-mini", "sql", "qwen-72b"]
+    assert all(card["object"] == "model" and card["created"] == 7 for card in listed["data"])
+    assert {card["id"]: card["parent"] for card in listed["data"] if card["parent"]} == {"sql": "qwen-7b"}

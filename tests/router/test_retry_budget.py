@@ -1,0 +1,32 @@
+"""Retries as a share of traffic."""
+
+from __future__ import annotations
+
+from router.retry_budget import RetryBudget
+
+
+def test_retries_are_bounded_by_the_share_of_requests() -> None:
+    budget = RetryBudget(share=0.1, per_s=0.0, now_s=0.0)
+
+    granted = 0
+    for _ in range(100):
+        budget.deposit()
+        granted += budget.withdraw(0.0)
+
+    assert 9 <= granted <= 10
+
+
+def test_a_quiet_replica_may_retry_a_few_times_a_second() -> None:
+    budget = RetryBudget(share=0.0, per_s=2.0, now_s=0.0)
+
+    at_once = sum(budget.withdraw(0.0) for _ in range(100))
+    a_second_later = sum(budget.withdraw(1.0) for _ in range(100))
+
+    assert at_once == 20  # ten quiet seconds' worth, no more
+    assert a_second_later == 2
+
+
+def test_no_budget_means_no_retry() -> None:
+    budget = RetryBudget(share=0.0, per_s=0.0, now_s=0.0)
+    budget.deposit()
+    assert not budget.withdraw(1e6)
