@@ -12,11 +12,10 @@ and hotness window divided by it (``simulation.time_scale`` does that for its se
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
 
 import orjson
 
@@ -24,21 +23,9 @@ from simulation.answer_stream import AnswerStream
 from simulation.errors import SimulationError
 from simulation.fleet_probe import FleetProbe
 from simulation.http_client import HttpClient, HttpClientError, Response
-from simulation.prompts import PromptWriter
+from simulation.replay_bodies import Endpoint, RequestBodies
 from simulation.replay_report import UNKNOWN_INSTANCE, ReplayedRequest, ReplayRecord
 from simulation.traces import Trace, TraceRequest
-
-
-class Endpoint(StrEnum):
-    """What requests are sent as."""
-
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-    TOKEN_IDS = "token-ids"
-
-    @property
-    def path(self) -> str:
-        return "/v1/chat/completions" if self is Endpoint.CHAT else "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,37 +85,64 @@ async def replay(
     Raises:
         ReplayError: the endpoint does not answer, or serves no model.
     """
-    run = _Replay(trace, options, on_progress)
-    return await run.record(stop or asyncio.Event())
+    try:
+        client = HttpClient(options.url)
+    except ValueError as error:
+        raise ReplayError(str(error)) from error
+    try:
+        model = options.model or await _first_model(client, options)
+        return await _Replay(trace, options, model, client, on_progress).record(stop or asyncio.Event())
+    finally:
+        client.close()
+
+
+async def _first_model(client: HttpClient, options: ReplayOptions) -> str:
+    try:
+        status, page = await client.read("/v1/models", _authorization(options))
+    except HttpClientError as error:
+        raise ReplayError(f"{options.url}: {error}") from error
+    with suppress(orjson.JSONDecodeError, KeyError, IndexError, TypeError):
+        if status == 200:
+            return str(orjson.loads(page)["data"][0]["id"])
+    raise ReplayError(f"{options.url}/v1/models names no model (status {status}); give one")
+
+
+def _authorization(options: ReplayOptions) -> dict[str, str]:
+    return {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
 
 
 class _Replay:
-    def __init__(self, trace: Trace, options: ReplayOptions, on_progress: Callable[[ReplayProgress], None]) -> None:
+    """One replay under way. Everything that was sent ends up in ``_results``, once."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        options: ReplayOptions,
+        model: str,
+        client: HttpClient,
+        on_progress: Callable[[ReplayProgress], None],
+    ) -> None:
         self._trace = trace
         self._options = options
+        self._client = client
         self._on_progress = on_progress
-        self._client = HttpClient(options.url)
-        self._writer = PromptWriter(trace.block_tokens, options.salt)
-        self._loop = asyncio.get_running_loop()
+        self._bodies = RequestBodies(trace, model, options.endpoint, options.salt)
+        slo_ms = options.slo_ttft_s * 1000 / options.time_scale
+        self._headers = {"x-slo-ttft-ms": str(max(1, round(slo_ms))), **_authorization(options)}
+        self._first_arrival_s = trace.requests[0].arrival_s if trace.requests else 0.0
         self._results: list[ReplayedRequest] = []
         self._sent = self._answered = self._on_time = 0
-        self._first_arrival_s = trace.requests[0].arrival_s if trace.requests else 0.0
-        self._model = options.model or ""
 
     async def record(self, stop: asyncio.Event) -> ReplayRecord:
         options, probe = self._options, FleetProbe(self._client, self._options.sample_interval_s)
+        await probe.look()
+        watching = asyncio.create_task(probe.watch())
         try:
-            self._model = options.model or await self._first_model()
-            await probe.look()
-            watching = asyncio.create_task(probe.watch())
-            try:
-                await self._send_all(stop)
-            finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
-            await probe.look()
+            await self._send_all(stop)
         finally:
-            self._client.close()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        await probe.look()
         return ReplayRecord(
             trace=self._trace.name,
             url=options.url,
@@ -142,35 +156,21 @@ class _Replay:
             migrations=probe.migrations,
         )
 
-    async def _first_model(self) -> str:
-        try:
-            status, page = await self._client.read("/v1/models", self._authorization())
-        except HttpClientError as error:
-            raise ReplayError(f"{self._options.url}: {error}") from error
-        with suppress(orjson.JSONDecodeError, KeyError, IndexError, TypeError):
-            if status == 200:
-                return str(orjson.loads(page)["data"][0]["id"])
-        raise ReplayError(f"{self._options.url}/v1/models names no model (status {status}); give one")
-
     async def _send_all(self, stop: asyncio.Event) -> None:
-        start_s = self._loop.time()
+        start_s = time.monotonic()
         sending: set[asyncio.Task[None]] = set()
         stopping = asyncio.create_task(stop.wait())
         try:
             for index, request in enumerate(self._trace.requests):
                 due_s = start_s + self._offset_s(request)
-                if due_s > self._loop.time():
-                    await asyncio.wait([stopping], timeout=due_s - self._loop.time())
-                else:
-                    await asyncio.sleep(0)  # answers must be read even when everything is due at once
+                await self._wait_until(due_s, stopping)
                 if stop.is_set():
                     break
-                task = asyncio.create_task(self._send(index, request, due_s))
-                self._sent += 1
+                task = asyncio.create_task(self._send(index, request, self._bodies.take(), due_s))
                 sending.add(task)
                 task.add_done_callback(sending.discard)
-            while sending and not stop.is_set():
-                await asyncio.wait([stopping, *sending], return_when=asyncio.FIRST_COMPLETED)
+            answers = asyncio.gather(*sending, return_exceptions=True)
+            await asyncio.wait((stopping, answers), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
             leftover = tuple(sending)
@@ -178,20 +178,29 @@ class _Replay:
                 task.cancel()
             await asyncio.gather(stopping, *leftover, return_exceptions=True)
 
+    async def _wait_until(self, due_s: float, stopping: asyncio.Task[object]) -> None:
+        """Wait for a request's time (or for the end), writing the bodies of the next ones meanwhile."""
+        await asyncio.sleep(0)  # answers must be read even when everything is due at once
+        while (delay_s := due_s - time.monotonic()) > 0 and not stopping.done():
+            if self._bodies.write_one_ahead():
+                await asyncio.sleep(0)
+            else:
+                await asyncio.wait([stopping], timeout=delay_s)
+
     def _offset_s(self, request: TraceRequest) -> float:
         return (request.arrival_s - self._first_arrival_s) / self._options.time_scale
 
-    async def _send(self, index: int, request: TraceRequest, due_s: float) -> None:
+    async def _send(self, index: int, request: TraceRequest, body: bytes, due_s: float) -> None:
         """Send one request and note what became of it, whatever that is."""
+        self._sent += 1
         failure: str | None = "given up: the replay was stopped"
         response: Response | None = None
-        stream = AnswerStream(self._loop.time)
-        body = self._body(request)
-        sent_s = self._loop.time()
+        stream = AnswerStream(time.monotonic)
+        sent_s = time.monotonic()
         try:
             async with asyncio.timeout(self._options.timeout_s / self._options.time_scale):
                 response = await self._client.request(
-                    "POST", self._options.endpoint.path, body, self._headers(), stream.feed
+                    "POST", self._options.endpoint.path, body, self._headers, stream.feed
                 )
             stream.close()
             failure = _failure(response, stream)
@@ -214,7 +223,7 @@ class _Replay:
     ) -> None:
         scale = self._options.time_scale
         headers = response.headers if response is not None else {}
-        first_s, end_s = stream.first_content_s, self._loop.time()
+        first_s, end_s = stream.first_content_s, time.monotonic()
         details = stream.usage.get("prompt_tokens_details") or {}
         result = ReplayedRequest(
             index=index,
@@ -235,32 +244,6 @@ class _Replay:
         self._on_time += failure is None and (result.ttft_s or 0.0) <= self._options.slo_ttft_s
         failed = len(self._results) - self._answered
         self._on_progress(ReplayProgress(len(self._trace.requests), self._sent, self._answered, failed, self._on_time))
-
-    def _body(self, request: TraceRequest) -> bytes:
-        prompt: dict[str, Any]
-        if self._options.endpoint is Endpoint.CHAT:
-            prompt = {"messages": [{"role": "user", "content": self._writer.message(request)}]}
-        elif self._options.endpoint is Endpoint.COMPLETIONS:
-            prompt = {"prompt": self._writer.text(request)}
-        else:
-            prompt = {"prompt": self._writer.token_ids(request)}
-        return orjson.dumps(
-            {
-                "model": self._model,
-                **prompt,
-                "max_tokens": request.output_tokens,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
-
-    def _headers(self) -> dict[str, str]:
-        slo_ms = self._options.slo_ttft_s * 1000 / self._options.time_scale
-        return {"x-slo-ttft-ms": str(max(1, round(slo_ms))), **self._authorization()}
-
-    def _authorization(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self._options.api_key}"} if self._options.api_key else {}
 
 
 def _failure(response: Response, stream: AnswerStream) -> str | None:

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from simulation.commands.options import OptionError, add_trace_arguments, exit_code, trace_source, write_whole
-from simulation.replay import Endpoint, ReplayOptions, ReplayProgress, replay
+from simulation.replay import ReplayOptions, ReplayProgress, replay
+from simulation.replay_bodies import Endpoint
 from simulation.replay_report import ReplayRecord, record_lines, report_tables, summarize_replay
 from simulation.traces import Trace
 

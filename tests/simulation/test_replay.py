@@ -1,0 +1,145 @@
+"""Live replays against an emulated server: every request is accounted for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simulation.emulator.instance import EmulatedInstance
+from simulation.engine import Engine
+from simulation.engine_types import EngineRequest, EventKind
+from simulation.prompts import PromptWriter
+from simulation.replay import ReplayError, ReplayOptions, ReplayProgress, replay
+from simulation.replay_bodies import Endpoint
+from simulation.replay_report import summarize_replay
+from simulation.tokenizer import block_hashes
+from simulation.traces import Trace, TraceRequest
+
+SCALE = 20.0
+Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
+
+
+def make_trace(count: int, gap_s: float = 0.5) -> Trace:
+    """Prompts of 1,000 tokens, the first 512 of which all share."""
+    return Trace(
+        "made",
+        512,
+        tuple(TraceRequest(7.0 + index * gap_s, 1000, 5 + index, (0, 100 + index)) for index in range(count)),
+    )
+
+
+def options_for(emulator: EmulatedInstance, **changes: Any) -> ReplayOptions:
+    return replace(ReplayOptions(url=emulator.url, time_scale=SCALE, sample_interval_s=0.05), **changes)
+
+
+@pytest.mark.parametrize("endpoint", list(Endpoint))
+async def test_every_request_is_answered_with_the_trace_s_lengths_and_hits(
+    emulator: EmulatedInstance, endpoint: Endpoint
+) -> None:
+    # when a trace is replayed
+    progress: list[ReplayProgress] = []
+    record = await replay(make_trace(8), options_for(emulator, endpoint=endpoint), on_progress=progress.append)
+    # then all is as the trace has it
+    report = summarize_replay(record)
+    assert (report.sent, report.answered, report.failed, report.unsent) == (8, 8, 0, 0)
+    assert [request.index for request in record.requests] == list(range(8))
+    assert [request.prompt_tokens for request in record.requests] == [1000] * 8
+    assert [request.completion_tokens for request in record.requests] == [5 + index for index in range(8)]
+    # all but the first find the shared block, in blocks of the engine's 128 tokens
+    assert [request.cached_tokens for request in record.requests] == [0] + [512] * 7
+    assert report.hit_rate == pytest.approx(7 * 512 / 8000)
+    assert all(request.ttft_s is not None and request.ttft_s > 0.05 for request in record.requests)
+    assert [request.arrival_s for request in record.requests] == pytest.approx([index * 0.5 for index in range(8)])
+    assert (progress[-1].sent, progress[-1].answered, progress[-1].in_flight) == (8, 8, 0)
+
+
+async def test_requests_are_sent_at_their_times_whether_answers_come_or_not(
+    emulator: EmulatedInstance, eventually: Eventually
+) -> None:
+    emulator.generator.pause()
+    stop = asyncio.Event()
+    running = asyncio.create_task(replay(make_trace(6), options_for(emulator), stop=stop))
+    await eventually(lambda: emulator.generator.active == 6)
+    stop.set()
+    record = await running
+    # what was in flight when it was stopped counts as failed
+    assert len(record.requests) == 6
+    assert {request.failure for request in record.requests} == {"given up: the replay was stopped"}
+
+
+async def test_a_stopped_replay_accounts_for_what_it_did_not_send(emulator: EmulatedInstance) -> None:
+    stop = asyncio.Event()
+
+    def stop_after_two(progress: ReplayProgress) -> None:
+        if progress.answered == 2:
+            stop.set()
+
+    record = await replay(make_trace(40, gap_s=2.0), options_for(emulator), on_progress=stop_after_two, stop=stop)
+    report = summarize_replay(record)
+    assert report.answered >= 2
+    assert report.unsent > 0
+    assert report.sent + report.unsent == 40
+    assert report.answered + report.failed == report.sent == len(record.requests)
+
+
+async def test_failures_are_counted_by_what_they_were(emulator: EmulatedInstance) -> None:
+    # given a server that refuses two requests and then dies under the rest
+    emulator.endpoints.faults.fail_next, emulator.endpoints.faults.fail_status = 2, 503
+    died = False
+
+    def die_after_four(progress: ReplayProgress) -> None:
+        nonlocal died
+        if progress.answered == 2 and not died:
+            died = True
+            emulator.die(False, None)
+
+    # when a trace is replayed
+    record = await replay(make_trace(12), options_for(emulator), on_progress=die_after_four)
+    # then nothing is missing
+    report = summarize_replay(record)
+    assert report.sent == 12
+    assert report.answered >= 2
+    assert report.answered + report.failed == 12
+    assert report.failures["status 503"] == 2
+    assert sum(report.failures.values()) == report.failed
+    assert report.effective_capacity <= report.answered / 12
+
+
+async def test_a_request_that_takes_too_long_is_given_up_and_freed(
+    emulator: EmulatedInstance, eventually: Eventually
+) -> None:
+    emulator.generator.pause()
+    record = await replay(make_trace(2), options_for(emulator, timeout_s=2.0))
+    assert [request.failure for request in record.requests] == ["timeout", "timeout"]
+    await eventually(lambda: emulator.generator.active == 0)
+
+
+async def test_a_replay_against_nothing_is_an_error(emulator: EmulatedInstance) -> None:
+    with pytest.raises(ReplayError, match="cannot connect"):
+        await replay(make_trace(1), ReplayOptions(url="http://127.0.0.1:1"))
+    with pytest.raises(ReplayError, match="names no model"):
+        await replay(make_trace(1), options_for(emulator, url=f"{emulator.url}/elsewhere"))
+
+
+async def test_the_emulator_does_what_the_engine_model_does(emulator: EmulatedInstance) -> None:
+    """One request at a time, so that nothing depends on the machine: same hits, and times never before the model's."""
+    trace = make_trace(6)
+    writer = PromptWriter(trace.block_tokens)
+    engine = Engine(emulator.generator.config)
+    options = options_for(emulator, endpoint=Endpoint.COMPLETIONS)
+    for request in trace.requests:
+        # given the model's time and hit for a request
+        start_s = engine.next_event_s() or 1000.0 * (request.output_tokens)
+        hashes = block_hashes(writer.text(request).encode(), 128)
+        engine.submit(EngineRequest("one", request.input_tokens, request.output_tokens, hashes), start_s)
+        modelled = next(event for event in engine.advance(start_s + 999) if event.kind is EventKind.FIRST_TOKEN)
+        # when the emulator is asked the same
+        record = await replay(Trace("one", 512, (request,)), options)
+        # then it has the same hit, and its first token comes when the model says, or later by what the loop adds
+        assert record.requests[0].cached_tokens == modelled.tokens
+        assert record.requests[0].ttft_s is not None
+        assert record.requests[0].ttft_s >= (modelled.time_s - start_s) * 0.98

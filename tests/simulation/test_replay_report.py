@@ -1,0 +1,82 @@
+"""Figures of a replay."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from rich.console import Console
+
+from simulation.replay_report import (
+    ReplayedRequest,
+    ReplayRecord,
+    record_lines,
+    report_rows,
+    report_tables,
+    summarize_replay,
+)
+from simulation.results import LoadSample
+
+
+def answered(index: int, ttft_s: float, instance_id: str = "i-1", cached_tokens: int = 0) -> ReplayedRequest:
+    return ReplayedRequest(
+        index=index, arrival_s=float(index), lag_s=0.0, input_tokens=100, instance_id=instance_id, ttft_s=ttft_s,
+        e2e_s=ttft_s + 1.0, prompt_tokens=100, completion_tokens=11, cached_tokens=cached_tokens,
+    )  # fmt: skip
+
+
+def failed(index: int, failure: str) -> ReplayedRequest:
+    return ReplayedRequest(index=index, arrival_s=float(index), lag_s=0.0, input_tokens=100, failure=failure)
+
+
+RECORD = ReplayRecord(
+    trace="made",
+    url="http://x",
+    rate_per_s=1.0,
+    time_scale=1.0,
+    slo_ttft_s=5.0,
+    skip_requests=1,
+    requests=(
+        answered(0, 99.0),
+        answered(1, 1.0, cached_tokens=50),
+        answered(2, 5.0, "i-2", cached_tokens=90),
+        answered(3, 5.1),
+        failed(4, "status 503"),
+    ),
+    unsent=2,
+    samples=(LoadSample(0.0, (0, 0), 0, 0), LoadSample(1.0, (100, 300), 0, 0)),
+    migrations=3,
+)
+
+
+def test_failed_requests_are_not_on_time_and_skipped_ones_are_only_counted() -> None:
+    report = summarize_replay(RECORD)
+    assert (report.sent, report.answered, report.failed, report.unsent, report.skipped) == (5, 4, 1, 2, 1)
+    assert report.effective_capacity == 2 / 4
+    assert report.hit_rate == pytest.approx(140 / 300)
+    assert report.ttft_s.p50 == 5.0
+    assert report.tpot_s.p50 == pytest.approx(0.1)
+    assert report.load_cv == pytest.approx(0.5)  # an idle fleet says nothing of its balance
+    assert {name: share.requests for name, share in report.instances.items()} == {"i-1": 2, "i-2": 1}
+    assert report.span_s == pytest.approx(3 + 6.1)
+    assert report.failures == {"status 503": 1}
+
+
+def test_the_report_goes_to_json_and_to_a_table() -> None:
+    report = summarize_replay(RECORD)
+    loaded = orjson.loads(report.to_json())
+    assert loaded["effective_capacity"] == 0.5
+    assert loaded["instances"]["i-2"]["hit_rate"] == 0.9
+    rows = dict(report_rows(report))
+    assert rows["sent / answered / failed"] == "5 / 4 / 1"
+    assert rows["failed: status 503"] == "1"
+    assert rows["not sent (stopped)"] == "2"
+    console = Console(width=120, record=True, quiet=True)
+    with console.capture():
+        console.print(*report_tables(report))
+    assert len(record_lines(RECORD.requests).splitlines()) == 5
+
+
+def test_nothing_answered_gives_a_report_of_nothing() -> None:
+    report = summarize_replay(ReplayRecord("made", "http://x", 1.0, 1.0, 5.0, 0, (failed(0, "timeout"),), 0, (), None))
+    assert (report.effective_capacity, report.hit_rate, report.load_cv, report.migrations) == (0.0, 0.0, None, None)
+    assert dict(report_rows(report))["migrations"] == "not observed"
