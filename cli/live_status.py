@@ -62,24 +62,33 @@ def table(figures: FleetFigures) -> RenderableType:
             f"{instance.running:,}",
             f"{instance.cached_blocks:,}",
         )
-    return Group("", rows, "", Text(line(figures), "dim"))
+    return Group("", rows, "", *(Text(" · ".join(facts), "dim") for facts in (_traffic(figures), _fleet(figures))))
 
 
 def line(figures: FleetFigures) -> str:
     """The same in one line."""
     ready = sum(instance.state == "ready" for instance in figures.instances)
-    return " · ".join(
-        (
-            f"instances {ready}/{len(figures.instances)} ready",
-            f"pending tokens {figures.pending_tokens:,}",
-            f"held {figures.held:,}",
-            f"hit rate {_percent(figures.hit_rate)}",
-            f"on time {_percent(figures.on_time_share)}",
-            f"leader {figures.leader or 'none'}",
-            f"replicas {figures.replicas}",
-            f"migrations {figures.migrations:,}",
-            f"requests {figures.counts.requests:,} ({figures.requests_per_s:.1f}/s, {figures.counts.failed:,} failed)",
-        )
+    sums = (
+        f"instances {ready}/{len(figures.instances)} ready",
+        f"pending tokens {figures.pending_tokens:,}",
+        f"held {figures.held:,}",
+    )
+    return " · ".join((*sums, *_traffic(figures), *_fleet(figures)))
+
+
+def _traffic(figures: FleetFigures) -> tuple[str, ...]:
+    return (
+        f"requests {figures.counts.requests:,} ({figures.requests_per_s:.1f}/s, {figures.counts.failed:,} failed)",
+        f"hit rate {_percent(figures.hit_rate)}",
+        f"on time {_percent(figures.on_time_share)}",
+    )
+
+
+def _fleet(figures: FleetFigures) -> tuple[str, ...]:
+    return (
+        f"leader {figures.leader or 'none'}",
+        f"replicas {figures.replicas}",
+        f"migrations {figures.migrations:,}",
     )
 
 
