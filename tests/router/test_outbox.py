@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -51,7 +52,7 @@ async def test_one_that_finds_the_store_away_is_repeated_until_it_gets_through(c
     await clock.advance(10.0)
 
     assert len(tries) == 4
-    gaps = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(tries)]
     assert gaps == sorted(gaps)
     assert gaps[0] < gaps[-1]
     assert await outbox.flush(1.0)

@@ -1,0 +1,71 @@
+"""Gauges of the fleet from a cached snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from router.fleet_gauges import FleetGauges, FleetSnapshots
+from router.metrics import RouterMetrics
+from scheduling.instance import InstanceState
+from statestore.errors import StoreUnavailableError
+
+
+def snapshots(pool: Any, clock: Any) -> FleetSnapshots:
+    call = RouterMetrics(["default"]).store_calls["snapshot"]
+    return FleetSnapshots({"default": pool}, clock=clock, max_age_s=1.0, call=call)
+
+
+async def test_scrapes_at_the_same_time_or_soon_after_share_one_call(store: Any, clock: Any, tools: Any) -> None:
+    tampered = tools.Tampered(store)
+    fleet = snapshots(tampered.pool("default"), clock)
+
+    await asyncio.gather(*(fleet.refresh() for _ in range(10)))
+    await clock.advance(0.9)
+    await fleet.refresh()
+    assert tampered.calls == ["snapshot"]
+    await clock.advance(0.2)
+    await fleet.refresh()
+
+    assert tampered.calls == ["snapshot", "snapshot"]
+
+
+async def test_what_is_out_of_reach_vanishes_instead_of_lying(store: Any, clock: Any, tools: Any) -> None:
+    tampered = tools.Tampered(store)
+    fleet = snapshots(tampered.pool("default"), clock)
+    await fleet.refresh()
+    assert "default" in fleet.snapshots
+
+    async def away() -> None:
+        raise StoreUnavailableError("away")
+
+    tampered.before["snapshot"] = away
+    await clock.advance(2.0)
+    await fleet.refresh()
+
+    assert fleet.snapshots == {}
+    with pytest.raises(StoreUnavailableError):
+        await fleet.get("default")
+
+
+async def test_leader_migrations_and_states_are_told(store: Any, clock: Any, tools: Any) -> None:
+    pool, registry = store.pool("default"), CollectorRegistry()
+    await pool.put_instance(tools.spec("a"))
+    await pool.put_instance(tools.spec("b", state=InstanceState.DOWN))
+    lease = await pool.acquire_lease("worker-1", 10_000)
+    pool.ledger.migrations["sweep"] = 3
+    fleet = snapshots(pool, clock)
+    FleetGauges(fleet, registry)
+
+    await fleet.refresh()
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"pool": "default", **labels})
+
+    assert value("dualmap_leader", owner="worker-1") == lease.fence
+    assert value("dualmap_migrations_total", reason="sweep") == 3.0
+    assert value("dualmap_instances", state="ready") == 1.0
+    assert value("dualmap_instance_state", instance="b", state="down") == 1.0

@@ -1,0 +1,71 @@
+"""What a replica counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY, generate_latest
+
+from router.ask import FailureKind, InstanceFailure, Outcome
+from router.metrics import RouterMetrics, measured
+from statestore.errors import StoreUnavailableError
+
+
+def sample(runtime: Any, name: str, **labels: str) -> float | None:
+    value: float | None = runtime.context.metrics.registry.get_sample_value(name, labels)
+    return value
+
+
+def test_every_registry_is_its_own_and_the_global_one_stays_untouched() -> None:
+    before = {metric.name for metric in REGISTRY.collect()}
+    first, second = RouterMetrics(["default"]), RouterMetrics(["default"])
+
+    first.refused(503, "no_instance")
+
+    refusals = "dualmap_refusals_total"
+    assert first.registry.get_sample_value(refusals, {"code": "no_instance"}) == 1.0
+    assert second.registry.get_sample_value(refusals, {"code": "no_instance"}) is None
+    assert {metric.name for metric in REGISTRY.collect()} == before
+
+
+async def test_a_failed_store_call_is_counted_and_timed() -> None:
+    metrics = RouterMetrics(["default"])
+
+    async def away() -> None:
+        raise StoreUnavailableError("away")
+
+    with pytest.raises(StoreUnavailableError):
+        await measured(metrics.store_calls["observe"], away())
+
+    assert metrics.registry.get_sample_value("dualmap_store_errors_total", {"call": "observe"}) == 1.0
+    assert metrics.registry.get_sample_value("dualmap_store_call_seconds_count", {"call": "observe"}) == 1.0
+
+
+async def test_the_story_of_a_request_is_counted(start_runtime: Any, clock: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    flight = await runtime.lifecycle.place(tools.ask("x" * 400))
+    assert sample(runtime, "dualmap_replica_requests", pool="default") == 1.0
+    await flight.reroute(InstanceFailure(FailureKind.CONNECT))
+    await clock.advance(6.0)
+    flight.first_token()
+    flight.finish(Outcome.COMPLETED)
+
+    assert sample(runtime, "dualmap_retries_total", pool="default", failure="connect") == 1.0
+    assert sample(runtime, "dualmap_ttft_seconds_sum", pool="default") == pytest.approx(6.0)
+    assert sample(runtime, "dualmap_slo_total", pool="default", slo="missed") == 1.0
+    assert sample(runtime, "dualmap_decision_seconds_count", pool="default") == 1.0
+    assert sample(runtime, "dualmap_prompt_tokens_total", pool="default", by="expected") == 100.0
+    assert sample(runtime, "dualmap_replica_requests", pool="default") == 0.0
+
+
+async def test_the_page_can_be_rendered_with_the_fleets_gauges(start_runtime: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    flight = await runtime.lifecycle.place(tools.ask("x" * 4000))
+
+    await runtime.read_metrics()
+    page = generate_latest(runtime.context.metrics.registry).decode()
+
+    assert 'dualmap_instance_pending_tokens{instance="a",pool="default"} 1000.0' in page
+    assert 'dualmap_replicas{pool="default"} 1.0' in page
+    flight.finish(Outcome.COMPLETED)

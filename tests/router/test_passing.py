@@ -1,0 +1,43 @@
+"""Passed requests spread over instances without any store."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from router.passing import PassingTraffic
+
+READY = tuple(f"i{number}" for number in range(8))
+
+
+def test_requests_in_flight_spread_evenly() -> None:
+    traffic, taken = PassingTraffic(), Counter[str]()
+
+    for _ in range(800):
+        instance_id = traffic.pick(READY, frozenset())
+        assert instance_id is not None
+        traffic.enter(instance_id)
+        taken[instance_id] += 1
+
+    assert max(taken.values()) - min(taken.values()) <= 10
+
+
+def test_a_busy_instance_is_given_less() -> None:
+    traffic = PassingTraffic()
+    for _ in range(100):
+        traffic.enter("i0")
+
+    assert "i0" not in {traffic.pick(READY, frozenset()) for _ in range(100)}
+
+
+def test_avoided_instances_are_taken_only_if_nothing_else_is_asked_for() -> None:
+    traffic = PassingTraffic()
+    assert {traffic.pick(READY, set(READY) - {"i5"}) for _ in range(20)} == {"i5"}
+    assert traffic.pick(READY, set(READY)) is None
+    assert traffic.pick((), frozenset()) is None
+
+
+def test_who_left_is_forgotten() -> None:
+    traffic = PassingTraffic()
+    traffic.enter("i0")
+    traffic.leave("i0")
+    assert traffic._in_flight == Counter()

@@ -1,0 +1,110 @@
+"""A replica's standing: its lease, and what it gives back or cleans up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.ask import Outcome
+from scheduling.chain import Chain
+from scheduling.instance import InstanceState
+from statestore.base import RequestState, Reservation
+from statestore.memory import MemoryStore
+from statestore.settings import InstanceSettings, PoolSettings
+
+
+def swap_store(runtime: Any, store: Any) -> None:
+    """The store behind a running replica comes back as another, empty one."""
+    pool = runtime.pools.pools["default"]
+    pool.store = pool.view._pool = pool.waiting._pool = store.pool("default")
+
+
+async def test_configured_instances_enter_an_empty_store_as_starting(start_runtime: Any, store: Any) -> None:
+    pools = (PoolSettings(instances=(InstanceSettings(id="a", url="http://a:1/"),)),)
+
+    await start_runtime(pools=pools)
+
+    spec = (await store.pool("default").membership()).instances["a"]
+    assert (spec.state, spec.url) == (InstanceState.STARTING, "http://a:1")
+
+
+async def test_a_replica_that_starts_later_leaves_the_members_as_they_are(start_runtime: Any, store: Any) -> None:
+    names = ("a", "b")
+    pools = (PoolSettings(instances=tuple(InstanceSettings(id=name, url=f"http://{name}:1") for name in names)),)
+    await start_runtime(pools=pools)
+    await store.pool("default").set_instance_state("a", InstanceState.READY)
+    await store.pool("default").remove_instance("b")
+
+    await start_runtime(pools=pools)
+
+    members = (await store.pool("default").membership()).instances
+    assert {name: spec.state for name, spec in members.items()} == {"a": InstanceState.READY}
+
+
+async def test_the_lease_is_renewed_and_given_up_on_a_clean_exit(start_runtime: Any, store: Any, clock: Any) -> None:
+    runtime = await start_runtime(replica_lease_s=6.0)
+    await clock.advance(20.0)
+    pool = store.pool("default")
+    assert not await pool.expired_replicas()
+    assert [replica.replica_id for replica in (await pool.snapshot()).replicas] == ["replica-1"]
+
+    await runtime.stop()
+
+    assert (await pool.snapshot()).replicas == ()
+
+
+async def test_a_store_that_came_back_empty_is_given_members_and_live_requests_again(
+    start_runtime: Any, store: Any, clock: Any, scheduling: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b", state=InstanceState.DRAINING)))
+    flying = await runtime.lifecycle.place(tools.ask("x" * 400))
+    answering = await runtime.lifecycle.place(tools.ask("y" * 400))
+    answering.first_token()
+    await clock.advance(2.0)
+    emptied = MemoryStore(scheduling, now_ms=clock.now_ms)
+    swap_store(runtime, emptied)
+
+    await clock.advance(3.0)
+
+    snapshot = await emptied.pool("default").snapshot()
+    assert {name: spec.state for name, spec in snapshot.instances.items()} == {"a": "ready", "b": "draining"}
+    assert {record.request_id: record.state for record in snapshot.requests} == {
+        flying.request_id: RequestState.DISPATCHED,
+        answering.request_id: RequestState.PREFILLED,
+    }
+    assert snapshot.loads["a"].pending_tokens == 100
+    for flight in (flying, answering):
+        flight.finish(Outcome.COMPLETED)
+    await tools.settle()
+    assert (await emptied.pool("default").snapshot()).requests == ()
+
+
+async def test_an_instance_removed_on_purpose_does_not_come_back(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    pool = store.pool("default")
+    await pool.remove_instance("b")
+    await pool.retire("replica-1")  # the next heartbeat finds itself unknown
+
+    await clock.advance(5.0)
+
+    assert set((await pool.membership()).instances) == {"a"}
+
+
+async def test_a_leftover_is_released_when_it_is_still_there_at_the_second_look(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),), reconcile_s=30.0)
+    pool = store.pool("default")
+    mine = await runtime.lifecycle.place(tools.ask())
+    for replica_id in ("replica-1", "replica-2"):
+        await pool.reserve(Reservation(f"of {replica_id}", replica_id, "a", Chain((1,), 16, 10), 10, 1, 5000))
+
+    await clock.advance(31.0)
+    assert len((await pool.snapshot()).requests) == 3
+    await clock.advance(30.0)
+
+    left = {record.request_id for record in (await pool.snapshot()).requests}
+    assert left == {mine.request_id, "of replica-2"}
+    assert runtime.context.metrics.registry.get_sample_value("dualmap_reconciled_requests_total") == 1.0
+    mine.finish(Outcome.COMPLETED)

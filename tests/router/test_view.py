@@ -1,0 +1,124 @@
+"""The keeper of a replica's copy of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from router.metrics import RouterMetrics
+from router.view import ViewKeeper, next_view
+from scheduling.chain import Chain
+from scheduling.hotness import HotnessTree
+from statestore.base import Membership
+from statestore.errors import StoreUnavailableError
+
+CHAIN = Chain((1, 2), 16, 40)
+
+
+def keeper(pool: Any, clock: Any) -> ViewKeeper:
+    call = RouterMetrics(["default"]).store_calls["membership"]
+    return ViewKeeper(pool, virtual_nodes=16, bytes_per_token=4.0, clock=clock, poll_s=1.0, call=call)
+
+
+async def test_an_observation_of_another_epoch_wakes_the_keeper(store: Any, clock: Any, tools: Any) -> None:
+    pool = store.pool("default")
+    kept = keeper(pool, clock)
+    running = asyncio.create_task(kept.run())
+    await tools.settle()
+    await pool.put_instance(tools.spec("a"))
+    assert kept.view.ready == ()
+
+    kept.note(await pool.observe(["a"], CHAIN))
+    await tools.settle()
+
+    assert kept.view.ready == ("a",)
+    running.cancel()
+
+
+async def test_an_idle_keeper_looks_by_itself(store: Any, clock: Any, tools: Any) -> None:
+    pool = store.pool("default")
+    kept = keeper(pool, clock)
+    running = asyncio.create_task(kept.run())
+    await tools.settle()
+    await pool.put_instance(tools.spec("a"))
+
+    await clock.advance(1.1)
+
+    assert kept.view.ready == ("a",)
+    running.cancel()
+
+
+async def test_a_store_that_starts_counting_again_is_followed(
+    store: Any, clock: Any, tools: Any, scheduling: Any
+) -> None:
+    kept = keeper(store.pool("default"), clock)
+    for name in "abc":
+        await store.pool("default").put_instance(tools.spec(name))
+    await kept.refresh()
+    emptied = type(store)(scheduling, now_ms=clock.now_ms).pool("default")
+    kept._pool = emptied
+    running = asyncio.create_task(kept.run())
+    await tools.settle()
+    await emptied.put_instance(tools.spec("d"))
+    assert (await emptied.membership()).epoch < 3
+
+    kept.note(await emptied.observe(["d"], CHAIN))
+    await tools.settle()
+
+    assert kept.view.ready == ("d",)
+    running.cancel()
+
+
+async def test_the_view_stays_while_the_store_is_away(store: Any, clock: Any, tools: Any) -> None:
+    tampered = tools.Tampered(store)
+    await store.pool("default").put_instance(tools.spec("a"))
+    kept = keeper(tampered.pool("default"), clock)
+    running = asyncio.create_task(kept.run())
+    await tools.settle()
+
+    async def away() -> None:
+        raise StoreUnavailableError("away")
+
+    tampered.before["membership"] = away
+    await store.pool("default").put_instance(tools.spec("b"))
+    await clock.advance(5.0)
+    assert kept.view.ready == ("a",)
+    with pytest.raises(StoreUnavailableError):
+        await kept.refresh()
+
+    del tampered.before["membership"]
+    await clock.advance(3.0)
+    assert kept.view.ready == ("a", "b")
+    running.cancel()
+
+
+async def test_refreshes_at_the_same_time_share_one_call(store: Any, clock: Any, tools: Any) -> None:
+    tampered = tools.Tampered(store)
+    kept = keeper(tampered.pool("default"), clock)
+
+    await asyncio.gather(*(kept.refresh() for _ in range(20)))
+
+    assert tampered.calls == ["membership"]
+
+
+async def test_who_gives_up_waiting_does_not_stop_the_refresh_of_the_others(store: Any, clock: Any, tools: Any) -> None:
+    tampered = tools.Tampered(store)
+    kept = keeper(tampered.pool("default"), clock)
+    first, second = asyncio.create_task(kept.refresh()), asyncio.create_task(kept.refresh())
+    await asyncio.sleep(0)
+
+    first.cancel()
+
+    assert (await asyncio.wait_for(second, 5)).epoch == 0
+
+
+def test_rings_are_kept_when_members_stay(tools: Any) -> None:
+    specs = {name: tools.spec(name) for name in "ab"}
+    first = next_view(keeper(None, None).view, Membership(1, 0, specs, HotnessTree(), 4.0))
+
+    second = next_view(first, Membership(2, 1, specs, HotnessTree({9: 1}), 4.0))
+
+    assert second.rings is first.rings
+    assert (second.epoch, second.tree_version, second.tree.hot) == (2, 1, {9: 1})

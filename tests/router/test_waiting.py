@@ -1,0 +1,133 @@
+"""The waiting room: grants told, grants looked up, patience that ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from router.errors import HoldTimeoutError
+from router.metrics import RouterMetrics
+from router.waiting import ReservationLostError, WaitingRoom
+from scheduling.chain import Chain
+from statestore.base import Grant, Reservation
+
+CHAIN = Chain((1, 2), 16, 1200)
+
+
+def room(pool: Any, clock: Any) -> WaitingRoom:
+    call = RouterMetrics(["default"]).store_calls["held_states"]
+    return WaitingRoom(
+        pool, replica_id="r", clock=clock, call_later=clock.call_later, poll_s=1.0, timeout_s=10.0, call=call
+    )
+
+
+async def held(pool: Any, *request_ids: str) -> None:
+    """Fill the instance by one request, and let the others be held for it."""
+    for request_id in ("first", *request_ids):
+        await pool.reserve(Reservation(request_id, "r", "a", CHAIN, 1200, 10, 5000))
+
+
+async def test_a_grant_before_the_wait_is_there_when_the_wait_begins(clock: Any) -> None:
+    waiting = room(None, clock)
+    waiter = waiting.expect("x", 1)
+
+    waiting.deliver(Grant("x", "a", 1))
+
+    assert (await waiting.wait(waiter, 0.0, lambda: 1.0)).instance_id == "a"
+
+
+async def test_a_grant_of_another_attempt_is_not_taken(clock: Any, tools: Any) -> None:
+    waiting = room(None, clock)
+    waiter = waiting.expect("x", 2)
+    task = asyncio.create_task(waiting.wait(waiter, 0.0, lambda: 1.0))
+
+    waiting.deliver(Grant("x", "a", 1))
+    await tools.settle()
+    assert not task.done()
+    waiting.deliver(Grant("x", "b", 2))
+
+    assert (await task).instance_id == "b"
+
+
+async def test_time_held_before_counts(clock: Any, tools: Any) -> None:
+    waiting = room(None, clock)
+    task = asyncio.create_task(waiting.wait(waiting.expect("x", 1), 9.5, lambda: 42.0))
+
+    await clock.advance(0.6)
+
+    with pytest.raises(HoldTimeoutError) as refused:
+        await task
+    assert refused.value.retry_after_s == 42.0
+
+
+async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: Any, tools: Any) -> None:
+    tampered = tools.Tampered(store)
+    pool = tampered.pool("default")
+    await pool.put_instance(tools.spec("a"))
+    await held(pool, "x", "y", "z")
+    waiting = room(pool, clock)
+    tasks = [asyncio.create_task(waiting.wait(waiting.expect(name, 1), 0.0, lambda: 1.0)) for name in "xyz"]
+    await tools.settle()
+    tampered.calls.clear()
+
+    await waiting.look_up()
+    assert tampered.calls == ["held_states"]
+    assert not any(task.done() for task in tasks)
+    await pool.finish("first")
+    await waiting.look_up()
+
+    assert (await tasks[0]).request_id == "x"
+    for task in tasks[1:]:
+        task.cancel()
+
+
+async def test_nothing_is_asked_while_nobody_is_held(store: Any, clock: Any, tools: Any) -> None:
+    tampered = tools.Tampered(store)
+    waiting = room(tampered.pool("default"), clock)
+    waiting.expect("not yet held", 1)
+
+    await waiting.look_up()
+
+    assert tampered.calls == []
+
+
+async def test_a_request_that_the_store_does_not_know_is_lost(store: Any, clock: Any, tools: Any) -> None:
+    waiting = room(store.pool("default"), clock)
+    task = asyncio.create_task(waiting.wait(waiting.expect("x", 1), 0.0, lambda: 1.0))
+    await tools.settle()
+
+    await waiting.look_up()
+
+    with pytest.raises(ReservationLostError):
+        await task
+
+
+async def test_leaving_removes_only_ones_own_entry(clock: Any) -> None:
+    waiting = room(None, clock)
+    old = waiting.expect("x", 1)
+    new = waiting.expect("x", 2)
+
+    waiting.leave(old)
+    waiting.deliver(Grant("x", "a", 2))
+
+    assert (await new.grant()).attempt == 2
+
+
+async def test_a_stream_that_ends_is_opened_again(store: Any, clock: Any, tools: Any) -> None:
+    pool = store.pool("default")
+    await pool.put_instance(tools.spec("a"))
+    waiting = room(pool, clock)
+    listening = asyncio.create_task(waiting.listen())
+    await tools.settle()
+    await pool.close()  # ends every open stream
+    await clock.advance(1.1)
+    await held(pool, "x")
+    task = asyncio.create_task(waiting.wait(waiting.expect("x", 1), 0.0, lambda: 1.0))
+    await tools.settle()
+
+    await pool.finish("first")
+
+    assert (await asyncio.wait_for(task, 5)).instance_id == "a"
+    listening.cancel()
