@@ -13,6 +13,7 @@ from cli.errors import CommandError
 from cli.processes import ChildSpec
 from cli.settings import Settings
 from simulation.settings import EmulatorSettings
+from simulation.time_scale import scaled_scheduling
 from statestore.settings import InstanceSettings, PoolSettings
 
 # Stages in which children stop: whoever takes requests first, whoever serves them last.
@@ -74,6 +75,7 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
         given = (InstanceSettings(id=f"instance-{i}", url=url) for i, url in enumerate(instance_urls, 1))
         pool = pool.model_copy(update={"instances": tuple(given)})
     changed: dict[str, Any] = {
+        **(_sped_up(settings, emulator.time_scale) if emulated else {}),
         "pools": (pool, *settings.pools[1:]),
         "router": router.model_copy(update={"port": port, "settle_s": _SETTLE_S, "drain_timeout_s": _DRAIN_TIMEOUT_S}),
         "emulator": emulator,
@@ -98,6 +100,16 @@ def _children(config_file: str, size: FleetSize, ops_ports: Sequence[int], emula
         for number in range(1, size.workers + 1)
     ]
     return (*((emulator,) if emulated else ()), *workers, *routers)
+
+
+def _sped_up(settings: Settings, time_scale: float) -> dict[str, Any]:
+    """What has to go faster with emulated engines that do: all that is stated in seconds of an engine's life."""
+    worker = settings.worker
+    intervals = ("rebalance_interval_s", "rebalance_min_gap_s", "hotness_interval_s")
+    return {
+        "scheduling": scaled_scheduling(settings.scheduling, time_scale),
+        "worker": worker.model_copy(update={name: getattr(worker, name) / time_scale for name in intervals}),
+    }
 
 
 def emulated_pool(pool: PoolSettings, emulator: EmulatorSettings) -> PoolSettings:

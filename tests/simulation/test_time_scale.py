@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from scheduling.settings import SchedulingSettings
-from simulation.settings import EmulatorSettings
-from simulation.time_scale import emulated_spec, scaled_scheduling
+from simulation.time_scale import scaled_scheduling
+
+SETTINGS = SchedulingSettings(slo_ttft_s=5.0, hotness_window_s=120.0, decode_stall_s=3.0, max_hold_s=300.0)
 
 
-def test_engine_seconds_become_seconds_of_the_clock() -> None:
-    scaled = scaled_scheduling(SchedulingSettings(slo_ttft_s=5.0, hotness_window_s=120.0, decode_stall_s=3.0), 10.0)
+def test_engine_seconds_become_seconds_of_the_clock_and_nothing_else_changes() -> None:
+    scaled = scaled_scheduling(SETTINGS, 10.0)
     assert (scaled.slo_ttft_s, scaled.hotness_window_s, scaled.decode_stall_s) == pytest.approx((0.5, 12.0, 0.3))
-    assert scaled.block_tokens == SchedulingSettings().block_tokens
+    assert scaled.max_hold_s == pytest.approx(30.0)
+    changed = {"slo_ttft_s", "hotness_window_s", "decode_stall_s", "max_hold_s"}
+    assert scaled.model_dump(exclude=changed) == SETTINGS.model_dump(exclude=changed)
 
 
-def test_an_emulated_instance_is_described_by_its_engine_s_figures() -> None:
-    settings = EmulatorSettings(time_scale=10.0, kv_capacity_tokens=500_000, max_num_seqs=64)
-    spec = emulated_spec(settings, "i-1", "http://x")
-    assert spec.prefill_tokens_per_s == pytest.approx(82_799, abs=1)
-    assert (spec.kv_capacity_tokens, spec.max_running_requests) == (500_000, 64)
+def test_at_the_clock_s_own_pace_settings_stay_as_they_are() -> None:
+    assert scaled_scheduling(SETTINGS, 1.0) is SETTINGS
