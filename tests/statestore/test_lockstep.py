@@ -116,18 +116,12 @@ class Twins(RuleBasedStateMachine):
     # members -----------------------------------------------------------------------------------------------
     @initialize()
     def two_ready_instances_and_a_leader(self) -> None:
-        self.acquire_lease("worker-1", 60_000)
+        self.acquire_lease("worker-1", 3_600_000)
         for spec in (instance("a", kv_capacity_tokens=900), instance("b", kv_capacity_tokens=900)):
             self.both(lambda pool, spec=spec: pool.put_instance(spec))
+        for uncached in (300, 400, 500, 600, 100):
+            self.reserve_new("a", "b", CHAINS[2], uncached)
 
-    @rule(
-        instance_id=instances,
-        state=states,
-        window=st.sampled_from((1, 500, 2000)),
-        running=st.integers(1, 3),
-        queued=st.integers(0, 3),
-        kv_blocks=st.integers(0, 9),
-    )
     def put_instance(
         self, instance_id: str, state: InstanceState, window: int, running: int, queued: int, kv_blocks: int
     ) -> None:
@@ -141,21 +135,17 @@ class Twins(RuleBasedStateMachine):
         )
         self.both(lambda pool: pool.put_instance(spec))
 
-    @rule(instance_id=instances, state=states, expected=st.none() | states, fenced=st.booleans())
     def set_state(self, instance_id: str, state: InstanceState, expected: InstanceState | None, fenced: bool) -> None:
         fence = self.fence if fenced else None
         self.both(lambda pool: pool.set_instance_state(instance_id, state, expected=expected, fence=fence))
 
-    @rule(instance_id=ready_instances)
     def becomes_ready(self, instance_id: str) -> None:
         self.both(lambda pool: pool.set_instance_state(instance_id, InstanceState.READY))
 
-    @rule(instance_id=instances)
     def remove_instance(self, instance_id: str) -> None:
         self.both(lambda pool: pool.remove_instance(instance_id))
 
     # requests ----------------------------------------------------------------------------------------------
-    @rule(request_chain=chains)
     def observe(self, request_chain: Chain) -> None:
         self.both(lambda pool: pool.observe(INSTANCES, request_chain))
 
@@ -224,7 +214,6 @@ class Twins(RuleBasedStateMachine):
         if request is not None:
             self.both(lambda pool: pool.first_token(request.request_id, request.instance_id, request_chain))
 
-    @rule(request_id=requests, instance_id=instances, request_chain=chains)
     def first_token_of_anything(self, request_id: str, instance_id: str, request_chain: Chain) -> None:
         self.both(lambda pool: pool.first_token(request_id, instance_id, request_chain))
 
@@ -234,7 +223,6 @@ class Twins(RuleBasedStateMachine):
         if request is not None:
             self.both(lambda pool: pool.finish(request.request_id, facts=facts))
 
-    @rule(request_id=requests, attempt=st.none() | attempts)
     def finish_of_anything(self, request_id: str, attempt: int | None) -> None:
         self.both(lambda pool: pool.finish(request_id, attempt=attempt))
 
@@ -247,7 +235,6 @@ class Twins(RuleBasedStateMachine):
                 lambda pool: pool.migrate(request.request_id, source, destination, reason="benefit", fence=self.fence)
             )
 
-    @rule(request_id=requests, source=instances, destination=instances, stale_fence=st.booleans())
     def migrate_anything(self, request_id: str, source: str, destination: str, stale_fence: bool) -> None:
         fence = self.fence - stale_fence
         self.both(lambda pool: pool.migrate(request_id, source, destination, reason="stalled", fence=fence))
@@ -270,13 +257,6 @@ class Twins(RuleBasedStateMachine):
         )
         self.both(lambda pool: pool.reserve(made))
 
-    @rule(
-        request_id=requests,
-        instance_id=instances,
-        replica_id=replicas,
-        state=st.sampled_from(RequestState),
-        sequence=st.integers(1, 40),
-    )
     def adopt(self, request_id: str, instance_id: str, replica_id: str, state: RequestState, sequence: int) -> None:
         at_ms = self.clock.now_ms - 50
         record = RequestRecord(
@@ -303,37 +283,30 @@ class Twins(RuleBasedStateMachine):
     def time_passes(self, by_ms: int) -> None:
         self.clock.advance(by_ms)
 
-    @rule(replica_id=replicas, lease_ms=st.integers(1, 10_000))
     def heartbeat(self, replica_id: str, lease_ms: int) -> None:
         self.both(lambda pool: pool.heartbeat(replica_id, lease_ms, {"pid": "7"}))
 
-    @rule(replica_id=replicas)
     def retire(self, replica_id: str) -> None:
         self.both(lambda pool: pool.retire(replica_id))
 
-    @rule(owner=st.sampled_from(("worker-1", "worker-2")), lease_ms=st.integers(1, 60_000))
     def acquire_lease(self, owner: str, lease_ms: int) -> None:
         lease = self.both(lambda pool: pool.acquire_lease(owner, lease_ms))
         if lease is not None:
             self.fence, self.lease = lease.fence, lease
 
-    @rule(lease_ms=st.integers(1, 60_000), release=st.booleans())
     def renew_or_release_lease(self, lease_ms: int, release: bool) -> None:
         if release:
             self.both(lambda pool: pool.release_lease(self.lease))
         else:
             self.both(lambda pool: pool.renew_lease(self.lease, lease_ms))
 
-    @rule(hot=st.dictionaries(st.integers(0, 2**64 - 1), st.integers(1, 4), max_size=4), count=st.integers(0, 9))
     def publish_tree(self, hot: dict[int, int], count: int) -> None:
         counts = dict.fromkeys(hot, count)
         self.both(lambda pool: pool.publish_tree(HotnessTree(hot), counts, fence=self.fence))
 
-    @rule(replica_id=replicas)
     def reap(self, replica_id: str) -> None:
         self.both(lambda pool: pool.reap(replica_id, fence=self.fence))
 
-    @rule(instance_id=instances, drift=st.integers(-500, 500))
     def drift_and_repair(self, instance_id: str, drift: int) -> None:
         account = self.memory.ledger.accounts.get(instance_id)
         if account is None:
@@ -345,12 +318,70 @@ class Twins(RuleBasedStateMachine):
             account.pending_tokens -= drift
             self.client.hincrby(self.keys.account(instance_id).account, "pending_tokens", -drift)
 
-    @rule()
     def read_what_workers_read(self) -> None:
         self.both(lambda pool: pool.wanted_rebalances(0))
         self.both(lambda pool: pool.membership())
         self.both(lambda pool: pool.loads())
         self.both(lambda pool: pool.expired_replicas())
+
+    # seldom ones share a rule, so that most steps are steps of requests ----------------------------------------
+    @rule(data=st.data())
+    def members_change(self, data: st.DataObject) -> None:
+        instance_id = data.draw(instances)
+        match data.draw(st.integers(0, 5)):
+            case 0:
+                self.put_instance(
+                    instance_id,
+                    data.draw(states),
+                    data.draw(st.sampled_from((1, 500, 2000))),
+                    data.draw(st.integers(1, 3)),
+                    data.draw(st.integers(0, 3)),
+                    data.draw(st.integers(0, 9)),
+                )
+            case 1:
+                self.set_state(instance_id, data.draw(states), data.draw(st.none() | states), data.draw(st.booleans()))
+            case 2:
+                self.remove_instance(instance_id)
+            case _:
+                self.becomes_ready(data.draw(ready_instances))
+
+    @rule(data=st.data())
+    def call_strays(self, data: st.DataObject) -> None:
+        request_id, instance_id = data.draw(requests), data.draw(instances)
+        match data.draw(st.integers(0, 4)):
+            case 0:
+                self.first_token_of_anything(request_id, instance_id, data.draw(chains))
+            case 1:
+                self.finish_of_anything(request_id, data.draw(st.none() | attempts))
+            case 2:
+                self.migrate_anything(request_id, instance_id, data.draw(instances), data.draw(st.booleans()))
+            case 3:
+                replica_id, state = data.draw(replicas), data.draw(st.sampled_from(RequestState))
+                self.adopt(request_id, instance_id, replica_id, state, data.draw(st.integers(1, 40)))
+            case _:
+                self.observe(data.draw(chains))
+
+    @rule(data=st.data())
+    def workers_work(self, data: st.DataObject) -> None:
+        lease_ms = data.draw(st.integers(1, 60_000))
+        match data.draw(st.integers(0, 8)):
+            case 0:
+                self.heartbeat(data.draw(replicas), lease_ms)
+            case 1:
+                self.retire(data.draw(replicas))
+            case 2:
+                self.renew_or_release_lease(lease_ms, data.draw(st.booleans()))
+            case 3:
+                hot = data.draw(st.dictionaries(st.integers(0, 2**64 - 1), st.integers(1, 4), max_size=4))
+                self.publish_tree(hot, data.draw(st.integers(0, 9)))
+            case 4:
+                self.reap(data.draw(replicas))
+            case 5:
+                self.drift_and_repair(data.draw(instances), data.draw(st.integers(-500, 500)))
+            case 6:
+                self.read_what_workers_read()
+            case _:
+                self.acquire_lease(data.draw(st.sampled_from(("worker-1", "worker-2"))), lease_ms)
 
     # what must hold after every step -----------------------------------------------------------------------
     @invariant()
