@@ -8,8 +8,10 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import httpx
 import pytest
 
+from router.app import create_app
 from router.ask import Ask
 from router.runtime import Runtime
 from router.settings import RouterSettings
@@ -206,3 +208,18 @@ async def start_runtime(
     yield start
     for runtime in started:
         await runtime.stop()
+
+
+@pytest.fixture
+async def client_of() -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
+    """HTTP clients of replicas' operation sides, without a socket."""
+    clients: list[httpx.AsyncClient] = []
+
+    def client(runtime: Runtime, **options: Any) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(create_app(runtime), raise_app_exceptions=False)
+        clients.append(httpx.AsyncClient(transport=transport, base_url="http://replica", **options))
+        return clients[-1]
+
+    yield client
+    for each in clients:
+        await each.aclose()

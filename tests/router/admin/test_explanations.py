@@ -1,0 +1,89 @@
+"""Why a request went where it went, asked of any replica."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import orjson
+import pytest
+
+from router.ask import Outcome
+
+
+async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client_of: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    flight = await runtime.lifecycle.place(tools.ask("x" * 400, request_id="one"))
+    flight.finish(Outcome.COMPLETED)
+
+    story = (await client_of(runtime).get("/admin/explain/one")).json()
+
+    assert story["replica_id"] == "replica-1"
+    assert story["outcome"] == "completed"
+    assert story["instance_id"] == flight.instance_id
+    told = story["rounds"][0]
+    assert set(told["loads"]) == {"a", "b"}
+    assert told["decision"]["reason"] == "balance"
+    assert told["status"] == "dispatched"
+    assert [entry["request_id"] for entry in (await client_of(runtime).get("/admin/explain")).json()] == ["one"]
+
+
+async def test_a_live_request_of_a_replica_that_cannot_be_asked_is_told_by_its_record(
+    start_runtime: Any, client_of: Any, tools: Any
+) -> None:
+    one = await start_runtime(instances=(tools.spec("a"),))
+    other = await start_runtime()
+    await one.lifecycle.place(tools.ask(request_id="far"))
+
+    story = (await client_of(other).get("/admin/explain/far")).json()
+
+    assert story["replica_id"] == "replica-1"
+    assert story["record"]["instance_id"] == "a"
+
+
+async def test_a_request_that_nobody_remembers_is_404(start_runtime: Any, client_of: Any) -> None:
+    answer = await client_of(await start_runtime()).get("/admin/explain/none")
+    assert answer.status_code == 404
+    assert "router.explanations" in answer.json()["error"]["message"]
+
+
+@pytest.fixture
+def peer() -> Iterator[str]:
+    """Another replica's operation side, as far as it is asked."""
+
+    class Peer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = self.path == "/admin/explain/far?local=true" and self.headers["authorization"] == "Bearer root"
+            body = orjson.dumps({"request_id": "far", "rounds": []})
+            self.send_response(200 if asked else 404)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Peer)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+async def test_a_peer_that_placed_it_is_asked_with_the_same_key(
+    start_runtime: Any, client_of: Any, store: Any, peer: str
+) -> None:
+    runtime = await start_runtime(admin_key="root")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    await store.pool("default").heartbeat("dead-peer", 60_000, {"ops_url": dead})
+    await store.pool("default").heartbeat("live-peer", 60_000, {"ops_url": peer})
+    client = client_of(runtime, headers={"authorization": "Bearer root"})
+
+    assert (await client.get("/admin/explain/far")).json() == {"request_id": "far", "rounds": []}
+    assert (await client.get("/admin/explain/far?local=true")).status_code == 404

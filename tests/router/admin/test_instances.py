@@ -1,0 +1,97 @@
+"""Instances through /admin: each change reaches every replica, and only legal ones happen."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from router.ask import Outcome
+from scheduling.instance import InstanceState
+
+
+async def test_an_instance_is_added_starting_and_listed_with_its_load(
+    start_runtime: Any, client_of: Any, tools: Any
+) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a"),)))
+
+    added = await client.post(
+        "/admin/instances", json={"id": "b", "url": "http://b:8000/", "prefill_tokens_per_s": 500}
+    )
+
+    assert added.status_code == 201
+    assert (added.json()["state"], added.json()["url"]) == ("starting", "http://b:8000")
+    listed = (await client.get("/admin/instances")).json()["instances"]
+    assert {instance["id"]: instance["state"] for instance in listed} == {"a": "ready", "b": "starting"}
+    assert listed[1]["load"]["pending_tokens"] == 0
+    assert listed[1]["prefill_tokens_per_s"] == 500
+
+
+async def test_a_taken_id_and_an_unknown_one_are_told_apart(start_runtime: Any, client_of: Any, tools: Any) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a"),)))
+
+    taken = await client.post("/admin/instances", json={"id": "a", "url": "http://other:1"})
+    unknown = [
+        await client.patch("/admin/instances/x", json={"max_running_requests": 1}),
+        await client.post("/admin/instances/x/drain"),
+        await client.delete("/admin/instances/x"),
+    ]
+
+    assert taken.status_code == 409
+    assert [answer.status_code for answer in unknown] == [404, 404, 404]
+
+
+async def test_an_update_changes_what_it_names_and_nothing_else(
+    start_runtime: Any, client_of: Any, store: Any, tools: Any
+) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a", kv_capacity_tokens=7),)))
+
+    await client.patch("/admin/instances/a", json={"max_running_requests": 3})
+
+    spec = (await store.pool("default").membership()).instances["a"]
+    assert (spec.max_running_requests, spec.kv_capacity_tokens, spec.state) == (3, 7, InstanceState.READY)
+
+
+async def test_draining_and_resuming_reach_the_other_replica(
+    start_runtime: Any, client_of: Any, clock: Any, tools: Any
+) -> None:
+    one = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    other = await start_runtime()
+    client = client_of(one)
+
+    drained = await client.post("/admin/instances/a/drain")
+    assert drained.json()["state"] == "draining"
+    await clock.advance(1.1)
+    assert other.pools.pools["default"].view.view.ready == ("b",)
+
+    resumed = await client.post("/admin/instances/a/resume")
+    assert resumed.json()["state"] == "ready"
+    await clock.advance(1.1)
+    assert other.pools.pools["default"].view.view.ready == ("a", "b")
+
+
+async def test_an_idle_instance_is_removed_at_once(start_runtime: Any, client_of: Any, store: Any, tools: Any) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a"),)))
+
+    assert (await client.delete("/admin/instances/a")).status_code == 204
+    assert (await store.pool("default").membership()).instances == {}
+
+
+async def test_a_busy_instance_drains_first_and_is_removed_when_it_is_done(
+    start_runtime: Any, client_of: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    client = client_of(runtime)
+    flight = await runtime.lifecycle.place(tools.ask())
+
+    refused = await client.delete("/admin/instances/a?wait_s=0")
+    assert refused.status_code == 409
+    assert "1 running" in refused.json()["error"]["message"]
+    assert (await store.pool("default").membership()).instances["a"].state is InstanceState.DRAINING
+
+    removing = asyncio.create_task(client.delete("/admin/instances/a?wait_s=5"))
+    await tools.settle()
+    flight.finish(Outcome.COMPLETED)
+    await clock.advance(0.5)
+
+    assert (await removing).status_code == 204
+    assert (await store.pool("default").membership()).instances == {}

@@ -1,0 +1,138 @@
+"""Health, readiness, metrics, models, and the shape of errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.runtime import Runtime
+from router.settings import RouterSettings
+from statestore.errors import StoreUnavailableError
+from statestore.settings import PoolSettings
+
+
+async def test_ready_turns_off_while_draining_and_health_does_not(
+    start_runtime: Any, client_of: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    client = client_of(runtime)
+    assert (await client.get("/ready")).status_code == 200
+
+    runtime.context.draining = True
+
+    assert (await client.get("/ready")).status_code == 503
+    health = await client.get("/health")
+    assert (health.status_code, health.json()["status"]) == (200, "draining")
+
+
+async def test_a_replica_that_has_not_joined_is_alive_and_not_ready(
+    client_of: Any, scheduling: Any, store: Any, clock: Any
+) -> None:
+    client = client_of(Runtime(RouterSettings(), scheduling, store, [PoolSettings()], clock=clock))
+
+    assert (await client.get("/ready")).status_code == 503
+    assert (await client.get("/health")).json()["status"] == "starting"
+
+
+async def test_health_says_when_the_store_is_out_of_reach(
+    start_runtime: Any, client_of: Any, clock: Any, tools: Any
+) -> None:
+    tampered: list[Any] = []
+    runtime = await start_runtime(
+        instances=(tools.spec("a"),), through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0]
+    )
+
+    async def away(*_: Any) -> None:
+        raise StoreUnavailableError("away")
+
+    tampered[0].before["heartbeat"] = away
+    await clock.advance(3.0)
+    health = (await client_of(runtime).get("/health")).json()
+    assert (health["status"], health["pools"]["default"]["store"]) == ("degraded", "unreachable")
+
+    tampered[0].before.clear()
+    await clock.advance(3.0)
+    assert (await client_of(runtime).get("/health")).json()["status"] == "ok"
+
+
+async def test_metrics_are_served_even_while_the_store_is_away(start_runtime: Any, client_of: Any, tools: Any) -> None:
+    tampered: list[Any] = []
+    runtime = await start_runtime(through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0])
+
+    async def away(*_: Any) -> None:
+        raise StoreUnavailableError("away")
+
+    tampered[0].before["snapshot"] = away
+    answer = await client_of(runtime).get("/metrics")
+
+    assert answer.status_code == 200
+    assert 'dualmap_store_errors_total{call="snapshot"} 1.0' in answer.text
+
+
+async def test_models_are_listed_and_one_is_found_by_name(start_runtime: Any, client_of: Any) -> None:
+    pools = (PoolSettings(name="one", model="org/base", aliases=("gpt",)), PoolSettings(name="two", model="other"))
+    client = client_of(await start_runtime(pools=pools))
+
+    assert [card["id"] for card in (await client.get("/v1/models")).json()["data"]] == ["org/base", "gpt", "other"]
+    assert (await client.get("/v1/models/org/base")).json()["id"] == "org/base"
+    missing = await client.get("/v1/models/none")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_keys_guard_models_and_admin_each_their_own(start_runtime: Any, client_of: Any) -> None:
+    client = client_of(await start_runtime(api_keys=["user"], admin_key="root"))
+
+    async def status(path: str, key: str | None) -> int:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        code: int = (await client.get(path, headers=headers)).status_code
+        return code
+
+    assert [await status("/v1/models", key) for key in (None, "wrong", "root", "user")] == [401, 401, 401, 200]
+    assert [await status("/admin/instances", key) for key in (None, "user", "root")] == [401, 401, 200]
+    assert [await status(path, None) for path in ("/health", "/ready", "/metrics", "/docs")] == [200] * 4
+    refused = await client.get("/admin/instances")
+    assert refused.json()["error"]["code"] == "invalid_api_key"
+    assert refused.headers["www-authenticate"] == "Bearer"
+    assert (await client.get("/admin/instances", headers={"x-api-key": "root"})).status_code == 200
+
+
+async def test_every_error_has_openais_shape(start_runtime: Any, client_of: Any, store: Any) -> None:
+    runtime = await start_runtime()
+    client = client_of(runtime)
+
+    nowhere = await client.get("/nowhere")
+    wrong_method = await client.put("/admin/instances")
+    wrong_body = await client.post("/admin/instances", json={"id": "a b", "url": "ftp://x"})
+    wrong_query = await client.get("/admin/requests?limit=0")
+    no_pool = await client.get("/admin/queues?pool=none")
+
+    answers = (nowhere, wrong_method, wrong_body, wrong_query, no_pool)
+    assert [answer.status_code for answer in answers] == [404, 405, 400, 400, 404]
+    for answer in answers:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert wrong_method.headers["allow"] == "GET"
+    assert wrong_body.json()["error"]["param"] == "id"
+
+
+async def test_a_bug_is_answered_with_500_that_gives_nothing_away(start_runtime: Any, client_of: Any) -> None:
+    runtime = await start_runtime()
+    client = client_of(runtime)
+
+    def broken(*_: Any) -> None:
+        raise ValueError("a secret")
+
+    runtime.pools.model_cards = broken
+    answer = await client.get("/v1/models")
+
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "secret" not in answer.text
+
+
+async def test_the_api_describes_itself(start_runtime: Any, client_of: Any) -> None:
+    described = (await client_of(await start_runtime()).get("/openapi.json")).json()
+
+    operations = [operation for path in described["paths"].values() for operation in path.values()]
+    assert [operation["operationId"] for operation in operations if not operation.get("description")] == []
+    assert {"/admin/instances", "/admin/queues", "/admin/ring", "/admin/explain/{request_id}"} <= set(
+        described["paths"]
+    )
