@@ -7,16 +7,18 @@ Devices (vendor figures): Ascend 910B4, 280 TFLOPS fp16, 32 GB HBM at 0.8 TB/s; 
 128; Qwen2.5-14B, 48 layers of width 5120, 8 KV heads of 128; bfloat16 weights and KV cache.
 
 Efficiencies: dense matrix products reach 45 % of the peak and attention in prefill 40 %, reading weights or KV
-cache 75 % of the HBM bandwidth, which is what well-tuned serving stacks report on this class of device. A
-step costs 5 ms and a sequence 50 µs on the host. What follows, with steps of 2,048 tokens:
+cache 75 % of the HBM bandwidth: the range that serving stacks report on this class of device. A step costs 5 ms
+and a sequence 50 µs on the host. With steps of 2,048 tokens this gives
 
-| preset | prefill of 1k / 8k / 20k tokens | decode step, 1 / 16 × 4k / 64 × 12k context |
+| preset | prefill rate, prompts of 1k / 8k / 20k tokens | decode step, 1 × 1k / 16 × 4k / 64 × 12k context |
 | --- | --- | --- |
-| qwen2.5-7b-910b4 | see ``tests/simulation/test_presets.py``, which pins these figures | |
+| qwen2.5-7b-910b4 | 9,060 / 8,280 / 7,003 tokens/s | 28.7 / 35.6 / 105.7 ms |
+| qwen2.5-14b-910b3 | 5,090 / 4,501 / 3,698 tokens/s | 28.5 / 39.8 / 158.1 ms |
 
-KV memory is the paper's: 1M and 0.5M tokens of context cache per instance. At 57 kB and 197 kB a token that is more
-than the HBM of one device holds beside the weights, so it stands for HBM and host memory together; moving blocks
-between the two is taken to be hidden behind compute.
+KV memory is the DualMap paper's: 1M and 0.5M tokens of context cache per instance. At 57 kB and 197 kB a token that
+is more than the HBM of one device holds beside the weights, so it stands for HBM and host memory together; moving
+blocks between the two is taken to be hidden behind compute. Prompts of up to 131,072 tokens are taken, as the models
+do with YaRN.
 """
 
 from __future__ import annotations

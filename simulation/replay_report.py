@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any
 
 import orjson
 from rich.table import Table
@@ -215,9 +214,3 @@ def record_lines(requests: Sequence[ReplayedRequest]) -> bytes:
 
 def _seconds(times_s: Percentiles) -> str:
     return f"{times_s.p50:.2f} / {times_s.p90:.2f} / {times_s.p99:.2f} s"
-
-
-def read_report(data: bytes) -> Mapping[str, Any]:
-    """A report's JSON as plain data, for comparisons."""
-    loaded: Mapping[str, Any] = orjson.loads(data)
-    return loaded
