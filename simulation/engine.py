@@ -212,7 +212,7 @@ class Engine:
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise RequestRefusedError("a request needs at least one prompt token and one output token")
         total = request.prompt_tokens + request.output_tokens
-        limit = min(config.max_model_len, config.kv_blocks * config.block_tokens)
+        limit = config.max_request_tokens
         if total > limit:
             raise RequestRefusedError(
                 f"{request.prompt_tokens} prompt and {request.output_tokens} output tokens exceed the limit of {limit}"

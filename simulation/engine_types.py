@@ -34,6 +34,11 @@ class EngineConfig:
     def kv_blocks(self) -> int:
         return self.kv_capacity_tokens // self.block_tokens
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output tokens of one request at most: what the model and what the memory allow."""
+        return min(self.max_model_len, self.kv_blocks * self.block_tokens)
+
     def prefill_tokens_per_s(self, prompt_tokens: int = 8192) -> float:
         """Prefill rate of one prompt of this length, alone on the instance."""
         return prompt_tokens / self.costs.prefill_s(prompt_tokens, self.max_num_batched_tokens)

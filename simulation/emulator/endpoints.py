@@ -57,7 +57,7 @@ class Endpoints:
         self._model = settings.served_model
         self._limits = Limits(
             model=self._model,
-            max_model_len=generator.config.max_model_len,
+            max_model_len=generator.config.max_request_tokens,
             block_tokens=generator.config.block_tokens,
             mean_output_tokens=settings.mean_output_tokens,
             seed=settings.seed,

@@ -157,6 +157,15 @@ async def test_bad_requests_get_vllm_style_errors(
     assert error["code"] == status
 
 
+async def test_what_exceeds_the_memory_is_refused_and_what_just_fits_is_served(start_emulator: Any) -> None:
+    emulator = await start_emulator(kv_capacity_tokens=1280)
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
+        fits = {"model": MODEL, "prompt": "x" * 4 * 1270, "max_tokens": 10}
+        assert (await client.post("/v1/completions", json=fits)).status_code == 200
+        for change in ({"max_tokens": 11}, {"prompt": "x" * 4 * 1280}):
+            assert (await client.post("/v1/completions", json=fits | change)).status_code == 400
+
+
 async def test_what_is_no_json_object_is_refused(http: httpx.AsyncClient) -> None:
     for body in (b"{", b"[]", b"\xff"):
         answer = await http.post("/v1/chat/completions", content=body)
