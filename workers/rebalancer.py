@@ -65,8 +65,8 @@ class Rebalancer:
         self._next_sweep_s = clock.monotonic_s()
         self._min_gap_s = min_gap_s
         self._fruitless: set[str] = set()
-        """Where the last look since the sweep moved nothing: under lasting overload every request would trigger
-        another one, and each reads a whole queue. The next sweep looks again."""
+        """Where a trigger since the last sweep led to no move: under lasting overload every request would trigger
+        another look, and each reads a whole queue. The next sweep looks again."""
 
     async def tick(self) -> None:
         """One sweep, or one wait for a trigger. Raises StoreUnavailableError, LeaseLostError."""
@@ -84,7 +84,7 @@ class Rebalancer:
         started_s = self._clock.monotonic_s()
         for instance_id in dict.fromkeys(instance_ids):
             self._metrics.rebalances.labels(self._pool.name, cause).inc()
-            if not await self._rebalance(instance_id):
+            if not await self._rebalance(instance_id) and cause == "triggered":
                 self._fruitless.add(instance_id)
         self.interval_s = max(self._min_gap_s, self._clock.monotonic_s() - started_s)
 

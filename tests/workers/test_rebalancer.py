@@ -132,7 +132,11 @@ async def test_triggers_where_nothing_can_move_wait_for_the_next_sweep(
 
     clock.jump(1.0)
     await rebalancer.tick()
-    assert flaky.calls.count("queue") == 2
+    assert flaky.calls.count("queue") == 2, "the sweep looks"
+
+    await reserve("another", "a", 1000, overloaded=True)
+    await rebalancer.tick()
+    assert flaky.calls.count("queue") == 3, "and after it the first trigger counts again"
 
 
 async def test_after_an_expensive_round_the_pause_is_as_long(pool, rebalancer_of, hotspot, clock) -> None:
