@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from router.ask import Outcome
 from router.deadlines import CallLater
 from router.errors import ReplicaFullError
 from router.explain import DecisionLog
@@ -27,6 +28,9 @@ class Live(Protocol):
 
     def record(self, now_ms: int) -> RequestRecord | None:
         """The request as the store should know it, at ``now_ms`` of the store's clock; None if it needs not."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """The request is over: release everything."""
 
 
 class LiveRequests:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from router.ask import Outcome
 from router.breakers import BreakerPanel
 from router.context import LiveRequests, ReplicaContext
 from router.deadlines import CallLater
@@ -107,8 +108,11 @@ class Runtime:
         return self.joined and not self.context.draining
 
     async def stop(self) -> None:
-        """Deliver what is owed to the store, give up the lease, end the background work."""
+        """End what is still live, deliver what is owed to the store, give up the lease, end the background work."""
         self.context.draining = True
+        await asyncio.sleep(0)  # requests that were cancelled when the drain took too long end by themselves
+        for live in self.context.live:
+            live.finish(Outcome.TIMED_OUT)
         await self.context.outbox.flush(FLUSH_TIMEOUT_S)
         await self._supervisor.stop()
         for replica in self.replicas.values():

@@ -1,0 +1,128 @@
+"""Placement on a real Valkey, by several replicas at once; and what it costs in store calls."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from router.ask import FailureKind, InstanceFailure, Outcome
+from router.errors import RouterError
+from router.runtime import Runtime
+from router.settings import RouterSettings
+from scheduling.settings import SchedulingSettings
+from statestore.base import Store
+from statestore.connect import open_store
+from statestore.settings import PoolSettings, StoreSettings
+
+FLAGS = SchedulingSettings(block_tokens=16, virtual_nodes=16)
+StartReplica = Callable[..., Awaitable[Runtime]]
+
+
+@pytest.fixture
+async def start_replica(valkey_url: str) -> AsyncIterator[StartReplica]:
+    """Replicas on one Valkey, in real time."""
+    started: list[tuple[Runtime, Store]] = []
+
+    async def start(**settings: Any) -> Runtime:
+        store = await open_store(StoreSettings(url=valkey_url), scheduling=FLAGS)
+        runtime = Runtime(RouterSettings(held_poll_s=0.2, **settings), FLAGS, store, [PoolSettings()])
+        await runtime.start()
+        started.append((runtime, store))
+        return runtime
+
+    yield start
+    for runtime, store in started:
+        await runtime.stop()
+        await store.close()
+
+
+async def live_through(runtime: Runtime, tools: Any, rng: random.Random, outcomes: Counter[str]) -> None:
+    """One request with a fate of its own: it may be cancelled, fail over, end early or be refused."""
+    prompt = f"{rng.randrange(5)} " + "word " * rng.randrange(1, 800)
+    try:
+        flight = await runtime.lifecycle.place(tools.ask(prompt, stream=rng.random() < 0.8))
+        try:
+            if rng.random() < 0.2:
+                await flight.reroute(InstanceFailure(FailureKind.CONNECT))
+            await asyncio.sleep(rng.random() * 0.005)
+            if rng.random() < 0.9:
+                flight.first_token()
+            await asyncio.sleep(rng.random() * 0.005)
+        finally:
+            flight.finish(rng.choice([Outcome.COMPLETED, Outcome.CLIENT_GONE, Outcome.UPSTREAM_FAILED]))
+        outcomes["placed"] += 1
+    except RouterError as error:
+        outcomes[error.code] += 1
+    except asyncio.CancelledError:
+        outcomes["cancelled"] += 1
+
+
+async def test_whatever_becomes_of_requests_nothing_is_left_of_them(start_replica: StartReplica, tools: Any) -> None:
+    replicas = [await start_replica(breaker_fault_limit=1000, retry_budget_per_s=1000.0) for _ in range(3)]
+    pool = replicas[0].pools.pools["default"].store
+    for name in "abcd":
+        await pool.put_instance(tools.spec(name, prefill_tokens_per_s=1e6, max_queued_requests=20))
+    rng, outcomes = random.Random(7), Counter[str]()
+
+    tasks = []
+    for number in range(400):
+        task = asyncio.create_task(live_through(replicas[number % 3], tools, rng, outcomes))
+        tasks.append(task)
+        if rng.random() < 0.1:
+            asyncio.get_running_loop().call_later(rng.random() * 0.02, task.cancel)
+        await asyncio.sleep(0.001)
+    async with asyncio.timeout(20):
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    for replica in replicas:
+        assert await replica.context.outbox.flush(5.0)
+        assert len(replica.context.live) == 0
+    snapshot = await pool.snapshot()
+    assert snapshot.requests == ()
+    for load in snapshot.loads.values():
+        assert (load.pending_tokens, load.dispatched_tokens, load.queued_requests, load.running_requests) == (0,) * 4
+    assert outcomes["placed"] > 200
+    assert sum(outcomes.values()) + sum(task.cancelled() for task in tasks) == 400
+
+
+async def test_the_method_asks_for_two_loads_however_large_the_fleet_is(start_runtime: Any, tools: Any) -> None:
+    asked: list[int] = []
+    tampered: list[Any] = []
+    runtime = await start_runtime(
+        instances=tuple(tools.spec(f"i{number:03}") for number in range(200)),
+        through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0],
+    )
+
+    async def count(instance_ids: Any, chain: Any) -> None:
+        asked.append(len(instance_ids))
+
+    tampered[0].before["observe"] = count
+    tampered[0].calls.clear()
+    flight = await runtime.lifecycle.place(tools.ask("x" * 4000))
+    flight.finish(Outcome.COMPLETED)
+
+    assert asked == [2]
+    assert tampered[0].calls == ["observe", "reserve"]
+
+
+async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica(
+    start_replica: StartReplica, tools: Any
+) -> None:
+    replicas = [await start_replica() for _ in range(2)]
+    pool = replicas[0].pools.pools["default"].store
+    for number in range(8):
+        await pool.put_instance(tools.spec(f"i{number}", prefill_tokens_per_s=1e6))
+
+    taken: set[str] = set()
+    for number in range(20):
+        flight = await replicas[number % 2].lifecycle.place(tools.ask("the same system prompt " * 20 + str(number)))
+        taken.add(flight.instance_id)
+        flight.first_token()
+        flight.finish(Outcome.COMPLETED)
+
+    assert len(taken) <= 2

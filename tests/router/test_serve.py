@@ -1,0 +1,267 @@
+"""A replica as a real process on a real Valkey: it serves, drains on SIGTERM, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from router.serve import serve
+from router.settings import RouterSettings
+from scheduling.instance import InstanceState
+from scheduling.settings import SchedulingSettings
+from statestore.connect import open_store
+from statestore.settings import PoolSettings, StoreSettings
+
+COMPLETION = json.dumps(
+    {"id": "x", "object": "text_completion", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+).encode()
+
+
+@dataclass
+class Instance:
+    """A scripted server: it answers when the gate is open."""
+
+    url: str
+    gate: asyncio.Event
+    asked: asyncio.Event
+
+
+@pytest.fixture
+async def instance() -> AsyncIterator[Instance]:
+    gate, asked = asyncio.Event(), asyncio.Event()
+    gate.set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        await reader.readexactly(length)
+        asked.set()
+        await gate.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
+        writer.write(b"content-length: %d\r\n\r\n%b" % (len(COMPLETION), COMPLETION))
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    yield Instance(f"http://127.0.0.1:{port}", gate, asked)
+    gate.set()
+    server.close()
+
+
+@dataclass
+class Process:
+    handle: asyncio.subprocess.Process
+    url: str
+    ops_url: str
+
+    async def terminate(self) -> None:
+        self.handle.send_signal(signal.SIGTERM)
+
+
+StartProcess = Callable[..., Awaitable[Process]]
+
+PROGRAM = textwrap.dedent(
+    """
+    import asyncio, json, sys
+    from router.serve import serve
+    from router.settings import RouterSettings
+    from scheduling.settings import SchedulingSettings
+    from statestore.settings import PoolSettings, StoreSettings
+    router, store, pool = (json.loads(each) for each in sys.argv[1:])
+    asyncio.run(serve(
+        RouterSettings(**router), SchedulingSettings(), StoreSettings(**store), [PoolSettings(**pool)],
+        on_ready=lambda port, ops_port: print(port, ops_port, flush=True),
+    ))
+    """
+)
+
+
+@pytest.fixture
+async def start_process(valkey_url: str) -> AsyncIterator[StartProcess]:
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(instance_url: str, **settings: Any) -> Process:
+        router = {"port": 0, "ops_port": 0, "settle_s": 0.0, "drain_timeout_s": 5, **settings}
+        pool = {"instances": [{"id": "a", "url": instance_url}]}
+        arguments = [json.dumps(each) for each in (router, {"url": valkey_url}, pool)]
+        environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+        handle = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", PROGRAM, *arguments, stdout=asyncio.subprocess.PIPE, env=environment
+        )
+        started.append(handle)
+        assert handle.stdout is not None
+        port, ops_port = (await asyncio.wait_for(handle.stdout.readline(), 20)).split()
+        return Process(handle, f"http://127.0.0.1:{int(port)}", f"http://127.0.0.1:{int(ops_port)}")
+
+    yield start
+    for handle in started:
+        if handle.returncode is None:
+            handle.kill()
+        await handle.wait()
+
+
+async def make_ready(valkey_url: str) -> None:
+    """Stand in for the health check."""
+    store = await open_store(StoreSettings(url=valkey_url), scheduling=SchedulingSettings())
+    await store.pool("default").set_instance_state("a", InstanceState.READY)
+    await store.close()
+
+
+async def left_behind(valkey_url: str) -> tuple[int, int, int]:
+    """Live requests, replicas, pending tokens, once the store has seen the last transition."""
+    store = await open_store(StoreSettings(url=valkey_url), scheduling=SchedulingSettings())
+    snapshot = await store.pool("default").snapshot()
+    await store.close()
+    return len(snapshot.requests), len(snapshot.replicas), sum(load.pending_tokens for load in snapshot.loads.values())
+
+
+async def test_a_request_goes_through_both_ports_and_the_models_are_listed(
+    start_process: StartProcess, instance: Instance, valkey_url: str
+) -> None:
+    process = await start_process(instance.url)
+    await make_ready(valkey_url)
+
+    async with httpx.AsyncClient() as client:
+        for url in (process.url, process.ops_url):
+            body = {"model": "default", "prompt": "hello"}
+            answer = await client.post(f"{url}/v1/completions", json=body, headers={"x-request-id": "mine"})
+            assert answer.status_code == 200
+            assert answer.headers["x-request-id"] == "mine"
+            assert answer.headers["x-dualmap-instance"] == "a"
+            assert (await client.get(f"{url}/v1/models")).json()["data"][0]["id"] == "default"
+            assert (await client.get(f"{url}/ready")).status_code == 200
+
+
+async def test_sigterm_turns_ready_off_finishes_what_is_in_flight_and_leaves_nothing(
+    start_process: StartProcess, instance: Instance, valkey_url: str
+) -> None:
+    process = await start_process(instance.url, settle_s=0.5)
+    await make_ready(valkey_url)
+    instance.gate.clear()
+    async with httpx.AsyncClient(timeout=20) as client:
+        body = {"model": "default", "prompt": "hello"}
+        in_flight = asyncio.create_task(client.post(f"{process.url}/v1/completions", json=body))
+        await asyncio.wait_for(instance.asked.wait(), 10)
+
+        await process.terminate()
+        await until_draining(process.url)
+        await until_closed(process.url)
+        assert not in_flight.done()
+        instance.gate.set()
+
+        assert (await in_flight).json()["object"] == "text_completion"
+    assert await asyncio.wait_for(process.handle.wait(), 10) == 0
+    assert await left_behind(valkey_url) == (0, 0, 0)
+
+
+async def test_a_drain_that_takes_too_long_ends_all_the_same_and_releases(
+    start_process: StartProcess, instance: Instance, valkey_url: str
+) -> None:
+    process = await start_process(instance.url, drain_timeout_s=1)
+    await make_ready(valkey_url)
+    instance.gate.clear()
+    async with httpx.AsyncClient(timeout=20) as client:
+        body = {"model": "default", "prompt": "hello"}
+        in_flight = asyncio.create_task(client.post(f"{process.url}/v1/completions", json=body))
+        await asyncio.wait_for(instance.asked.wait(), 10)
+
+        await process.terminate()
+
+        assert await asyncio.wait_for(process.handle.wait(), 15) == 0
+        in_flight.cancel()
+        await asyncio.gather(in_flight, return_exceptions=True)
+    assert await left_behind(valkey_url) == (0, 0, 0)
+
+
+async def until_draining(url: str) -> None:
+    async with asyncio.timeout(10), httpx.AsyncClient() as client:
+        while True:
+            if (await client.get(f"{url}/ready")).status_code == 503:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def until_closed(url: str) -> None:
+    async with asyncio.timeout(10), httpx.AsyncClient() as client:
+        while True:
+            try:
+                await client.get(f"{url}/health", headers={"connection": "close"})
+            except httpx.TransportError:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_two_replicas_share_one_port(start_process: StartProcess, instance: Instance) -> None:
+    first = await start_process(instance.url)
+    port = int(first.url.rpartition(":")[2])
+    second = await start_process(instance.url, port=port)
+    assert second.url == first.url
+
+    seen: set[str] = set()
+    async with asyncio.timeout(10):
+        while len(seen) < 2:
+            async with httpx.AsyncClient() as client:
+                seen.add((await client.get(f"{first.url}/health")).json()["replica_id"])
+
+
+async def test_a_taken_port_stops_the_start_and_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
+            await serve(
+                RouterSettings(port=port), SchedulingSettings(), StoreSettings(url="memory://"), [PoolSettings()]
+            )
+
+
+async def test_a_replica_waits_for_a_store_that_is_not_there_until_it_is_told_to_stop() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"redis://127.0.0.1:{closed.getsockname()[1]}/0"
+    stop = asyncio.Event()
+    serving = asyncio.create_task(
+        serve(RouterSettings(port=0), SchedulingSettings(), StoreSettings(url=url), [PoolSettings()], stop=stop)
+    )
+    await asyncio.sleep(0)
+    assert not serving.done()
+
+    stop.set()
+
+    await asyncio.wait_for(serving, 10)
+
+
+async def test_one_replica_alone_needs_no_server(instance: Instance) -> None:
+    stop, ports = asyncio.Event(), asyncio.Queue[int]()
+    serving = asyncio.create_task(
+        serve(
+            RouterSettings(port=0, settle_s=0.0),
+            SchedulingSettings(),
+            StoreSettings(url="memory://"),
+            [PoolSettings()],
+            stop=stop,
+            on_ready=lambda port, _: ports.put_nowait(port),
+        )
+    )
+    url = f"http://127.0.0.1:{await asyncio.wait_for(ports.get(), 10)}"
+    async with httpx.AsyncClient() as client:
+        added = await client.post(f"{url}/admin/instances", json={"id": "a", "url": instance.url})
+        body = {"model": "default", "prompt": "hello"}
+        nobody_ready = await client.post(f"{url}/v1/completions", json=body)
+
+    assert added.status_code == 201
+    assert (nobody_ready.status_code, nobody_ready.json()["error"]["code"]) == (503, "no_instance")
+    stop.set()
+    await asyncio.wait_for(serving, 10)
