@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from scheduling.chain import Chain
+from scheduling.decision import Horizon
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 
@@ -95,6 +96,8 @@ class Observation:
     """Grows by one with every observation in the pool, over all replicas."""
     loads: Mapping[str, InstanceLoad]
     """By id, in the order asked; unknown instances are missing."""
+    horizon: Horizon | None = None
+    """What is known beyond the instances asked for, if it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,8 @@ class RequestRecord:
     alternative_uncached_tokens: int
     sequence: int
     """Order of first reservation in the pool."""
+    late: bool = False
+    """It stepped behind: when it last looked it could not make its deadline any more (order ``deadline`` only)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +244,20 @@ class PoolStore(Protocol):
         """Forget an instance; False if it still has queued or running requests, or is unknown."""
 
     # the life of a request -------------------------------------------------------------------------------
-    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
-        """Loads of the named instances and their hits of ``chain``."""
+    async def observe(self, instance_ids: Sequence[str], chain: Chain, *, horizon: bool = False) -> Observation:
+        """Loads of the named instances and their hits of ``chain``.
+
+        With ``horizon`` also the ready instances that were last given the chain's deepest known mark
+        (``scheduling.prefix_holders``) and the lightest ones, in the same round trip. Holders are only remembered in
+        pools whose policy looks beyond its candidates.
+        """
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         """Queue the request on the instance, count its tokens, dispatch it at once if there is room.
 
-        Room: nothing else is queued before it, dispatched tokens are under the dispatch window and running
-        requests under their maximum. On success the chain enters the instance's KV metadata, the arrival log
+        Room: nothing else is queued before it (those that stepped behind do not count), dispatched tokens are under
+        the dispatch window and running requests under their maximum. ``scheduling.queue_order`` says who is granted
+        when there is room. On success the chain enters the instance's KV metadata, the arrival log
         and the load window. A repetition of the same attempt reports HELD or DISPATCHED as it stands now.
         """
 
@@ -304,6 +315,13 @@ class PoolStore(Protocol):
         """Move a held request to another instance's queue, pending tokens with it: to its other candidate
         at ``alternative_uncached_tokens``, to any other instance at its full prompt. Source and other
         candidate swap places in the record. Dispatches at once if the target has room."""
+
+    async def grant_overdue(self, *, fence: int) -> int:
+        """Grant whoever was held for ``max_hold_s``, on every instance with held requests, whether it has room or
+        not (order ``deadline``; under ``fifo`` nobody is overdue). Returns how many requests were dispatched.
+
+        Called every second by the leader, so that an instance on which nothing happens holds nobody longer.
+        """
 
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
         """Instances that reservations found overloaded since the last call, oldest first; waits up to

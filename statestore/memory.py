@@ -39,11 +39,19 @@ def wall_clock_ms() -> int:
 class MemoryPool:
     """``PoolStore`` over one ``PoolLedger``. No method gives control away between reading and changing it."""
 
-    def __init__(self, name: str, ledger: PoolLedger, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+    def __init__(
+        self,
+        name: str,
+        ledger: PoolLedger,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        *,
+        feeds: GrantFeeds | None = None,
+    ) -> None:
+        """Grants go to ``feeds``: the pool's own, or those of whoever else reads them."""
         self.name = name
         self.ledger = ledger
         self._now_ms = now_ms
-        self._feeds = GrantFeeds()
+        self._feeds = feeds if feeds is not None else GrantFeeds()
         self._wanted = asyncio.Event()
 
     def deliver_grants(self) -> None:
@@ -82,8 +90,8 @@ class MemoryPool:
         return self.ledger.remove_instance(instance_id)
 
     # the life of a request -------------------------------------------------------------------------------
-    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
-        return self.ledger.observe(instance_ids, chain, self._now_ms())
+    async def observe(self, instance_ids: Sequence[str], chain: Chain, *, horizon: bool = False) -> Observation:
+        return self.ledger.observe(instance_ids, chain, self._now_ms(), horizon=horizon)
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         outcome = self.ledger.reserve(reservation, self._now_ms())
@@ -144,6 +152,13 @@ class MemoryPool:
         status = self.ledger.migrate(request_id, source_id, target_id, reason, now_ms)
         self.deliver_grants()
         return status
+
+    async def grant_overdue(self, *, fence: int) -> int:
+        now_ms = self._now_ms()
+        self.ledger.leadership.check(fence, now_ms)
+        granted = upkeep.grant_overdue(self.ledger, now_ms)
+        self.deliver_grants()
+        return granted
 
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
         if not len(self.ledger.wanted):

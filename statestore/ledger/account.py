@@ -7,20 +7,22 @@ from scheduling.load_window import LoadWindow
 from scheduling.prefill_rate import PrefillRate, prefill_busy_s
 from statestore.base import RequestState
 from statestore.ledger.kv import KvMetadata
-from statestore.ledger.live import HeldQueue, LiveRequest
+from statestore.ledger.live import HeldQueue, LiveRequest, Rank, by_sequence
 
 SERVING = frozenset({InstanceState.READY, InstanceState.DRAINING})
 """States in which an instance is given its held requests; a draining one finishes what is queued on it."""
 
 
 class InstanceAccount:
-    """The sums of one instance, kept equal to the sums over its requests by the two methods that move them."""
+    """The sums of one instance, kept equal to the sums over its requests by the methods that move them."""
 
     __slots__ = (
         "context_tokens",
         "dispatched_tokens",
         "kv",
         "last_prefill_ms",
+        "late",
+        "late_tokens",
         "pending_tokens",
         "queue",
         "rate",
@@ -30,19 +32,30 @@ class InstanceAccount:
         "work_since_ms",
     )
 
-    def __init__(self, spec: InstanceSpec) -> None:
+    def __init__(self, spec: InstanceSpec, rank: Rank = by_sequence) -> None:
         self.spec = spec
         self.pending_tokens = 0
         self.dispatched_tokens = 0
+        self.late_tokens = 0
         self.context_tokens = 0
         self.window = LoadWindow()
         self.rate = PrefillRate.prior(spec.prefill_tokens_per_s)
         self.last_prefill_ms = 0
         self.work_since_ms = 0
         """When pending work came to an idle instance, or a down one came back to it."""
-        self.queue = HeldQueue()
+        self.queue = HeldQueue(rank)
+        self.late = HeldQueue(by_sequence)
+        """Held requests that stepped behind, see ``scheduling.queue_order``."""
         self.running: dict[str, LiveRequest] = {}
         self.kv = KvMetadata()
+
+    @property
+    def held_requests(self) -> int:
+        return len(self.queue) + len(self.late)
+
+    def serves(self) -> bool:
+        """Whether the instance is given its held requests at all."""
+        return self.spec.state in SERVING
 
     def has_room(self) -> bool:
         """Whether one more request may be dispatched."""
@@ -60,7 +73,7 @@ class InstanceAccount:
                 self.work_since_ms = now_ms
             self.pending_tokens += request.uncached_tokens
         if request.state is RequestState.HELD:
-            self.queue.push(request)
+            self._list(request)
             return
         if request.state is RequestState.DISPATCHED:
             self.dispatched_tokens += request.uncached_tokens
@@ -72,16 +85,42 @@ class InstanceAccount:
         if request.state is not RequestState.PREFILLED:
             self.pending_tokens -= request.uncached_tokens
         if request.state is RequestState.HELD:
-            self.queue.remove(request)
+            self._delist(request)
             return
         if request.state is RequestState.DISPATCHED:
             self.dispatched_tokens -= request.uncached_tokens
         self.context_tokens -= request.context_tokens
         del self.running[request.request_id]
 
+    def _list(self, request: LiveRequest) -> None:
+        if request.late:
+            self.late.push(request)
+            self.late_tokens += request.uncached_tokens
+        else:
+            self.queue.push(request)
+
+    def _delist(self, request: LiveRequest) -> None:
+        if request.late:
+            self.late.remove(request)
+            self.late_tokens -= request.uncached_tokens
+        else:
+            self.queue.remove(request)
+
+    def step_behind(self, request: LiveRequest) -> None:
+        """Let a queued request wait among the late ones from now on."""
+        self._delist(request)
+        request.late = True
+        self._list(request)
+
+    def position(self, request: LiveRequest) -> int:
+        """Held requests ahead of this held one, as long as nobody comes or steps behind."""
+        if request.late:
+            return len(self.queue) + self.late.position(request)
+        return self.queue.position(request)
+
     def dispatch(self, request: LiveRequest, now_ms: int) -> None:
         """Count a request that ``enter`` counted as held as the instance's own from now on."""
-        self.queue.remove(request)
+        self._delist(request)
         request.state = RequestState.DISPATCHED
         request.dispatched_ms = now_ms
         self.dispatched_tokens += request.uncached_tokens
@@ -102,14 +141,21 @@ class InstanceAccount:
         """Believe that the instance holds the chain, as far as its cache can."""
         self.kv.stamp(hashes, self.spec.kv_capacity_tokens // block_tokens)
 
-    def sums(self) -> tuple[int, int, int]:
-        """Pending, dispatched and context tokens as they should be: summed over the requests."""
-        held = sum(request.uncached_tokens for request in self.queue)
+    def sums(self) -> tuple[int, int, int, int]:
+        """Pending, dispatched, late and context tokens as they should be: summed over the requests."""
+        late = sum(request.uncached_tokens for request in self.late)
+        held = late + sum(request.uncached_tokens for request in self.queue)
         dispatched = sum(
             request.uncached_tokens for request in self.running.values() if request.state is RequestState.DISPATCHED
         )
         context = sum(request.context_tokens for request in self.running.values())
-        return held + dispatched, dispatched, context
+        return held + dispatched, dispatched, late, context
+
+    def lightness_s(self) -> float:
+        """Queueing time of the on-time work in seconds; up to a millisecond more the fuller KV memory is."""
+        spec = self.spec
+        kv_usage = min(1.0, self.context_tokens / max(1, spec.kv_capacity_tokens))
+        return (self.pending_tokens - self.late_tokens) / self.rate.tokens_per_s + kv_usage / 1000
 
     def load(self, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
         spec = self.spec
@@ -119,7 +165,7 @@ class InstanceAccount:
             spec.state,
             self.pending_tokens,
             self.dispatched_tokens,
-            len(self.queue),
+            len(self.queue) + len(self.late),
             len(self.running),
             self.context_tokens,
             len(self.kv),
@@ -128,4 +174,5 @@ class InstanceAccount:
             max(0, stalled_ms) / 1000,
             spec.kv_capacity_tokens,
             hit_blocks,
+            self.late_tokens,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from statestore.base import RequestRecord, RequestState, Reservation
 
@@ -20,6 +20,7 @@ class LiveRequest:
         "expected_output_tokens",
         "instance_id",
         "kv_instance_id",
+        "late",
         "prefilled_ms",
         "prompt_tokens",
         "replica_id",
@@ -46,15 +47,18 @@ class LiveRequest:
         self.alternative_id = reservation.alternative_id
         self.alternative_uncached_tokens = reservation.alternative_uncached_tokens
         self.sequence = sequence
+        self.late = False
         self.kv_instance_id = reservation.instance_id
         """The instance whose KV metadata the chain was stamped on; '' when none is known to have it."""
 
     @classmethod
     def adopted(cls, record: RequestRecord) -> LiveRequest:
-        """The live request that ``record`` describes; no KV metadata is known to have its chain."""
+        """The live request that ``record`` describes; no KV metadata is known to have its chain, and whether it is
+        late is asked anew."""
         request = cls.__new__(cls)
         for name in RequestRecord.__dataclass_fields__:
             setattr(request, name, getattr(record, name))
+        request.late = False
         request.kv_instance_id = ""
         return request
 
@@ -62,6 +66,11 @@ class LiveRequest:
     def context_tokens(self) -> int:
         """KV memory it takes once dispatched, in tokens."""
         return self.prompt_tokens + self.expected_output_tokens
+
+    @property
+    def deadline_ms(self) -> int:
+        """When its first token is due."""
+        return self.enqueued_ms + self.slo_ms
 
     def record(self) -> RequestRecord:
         return RequestRecord(
@@ -80,19 +89,35 @@ class LiveRequest:
             self.alternative_id,
             self.alternative_uncached_tokens,
             self.sequence,
+            self.late,
         )
 
 
+Rank = Callable[[LiveRequest], int]
+"""What a queue is sorted by; fixed while a request is in it."""
+
+
+def by_sequence(request: LiveRequest) -> int:
+    """Rank: the order of first reservation, which a migration keeps."""
+    return request.sequence
+
+
+def by_deadline(request: LiveRequest) -> int:
+    """Rank: earliest deadline first."""
+    return request.deadline_ms
+
+
 class HeldQueue:
-    """Held requests in order of first reservation, which a migration keeps.
+    """Held requests in order of their rank, then of their ids.
 
     A sorted list: appending costs O(1), taking from the head or the middle moves at most the queue's limit of
-    pointers. Equal sequences (adopted from replicas that were on their own) go in id order.
+    pointers.
     """
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "_rank")
 
-    def __init__(self) -> None:
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
         self._entries: list[tuple[int, str, LiveRequest]] = []
 
     def __len__(self) -> int:
@@ -102,15 +127,16 @@ class HeldQueue:
         return (entry[2] for entry in self._entries)
 
     def push(self, request: LiveRequest) -> None:
-        entry = (request.sequence, request.request_id, request)
-        if not self._entries or self._entries[-1][0] < request.sequence:
+        rank = self._rank(request)
+        entry = (rank, request.request_id, request)
+        if not self._entries or self._entries[-1][0] < rank:
             self._entries.append(entry)
         else:
             insort(self._entries, entry)
 
     def position(self, request: LiveRequest) -> int:
         """Requests ahead of this one."""
-        return bisect_left(self._entries, (request.sequence, request.request_id))
+        return bisect_left(self._entries, (self._rank(request), request.request_id))
 
     def remove(self, request: LiveRequest) -> None:
         del self._entries[self.position(request)]

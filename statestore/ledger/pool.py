@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from scheduling.chain import Chain
+from scheduling.decision import Horizon
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
 from statestore.base import (
     FinishFacts,
@@ -28,8 +30,10 @@ from statestore.base import (
 )
 from statestore.ledger.account import InstanceAccount
 from statestore.ledger.arrivals import ArrivalLog, RebalanceWishes
+from statestore.ledger.horizon import LightestInstances, PrefixHolders
 from statestore.ledger.leadership import Leadership
 from statestore.ledger.live import LiveRequest
+from statestore.ledger.order import grant_order
 from statestore.ledger.replicas import ReplicaLeases
 from statestore.ledger.text_ratio import TextRatio
 
@@ -52,6 +56,10 @@ class PoolLedger:
         self.arrivals = ArrivalLog(scheduling.hotness_window_requests, scheduling.max_key_blocks)
         self.wanted = RebalanceWishes()
         self.text_ratio = TextRatio(scheduling.bytes_per_token)
+        self.order = grant_order(scheduling)
+        self.lightest = LightestInstances()
+        self.holders = PrefixHolders(scheduling.holder_marks)
+        self._remembers_holders = build_policy(scheduling).looks_beyond
         self.last_request_sequence = 0
         self._observations = 0
         self._outbox: list[tuple[str, Grant]] = []
@@ -71,7 +79,8 @@ class PoolLedger:
     def put_instance(self, spec: InstanceSpec, now_ms: int) -> None:
         account = self.accounts.get(spec.instance_id)
         if account is None:
-            self.accounts[spec.instance_id] = InstanceAccount(spec)
+            account = self.accounts[spec.instance_id] = InstanceAccount(spec, self.order.rank)
+            self.lightest.put(account)
             self.epoch += 1
             return
         spec = replace(spec, state=account.spec.state)
@@ -99,22 +108,28 @@ class PoolLedger:
 
     def remove_instance(self, instance_id: str) -> bool:
         account = self.accounts.get(instance_id)
-        if account is None or len(account.queue) or account.running:
+        if account is None or account.held_requests or account.running:
             return False
         del self.accounts[instance_id]
+        self.lightest.discard(instance_id)
         self.wanted.discard(instance_id)
         self.epoch += 1
         return True
 
     # the life of a request -------------------------------------------------------------------------------
-    def observe(self, instance_ids: Iterable[str], chain: Chain, now_ms: int) -> Observation:
+    def observe(self, instance_ids: Iterable[str], chain: Chain, now_ms: int, *, horizon: bool = False) -> Observation:
         self._observations += 1
         loads: dict[str, InstanceLoad] = {}
         for instance_id in instance_ids:
             account = self.accounts.get(instance_id)
             if account is not None:
                 loads[instance_id] = account.load(now_ms, account.kv.hit_blocks(chain.hashes))
-        return Observation(self.epoch, self.tree_version, self._observations, loads)
+        beyond = self._horizon(chain) if horizon else None
+        return Observation(self.epoch, self.tree_version, self._observations, loads, beyond)
+
+    def _horizon(self, chain: Chain) -> Horizon:
+        holders, holder_blocks = self.holders.find(chain, self.lightest)
+        return Horizon(holders, holder_blocks, self.lightest.first())
 
     def reserve(self, reservation: Reservation, now_ms: int) -> ReserveOutcome:
         former = self.requests.get(reservation.request_id)
@@ -127,9 +142,8 @@ class PoolLedger:
             return ReserveOutcome(ReserveStatus.NOT_READY)
         if _is_stale(reservation, account, former):
             return ReserveOutcome(ReserveStatus.STALE)
-        room = account.has_room() and not len(account.queue)
         # A retry is let in even if the queue is full: its request was admitted before.
-        if not room and former is None and len(account.queue) >= account.spec.max_queued_requests:
+        if former is None and self._is_full(account, reservation.uncached_tokens, now_ms + reservation.slo_ms, now_ms):
             return ReserveOutcome(ReserveStatus.QUEUE_FULL)
         if former is None:
             self.last_request_sequence += 1
@@ -143,7 +157,7 @@ class PoolLedger:
         self.requests[request.request_id] = request
         account.enter(request, now_ms)
         account.window = account.window.add(now_ms, request.uncached_tokens)
-        account.stamp(reservation.chain.hashes, reservation.chain.block_tokens)
+        self._stamp(account, reservation.chain)
         self.replicas.meet(reservation.replica_id, now_ms)
         if reservation.overloaded:
             self.wanted.add(reservation.instance_id, now_ms)
@@ -157,7 +171,7 @@ class PoolLedger:
         account = self.accounts[instance_id]
         account.prefilled(request, now_ms)
         if request.kv_instance_id != instance_id:
-            account.stamp(chain.hashes, chain.block_tokens)
+            self._stamp(account, chain)
             request.kv_instance_id = instance_id
         self.grant_next(account, now_ms)
         return True
@@ -186,7 +200,7 @@ class PoolLedger:
         account = self.accounts.get(instance_id)
         if account is None:
             return None
-        held = tuple(request.record() for request in account.queue)
+        held = tuple(request.record() for request in (*account.queue, *account.late))
         others = sorted({record.alternative_id for record in held if record.alternative_id is not None})
         alternatives = {other: self.accounts[other].load(now_ms) for other in others if other in self.accounts}
         return QueueSnapshot(now_ms, account.load(now_ms), held, alternatives)
@@ -198,11 +212,13 @@ class PoolLedger:
         target = self.accounts.get(target_id)
         if target is None or target.spec.state is not InstanceState.READY or target_id == source_id:
             return MigrateStatus.NOT_READY
-        room = target.has_room() and not len(target.queue)
-        if not room and len(target.queue) >= target.spec.max_queued_requests:
-            return MigrateStatus.QUEUE_FULL
-        self.accounts[source_id].leave(request)
         there = request.alternative_uncached_tokens if target_id == request.alternative_id else request.prompt_tokens
+        if self._is_full(target, there, request.deadline_ms, now_ms):
+            return MigrateStatus.QUEUE_FULL
+        source = self.accounts[source_id]
+        source.leave(request)
+        self.lightest.put(source)
+        request.late = False
         request.alternative_id = source_id
         request.alternative_uncached_tokens = request.uncached_tokens
         request.instance_id = target_id
@@ -214,14 +230,30 @@ class PoolLedger:
         return MigrateStatus.MIGRATED
 
     # inner steps, shared with upkeep -----------------------------------------------------------------------
-    def grant_next(self, account: InstanceAccount, now_ms: int, *, caller: LiveRequest | None = None) -> None:
-        """Dispatch held requests while the instance has room; the ``caller``'s own needs no message."""
-        while len(account.queue) and account.has_room():
-            request = account.queue.head()
-            account.dispatch(request, now_ms)
+    def grant_next(self, account: InstanceAccount, now_ms: int, *, caller: LiveRequest | None = None) -> int:
+        """Dispatch held requests as the order says and rank the account anew: the end of every change of it.
+
+        The ``caller``'s own request needs no message. Returns how many were dispatched.
+        """
+        granted = 0
+        for request in self.order.dispatch_next(account, now_ms):
+            granted += 1
             if request is not caller:
                 grant = Grant(request.request_id, request.instance_id, request.attempt)
                 self._outbox.append((request.replica_id, grant))
+        self.lightest.put(account)
+        return granted
+
+    def _is_full(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
+        """Whether one more request would have to be held, and the queue has no place for it."""
+        if account.held_requests < account.spec.max_queued_requests:
+            return False
+        return not self.order.takes_at_once(account, uncached_tokens, deadline_ms, now_ms)
+
+    def _stamp(self, account: InstanceAccount, chain: Chain) -> None:
+        account.stamp(chain.hashes, chain.block_tokens)
+        if self._remembers_holders:
+            self.holders.stamp(chain, account.spec.instance_id)
 
     def _release(self, request: LiveRequest) -> None:
         self.accounts[request.instance_id].leave(request)
@@ -230,8 +262,7 @@ class PoolLedger:
     def _standing(self, request: LiveRequest) -> ReserveOutcome:
         if request.state is not RequestState.HELD:
             return _DISPATCHED
-        position = self.accounts[request.instance_id].queue.position(request)
-        return ReserveOutcome(ReserveStatus.HELD, position)
+        return ReserveOutcome(ReserveStatus.HELD, self.accounts[request.instance_id].position(request))
 
 
 def _is_stale(reservation: Reservation, account: InstanceAccount, former: LiveRequest | None) -> bool:

@@ -43,11 +43,16 @@ def repair(ledger: PoolLedger, now_ms: int) -> int:
     repaired = 0
     for account in ledger.accounts.values():
         sums = account.sums()
-        if sums != (account.pending_tokens, account.dispatched_tokens, account.context_tokens):
-            account.pending_tokens, account.dispatched_tokens, account.context_tokens = sums
+        if sums != (account.pending_tokens, account.dispatched_tokens, account.late_tokens, account.context_tokens):
+            account.pending_tokens, account.dispatched_tokens, account.late_tokens, account.context_tokens = sums
             repaired += 1
         ledger.grant_next(account, now_ms)
     return repaired
+
+
+def grant_overdue(ledger: PoolLedger, now_ms: int) -> int:
+    """Grant on every instance that holds requests; returns how many were dispatched."""
+    return sum(ledger.grant_next(account, now_ms) for account in ledger.accounts.values() if account.held_requests)
 
 
 def publish_tree(ledger: PoolLedger, tree: HotnessTree, counts: Mapping[int, int]) -> int:

@@ -1,0 +1,6 @@
+"""Routing on without Redis: pools that fall back to a local ledger and converge when the store is back."""
+
+from statestore.failover.pool import FailoverPool
+from statestore.failover.store import FailoverStore
+
+__all__ = ["FailoverPool", "FailoverStore"]

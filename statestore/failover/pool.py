@@ -1,0 +1,284 @@
+"""One pool that outlives its store: shared while Redis answers, local while it does not.
+
+While the store is away the replica decides on a ledger of its own, seeded with the last known members and its own
+live requests. Other replicas' load is out of sight then: the dual mapping keeps prefixes together all the same.
+When the store is back, the replica hands its requests over and is one of many again.
+
+There is no await between reading and changing local state. During a hand-over calls wait for its end, so nothing
+can change under it; every wait is bounded by the store's own timeouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from scheduling.chain import Chain
+from scheduling.instance import InstanceLoad
+from scheduling.settings import SchedulingSettings
+from statestore.base import (
+    FinishFacts,
+    Grant,
+    Membership,
+    Observation,
+    PoolSnapshot,
+    PoolStore,
+    RequestRecord,
+    Reservation,
+    ReserveOutcome,
+)
+from statestore.clock import Clock, RealClock
+from statestore.errors import StoreError, StoreUnavailableError
+from statestore.failover.delegate import SharedCalls
+from statestore.failover.handover import hand_back, local_ledger, lost_members
+from statestore.failover.own import OwnRequests
+from statestore.feed import GrantFeeds
+from statestore.ledger import upkeep
+from statestore.memory import MemoryPool, wall_clock_ms
+
+FIRST_PROBE_S = 0.05
+LONGEST_PROBE_S = 1.0
+HAND_OVER_TIMEOUT_S = 10.0
+GRANTS_RETRY_S = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class FailoverPool(SharedCalls):
+    """``PoolStore`` for a replica. Calls of requests never raise StoreUnavailableError once members are known;
+    heartbeats, operators' and leaders' calls do."""
+
+    def __init__(
+        self,
+        primary: PoolStore,
+        scheduling: SchedulingSettings,
+        *,
+        clock: Clock | None = None,
+        now_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        super().__init__(primary)
+        self.name = primary.name
+        self._scheduling = scheduling
+        self._clock = clock if clock is not None else RealClock()
+        self._now_ms = now_ms
+        self._feeds = GrantFeeds()
+        self._own = OwnRequests()
+        self._known: Membership | None = None
+        self._loads: dict[str, InstanceLoad] = {}
+        self._sequence = 0
+        self._local: MemoryPool | None = None
+        self._shared: set[str] = set()
+        """Requests that the store may know while this replica is on its own."""
+        self._settled: asyncio.Event | None = None
+        self._early_grants: list[tuple[str, Grant]] = []
+        self._returning: asyncio.Task[None] | None = None
+        self._listeners: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def degraded(self) -> bool:
+        """Whether this replica is on its own."""
+        return self._local is not None
+
+    async def close(self) -> None:
+        """Stop probing and listening; grants iterators end."""
+        tasks = [*self._listeners.values(), *([self._returning] if self._returning is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._feeds.close_all()
+
+    # the life of a request -------------------------------------------------------------------------------
+    async def membership(self) -> Membership:
+        local = await self._local_pool()
+        if local is None:
+            try:
+                found = await self._primary.membership()
+            except StoreUnavailableError as error:
+                local = self._degrade(error)
+            else:
+                if self._known is None or not lost_members(found, self._known):
+                    self._known = found
+                    return found
+                local = self._degrade(StoreUnavailableError("the store lost its members"))
+        return await local.membership()
+
+    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
+        local = await self._local_pool()
+        if local is None:
+            try:
+                seen = await self._primary.observe(instance_ids, chain)
+            except StoreUnavailableError as error:
+                local = self._degrade(error)
+            else:
+                if self._known is None or seen.epoch >= self._known.epoch:
+                    self._loads.update(seen.loads)
+                    self._sequence = max(self._sequence, seen.sequence)
+                    return seen
+                local = self._degrade(StoreUnavailableError("the store lost its members"))
+        return await local.observe(instance_ids, chain)
+
+    async def reserve(self, reservation: Reservation) -> ReserveOutcome:
+        local = await self._local_pool()
+        if local is None:
+            try:
+                outcome = await self._primary.reserve(reservation)
+            except StoreUnavailableError as error:
+                local = self._degrade(error)
+                self._shared.add(reservation.request_id)  # it may have taken effect
+            else:
+                self._own.reserved(reservation, outcome, self._now_ms(), self._sequence)
+                self._pass_on(reservation.request_id)
+                return outcome
+        return await local.reserve(reservation)
+
+    async def first_token(self, request_id: str, instance_id: str, chain: Chain) -> bool:
+        local = await self._local_pool()
+        if local is None:
+            try:
+                released = await self._primary.first_token(request_id, instance_id, chain)
+            except StoreUnavailableError as error:
+                local = self._degrade(error)
+            else:
+                self._own.prefilled(request_id, self._now_ms())
+                if self._local is None:
+                    return released
+                local = self._local  # another call found the store away meanwhile
+        return await local.first_token(request_id, instance_id, chain)
+
+    async def finish(self, request_id: str, *, attempt: int | None = None, facts: FinishFacts | None = None) -> bool:
+        local = await self._local_pool()
+        if local is None:
+            try:
+                released = await self._primary.finish(request_id, attempt=attempt, facts=facts)
+            except StoreUnavailableError as error:
+                local = self._degrade(error)
+            else:
+                self._own.finished(request_id, attempt)
+                if self._local is None:
+                    return released
+                local = self._local
+        return await local.finish(request_id, attempt=attempt, facts=facts)
+
+    async def held_states(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
+        local = await self._local_pool()
+        if local is None:
+            try:
+                records = await self._primary.held_states(request_ids)
+            except StoreUnavailableError as error:
+                local = self._degrade(error)
+            else:
+                for record in records.values():
+                    self._own.seen(record)
+                return records
+        return await local.held_states(request_ids)
+
+    async def snapshot(self) -> PoolSnapshot:
+        local = await self._local_pool()
+        if local is None:
+            try:
+                return await self._primary.snapshot()
+            except StoreUnavailableError as error:
+                local = self._degrade(error)
+        return await local.snapshot()
+
+    # replicas --------------------------------------------------------------------------------------------
+    async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
+        if await self._local_pool() is not None:
+            raise StoreUnavailableError(f"pool {self.name}: the store is away, this replica is on its own")
+        try:
+            return await self._primary.heartbeat(replica_id, lease_ms, info)
+        except StoreUnavailableError as error:
+            self._degrade(error)
+            raise
+
+    async def adopt(self, records: Sequence[RequestRecord]) -> int:
+        local = await self._local_pool()
+        return await (self._primary if local is None else local).adopt(records)
+
+    # grants ----------------------------------------------------------------------------------------------
+    def grants(self, replica_id: str) -> AsyncIterator[Grant]:
+        if replica_id not in self._listeners:
+            listening = self._listen(replica_id)
+            self._listeners[replica_id] = asyncio.get_running_loop().create_task(listening)
+        return self._feeds.open(replica_id)
+
+    async def _listen(self, replica_id: str) -> None:
+        while True:
+            with contextlib.suppress(StoreError):
+                async for grant in self._primary.grants(replica_id):
+                    self._granted(replica_id, grant)
+            await self._clock.sleep(GRANTS_RETRY_S)
+
+    def _granted(self, replica_id: str, grant: Grant) -> None:
+        """A grant of the shared store; while this replica is on its own, its own ledger's word counts instead."""
+        if self._settled is not None:
+            self._early_grants.append((replica_id, grant))
+        elif self._local is None:
+            self._own.granted(grant, self._now_ms())
+            self._feeds.deliver(replica_id, grant)
+
+    # away and back ---------------------------------------------------------------------------------------
+    async def _local_pool(self) -> MemoryPool | None:
+        """The ledger to use instead of the store, if any; waits for a hand-over to end."""
+        while self._settled is not None:
+            await self._settled.wait()
+        return self._local
+
+    def _degrade(self, error: StoreUnavailableError) -> MemoryPool:
+        """Start deciding alone. Raises ``error`` if there is nothing known to decide on."""
+        if self._local is not None:
+            return self._local
+        if self._known is None:
+            raise error
+        _log.warning("pool %s: on its own, without the store: %s", self.name, error)
+        own = self._own.records()
+        ledger = local_ledger(self._scheduling, self._known, self._loads, own, self._now_ms(), self._sequence)
+        self._shared = set(ledger.requests)
+        self._local = MemoryPool(self.name, ledger, self._now_ms, feeds=self._feeds)
+        self._local.deliver_grants()
+        self._returning = asyncio.get_running_loop().create_task(self._return())
+        return self._local
+
+    def _pass_on(self, request_id: str) -> None:
+        """The store answered, but another call found it away meanwhile: the ledger has to know the request too."""
+        if self._local is not None:
+            records = [record for record in self._own.records() if record.request_id == request_id]
+            upkeep.adopt(self._local.ledger, records, self._now_ms())
+            self._local.deliver_grants()
+            self._shared.add(request_id)
+
+    async def _return(self) -> None:
+        """Probe the store until a hand-over succeeds."""
+        delay_s = FIRST_PROBE_S
+        while self._local is not None:
+            await self._clock.sleep(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_PROBE_S)
+            try:
+                found = await self._primary.membership()
+                async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
+                    await self._hand_over(found)
+            except (StoreError, TimeoutError) as error:
+                _log.info("pool %s: the store is still away: %s", self.name, error)
+            except Exception:
+                _log.exception("pool %s: the hand-over to the store failed, trying again", self.name)
+
+    async def _hand_over(self, found: Membership) -> None:
+        local, known = self._local, self._known
+        assert local is not None and known is not None
+        settled = self._settled = asyncio.Event()
+        ended = [request_id for request_id in self._shared if request_id not in local.ledger.requests]
+        self._shared.update(local.ledger.requests)  # a hand-over that fails halfway has shared some of them
+        try:
+            await hand_back(local.ledger, ended, self._primary, found, known)
+            self._known = await self._primary.membership()
+            self._own.replace_all(request.record() for request in local.ledger.requests.values())
+            self._local = None
+            _log.warning("pool %s: the store is back; %d live requests were handed over", self.name, len(self._own))
+        finally:
+            self._settled = None
+            early, self._early_grants = self._early_grants, []
+            for replica_id, grant in early:
+                self._granted(replica_id, grant)
+            settled.set()

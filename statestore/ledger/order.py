@@ -1,0 +1,107 @@
+"""The two orders of granting over an account's held requests; see ``scheduling.queue_order`` for the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from scheduling.queue_order import Waiting, is_overdue, pick_on_time, steps_behind
+from scheduling.settings import SchedulingSettings
+from statestore.ledger.account import InstanceAccount
+from statestore.ledger.live import LiveRequest, Rank, by_deadline, by_sequence
+
+
+class GrantOrder(Protocol):
+    """Who is granted next."""
+
+    @property
+    def rank(self) -> Rank:
+        """How an account sorts its queue."""
+
+    def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
+        """Whether one more request would be dispatched without a wait, so that no limit of the queue concerns it."""
+
+    def dispatch_next(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
+        """Dispatch all that may go now, one by one."""
+
+
+class FifoOrder:
+    """The order of first reservation."""
+
+    rank: Rank = staticmethod(by_sequence)
+
+    def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
+        return account.has_room() and not len(account.queue)
+
+    def dispatch_next(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
+        while len(account.queue) and account.has_room():
+            request = account.queue.head()
+            account.dispatch(request, now_ms)
+            yield request
+
+
+class DeadlineOrder:
+    """The most requests on time; who steps behind waits in ``account.late`` for an idle instance or ``max_hold_ms``."""
+
+    rank: Rank = staticmethod(by_deadline)
+
+    def __init__(self, max_hold_ms: int) -> None:
+        self._max_hold_ms = max_hold_ms
+
+    def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
+        if len(account.queue) or not account.has_room():
+            return False
+        if not steps_behind(Waiting(deadline_ms, uncached_tokens), now_ms, account.rate.tokens_per_s):
+            return True
+        return account.dispatched_tokens == 0 and not len(account.late)
+
+    def dispatch_next(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
+        if len(account.queue):
+            self._part(account, now_ms)
+        if not account.serves():
+            return
+        while len(account.late) and is_overdue(account.late.head().enqueued_ms, now_ms, self._max_hold_ms):
+            yield _dispatched(account, account.late.head(), now_ms)
+        yield from self._on_time(account, now_ms)
+        while len(account.late) and account.dispatched_tokens == 0 and account.has_room():
+            yield _dispatched(account, account.late.head(), now_ms)
+
+    def _part(self, account: InstanceAccount, now_ms: int) -> None:
+        """Let those step behind who cannot make it any more, or were held as long as anybody may be."""
+        tokens_per_s = account.rate.tokens_per_s
+        behind = [
+            request
+            for request in account.queue
+            if steps_behind(_waiting(request), now_ms, tokens_per_s)
+            or is_overdue(request.enqueued_ms, now_ms, self._max_hold_ms)
+        ]
+        for request in behind:
+            account.step_behind(request)
+
+    def _on_time(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
+        if not len(account.queue) or not account.has_room():
+            return
+        requests = list(account.queue)
+        waiting = [_waiting(request) for request in requests]
+        while requests and account.has_room():
+            position = 0
+            if len(requests) > 1:
+                position = pick_on_time(waiting, now_ms, account.dispatched_tokens, account.rate.tokens_per_s)
+            del waiting[position]
+            yield _dispatched(account, requests.pop(position), now_ms)
+
+
+def grant_order(scheduling: SchedulingSettings) -> GrantOrder:
+    """The order that the pool's settings name."""
+    if scheduling.queue_order == "deadline":
+        return DeadlineOrder(round(scheduling.max_hold_s * 1000))
+    return FifoOrder()
+
+
+def _waiting(request: LiveRequest) -> Waiting:
+    return Waiting(request.deadline_ms, request.uncached_tokens)
+
+
+def _dispatched(account: InstanceAccount, request: LiveRequest, now_ms: int) -> LiveRequest:
+    account.dispatch(request, now_ms)
+    return request

@@ -1,0 +1,121 @@
+"""The store contract: members and their states, on every backend."""
+
+from __future__ import annotations
+
+from scheduling.instance import InstanceState, Role
+from statestore.base import PoolStore
+from tests.statestore.samples import CHAIN, instance, reservation
+
+
+async def test_an_empty_pool_has_no_members_and_the_prior_text_ratio(pool: PoolStore) -> None:
+    membership = await pool.membership()
+
+    assert dict(membership.instances) == {}
+    assert (membership.epoch, membership.tree_version, membership.bytes_per_token) == (0, 0, 4.0)
+
+
+async def test_an_instance_is_read_back_as_it_was_put(pool: PoolStore) -> None:
+    spec = instance("gpu-0:8000", role=Role.PREFILL, prefill_tokens_per_s=1234.5, kv_capacity_tokens=777)
+
+    await pool.put_instance(spec)
+
+    assert (await pool.membership()).instances == {"gpu-0:8000": spec}
+
+
+async def test_every_change_of_membership_is_a_new_epoch_and_repetitions_are_not(pool: PoolStore) -> None:
+    epochs = []
+
+    async def epoch_after(change: object) -> None:
+        epochs.append((await pool.membership()).epoch)
+
+    await epoch_after(await pool.put_instance(instance("a")))
+    await epoch_after(await pool.put_instance(instance("a")))
+    await epoch_after(await pool.put_instance(instance("a", url="http://elsewhere")))
+    await epoch_after(await pool.set_instance_state("a", InstanceState.DRAINING))
+    await epoch_after(await pool.set_instance_state("a", InstanceState.DRAINING))
+    await epoch_after(await pool.remove_instance("a"))
+    await epoch_after(await pool.remove_instance("a"))
+
+    assert epochs == [1, 1, 2, 3, 3, 4, 4]
+
+
+async def test_an_update_keeps_state_load_and_queue(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a", dispatch_window_tokens=1))
+    await pool.set_instance_state("a", InstanceState.DRAINING, expected=InstanceState.READY)
+    await pool.set_instance_state("a", InstanceState.READY)
+    await pool.reserve(reservation("sent"))
+    await pool.reserve(reservation("held"))
+
+    await pool.put_instance(instance("a", dispatch_window_tokens=1, state=InstanceState.DOWN, url="http://new"))
+
+    spec = (await pool.membership()).instances["a"]
+    load = (await pool.loads())["a"]
+    assert (spec.url, spec.state) == ("http://new", InstanceState.READY)
+    assert (load.queued_requests, load.running_requests, load.pending_tokens) == (1, 1, 800)
+
+
+async def test_a_wider_window_grants_what_was_held(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    await pool.reserve(reservation("sent"))
+    await pool.reserve(reservation("held"))
+
+    await pool.put_instance(instance("a", dispatch_window_tokens=800))
+
+    assert (await pool.loads())["a"].running_requests == 2
+
+
+async def test_a_state_changes_only_from_the_expected_one(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a", state=InstanceState.STARTING))
+
+    refused = await pool.set_instance_state("a", InstanceState.READY, expected=InstanceState.DOWN)
+    taken = await pool.set_instance_state("a", InstanceState.READY, expected=InstanceState.STARTING)
+    unknown = await pool.set_instance_state("nobody", InstanceState.READY)
+
+    assert (refused, taken, unknown) == (False, True, False)
+
+
+async def test_going_down_forgets_what_the_cache_held(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    await pool.reserve(reservation("r"))
+    before = (await pool.observe(["a"], CHAIN)).loads["a"]
+
+    await pool.set_instance_state("a", InstanceState.DOWN)
+
+    after = (await pool.observe(["a"], CHAIN)).loads["a"]
+    assert (before.hit_blocks, before.cached_blocks) == (4, 4)
+    assert (after.hit_blocks, after.cached_blocks) == (0, 0)
+
+
+async def test_a_down_instance_is_granted_nothing_and_a_draining_one_finishes_its_queue(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    for request_id in ("sent", "held", "last"):
+        await pool.reserve(reservation(request_id))
+
+    await pool.set_instance_state("a", InstanceState.DOWN)
+    await pool.finish("sent")
+    while_down = (await pool.loads())["a"].running_requests
+    await pool.set_instance_state("a", InstanceState.DRAINING)
+    while_draining = (await pool.loads())["a"].running_requests
+
+    assert (while_down, while_draining) == (0, 1)
+
+
+async def test_a_busy_instance_is_not_removed_and_an_idle_one_leaves_nothing(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    await pool.reserve(reservation("r"))
+
+    busy = await pool.remove_instance("a")
+    await pool.finish("r")
+    idle = await pool.remove_instance("a")
+
+    assert (busy, idle) == (False, True)
+    assert dict((await pool.membership()).instances) == {}
+    assert dict((await pool.observe(["a"], CHAIN)).loads) == {}
+
+
+async def test_pools_of_one_store_do_not_see_each_other(store: object) -> None:
+    first, second = store.pool("first"), store.pool("second")  # type: ignore[attr-defined]
+
+    await first.put_instance(instance("a"))
+
+    assert dict((await second.membership()).instances) == {}
