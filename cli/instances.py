@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         remove(api, arguments.id, arguments.timeout_s)
         print(f"{arguments.id} removed")
     else:
-        changed = api.call("POST", f"/instances/{quote(arguments.id)}/{arguments.action}")
+        changed = api.call("POST", f"/instances/{quote(arguments.id, safe='')}/{arguments.action}")
         print(f"{arguments.id} is {changed['state']}")
     return 0
 
@@ -71,7 +71,7 @@ def remove(api: AdminApi, instance_id: str, timeout_s: float) -> None:
     """
     deadline_s = time.monotonic() + timeout_s
     while True:  # the replica itself waits a while before it says that the instance is busy
-        answer = api.ask("DELETE", f"/instances/{quote(instance_id)}")
+        answer = api.ask("DELETE", f"/instances/{quote(instance_id, safe='')}")
         if answer.status != HTTPStatus.CONFLICT or time.monotonic() >= deadline_s:
             break
     refuse_errors(answer)

@@ -1,0 +1,130 @@
+"""Commands that talk to a replica: what they send, and how they fail."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from cli.admin_api import AdminApi, endpoint
+from cli.errors import CommandError
+from cli.main import main
+from cli.settings import Settings
+
+
+class Replica(HTTPServer):
+    """Answers every request with what the test put in, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, str, str | None, object]] = []
+        self.answers: list[tuple[int, object]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Replica
+
+    def handle_any(self) -> None:
+        length = int(self.headers.get("content-length", 0))
+        body = json.loads(self.rfile.read(length)) if length else None
+        self.server.asked.append((self.command, self.path, self.headers.get("authorization"), body))
+        status, answer = self.server.answers.pop(0)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(b"" if answer is None else json.dumps(answer).encode())
+
+    do_GET = do_POST = do_DELETE = handle_any  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def replica() -> Iterator[Replica]:
+    with Replica() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def error(message: str) -> dict[str, object]:
+    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "x"}}
+
+
+def test_adding_sends_the_description_and_the_admin_key(replica: Replica) -> None:
+    replica.answers = [(201, {"id": "npu-1"})]
+
+    code = main(
+        ["instances", "add", "npu-1", "http://npu:8000", "--kv-capacity-tokens", "5", "--url", f"{replica.url}/v1",
+         "--router.admin_key", "boss"]
+    )  # fmt: skip
+
+    assert code == 0
+    assert replica.asked == [
+        (
+            "POST",
+            "/admin/instances",
+            "Bearer boss",
+            {"id": "npu-1", "url": "http://npu:8000", "role": "mixed", "pool": None, "kv_capacity_tokens": 5},
+        )
+    ]
+
+
+def test_a_refusal_is_shown_in_the_replicas_words(replica: Replica, capsys: pytest.CaptureFixture[str]) -> None:
+    replica.answers = [(404, error("pool 'default' has no instance 'x'"))]
+    assert main(["instances", "drain", "x", "--url", replica.url]) == 1
+    assert capsys.readouterr().err == "dualmap instances: pool 'default' has no instance 'x'\n"
+
+
+def test_a_missing_key_says_which_setting_helps(replica: Replica, capsys: pytest.CaptureFixture[str]) -> None:
+    replica.answers = [(401, error("send the admin key"))]
+    assert main(["instances", "list", "--url", replica.url]) == 1
+    assert "router.admin_key" in capsys.readouterr().err
+
+
+def test_removing_asks_again_while_the_instance_is_busy(replica: Replica) -> None:
+    replica.answers = [(409, error("still busy")), (409, error("still busy")), (204, None)]
+    assert main(["instances", "remove", "a/b", "--pool", "p", "--url", replica.url]) == 0
+    assert [asked[:2] for asked in replica.asked] == [("DELETE", "/admin/instances/a%2Fb?pool=p")] * 3
+
+
+def test_removing_gives_up_in_time_with_the_replicas_reason(
+    replica: Replica, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replica.answers = [(409, error("2 running requests left"))]
+    assert main(["instances", "remove", "a", "--timeout-s", "0", "--url", replica.url]) == 1
+    assert "2 running requests left" in capsys.readouterr().err
+
+
+def test_a_router_that_is_not_there_is_named_with_the_way_to_name_another() -> None:
+    api = AdminApi(argparse.Namespace(url="http://127.0.0.1:1", pool=None), Settings())
+    with pytest.raises(CommandError, match=r"no router answers at http://127\.0\.0\.1:1 .*--url"):
+        api.call("GET", "/instances")
+
+
+def test_the_endpoint_is_reachable_from_here_wherever_the_router_listens() -> None:
+    listening = Settings.model_validate({"router": {"host": "0.0.0.0", "port": 9000}})
+    assert endpoint(listening) == "http://127.0.0.1:9000"
+
+
+def test_a_request_that_is_live_elsewhere_is_told_by_its_record(
+    replica: Replica, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replica.answers = [
+        (200, {"request_id": "r", "replica_id": "b", "record": {"state": "held"}, "note": "its replica is silent"})
+    ]
+    assert main(["explain", "r/1", "--url", replica.url]) == 0
+    assert replica.asked[0][1] == "/admin/explain/r%2F1"
+    told = capsys.readouterr().out
+    assert "its replica is silent" in told
+    assert "state: held" in told
