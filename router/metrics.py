@@ -113,7 +113,9 @@ class RouterMetrics:
             "dualmap_outbox_dropped", "Transitions dropped because the outbox was full", registry=registry
         )
         self.degraded = Gauge(
-            "dualmap_store_degraded", "1 while the replica runs on its own ledger, without the store", registry=registry
+            "dualmap_store_degraded",
+            "1 while the store is out of reach and the replica decides alone",
+            registry=registry,
         )
         self.reconciled = Counter(
             "dualmap_reconciled_requests_total", "Leftovers of this replica that were released late", registry=registry

@@ -11,6 +11,7 @@ from router.metrics import measured
 from router.served_pool import ServedPool
 from statestore.base import PoolSnapshot
 from statestore.errors import StoreError
+from statestore.failover import FailoverPool
 from statestore.settings import PoolSettings
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,10 @@ class Replica:
 
     @property
     def store_state(self) -> str:
-        """``ok``, or ``unreachable`` since the last heartbeat failed."""
+        """``ok``; ``unreachable`` since the last heartbeat failed; ``local`` while this replica decides alone."""
+        store = self._pool.store
+        if isinstance(store, FailoverPool) and store.degraded:
+            return "local"
         return "ok" if self._reachable else "unreachable"
 
     async def restore(self) -> None:

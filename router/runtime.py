@@ -123,6 +123,7 @@ class Runtime:
         metrics, outbox = self.context.metrics, self.context.outbox
         metrics.outbox.set(len(outbox))
         metrics.outbox_dropped.set(outbox.dropped)
+        metrics.degraded.set(any(replica.store_state != "ok" for replica in self.replicas.values()))
         await self.fleet.refresh()
 
 

@@ -26,6 +26,7 @@ from scheduling.settings import SchedulingSettings
 from statestore.base import Store
 from statestore.connect import open_store
 from statestore.errors import StoreUnavailableError
+from statestore.failover import FailoverStore
 from statestore.settings import PoolSettings, StoreSettings
 
 log = logging.getLogger(__name__)
@@ -183,8 +184,12 @@ def _listening(router: RouterSettings) -> Iterator[list[socket.socket]]:
 
 @contextlib.asynccontextmanager
 async def _opened(store: StoreSettings, scheduling: SchedulingSettings, will: _Will) -> AsyncIterator[Store | None]:
-    """The open store, closed at the end; None if the process was told to stop before it could be opened."""
-    opened = await _when_store_is_there(lambda: open_store(store, scheduling=scheduling), will)
+    """The open store, closed at the end; None if the process was told to stop before it could be opened.
+
+    Once open it may go away: the replica then goes on by a ledger of its own until it is back.
+    """
+    shared = await _when_store_is_there(lambda: open_store(store, scheduling=scheduling), will)
+    opened = FailoverStore(shared, scheduling) if shared is not None else None
     try:
         yield opened
     finally:

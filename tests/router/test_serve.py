@@ -22,7 +22,8 @@ from router.settings import RouterSettings
 from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.connect import open_store
-from statestore.settings import PoolSettings, StoreSettings
+from statestore.embedded import EmbeddedValkey
+from statestore.settings import InstanceSettings, PoolSettings, StoreSettings
 
 COMPLETION = json.dumps(
     {"id": "x", "object": "text_completion", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
@@ -265,3 +266,56 @@ async def test_one_replica_alone_needs_no_server(instance: Instance) -> None:
     assert (nobody_ready.status_code, nobody_ready.json()["error"]["code"]) == (503, "no_instance")
     stop.set()
     await asyncio.wait_for(serving, 10)
+
+
+async def test_a_replica_goes_on_without_its_store_and_says_so(instance: Instance, tmp_path: Path) -> None:
+    socket_path = tmp_path / "valkey.sock"
+    server = EmbeddedValkey(unix_socket=socket_path)
+    await asyncio.to_thread(server.start)
+    stop, ports = asyncio.Event(), asyncio.Queue[int]()
+    serving = asyncio.create_task(
+        serve(
+            RouterSettings(port=0, settle_s=0.0, replica_lease_s=0.6),
+            SchedulingSettings(),
+            StoreSettings(url=server.url, command_timeout_s=0.3),
+            [PoolSettings(instances=(InstanceSettings(id="a", url=instance.url),))],
+            stop=stop,
+            on_ready=lambda port, _: ports.put_nowait(port),
+        )
+    )
+    url = f"http://127.0.0.1:{await asyncio.wait_for(ports.get(), 10)}"
+    await make_ready(server.url)
+    async with httpx.AsyncClient(timeout=10) as client:
+
+        async def store_state() -> str:
+            state: str = (await client.get(f"{url}/health")).json()["pools"]["default"]["store"]
+            return state
+
+        async def answers() -> bool:
+            body = {"model": "default", "prompt": "hello"}
+            return (await client.post(f"{url}/v1/completions", json=body)).status_code == 200
+
+        await until(answers)
+        await asyncio.to_thread(server.stop)
+        await until(lambda: answered(store_state(), "local"))
+        assert await answers()
+        await asyncio.to_thread(server.start)
+        await until(lambda: answered(store_state(), "ok"))
+        assert await answers()
+    assert await left_behind(server.url) == (0, 1, 0)
+    stop.set()
+    await asyncio.wait_for(serving, 10)
+    await asyncio.to_thread(server.stop)
+
+
+async def answered(question: Awaitable[str], expected: str) -> bool:
+    return await question == expected
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Poll until the condition holds; the test fails at the deadline."""
+    async with asyncio.timeout(15):
+        while True:
+            if await condition():
+                return
+            await asyncio.sleep(0.02)
