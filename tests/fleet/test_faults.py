@@ -120,3 +120,17 @@ def test_all_instances_may_die_and_come_back(fleet: Fleet, client: OpenAI) -> No
     until(lambda: all(each["state"] == "ready" for each in fleet.instances().values()), "all are ready", 30.0)
     assert client.with_options(max_retries=3).completions.create(model=fleet.model, prompt="x", max_tokens=1)
     fleet.until_idle()
+
+
+def test_the_store_may_die_and_come_back_empty(fleet: Fleet, client: OpenAI, senders: ThreadPoolExecutor) -> None:
+    requests = traffic(client, fleet, senders, 24)
+    until(fleet.live_requests, "requests are under way")
+
+    dead = fleet.kill("store")
+
+    assert [request.exception() for request in requests] == [None] * len(requests)
+    until(lambda: fleet.pid("store") != dead, "a new store runs")
+    until(lambda: len(fleet.instances()) == 4, "members are entered again", 30.0)
+    until(lambda: all(each["state"] == "ready" for each in fleet.instances().values()), "all are ready", 30.0)
+    assert client.completions.create(model=fleet.model, prompt="x", max_tokens=1)
+    fleet.until_idle()

@@ -21,7 +21,7 @@ SMALL = ("--replicas", "2", "--workers", "1", "--instances", "2", "--status-inte
 def test_it_gets_ready_answers_its_own_curl_line_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     with running_fleet(tmp_path, SMALL) as fleet:
         pids = fleet.pids()
-        assert sorted(pids) == ["instances", "router-1", "router-2", "worker-1"]
+        assert sorted(pids) == ["instances", "router-1", "router-2", "store", "worker-1"]
         line = re.search(r"^ +(curl .*)$", fleet.output, re.MULTILINE)
         assert line is not None
         words = shlex.split(line[1])
