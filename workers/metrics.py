@@ -49,6 +49,12 @@ class WorkerMetrics:
             ["pool", "cause"],
             registry=self.registry,
         )
+        self.overdue_granted = Counter(
+            "dualmap_worker_overdue_granted",
+            "Held requests granted because they had waited for as long as anybody may",
+            ["pool"],
+            registry=self.registry,
+        )
         self.hot_prefixes = Gauge(
             "dualmap_worker_hot_prefixes", "Hot prefixes in the published tree", ["pool"], registry=self.registry
         )

@@ -19,6 +19,7 @@ from workers.hotness_keeper import HotnessKeeper
 from workers.leader import Election
 from workers.loop import Job, LoopContext, run_job
 from workers.metrics import WorkerMetrics
+from workers.overdue import OverdueGranter
 from workers.probe import Prober
 from workers.reaper import Reaper
 from workers.rebalancer import Rebalancer
@@ -131,6 +132,8 @@ class PoolWorker:
             Repairer(pool, fence, interval_s=worker.repair_interval_s, metrics=metrics),
             Drainer(pool, fence, sight, interval_s=worker.drain_interval_s, metrics=metrics),
         ]
+        if self._scheduling.queue_order == "deadline":
+            jobs.append(OverdueGranter(pool, fence, interval_s=worker.overdue_interval_s, metrics=metrics))
         if build_policy(self._scheduling).rebalances:
             rebalancer = Rebalancer(
                 pool,

@@ -26,6 +26,8 @@ class WorkerSettings(BaseModel):
     rebalance_min_gap_s: float = Field(0.02, ge=0, description="pause between two triggered rounds, seconds")
     rebalance_max_moves: int = Field(256, ge=1, description="migrations in one round of one instance at most")
 
+    overdue_interval_s: float = Field(1.0, gt=0, description="how often requests held too long are granted, seconds")
+
     hotness_interval_s: float = Field(1.0, gt=0, description="how often the arrival log is read, seconds")
 
     health_interval_s: float = Field(1.0, gt=0, description="time between two checks of one instance, seconds")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ QUICK = WorkerSettings(
     reap_grace_s=0.0,
     repair_interval_s=0.05,
     drain_interval_s=0.05,
+    overdue_interval_s=0.05,
 )
 JOBS = {"health", "hotness", "evacuator", "reaper", "repairer", "drainer", "rebalancer"}
 
@@ -38,8 +40,8 @@ JOBS = {"health", "hotness", "evacuator", "reaper", "repairer", "drainer", "reba
 class Runner:
     """Workers of one pool in this process, on the real clock."""
 
-    def __init__(self, instances: tuple[InstanceSettings, ...] = (), policy: str = "dualmap") -> None:
-        self.scheduling = SchedulingSettings(policy=policy)
+    def __init__(self, instances: tuple[InstanceSettings, ...] = (), **scheduling: Any) -> None:
+        self.scheduling = SchedulingSettings(**scheduling)
         self.store = MemoryStore(self.scheduling)
         self.pool = self.store.pool("default")
         self._settings = PoolSettings(instances=instances)
@@ -100,6 +102,12 @@ async def test_a_policy_that_does_not_rebalance_has_no_rebalancer(runner, eventu
     _, metrics, _ = runner(policy="round-robin").start("w1")
 
     await eventually(lambda: ticked(metrics) == (JOBS | {"registrar"}) - {"rebalancer"})
+
+
+async def test_deadline_order_has_somebody_to_bound_the_wait_of_those_who_step_behind(runner, eventually) -> None:
+    _, metrics, _ = runner(queue_order="deadline").start("w1")
+
+    await eventually(lambda: ticked(metrics) == JOBS | {"registrar", "overdue"})
 
 
 async def test_a_stopped_leader_hands_over_and_leaves_nothing_running(runner, eventually) -> None:
