@@ -9,7 +9,7 @@ The same trace, scenario and code give the same result to the last digit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from scheduling.blocks import cache_seed, chain_of_trace
@@ -27,13 +27,15 @@ from simulation.results import LoadSample, RequestOutcome, RunRecord, RunResult,
 from simulation.scenario import UNLIMITED, Dispatch, FleetChange, Scenario
 from simulation.traces import Trace, TraceRequest
 from statestore.base import Reservation, ReserveStatus
-from statestore.ledger import PoolLedger
+from statestore.ledger import PoolLedger, upkeep
 
 OnProgress = Callable[[int], None]
 
 _REPLICA = "simulator"
 _SEED = cache_seed("simulated")
 _PROGRESS_EVERY = 100
+OVERDUE_INTERVAL_S = 1.0
+"""As a leader does it: see ``PoolStore.grant_overdue``."""
 
 
 def simulate(trace: Trace, scenario: Scenario, on_progress: OnProgress | None = None) -> RunResult:
@@ -76,6 +78,8 @@ class Simulation:
         self._every(self._scenario.sample_interval_s, Priority.SAMPLE, self._sample)
         if self._policy.rebalances:
             self._every(self._scenario.rebalance_interval_s, Priority.LEADER, self._sweep)
+        if self._scheduling.queue_order == "deadline":
+            self._every(OVERDUE_INTERVAL_S, Priority.LEADER, self._grant_overdue)
         while len(self._events):
             now_s, action = self._events.pop()
             action(now_s)
@@ -189,10 +193,17 @@ class Simulation:
             sequence=len(self._outcomes),
             expected_output_tokens=scheduling.expected_output_tokens,
         )
-        loads = self._ledger.observe(self._policy.candidates(query, view), chain, now_ms).loads
-        if self._direct:
-            loads = {instance_id: self._with_engine_queue(load) for instance_id, load in loads.items()}
+        candidates = self._policy.candidates(query, view)
+        seen = self._ledger.observe(candidates, chain, now_ms, horizon=self._policy.looks_beyond)
+        loads = self._as_seen(seen.loads)
+        if seen.horizon is not None and (further := self._policy.beyond(query, loads, seen.horizon)):
+            loads |= self._as_seen(self._ledger.observe(further, chain, now_ms).loads)
         return self._policy.choose(query, loads)
+
+    def _as_seen(self, loads: Mapping[str, InstanceLoad]) -> dict[str, InstanceLoad]:
+        if not self._direct:
+            return dict(loads)
+        return {instance_id: self._with_engine_queue(load) for instance_id, load in loads.items()}
 
     def _with_engine_queue(self, load: InstanceLoad) -> InstanceLoad:
         """Without a queue in the fleet, what waits is what waits in the engine, as its metrics would tell at once."""
@@ -241,13 +252,17 @@ class Simulation:
         self._rebalancer.sweep(now_s)
         self._dispatch_granted(now_s)
 
+    def _grant_overdue(self, now_s: float) -> None:
+        upkeep.grant_overdue(self._ledger, int(now_s * 1000))
+        self._dispatch_granted(now_s)
+
     def _sample(self, now_s: float) -> None:
         accounts = [a for _, a in sorted(self._ledger.accounts.items()) if a.spec.state is InstanceState.READY]
         self._samples.append(
             LoadSample(
                 now_s,
                 tuple(account.pending_tokens for account in accounts),
-                held_requests=sum(len(account.queue) for account in accounts),
+                held_requests=sum(account.held_requests for account in accounts),
                 running_requests=sum(len(account.running) for account in accounts),
             )
         )

@@ -416,7 +416,8 @@ class Twins(RuleBasedStateMachine):
     @invariant()
     def sums_are_the_sums_of_the_requests(self) -> None:
         for account in self.memory.ledger.accounts.values():
-            assert account.sums() == (account.pending_tokens, account.dispatched_tokens, account.context_tokens)
+            kept = account.pending_tokens, account.dispatched_tokens, account.late_tokens, account.context_tokens
+            assert account.sums() == kept
             assert not (len(account.queue) and account.has_room()), "room is never left unused"
 
 
