@@ -99,7 +99,8 @@ class Exchange:
         self._splitter: EventSplitter | None = None
         self._held: list[tuple[bytes, list[bytes]]] = []
         self._held_bytes = 0
-        self._receive: Callable[[bytes, list[bytes]], None] = self._hold_event
+        # A plain function, not a bound method: that would be a cycle, and every exchange work for the collector.
+        self._receive: Callable[[Exchange, bytes, list[bytes]], None] = Exchange._hold_event
         self._reframe: Callable[[list[bytes]], bytes] | None = None
         """Body bytes in the client's framing, when it is not the instance's; None: spliced as they come."""
         self._last_wire = b""
@@ -113,18 +114,18 @@ class Exchange:
         if head.status in _RETRIED_STATUS or head.status >= 500:
             self._failing_status = True
             self._last_progress_s = asyncio.get_running_loop().time()
-            self._receive = self._hold_error
-        elif (head.get(b"content-type") or b"").startswith(b"text/event-stream"):
+            self._receive = Exchange._hold_error
+        elif head.index.get(b"content-type", b"").startswith(b"text/event-stream"):
             self._event_stream = True
             self._splitter = EventSplitter(MAX_HELD_BYTES)
-            self._receive = self._hold_event
+            self._receive = Exchange._hold_event
         else:
-            self._receive = self._begin_plain
+            self._receive = Exchange._begin_plain
 
     def body_received(self, wire: bytes, pieces: list[bytes], complete: bool) -> None:
         self._progressed = True
         if wire:
-            self._receive(wire, pieces)
+            self._receive(self, wire, pieces)
         if complete and not self.done.done():
             self._complete()
 
@@ -153,13 +154,13 @@ class Exchange:
                 self._fail_by_event(failure, events[0])
                 return
             self._commit()
-            self._receive = self._watch
+            self._receive = Exchange._watch
             self._look_for_output(events)
 
     def _begin_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         self._hold(wire, pieces)
         self._commit()
-        self._receive = self._pass
+        self._receive = Exchange._pass
 
     def _watch(self, wire: bytes, pieces: list[bytes]) -> None:
         """A stream whose first token has not come."""
@@ -194,7 +195,7 @@ class Exchange:
             self._first_token()
 
     def _first_token(self) -> None:
-        self._receive = self._pass
+        self._receive = Exchange._pass
         self._splitter = None
         self._on_first_token()
 
@@ -219,7 +220,7 @@ class Exchange:
     def _framing_fields(self, head: AnswerHead) -> list[Header]:
         """The framing towards the client: the instance's own, unless one of the two cannot have it."""
         if head.framing is Framing.LENGTH:
-            return [(b"content-length", head.get(b"content-length") or b"0")]
+            return [(b"content-length", head.index.get(b"content-length", b"0"))]
         if head.framing is Framing.EMPTY:
             return []
         if self._downstream.http_10:

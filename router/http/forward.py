@@ -25,10 +25,11 @@ _log = logging.getLogger(__name__)
 
 async def serve_inference(request: Request, downstream: Downstream, plane: DataPlane) -> None:
     """Answer an inference request, by an instance's answer or by an error. Raises only ``CancelledError``."""
+    sent_id = request.get(b"x-request-id")
     request_id = mint_request_id()
     try:
-        sent_id = request.get(b"x-request-id")
-        request_id = read_request_id(sent_id.decode("latin-1") if sent_id is not None else None)
+        if sent_id is not None:
+            request_id = read_request_id(sent_id.decode("latin-1"))
         ask = read_ask(request, request_id)
         deadline_s = asyncio.get_running_loop().time() + plane.settings.total_timeout_s
         flight = await plane.lifecycle.place(ask)

@@ -32,6 +32,8 @@ HOP_FIELDS: Final = frozenset(
 # Beside the hop fields: written anew for the instance, or meaningless there. Answers must come uncompressed,
 # for the data plane reads the first token and the usage out of them.
 _NOT_SENT_UP: Final = HOP_FIELDS | {b"host", b"content-length", b"expect", b"x-request-id", b"accept-encoding"}
+_USUAL_CONNECTIONS: Final = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
+_NO_TOKENS: Final[frozenset[bytes]] = frozenset()
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _NOT_PASSED_DOWN: Final = HOP_FIELDS | {
     b"content-length",
@@ -71,9 +73,9 @@ def connection_tokens(fields: Iterable[Header]) -> frozenset[bytes]:
     """Names that ``Connection`` declares to be of this hop only; almost always empty."""
     tokens: set[bytes] = set()
     for name, value in fields:
-        if name == b"connection":
+        if name == b"connection" and value not in _USUAL_CONNECTIONS:
             tokens.update(token.strip().lower() for token in value.split(b","))
-    return frozenset(tokens - {b"close", b"keep-alive", b""})
+    return frozenset(tokens - {b"close", b"keep-alive", b""}) if tokens else _NO_TOKENS
 
 
 def fields_for_instance(fields: list[Header], *, keep_credentials: bool) -> bytes:
@@ -88,7 +90,8 @@ def fields_for_instance(fields: list[Header], *, keep_credentials: bool) -> byte
 def fields_for_client(fields: list[Header]) -> list[Header]:
     """The instance's fields that go to the client; framing and fleet fields are added by the caller."""
     tokens = connection_tokens(fields)
-    return [field for field in fields if field[0] not in _NOT_PASSED_DOWN and field[0] not in tokens]
+    dropped = _NOT_PASSED_DOWN | tokens if tokens else _NOT_PASSED_DOWN
+    return [field for field in fields if field[0] not in dropped]
 
 
 def error_answer(error: RouterError, *, close: bool, bodiless: bool = False, fields: Iterable[Header] = ()) -> bytes:

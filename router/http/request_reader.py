@@ -38,9 +38,19 @@ class Request:
 
     def get(self, name: bytes) -> bytes | None:
         """The first field of this (lower-case) name."""
+        return self._by_name().get(name)
+
+    def count(self, name: bytes) -> int:
+        """How often a (lower-case) name occurs."""
+        index = self._by_name()
+        if name not in index or len(index) == len(self.fields):
+            return int(name in index)
+        return sum(1 for other, _ in self.fields if other == name)
+
+    def _by_name(self) -> dict[bytes, bytes]:
         if self._index is None:
             self._index = dict(reversed(self.fields))
-        return self._index.get(name)
+        return self._index
 
 
 Judge = Callable[[Request], int]
@@ -236,7 +246,7 @@ class RequestReader:
                 self._refuse(InvalidRequestError("HTTP/1.0 knows no transfer-encoding; send a content-length"))
             if coding.strip().lower() != b"chunked":
                 self._refuse(InvalidRequestError("the only transfer-encoding understood is: chunked"))
-        hosts = sum(1 for name, _ in request.fields if name == b"host")
+        hosts = request.count(b"host")
         if hosts > 1 or (hosts == 0 and not request.http_10):
             self._refuse(InvalidRequestError("an HTTP/1.1 request needs exactly one host header"))
 

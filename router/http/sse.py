@@ -114,10 +114,13 @@ NO_ENDING: Final = Ending()
 def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
     """Find usage and failure in the last ``pieces`` of a body; costs nothing per piece, a search at the end."""
     tail = b"".join(pieces)[-_TAIL_BYTES:]
-    prompt = _PROMPT_TOKENS.findall(tail)
-    cached = _CACHED_TOKENS.findall(tail)
+    usage = tail.rfind(b'"usage"')
     failed = streamed and (_ERROR_EVENT.search(tail) is not None or _ABORTED.search(tail) is not None)
-    return Ending(int(prompt[-1]) if prompt else None, int(cached[-1]) if cached else None, failed)
+    if usage < 0:
+        return Ending(failed=failed) if failed else NO_ENDING
+    prompt = _PROMPT_TOKENS.search(tail, usage)
+    cached = _CACHED_TOKENS.search(tail, usage)
+    return Ending(int(prompt[1]) if prompt else None, int(cached[1]) if cached else None, failed)
 
 
 def error_event(body: Mapping[str, Any]) -> bytes:

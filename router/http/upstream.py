@@ -33,9 +33,8 @@ class AnswerHead:
     fields: list[Header]
     framing: Framing
 
-    def get(self, name: bytes) -> bytes | None:
-        """The first field of this (lower-case) name."""
-        return next((value for key, value in self.fields if key == name), None)
+    index: dict[bytes, bytes]
+    """The fields by (lower-case) name."""
 
 
 class AnswerSink(Protocol):
@@ -203,16 +202,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._fields = []
             return
         self._keep_alive = self._parser.should_keep_alive()
-        self._head = AnswerHead(status, self._fields, self._framing(status))
+        index = dict(self._fields)
+        self._head = AnswerHead(status, self._fields, _framing(status, index), index)
         self.between_chunks = True
-
-    def _framing(self, status: int) -> Framing:
-        if status in (204, 304):
-            return Framing.EMPTY
-        names = {name for name, _ in self._fields}
-        if b"transfer-encoding" in names:
-            return Framing.CHUNKED
-        return Framing.LENGTH if b"content-length" in names else Framing.UNTIL_CLOSE
 
     def on_chunk_header(self) -> None:
         self.between_chunks = False
@@ -225,3 +217,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._complete = self._head is not None  # not the end of an informational answer
+
+
+def _framing(status: int, index: dict[bytes, bytes]) -> Framing:
+    if status in (204, 304):
+        return Framing.EMPTY
+    if b"transfer-encoding" in index:
+        return Framing.CHUNKED
+    return Framing.LENGTH if b"content-length" in index else Framing.UNTIL_CLOSE

@@ -1,0 +1,399 @@
+"""What one router replica costs: CPU per request and per streamed chunk, added latency, memory.
+
+The router process is pinned to the last core; mock instance, load and store share the others. CPU is that of the
+router process (all threads), read from the kernel around each load.
+
+full    the product: scheduling on an embedded Valkey
+plane   the data plane alone, over a life cycle that places without looking
+relay   copies bytes and knows no HTTP: the floor of this machine at this hour, to compare the others with
+
+    python benchmarks/router_overhead.py [--modes full,plane,relay] [--repetitions 3] [--requests 3000] [--profile DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import json
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+import orjson
+import uvicorn
+import uvloop
+
+from router.ask import Ask, InstanceFailure, Outcome
+from router.errors import UpstreamError
+from router.http import build_data_plane, http_protocol
+from router.serve import serve
+from router.settings import RouterSettings
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.settings import SchedulingSettings
+from statestore.base import FinishFacts
+from statestore.connect import open_store
+from statestore.settings import PoolSettings, StoreSettings
+
+CONNECTIONS = 16
+BURST_CHUNKS = 1000
+PACED_STREAMS = 20
+PACED_CHUNKS = 100
+PACE_S = 0.01
+TOKEN = (
+    b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1,"model":"m",'
+    b'"choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}]}\n\n'
+)
+ANSWER = orjson.dumps(
+    {
+        "id": "chatcmpl-0",
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "word " * 50}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 600, "completion_tokens": 50, "total_tokens": 650},
+    }
+)
+
+
+# the mock instance -----------------------------------------------------------------------------------------------
+class MockInstance(asyncio.Protocol):
+    """Answers at once; ``x-mock: CHUNKS,PACE_MS`` makes it stream."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._buffer = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            head = self._buffer[:end].lower()
+            total = end + 4 + int(_field(head, b"content-length") or 0)
+            if len(self._buffer) < total:
+                return
+            self._buffer = self._buffer[total:]
+            self._answer(_field(head, b"x-mock"))
+
+    def _answer(self, mock: bytes | None) -> None:
+        if mock is None:
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
+            self._transport.write(head + ANSWER)
+            return
+        chunks, pace_ms = map(int, mock.split(b","))
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        self._transport.write(head)
+        self._tick(chunks, pace_ms / 1000)
+
+    def _tick(self, left: int, pace_s: float) -> None:
+        if left == 0:
+            self._end()
+            return
+        self._transport.write(_chunk(TOKEN))
+        # Without a pace: a turn of the event loop, and so a packet, per chunk.
+        asyncio.get_running_loop().call_later(pace_s, self._tick, left - 1, pace_s)
+
+    def _end(self) -> None:
+        self._transport.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _field(head: bytes, name: bytes) -> bytes | None:
+    start = head.find(b"\r\n" + name + b": ")
+    if start < 0:
+        return None
+    start += len(name) + 4
+    end = head.find(b"\r\n", start)
+    return head[start : end if end >= 0 else None]
+
+
+# the load --------------------------------------------------------------------------------------------------------
+def request(prompt_bytes: int, seed: int, mock: str | None = None) -> bytes:
+    """A chat request whose system prompt it shares with one in eight others."""
+    rng = random.Random(seed)
+    system = random.Random(seed % 8).randbytes(prompt_bytes // 4).hex()
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": rng.randbytes(max(8, prompt_bytes // 4 - 60)).hex()},
+    ]
+    body = orjson.dumps({"model": "default", "messages": messages, "stream": mock is not None, "max_tokens": 64})
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n" + (f"x-mock: {mock}\r\n" if mock else "")
+    return head.encode() + b"\r\n" + body
+
+
+class Client:
+    """One keep-alive connection; answers are told whole by their last bytes, which are known."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def ask(self, wire: bytes) -> float:
+        """Seconds to the whole answer."""
+        start_s = time.perf_counter()
+        self._writer.write(wire)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 "), head + await self._reader.read(400)
+        length = _field(head.lower(), b"content-length")
+        if length is not None:
+            await self._reader.readexactly(int(length))
+        else:
+            await self._reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        return time.perf_counter() - start_s
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def connect(port: int, count: int) -> list[Client]:
+    limit = 64 << 20
+    return [Client(*await asyncio.open_connection("127.0.0.1", port, limit=limit)) for _ in range(count)]
+
+
+async def closed_loop(port: int, wires: list[bytes], connections: int) -> None:
+    """Every connection asks its next question when it has its answer."""
+    waiting = iter(wires)
+
+    async def work(client: Client) -> None:
+        for wire in waiting:
+            await client.ask(wire)
+        client.close()
+
+    await asyncio.gather(*[work(client) for client in await connect(port, connections)])
+
+
+async def open_loop(port: int, wires: list[bytes], rate_per_s: float) -> list[float]:
+    """Latencies in seconds at a steady rate."""
+    clients = await connect(port, 4)
+    latencies_s = []
+    for n, wire in enumerate(wires):
+        start_s = time.perf_counter()
+        latencies_s.append(await clients[n % 4].ask(wire))
+        await asyncio.sleep(max(0.0, 1 / rate_per_s - (time.perf_counter() - start_s)))
+    for client in clients:
+        client.close()
+    return sorted(latencies_s)
+
+
+# the router process ----------------------------------------------------------------------------------------------
+class BlindFlight:
+    """Placed without looking: the least a life cycle can cost."""
+
+    def __init__(self, ask: Ask, url: str) -> None:
+        self.request_id, self.model = ask.request_id, ask.model
+        self.instance_id, self.instance_url = "instance-0", url
+        self.expected_cached_tokens, self.attempts = 0, 1
+
+    def first_token(self) -> None: ...
+
+    async def reroute(self, failure: InstanceFailure) -> None:
+        raise UpstreamError(str(failure))
+
+    def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None: ...
+
+
+class BlindLifecycle:
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def place(self, ask: Ask) -> BlindFlight:
+        return BlindFlight(ask, self._url)
+
+
+async def serve_plane(instance_url: str, on_ready: Callable[[int, int | None], None]) -> None:
+    plane = build_data_plane(RouterSettings(), BlindLifecycle(instance_url))  # type: ignore[arg-type]
+    config = uvicorn.Config(lambda *_: None, http=http_protocol(plane), lifespan="off", log_config=None)  # type: ignore[arg-type]
+    listener = socket.create_server(("127.0.0.1", 0))
+    on_ready(listener.getsockname()[1], None)  # what connects before it is served waits in the backlog
+    await uvicorn.Server(config).serve(sockets=[listener])
+
+
+class RelayUpstream(asyncio.Protocol):
+    def __init__(self, client: asyncio.Transport) -> None:
+        self._client = client
+
+    def data_received(self, data: bytes) -> None:
+        self._client.write(data)
+
+
+class Relay(asyncio.Protocol):
+    """A connection to the instance per connection of a client, and bytes copied: what the kernel and the event loop
+    cost on this machine, at this hour. No product can be below it in Python."""
+
+    def __init__(self, instance_url: str) -> None:
+        parts = urlsplit(instance_url)
+        self._address = parts.hostname, parts.port
+        self._upstream: asyncio.Transport | None = None
+        self._early: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connecting = asyncio.ensure_future(self._connect(cast(asyncio.Transport, transport)))
+
+    async def _connect(self, client: asyncio.Transport) -> None:
+        loop = asyncio.get_running_loop()
+        upstream, _ = await loop.create_connection(lambda: RelayUpstream(client), *self._address)
+        upstream.writelines(self._early)
+        self._upstream = upstream
+
+    def data_received(self, data: bytes) -> None:
+        if self._upstream is None:
+            self._early.append(data)
+        else:
+            self._upstream.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._upstream is not None:
+            self._upstream.close()
+
+
+async def serve_relay(instance_url: str, on_ready: Callable[[int, int | None], None]) -> None:
+    server = await asyncio.get_running_loop().create_server(lambda: Relay(instance_url), "127.0.0.1", 0)
+    on_ready(server.sockets[0].getsockname()[1], None)
+    await server.serve_forever()
+
+
+def run_router(
+    mode: str, core: int, instance_url: str, store_url: str, ready: Connection, profile: Path | None
+) -> None:
+    """The child process: one replica on its core, until SIGTERM."""
+    logging.basicConfig(level=logging.ERROR)
+    os.sched_setaffinity(0, {core})
+
+    def on_ready(port: int, ops_port: int | None) -> None:
+        ready.send(port)
+
+    async def run() -> None:
+        if mode == "relay":
+            await serve_relay(instance_url, on_ready)
+        elif mode == "plane":
+            await serve_plane(instance_url, on_ready)
+        else:
+            settings = RouterSettings(port=0, settle_s=0.0)
+            await serve(
+                settings, SchedulingSettings(), StoreSettings(url=store_url), [PoolSettings()], on_ready=on_ready
+            )
+
+    if profile is None:
+        uvloop.run(run())
+        return
+    profiler = cProfile.Profile()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # uvicorn raises the signal again when it has stopped
+    try:
+        profiler.runcall(uvloop.run, run())
+    finally:
+        profiler.dump_stats(profile / f"router_{mode}.prof")
+
+
+@dataclass
+class Router:
+    process: multiprocessing.process.BaseProcess
+    port: int
+
+    def cpu_s(self) -> float:
+        """CPU time of all threads."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+
+    def rss_mb(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+
+    async def cpu_of(self, load: Awaitable[None]) -> float:
+        before_s = self.cpu_s()
+        await load
+        await asyncio.sleep(0.1)  # what it still owes to the store belongs to the load
+        return self.cpu_s() - before_s
+
+
+def start_router(mode: str, core: int, instance_url: str, store_url: str, profile: Path | None) -> Router:
+    context = multiprocessing.get_context("spawn")
+    parent, child = context.Pipe()
+    process = context.Process(target=run_router, args=(mode, core, instance_url, store_url, child, profile))
+    process.start()
+    if not parent.poll(30):
+        raise TimeoutError("the router did not start")
+    return Router(process, parent.recv())
+
+
+# the measurement -------------------------------------------------------------------------------------------------
+async def measure_once(router: Router, requests: int, seed: int) -> dict[str, float]:
+    figures = {}
+    for name, size in (("2 KB", 2048), ("32 KB", 32768)):
+        wires = [request(size, seed + n) for n in range(requests)]
+        cpu_s = await router.cpu_of(closed_loop(router.port, wires, CONNECTIONS))
+        figures[f"us/request {name}"] = cpu_s / requests * 1e6
+    wires = [request(2048, seed + n, f"{BURST_CHUNKS},0") for n in range(40)]
+    cpu_s = await router.cpu_of(closed_loop(router.port, wires, 4))
+    figures["us/chunk burst"] = cpu_s / (len(wires) * BURST_CHUNKS) * 1e6
+    wires = [request(2048, seed + n, f"{PACED_CHUNKS},{PACE_S * 1000:.0f}") for n in range(PACED_STREAMS)]
+    cpu_s = await router.cpu_of(closed_loop(router.port, wires, PACED_STREAMS))
+    figures["us/chunk paced"] = cpu_s / (PACED_STREAMS * PACED_CHUNKS) * 1e6
+    return figures
+
+
+async def added_latency_ms(router: Router, mock_port: int, requests: int) -> dict[str, float]:
+    wires = [request(2048, n) for n in range(requests)]
+    direct_s = await open_loop(mock_port, wires, 20.0)
+    through_s = await open_loop(router.port, wires, 20.0)
+    ranks = {"added ms P50": requests // 2, "added ms P99": int(requests * 0.99)}
+    return {name: (through_s[rank] - direct_s[rank]) * 1000 for name, rank in ranks.items()}
+
+
+async def measure(mode: str, core: int, options: argparse.Namespace) -> dict[str, object]:
+    mock = await asyncio.get_running_loop().create_server(MockInstance, "127.0.0.1", 0)
+    mock_port = mock.sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{mock_port}"
+    store_url = f"embedded://{Path(tempfile.mkdtemp(prefix='dualmap-')) / 'valkey.sock'}"
+    store = await open_store(StoreSettings(url=store_url), scheduling=SchedulingSettings())
+    try:
+        for number in range(options.instances):
+            spec = InstanceSpec(f"instance-{number}", url, state=InstanceState.READY, prefill_tokens_per_s=1e7)
+            await store.pool("default").put_instance(spec)
+        router = await asyncio.to_thread(start_router, mode, core, url, store_url, options.profile)
+        try:
+            rss_mb = router.rss_mb()
+            await measure_once(router, 200, seed=10**6)
+            runs = [await measure_once(router, options.requests, n * 10**7) for n in range(options.repetitions)]
+            medians = {name: round(statistics.median(run[name] for run in runs), 1) for name in runs[0]}
+            latency = await added_latency_ms(router, mock_port, options.latency_requests)
+            rounded = {name: round(value, 2) for name, value in latency.items()}
+            return {"mode": mode, **medians, **rounded, "RSS MB": f"{rss_mb:.0f} -> {router.rss_mb():.0f}"}
+        finally:
+            router.process.terminate()
+            await asyncio.to_thread(router.process.join, 20)
+    finally:
+        await store.close()
+        mock.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", default="full,plane,relay")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=3000, help="of each size and repetition")
+    parser.add_argument("--latency-requests", type=int, default=200)
+    parser.add_argument("--instances", type=int, default=8, help="all of them the one mock")
+    parser.add_argument("--profile", type=Path, help="write cProfile files here (and measure slower figures)")
+    options = parser.parse_args()
+    cores = os.sched_getaffinity(0)
+    core = max(cores)
+    os.sched_setaffinity(0, cores - {core} or cores)
+    for mode in options.modes.split(","):
+        print(json.dumps(uvloop.run(measure(mode, core, options))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
