@@ -33,7 +33,7 @@ class RedisStore:
         Raises:
             StoreConfigurationError: the URL cannot be understood.
         """
-        self._settings = settings
+        self.settings = settings
         self._scheduling = scheduling
         self._test_clock = test_clock
         self._resolver: Resolver = resolver_of(settings.url, settings.connect_timeout_s)
@@ -83,7 +83,7 @@ class RedisStore:
         return pool
 
     def _new_pool(self, name: str) -> RedisPool:
-        keys = PoolKeys(self._settings.prefix, name)
+        keys = PoolKeys(self.settings.prefix, name)
         connection = self._main
         if not self._resolver.one_server:
             connection = self._connection(keys)
@@ -92,8 +92,8 @@ class RedisStore:
         subscriber = GrantSubscriber(
             keys,
             lambda: self._resolver.endpoint(keys),
-            connect_timeout_s=self._settings.connect_timeout_s,
-            command_timeout_s=self._settings.command_timeout_s,
+            connect_timeout_s=self.settings.connect_timeout_s,
+            command_timeout_s=self.settings.command_timeout_s,
             on_grant=placed.granted,
         )
         return RedisPool(
@@ -109,8 +109,8 @@ class RedisStore:
     def _connection(self, keys: PoolKeys) -> Connection:
         return Connection(
             lambda: self._resolver.endpoint(keys),
-            connect_timeout_s=self._settings.connect_timeout_s,
-            command_timeout_s=self._settings.command_timeout_s,
+            connect_timeout_s=self.settings.connect_timeout_s,
+            command_timeout_s=self.settings.command_timeout_s,
         )
 
 

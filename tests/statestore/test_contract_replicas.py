@@ -1,0 +1,136 @@
+"""The store contract: replicas that live, die, come back and adopt; on every backend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from statestore.base import Lease, PoolStore, RequestState
+from tests.statestore.samples import CHAIN, HandClock, instance, reservation
+
+
+async def leader(pool: PoolStore) -> Lease:
+    lease = await pool.acquire_lease("worker", 600_000)
+    assert lease is not None
+    return lease
+
+
+async def test_a_heartbeat_says_whether_the_replica_was_known(pool: PoolStore, clock: HandClock) -> None:
+    first = await pool.heartbeat("one", 1000, {"address": "10.0.0.1:8000"})
+    clock.advance(999)
+    second = await pool.heartbeat("one", 1000, {"address": "10.0.0.1:8000"})
+    clock.advance(1000)
+    too_late = await pool.heartbeat("one", 1000, {})
+
+    assert (first, second, too_late) == (False, True, False)
+    replica = (await pool.snapshot()).replicas[0]
+    assert (replica.replica_id, replica.expires_ms, dict(replica.info)) == ("one", clock.now_ms + 1000, {})
+
+
+async def test_an_expired_replica_is_reaped_with_everything_it_had(pool: PoolStore, clock: HandClock) -> None:
+    lease = await leader(pool)
+    await pool.heartbeat("one", 1000, {})
+    await pool.heartbeat("two", 60_000, {})
+    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    await pool.reserve(reservation("prefilled", replica_id="one"))
+    await pool.first_token("prefilled", "a", CHAIN)
+    await pool.reserve(reservation("dispatched", replica_id="one"))
+    await pool.reserve(reservation("held", replica_id="one"))
+    await pool.reserve(reservation("survivor", replica_id="two"))
+    clock.advance(1000)
+
+    expired = await pool.expired_replicas()
+    reaped = await pool.reap("one", fence=lease.fence)
+
+    view = await pool.snapshot()
+    assert list(expired) == ["one"]
+    assert reaped == 3
+    assert [(request.request_id, request.state) for request in view.requests] == [("survivor", RequestState.DISPATCHED)]
+    assert view.loads["a"].pending_tokens == 400
+    assert [replica.replica_id for replica in view.replicas] == ["two"]
+    assert list(await pool.expired_replicas()) == []
+
+
+async def test_a_replica_that_is_alive_is_not_reaped(pool: PoolStore) -> None:
+    lease = await leader(pool)
+    await pool.heartbeat("one", 1000, {})
+    await pool.put_instance(instance("a"))
+    await pool.reserve(reservation("r"))
+
+    assert await pool.reap("one", fence=lease.fence) == 0
+    assert len((await pool.snapshot()).requests) == 1
+
+
+async def test_a_replica_that_only_reserves_is_reaped_after_its_first_lease(pool: PoolStore, clock: HandClock) -> None:
+    await pool.put_instance(instance("a"))
+    await pool.reserve(reservation("r", replica_id="silent"))
+    at_once = list(await pool.expired_replicas())
+
+    clock.advance(10_000)
+
+    assert (at_once, list(await pool.expired_replicas())) == ([], ["silent"])
+
+
+async def test_a_retired_replica_is_gone_from_view_and_its_leftovers_are_reaped(pool: PoolStore) -> None:
+    lease = await leader(pool)
+    await pool.heartbeat("one", 60_000, {})
+    await pool.put_instance(instance("a"))
+    await pool.reserve(reservation("r"))
+
+    await pool.retire("one")
+
+    assert (await pool.snapshot()).replicas == ()
+    assert list(await pool.expired_replicas()) == ["one"]
+    assert await pool.reap("one", fence=lease.fence) == 1
+    assert await pool.heartbeat("one", 60_000, {}) is False
+
+
+async def test_adopted_requests_are_entered_as_they_were_and_known_ones_stay(store: object) -> None:
+    lived, lost = store.pool("lived"), store.pool("lost")  # type: ignore[attr-defined]
+    for pool in (lived, lost):
+        await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    await lived.reserve(reservation("prefilled"))
+    await lived.first_token("prefilled", "a", CHAIN)
+    await lived.reserve(reservation("dispatched"))
+    await lived.reserve(reservation("held", alternative_id="b", alternative_uncached_tokens=9))
+    before = await lived.snapshot()
+
+    adopted = await lost.adopt(before.requests)
+    again = await lost.adopt(before.requests)
+
+    after = await lost.snapshot()
+    assert (adopted, again) == (3, 0)
+    assert after.requests == before.requests
+    for figure in ("pending_tokens", "dispatched_tokens", "context_tokens", "running_requests", "queued_requests"):
+        assert getattr(after.loads["a"], figure) == getattr(before.loads["a"], figure)
+
+
+async def test_requests_after_an_adoption_come_behind_the_adopted_ones(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    await pool.reserve(reservation("old"))
+    (record,) = (await pool.snapshot()).requests
+    await pool.adopt([replace(record, request_id="adopted", sequence=500)])
+
+    await pool.reserve(reservation("new"))
+
+    sequences = {request.request_id: request.sequence for request in (await pool.snapshot()).requests}
+    assert sequences == {"old": 1, "adopted": 500, "new": 501}
+
+
+async def test_a_request_of_an_unknown_instance_is_not_adopted(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    await pool.reserve(reservation("r"))
+    (record,) = (await pool.snapshot()).requests
+
+    assert await pool.adopt([replace(record, request_id="lost", instance_id="nobody")]) == 0
+
+
+async def test_an_adopted_requests_first_token_tells_its_instance_holds_the_chain(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    await pool.put_instance(instance("b"))
+    await pool.reserve(reservation("r", "a"))
+    (record,) = (await pool.snapshot()).requests
+    await pool.adopt([replace(record, request_id="adopted", instance_id="b")])
+
+    await pool.first_token("adopted", "b", CHAIN)
+
+    assert (await pool.observe(["b"], CHAIN)).loads["b"].hit_blocks == 4
