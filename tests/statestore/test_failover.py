@@ -1,0 +1,237 @@
+"""A replica without its store: it goes on, and when the store is back they agree."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from scheduling.instance import InstanceState
+from statestore.base import Grant, PoolStore, RequestState, ReserveStatus
+from statestore.embedded import EmbeddedValkey
+from statestore.errors import StoreUnavailableError
+from statestore.failover import FailoverPool, FailoverStore
+from statestore.redis import RedisStore
+from statestore.settings import StoreSettings
+from tests.statestore.samples import CHAIN, SCHEDULING, instance, reservation
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedValkey]:
+    """A server of the test's own, to be killed and started again on its port."""
+    with EmbeddedValkey() as running:
+        yield running
+
+
+@pytest.fixture
+async def shared(server: EmbeddedValkey) -> AsyncIterator[PoolStore]:
+    """The store's own truth, past any fallback."""
+    store = RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING)
+    await store.open()
+    yield store.pool("default")
+    await store.close()
+
+
+@pytest.fixture
+async def replica(server: EmbeddedValkey, shared: PoolStore) -> AsyncIterator[FailoverPool]:
+    """A replica's pool with two ready instances, connected and told of them."""
+    for instance_id in ("a", "b"):
+        await shared.put_instance(instance(instance_id, dispatch_window_tokens=400))
+    primary = RedisStore(
+        StoreSettings(url=server.url, connect_timeout_s=0.5, command_timeout_s=0.4), scheduling=SCHEDULING
+    )
+    await primary.open()
+    store = FailoverStore(primary, SCHEDULING)
+    pool = store.pool("default")
+    await pool.membership()
+    yield pool
+    await store.close()
+
+
+async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    """Poll to a deadline."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def stop(server: EmbeddedValkey) -> int:
+    """Stop it; the port to start it on again."""
+    port = int(server.url.rpartition(":")[2].partition("/")[0])
+    server.stop()
+    return port
+
+
+def start_again(port: int) -> EmbeddedValkey:
+    server = EmbeddedValkey(port=port)
+    server.start()
+    return server
+
+
+async def test_while_the_store_answers_it_decides(replica: FailoverPool, shared: PoolStore) -> None:
+    outcome = await replica.reserve(reservation("r"))
+
+    assert (outcome.status, replica.degraded) == (ReserveStatus.DISPATCHED, False)
+    assert "r" in await shared.held_states(["r"])
+
+
+async def test_without_the_store_a_replica_goes_on_from_its_last_view(
+    replica: FailoverPool, server: EmbeddedValkey
+) -> None:
+    await replica.reserve(reservation("before"))
+    known = await replica.membership()
+    stop(server)
+
+    seen = await replica.observe(["a", "b"], CHAIN)
+    held = await replica.reserve(reservation("during", "a"))
+    sent = await replica.reserve(reservation("other", "b"))
+
+    assert replica.degraded
+    assert (seen.epoch, seen.loads["a"].pending_tokens, seen.loads["b"].pending_tokens) == (known.epoch, 400, 0)
+    assert (held.status, sent.status) == (ReserveStatus.HELD, ReserveStatus.DISPATCHED)
+    assert await replica.membership() == known
+
+
+async def test_without_the_store_held_requests_are_granted_by_the_replicas_own_ledger(
+    replica: FailoverPool, server: EmbeddedValkey
+) -> None:
+    grants = replica.grants("one")
+    await replica.reserve(reservation("sent"))
+    await replica.reserve(reservation("held"))
+    stop(server)
+
+    await replica.first_token("sent", "a", CHAIN)
+
+    assert await asyncio.wait_for(anext(grants), 5) == Grant("held", "a", 1)
+    assert (await replica.held_states(["held"]))["held"].state is RequestState.DISPATCHED
+
+
+async def test_without_the_store_heartbeats_and_operators_are_told(
+    replica: FailoverPool, server: EmbeddedValkey
+) -> None:
+    stop(server)
+
+    with pytest.raises(StoreUnavailableError):
+        await replica.heartbeat("one", 1000, {})
+    with pytest.raises(StoreUnavailableError):
+        await replica.put_instance(instance("c"))
+    assert replica.degraded
+
+
+async def test_a_replica_that_never_saw_its_members_cannot_go_on(server: EmbeddedValkey) -> None:
+    store = FailoverStore(RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING), SCHEDULING)
+    stop(server)
+
+    with pytest.raises(StoreUnavailableError):
+        await store.pool("default").observe(["a"], CHAIN)
+    await store.close()
+
+
+async def test_a_store_that_comes_back_empty_is_filled_again(replica: FailoverPool, server: EmbeddedValkey) -> None:
+    await replica.set_instance_state("b", InstanceState.DRAINING)
+    known = await replica.membership()
+    await replica.reserve(reservation("prefilled"))
+    await replica.first_token("prefilled", "a", CHAIN)
+    await replica.reserve(reservation("over"))
+    port = stop(server)
+    await replica.reserve(reservation("during"))
+    await replica.finish("over")
+
+    again = start_again(port)
+    try:
+        await until(lambda: not replica.degraded)
+        view = await replica.snapshot()
+    finally:
+        again.stop()
+
+    assert view.instances == known.instances
+    assert {request.request_id: request.state for request in view.requests} == {
+        "prefilled": RequestState.PREFILLED,
+        "during": RequestState.DISPATCHED,
+    }
+    assert (view.loads["a"].pending_tokens, view.loads["a"].running_requests) == (400, 2)
+
+
+async def test_a_store_that_was_emptied_unnoticed_is_filled_again_at_the_next_call(
+    replica: FailoverPool, server: EmbeddedValkey
+) -> None:
+    await replica.reserve(reservation("r"))
+    again = start_again(stop(server))
+    try:
+        await asyncio.sleep(0.1)  # the lost connection is noticed; nothing was in flight
+        seen = await replica.observe(["a", "b"], CHAIN)
+        await until(lambda: not replica.degraded)
+        view = await replica.snapshot()
+    finally:
+        again.stop()
+
+    assert list(seen.loads) == ["a", "b"], "the call was served from the last view"
+    assert [request.request_id for request in view.requests] == ["r"]
+    assert set(view.instances) == {"a", "b"}
+
+
+async def test_after_a_partition_the_store_believes_the_replica_about_its_own_requests(
+    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+) -> None:
+    for request_id in ("over", "moves", "prefills"):
+        await replica.reserve(reservation(request_id, alternative_id="b", alternative_uncached_tokens=400))
+    await shared.reserve(reservation("others", "b", replica_id="two"))
+    await freeze(server, replica)
+
+    # The replica lives on while the fleet believes that its held request moved.
+    await replica.finish("over")
+    await replica.first_token("moves", "a", CHAIN)
+    lease = await shared.acquire_lease("worker", 60_000)
+    assert lease is not None
+    await shared.migrate("moves", "a", "b", reason="benefit", fence=lease.fence)
+    await until(lambda: not replica.degraded)
+
+    view = await shared.snapshot()
+    mine = {request.request_id: (request.instance_id, request.state) for request in view.requests}
+    assert mine == {
+        "others": ("b", RequestState.DISPATCHED),
+        "moves": ("a", RequestState.PREFILLED),
+        "prefills": ("a", RequestState.DISPATCHED),
+    }
+    assert (view.loads["a"].pending_tokens, view.loads["b"].pending_tokens) == (400, 400)
+
+
+async def freeze(server: EmbeddedValkey, replica: FailoverPool) -> None:
+    """Keep the server from answering until the replica has given it up, then let it answer again."""
+
+    os.kill(server.server_pid, signal.SIGSTOP)
+    try:
+        await replica.observe(["a"], CHAIN)
+    finally:
+        os.kill(server.server_pid, signal.SIGCONT)
+    assert replica.degraded
+
+
+async def test_calls_during_the_hand_over_wait_for_it_and_nothing_is_lost(
+    replica: FailoverPool, server: EmbeddedValkey
+) -> None:
+    for instance_id in ("a", "b"):
+        await replica.put_instance(instance(instance_id, max_queued_requests=10_000))
+    await replica.membership()
+    for number in range(50):
+        await replica.reserve(reservation(f"before{number}"))
+    port = stop(server)
+    await replica.observe(["a"], CHAIN)
+    again = start_again(port)
+    try:
+        number = 0
+        while replica.degraded:
+            await replica.reserve(reservation(f"during{number}", "b"))
+            await replica.finish(f"before{number}")
+            number += 1
+            await asyncio.sleep(0.001)
+        view = await replica.snapshot()
+    finally:
+        again.stop()
+
+    assert number > 0
+    expected = {f"during{index}" for index in range(number)} | {f"before{index}" for index in range(number, 50)}
+    assert {request.request_id for request in view.requests} == expected
