@@ -28,6 +28,7 @@ from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.base import FinishFacts
 from statestore.connect import open_store
+from statestore.failover import FailoverStore
 from statestore.settings import PoolSettings, StoreSettings
 
 BATCH = 100
@@ -87,7 +88,8 @@ async def place_one_by_one(runtime: Runtime, requests: Sequence[Ask]) -> dict[st
 async def measure(instances: int, requests: int, prompt_bytes: int, policy: str) -> dict[str, float]:
     scheduling = SchedulingSettings.model_validate({"policy": policy})
     socket_path = Path(tempfile.mkdtemp(prefix="dualmap-")) / "valkey.sock"
-    store = await open_store(StoreSettings(url=f"embedded://{socket_path}"), scheduling=scheduling)
+    shared = await open_store(StoreSettings(url=f"embedded://{socket_path}"), scheduling=scheduling)
+    store = FailoverStore(shared, scheduling)
     try:
         pool = store.pool("default")
         for number in range(instances):

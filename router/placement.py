@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from router.context import ReplicaContext
 from router.errors import QueueFullError, RouterError, UnavailableError
@@ -107,7 +107,7 @@ class StorePlacer:
                 seen = await measured(observe, pool.store.observe(candidates, flight.chain))
                 pool.view.note(seen)
                 pool.loads.update(seen.loads)
-                decision = pool.policy.choose(replace(query, sequence=seen.sequence), seen.loads)
+                decision = pool.policy.choose(_query(flight, query.excluded, seen.sequence), seen.loads)
             except NoInstanceError:
                 await self._widen(pool, search)
                 continue
@@ -121,17 +121,12 @@ class StorePlacer:
             NoInstanceError: nobody is left to ask.
         """
         pool, view = flight.pool, flight.pool.view.view
-        query = RouteQuery(
-            flight.chain,
-            flight.slo_s,
-            expected_output_tokens=flight.prompt.expected_output_tokens,
-            excluded=frozenset(search.full | search.gone | flight.failed),
-        )
+        query = _query(flight, frozenset(search.full | search.gone | flight.failed))
         candidates = pool.policy.candidates(query, view)
         blocked = pool.breakers.blocked(self._context.clock.monotonic_s())
         # Only the blocked ones in the way are excluded: a policy reads from them how far a request has strayed.
         while blocked and not search.ignore_breakers and not blocked.isdisjoint(candidates):
-            query = replace(query, excluded=query.excluded | blocked.intersection(candidates))
+            query = _query(flight, query.excluded | blocked.intersection(candidates))
             candidates = pool.policy.candidates(query, view)
         return query, candidates
 
@@ -198,6 +193,10 @@ class StorePlacer:
             )
         pool.metrics.hold_s.observe(flight.held_s)
         flight.dispatched(instance_id, spec.url, tokens_ahead=tokens_ahead)
+
+
+def _query(flight: ScheduledFlight, excluded: frozenset[str], sequence: int = 0) -> RouteQuery:
+    return RouteQuery(flight.chain, flight.slo_s, sequence, flight.prompt.expected_output_tokens, excluded)
 
 
 def _nowhere(pool: ServedPool, search: _Search) -> RouterError:

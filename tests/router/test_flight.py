@@ -1,0 +1,93 @@
+"""What a flight tells a store that forgot it, and how its timers end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from router.ask import FailureKind, InstanceFailure, Outcome
+from statestore.base import RequestState
+
+LONG = "word " * 1000
+
+
+async def test_a_flight_describes_itself_as_it_is(start_runtime: Any, clock: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    flight = await runtime.lifecycle.place(tools.ask(LONG, slo_s=2.0))
+    other = "b" if flight.instance_id == "a" else "a"
+    await clock.advance(1.5)
+
+    dispatched = flight.record(now_ms=50_000)
+    flight.first_token()
+    prefilled = flight.record(now_ms=50_000)
+    flight.finish(Outcome.COMPLETED)
+
+    assert (dispatched.state, dispatched.instance_id, dispatched.alternative_id) == (
+        RequestState.DISPATCHED,
+        flight.instance_id,
+        other,
+    )
+    assert (dispatched.enqueued_ms, dispatched.slo_ms, dispatched.uncached_tokens) == (48_500, 2000, 1250)
+    assert prefilled.state is RequestState.PREFILLED
+    assert flight.record(now_ms=50_000) is None
+
+
+async def test_a_migrated_flight_describes_where_it_is_now(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    filling = [await runtime.lifecycle.place(tools.ask(f"{number} {LONG}")) for number in range(2)]
+    placing = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG, request_id="moved")))
+    await tools.settle()
+    pool = store.pool("default")
+    record = (await pool.held_states(["moved"]))["moved"]
+    lease = await pool.acquire_lease("leader", 60_000)
+    await pool.migrate("moved", record.instance_id, record.alternative_id, reason="test", fence=lease.fence)
+    for flight in filling:
+        flight.finish(Outcome.COMPLETED)
+    moved = await asyncio.wait_for(placing, 5)
+
+    told = moved.record(now_ms=1)
+    known = (await pool.held_states(["moved"]))["moved"]
+
+    assert (told.instance_id, told.alternative_id) == (known.instance_id, known.alternative_id)
+    assert told.uncached_tokens == known.uncached_tokens
+    moved.finish(Outcome.COMPLETED)
+
+
+async def test_the_timer_of_a_failed_try_does_not_release_the_next_one(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    flight = await runtime.lifecycle.place(tools.ask(LONG, stream=False))  # done after 1.25 s
+    await clock.advance(1.0)
+    await flight.reroute(InstanceFailure(FailureKind.CLOSED))
+
+    async def pending_tokens() -> int:
+        tokens: int = (await store.pool("default").snapshot()).loads[flight.instance_id].pending_tokens
+        return tokens
+
+    await clock.advance(0.5)
+    assert await pending_tokens() == 1250
+    await clock.advance(0.8)
+    assert await pending_tokens() == 0
+    flight.finish(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_no_timer_outlives_its_flight(start_runtime: Any, clock: Any, tools: Any, stream: bool) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    flight = await runtime.lifecycle.place(tools.ask(LONG, stream=stream))
+    flight.finish(Outcome.COMPLETED)
+    await tools.settle()
+    before = runtime.context.metrics.registry.get_sample_value(
+        "dualmap_store_call_seconds_count", {"call": "first_token"}
+    )
+
+    await clock.advance(10.0)
+
+    assert before == 0.0
+    assert (
+        runtime.context.metrics.registry.get_sample_value("dualmap_store_call_seconds_count", {"call": "first_token"})
+        == 0.0
+    )
