@@ -88,6 +88,7 @@ async def start_worker(tmp_path: Path) -> AsyncIterator[StartWorker]:
         if worker.process.returncode is None:
             worker.process.kill()
             await worker.process.wait()
+        print(f"{worker.worker_id} ended with {worker.process.returncode}:\n{worker.log.read_text()}")
 
 
 @pytest.fixture
