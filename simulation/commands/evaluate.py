@@ -1,0 +1,70 @@
+"""``dualmap evaluate``: every experiment of the paper, one HTML report and its JSON."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from scheduling.settings import SchedulingSettings
+from simulation.commands.options import add_output_arguments, exit_code, policies_of, write_whole
+from simulation.evaluate.plan import FULL, QUICK, Plan
+from simulation.evaluate.report import render_html, render_json, rules_of
+from simulation.evaluate.run import evaluate
+from simulation.evaluate.work import Worker
+from simulation.generators import DEFAULT_SEED
+from simulation.plots import require_matplotlib
+from simulation.settings import EngineSettings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="fewer requests, rates and trials: minutes, not an hour")
+    parser.add_argument("--conversation", default="conversation", help="Conversation trace: file or generator")
+    parser.add_argument("--toolagent", default="toolagent", help="Tool&Agent trace: file or generator")
+    parser.add_argument("--policy", default="all", metavar="P[,P…]", help="policies in the comparisons")
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of generated traces")
+    parser.add_argument("--out", type=Path, default=Path("evaluation"), metavar="DIR", help="report.html, results.json")
+    add_output_arguments(parser)
+
+
+def run(arguments: argparse.Namespace, scheduling: SchedulingSettings, engine: EngineSettings) -> int:
+    """The paper's settings are fixed: neither ``scheduling`` nor ``engine`` changes them."""
+    return exit_code("evaluate", lambda: _run(arguments))
+
+
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    chosen = policies_of(arguments.policy)
+    return replace(
+        QUICK if arguments.quick else FULL,
+        conversation=arguments.conversation,
+        toolagent=arguments.toolagent,
+        policies=tuple(dict.fromkeys(("dualmap", *chosen))),
+        seed=arguments.seed,
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    require_matplotlib()
+    plan = plan_of(arguments)
+    plan.workloads()  # a broken trace is reported before anything long runs
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=arguments.quiet) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def on_step(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=total)
+            progress.update(tasks[name], completed=done)
+
+        sections = evaluate(plan, Worker(arguments.workers, on_step))
+    write_whole(arguments.out / "results.json", render_json(plan, sections))
+    write_whole(arguments.out / "report.html", render_html(plan, sections, rules_of(plan)))
+    console = Console()
+    for section in sections:
+        for finding in section.findings:
+            console.print(f"[bold]{section.title}[/bold]: {finding}", highlight=False, soft_wrap=True)
+    console.print(f"Report: {arguments.out / 'report.html'}, figures: {arguments.out / 'results.json'}", soft_wrap=True)
+    return 0

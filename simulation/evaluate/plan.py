@@ -1,0 +1,122 @@
+"""How much an evaluation runs: sizes, rates, policies. Everything else follows from the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from scheduling.settings import DynamoSettings, PolicyName, SchedulingSettings
+from simulation.bounds import sustainable_rate
+from simulation.commands.options import POLICIES
+from simulation.engine_types import EngineConfig
+from simulation.presets import find_preset
+from simulation.scenario import Scenario
+from simulation.sources import TraceSource
+
+PAPER_INSTANCES = 8
+PAPER_SLO_S = 5.0
+PAPER_CAPS = {"qwen2.5-7b-910b4": 20_480, "qwen2.5-14b-910b3": 10_240}
+ABLATIONS: tuple[PolicyName, ...] = (
+    "dualmap-cache-affinity",
+    "dualmap-least-loaded",
+    "dualmap-min-ttft",
+    "dualmap-no-rebalance",
+    "dualmap",
+)
+CONTENDERS: tuple[PolicyName, ...] = ("dualmap", "min-ttft", "preble", "dynamo", "sglang", "llm-d")
+"""DualMap and the policies of other projects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A trace on a kind of instance."""
+
+    name: str
+    label: str
+    source: TraceSource
+    engine: EngineConfig
+    skip_requests: int
+    reference_rate_per_s: float
+    """The sustainable rate of PAPER_INSTANCES instances: rates are given as parts of it."""
+
+    def rate(self, load_factor: float, instances: int = PAPER_INSTANCES) -> float:
+        return load_factor * self.reference_rate_per_s * instances / PAPER_INSTANCES
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One evaluation."""
+
+    name: str
+    conversation: str = "conversation"
+    """File or generator."""
+    toolagent: str = "toolagent"
+    conversation_requests: int = 4000
+    toolagent_requests: int = 8000
+    skip_requests: int = 500
+    policies: tuple[PolicyName, ...] = POLICIES
+    load_factors: tuple[float, ...] = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.15, 1.3)
+    goodput_tolerance: float = 0.015
+    scalability: tuple[int, ...] = (8, 16, 24, 32)
+    requests_per_instance: int = 1000
+    scaling_requests: int = 6000
+    balance_requests: int = 20_000
+    balance_trials: int = 20
+    overhead_sizes: tuple[int, ...] = (8, 16, 32, 64)
+    overhead_repetitions: int = 3000
+    seed: int = 1
+
+    def workloads(self) -> tuple[Workload, ...]:
+        """Both traces on both presets, as in the paper."""
+        return tuple(self.workload(trace, preset) for trace in ("conversation", "toolagent") for preset in PAPER_CAPS)
+
+    def workload(self, trace: str, preset: str, requests: int | None = None) -> Workload:
+        """``trace`` is 'conversation' or 'toolagent'; raises TraceError when its file is broken."""
+        source_text = self.conversation if trace == "conversation" else self.toolagent
+        default = self.conversation_requests if trace == "conversation" else self.toolagent_requests
+        source = TraceSource(source_text, requests or default, PAPER_CAPS[preset], seed=self.seed)
+        engine, size = find_preset(preset).engine, preset.split("-")[1]
+        loaded = source.load()
+        skip = min(self.skip_requests, len(loaded.requests) // 4)
+        title = "Conversation" if trace == "conversation" else "Tool&Agent"
+        return Workload(
+            name=f"{trace}-{size}",
+            label=f"{title}, {size.upper()}",
+            source=source,
+            engine=engine,
+            skip_requests=skip,
+            reference_rate_per_s=sustainable_rate(loaded, engine, PAPER_INSTANCES, skip=skip),
+        )
+
+
+FULL = Plan("full")
+QUICK = replace(
+    FULL,
+    name="quick",
+    conversation_requests=2000,
+    toolagent_requests=3000,
+    skip_requests=300,
+    load_factors=(0.6, 0.75, 0.85, 1.0),
+    goodput_tolerance=0.03,
+    scalability=(8, 16, 32),
+    requests_per_instance=250,
+    scaling_requests=2400,
+    balance_requests=5000,
+    balance_trials=5,
+    overhead_sizes=(8, 32),
+    overhead_repetitions=1000,
+)
+
+
+def scheduling_for(policy: PolicyName) -> SchedulingSettings:
+    """Settings that show the policy at its best; the paper's own for DualMap.
+
+    Dynamo's project uses a prefill scale of 32 in its own replay instead of the default 1, and it is better here too.
+    """
+    return SchedulingSettings(policy=policy, slo_ttft_s=PAPER_SLO_S, dynamo=DynamoSettings(prefill_scale=32))
+
+
+def scenario_for(policy: PolicyName, workload: Workload, instances: int = PAPER_INSTANCES) -> Scenario:
+    return Scenario(
+        scheduling_for(policy), workload.engine, instances=instances, skip_requests=workload.skip_requests,
+        labels={"workload": workload.name},
+    )  # fmt: skip

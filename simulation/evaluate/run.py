@@ -1,0 +1,35 @@
+"""The evaluation from its plan to its sections."""
+
+from __future__ import annotations
+
+from simulation.evaluate.balance import balance_section
+from simulation.evaluate.overhead import overhead_section
+from simulation.evaluate.plan import Plan
+from simulation.evaluate.prefixes import key_length_section, shared_prefix_section
+from simulation.evaluate.rates import (
+    ablation_section,
+    capacity_section,
+    goodput_section,
+    pareto_section,
+    run_rates,
+)
+from simulation.evaluate.scaling import elasticity_section, scalability_section
+from simulation.evaluate.section import Section
+from simulation.evaluate.work import Worker
+
+
+def evaluate(plan: Plan, worker: Worker) -> list[Section]:
+    """Every experiment of the plan. Raises SimulationError before anything long runs if a trace is broken."""
+    measured = run_rates(plan, worker)
+    return [
+        capacity_section(measured),
+        goodput_section(measured),
+        pareto_section(plan, measured),
+        ablation_section(measured),
+        elasticity_section(plan, worker),
+        scalability_section(plan, worker),
+        key_length_section(plan, worker),
+        shared_prefix_section(plan),
+        balance_section(plan, worker),
+        overhead_section(plan),
+    ]
