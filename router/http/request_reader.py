@@ -98,16 +98,22 @@ class RequestReader:
         self._complete = []
         if self.reading and not self._head_done:
             self._fed_in_head += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._read_without_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError as error:
-            self._stop_after(error)
+        while data:
+            data = self._parse(data)
         # A field that never ends grows inside the parser, unseen by on_header: count what was fed.
         if self._fed_in_head > self._max_header_bytes and not self._head_done and not self.stopped:
             self._stop(HeadersTooLargeError(f"the request head is over {self._max_header_bytes} bytes"))
         return self._complete
+
+    def _parse(self, data: bytes) -> bytes:
+        """Feed the parser; returns what must be fed again."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._stop_after(error)
+        return b""
 
     def _stop(self, refusal: RouterError | None) -> None:
         self.stopped = True
@@ -124,27 +130,22 @@ class RequestReader:
         self._stop(refusal)
         raise _StopError
 
-    def _read_without_upgrade(self, rest: bytes) -> None:
-        """No upgrade is offered (RFC 9110 section 7.8: ignore it): read the same request as plain HTTP/1.1.
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """No upgrade is offered (RFC 9110 section 7.8: ignore it): the same request as plain HTTP/1.1.
 
         The parser cannot be told so and skips the body, hence a second one that never sees the field.
         """
         request, self._request, self._upgrading = self._request, None, False
         if request is None:  # CONNECT: refused, and what follows belongs to no request
             self.stopped = True
-            return
+            return b""
         query = b"?" + request.query if request.query else b""
         lines = [b"%b %b%b HTTP/1.1\r\n" % (request.method.encode(), request.path.encode("latin-1"), query)]
         lines += [b"%b: %b\r\n" % item for item in request.fields if item[0] not in (b"upgrade", b"connection")]
         if not request.keep_alive:
             lines.append(b"connection: close\r\n")
         self._parser = httptools.HttpRequestParser(self)
-        try:
-            self._parser.feed_data(b"".join([*lines, b"\r\n", rest]))
-        except httptools.HttpParserUpgrade:  # a second, pipelined upgrade: not worth another round
-            self.stopped = True
-        except httptools.HttpParserError as error:
-            self._stop_after(error)
+        return b"".join([*lines, b"\r\n", rest])
 
     # callbacks of the parser ---------------------------------------------------------------------------------
     def on_message_begin(self) -> None:

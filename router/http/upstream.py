@@ -220,8 +220,12 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 def _framing(status: int, index: dict[bytes, bytes]) -> Framing:
+    """How the body ends. Raises ValueError when the client could not be told the same."""
     if status in (204, 304):
         return Framing.EMPTY
-    if b"transfer-encoding" in index:
+    coding = index.get(b"transfer-encoding")
+    if coding is not None:
+        if coding.strip().lower() != b"chunked":
+            raise ValueError("a transfer-encoding beside chunked")  # the parser would read until the end
         return Framing.CHUNKED
     return Framing.LENGTH if b"content-length" in index else Framing.UNTIL_CLOSE

@@ -250,6 +250,10 @@ async def smuggled_head(talk):
     await talk.send(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\nabc")
 
 
+async def unknown_coding(talk):
+    await talk.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n")
+
+
 async def empty_stream(talk):
     await talk.begin_stream()
     await talk.send(b"0\r\n\r\n")
@@ -275,6 +279,7 @@ async def unavailable_and_stuck(talk):
         (not_http, FailureKind.PROTOCOL),
         (endless_head, FailureKind.PROTOCOL),
         (smuggled_head, FailureKind.PROTOCOL),
+        (unknown_coding, FailureKind.PROTOCOL),
         (empty_stream, FailureKind.PROTOCOL),
     ],
 )
