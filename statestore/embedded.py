@@ -8,6 +8,7 @@ pipe that only the owner holds open.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ from statestore.errors import StoreConfigurationError, StoreUnavailableError
 _HOST = "127.0.0.1"
 _PORT_ATTEMPTS = 3
 _POLL_S = 0.01
+_PROCESS_ID = re.compile(rb"process_id:(\d+)\r")
 # Runs the server ("$@") until it ends, or until standard input does: then it is asked to end, and its folder goes.
 _GUARD = """
 folder=$1; shift
@@ -93,7 +95,7 @@ class EmbeddedValkey:
             StoreConfigurationError: there is no server for this platform.
             StoreUnavailableError: it did not come up; says what it logged last.
         """
-        if self._process is not None or (self._unix_socket is not None and self._answers()):
+        if self._process is not None or (self._unix_socket is not None and self._answering_pid()):
             return
         binary = server_binary()
         attempts = 1 if self._wanted_port or self._unix_socket else _PORT_ATTEMPTS
@@ -136,21 +138,29 @@ class EmbeddedValkey:
         while time.monotonic() < deadline_s:
             if self._process is None or self._process.poll() is not None:
                 return False
-            if self._answers():
-                return True
+            # By its process id: a stranger on the same port may answer while ours finds the port taken.
+            if pid := self._answering_pid():
+                return pid == self.server_pid
             time.sleep(_POLL_S)
         return False
 
-    def _answers(self) -> bool:
+    def _answering_pid(self) -> int:
+        """Process id of the server that answers at the address; 0 if none does."""
         unix = self._unix_socket is not None
         with socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as probe:
             probe.settimeout(1.0)
             try:
                 probe.connect(str(self._unix_socket) if unix else (_HOST, self._port))
-                probe.sendall(b"PING\r\n")
-                return probe.recv(16).startswith(b"+PONG")
+                probe.sendall(b"INFO server\r\n")
+                facts = b""
+                while (found := _PROCESS_ID.search(facts)) is None:
+                    more = probe.recv(4096)
+                    if not more:
+                        return 0
+                    facts += more
+                return int(found[1])
             except OSError:
-                return False
+                return 0
 
     def _last_log_lines(self) -> str:
         log = self._folder / "valkey.log" if self._folder is not None else None

@@ -12,7 +12,9 @@ from typing import Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from statestore.endpoint import Endpoint
@@ -115,7 +117,10 @@ class ViaSentinel:
         self._timeout_s = timeout_s
 
     async def endpoint(self, keys: PoolKeys) -> Endpoint:
-        sentinel = Sentinel(self._sentinels, socket_timeout=self._timeout_s, socket_connect_timeout=self._timeout_s)  # type: ignore[no-untyped-call]
+        # Each is asked once and briefly, so that a dead one leaves time to ask the others.
+        each_s = self._timeout_s / (len(self._sentinels) + 1)
+        options = {"socket_timeout": each_s, "socket_connect_timeout": each_s, "retry": Retry(NoBackoff(), 0)}
+        sentinel = Sentinel(self._sentinels, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
         try:
             host, port = await sentinel.discover_master(self._master)
         except (RedisError, OSError) as error:
@@ -137,13 +142,15 @@ class ViaCluster:
         self._timeout_s = timeout_s
 
     async def endpoint(self, keys: PoolKeys) -> Endpoint:
+        each_s = self._timeout_s / (len(self._nodes) + 1)
         cluster = RedisCluster(
             startup_nodes=[ClusterNode(host, port) for host, port in self._nodes],
             username=self._base.username,
             password=self._base.password,
             ssl=self._base.tls is not None,
-            socket_timeout=self._timeout_s,
-            socket_connect_timeout=self._timeout_s,
+            socket_timeout=each_s,
+            socket_connect_timeout=each_s,
+            retry=Retry(NoBackoff(), 0),
         )
         try:
             await cluster.initialize()
