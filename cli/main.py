@@ -47,6 +47,7 @@ COMMANDS = {
     "explain": Command("say why a request went where it went", "cli.explain"),
     "replay": Command("send a trace through a live endpoint", "cli.replay"),
     "simulate": Command("run a trace through a simulated fleet in virtual time", "cli.simulate"),
+    "evaluate": Command("run the paper's whole evaluation and write a report", "cli.evaluate"),
     "settings": Command("print the settings in effect, or their reference", "cli.reference"),
 }
 

@@ -50,7 +50,8 @@ def rules_of(plan: Plan) -> list[str]:
         "policies send every request at once, as their own projects do, and see the engines' queues without delay.",
         "Other policies run with their projects' parameters; Dynamo with the prefill scale 32 of its own replay, which "
         "is better here than its default 1.",
-        "DualMap is the paper's: queue order first come, first served.",
+        "dualmap is the paper's: queue order first come, first served. dualmap-wide is not the paper's: it looks past "
+        "the pair and orders its queues by deadline.",
     ]
 
 
