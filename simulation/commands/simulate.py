@@ -83,7 +83,7 @@ def _rates(
             for result in map_jobs(run_job, jobs, arguments.workers):
                 results.append(result)
                 progress.advance(task)
-    console.print(results_table(results))
+    console.print(results_table(results, console.width))
     if arguments.json is not None:
         write_whole(arguments.json, orjson.dumps(results, default=asdict, option=_JSON).decode())
     if arguments.plots is not None:

@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
 from simulation.goodput import Goodput
 from simulation.results import RunResult
 
-COLUMNS = ("policy", "rate/s", "on time", "TTFT P50 s", "P90", "P99", "E2E P50 s", "P90", "P99", "TPOT ms", "hit")
-MORE_COLUMNS = ("of bound", "CV", "migrated", "preempted", "refused", "TTFT error")
+WIDE_TERMINAL = 150
+"""Characters from which on every column is shown."""
+
+Show = Callable[[RunResult], str]
+
+COLUMNS: dict[str, Show] = {
+    "policy": lambda r: r.policy,
+    "rate/s": lambda r: f"{r.rate_per_s:.2f}",
+    "on time": lambda r: f"{r.effective_capacity:.1%}",
+    "TTFT P50 s": lambda r: f"{r.ttft_s.p50:.2f}",
+    "P90": lambda r: f"{r.ttft_s.p90:.2f}",
+    "P99": lambda r: f"{r.ttft_s.p99:.2f}",
+    "hit": lambda r: f"{r.hit_rate:.1%}",
+    "CV": lambda r: f"{r.load_cv:.2f}",
+}
+MORE_COLUMNS: dict[str, Show] = {
+    "of bound": lambda r: f"{r.hit_share_of_bound:.0%}",
+    "E2E P50 s": lambda r: f"{r.e2e_s.p50:.1f}",
+    "E2E P90": lambda r: f"{r.e2e_s.p90:.1f}",
+    "E2E P99": lambda r: f"{r.e2e_s.p99:.1f}",
+    "TPOT ms": lambda r: f"{r.tpot_s.mean * 1000:.0f}",
+    "migrated": lambda r: str(r.migrations),
+    "preempted": lambda r: str(r.preemptions),
+    "refused": lambda r: str(r.refused),
+    "TTFT error": lambda r: f"{r.ttft_error_p50:.0%}",
+}
 
 
-def results_table(results: Sequence[RunResult]) -> Table:
-    """One row a run."""
+def results_table(results: Sequence[RunResult], width: int = WIDE_TERMINAL) -> Table:
+    """One row a run; a narrow terminal gets the columns that matter most (the JSON has all)."""
+    columns = COLUMNS | MORE_COLUMNS if width >= WIDE_TERMINAL else COLUMNS
     table = Table(box=None, header_style="bold")
-    for index, column in enumerate(COLUMNS + MORE_COLUMNS):
+    for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)
     for result in results:
-        table.add_row(*_row(result))
+        table.add_row(*(show(result) for show in columns.values()))
     return table
-
-
-def _row(result: RunResult) -> list[str]:
-    ttft, e2e = result.ttft_s, result.e2e_s
-    return [
-        result.policy,
-        f"{result.rate_per_s:.2f}",
-        f"{result.effective_capacity:.1%}",
-        *(f"{value:.2f}" for value in (ttft.p50, ttft.p90, ttft.p99)),
-        *(f"{value:.1f}" for value in (e2e.p50, e2e.p90, e2e.p99)),
-        f"{result.tpot_s.mean * 1000:.0f}",
-        f"{result.hit_rate:.1%}",
-        f"{result.hit_share_of_bound:.0%}",
-        f"{result.load_cv:.2f}",
-        str(result.migrations),
-        str(result.preemptions),
-        str(result.refused),
-        f"{result.ttft_error_p50:.0%}",
-    ]
 
 
 def goodput_table(found: Sequence[tuple[str, Goodput]], bound_per_s: float) -> Table:
