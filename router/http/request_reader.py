@@ -96,13 +96,14 @@ class RequestReader:
     def feed(self, data: bytes) -> list[Request]:
         """Read on; returns the requests completed by ``data`` (which may be several, or none)."""
         self._complete = []
-        if self.reading and not self._head_done:
-            self._fed_in_head += len(data)
-        while data:
-            data = self._parse(data)
+        left = data
+        while left:
+            left = self._parse(left)
         # A field that never ends grows inside the parser, unseen by on_header: count what was fed.
-        if self._fed_in_head > self._max_header_bytes and not self._head_done and not self.stopped:
-            self._stop(HeadersTooLargeError(f"the request head is over {self._max_header_bytes} bytes"))
+        if self.reading and not self._head_done and not self._complete and not self.stopped:
+            self._fed_in_head += len(data)
+            if self._fed_in_head > self._max_header_bytes:
+                self._stop(HeadersTooLargeError(f"the request head is over {self._max_header_bytes} bytes"))
         return self._complete
 
     def _parse(self, data: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -195,7 +196,7 @@ async def start_instance() -> AsyncIterator[Callable[[Script], Awaitable[Instanc
     """Start a scripted instance on a free port."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(script: Script) -> Instance:
+        async def start(script: Script, *, tls: ssl.SSLContext | None = None) -> Instance:
             instance = Instance(script)
             tasks: set[asyncio.Task[None]] = set()
 
@@ -210,9 +211,9 @@ async def start_instance() -> AsyncIterator[Callable[[Script], Awaitable[Instanc
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-            server = await asyncio.start_server(accept, "127.0.0.1", 0)
+            server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
             stack.push_async_callback(stop)
-            instance.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            instance.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             return instance
 
         yield start
@@ -235,8 +236,8 @@ class Router:
     port: int
     clients: list[Client] = field(default_factory=list)
 
-    async def connect(self) -> Client:
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def connect(self, *, tls: ssl.SSLContext | None = None) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, ssl=tls))
         self.clients.append(client)
         return client
 
@@ -247,7 +248,12 @@ async def start_router() -> AsyncIterator[Callable[..., Awaitable[Router]]]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(
-            lifecycle: FakeLifecycle, *, app: Any = tiny_app, draining: Any = lambda: False, **settings: Any
+            lifecycle: FakeLifecycle,
+            *,
+            app: Any = tiny_app,
+            draining: Any = lambda: False,
+            tls: Any = None,
+            **settings: Any,
         ) -> Router:
             plane = build_data_plane(RouterSettings(**settings), lifecycle, draining=draining)
             config = uvicorn.Config(app, http=http_protocol(plane), lifespan="off", proxy_headers=False)  # type: ignore[arg-type]
@@ -257,6 +263,7 @@ async def start_router() -> AsyncIterator[Callable[..., Awaitable[Router]]]:
                 lambda: config.http_protocol_class(config=config, server_state=state, app_state={}),  # type: ignore[call-arg]
                 "127.0.0.1",
                 0,
+                ssl=tls,
             )
 
             router = Router(plane, state, server.sockets[0].getsockname()[1])
