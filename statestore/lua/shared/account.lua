@@ -32,15 +32,20 @@ local function read_account(first, instance_id)
   }
 end
 
+-- All digits of a number that may be broken, in one notation on every server.
+local function exact(number)
+  return string.format('%.17g', number)
+end
+
 local function write_account(account)
   redis.call('HSET', account.key,
     'pending_tokens', account.pending_tokens,
     'dispatched_tokens', account.dispatched_tokens,
     'context_tokens', account.context_tokens,
-    'window_tokens', account.window_tokens,
+    'window_tokens', exact(account.window_tokens),
     'window_ms', account.window_ms,
-    'rate_tokens', account.rate_tokens,
-    'rate_busy_s', account.rate_busy_s,
+    'rate_tokens', exact(account.rate_tokens),
+    'rate_busy_s', exact(account.rate_busy_s),
     'last_prefill_ms', account.last_prefill_ms,
     'work_since_ms', account.work_since_ms,
     'kv_stamp', account.kv_stamp)

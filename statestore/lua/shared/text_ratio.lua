@@ -18,7 +18,7 @@ local function learn_text_ratio(meta_key, prior, prompt_bytes, prompt_tokens)
   end
   local learned = bytes / tokens
   if math.abs(learned - published) > TOLERANCE * published then
-    redis.call('HSET', meta_key, 'bytes_per_token', math.max(learned, 0.001))
+    redis.call('HSET', meta_key, 'bytes_per_token', string.format('%.17g', math.max(learned, 0.001)))
     redis.call('HINCRBY', meta_key, 'epoch', 1)
   end
 end
