@@ -129,9 +129,15 @@ class ClientConnection(asyncio.Protocol):
             self._since_s = self._loop.time()
         for request in requests:
             self._waiting.append(request)
-        if len(self._waiting) > MAX_PIPELINED_REQUESTS:
+        if len(self._waiting) > 1 and self._sent_too_far_ahead():
             reader.stopped = True
         self._next()
+
+    def _sent_too_far_ahead(self) -> bool:
+        waiting = self._waiting
+        if len(waiting) > MAX_PIPELINED_REQUESTS:
+            return True
+        return sum(len(request.body) for request in waiting) > self._plane.settings.max_body_bytes
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -236,6 +242,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def _close(self) -> None:
+        if not self._closing:
+            self._since_s = self._loop.time()
         self._closing = True
         self._transport.close()
 
@@ -311,7 +319,7 @@ class ClientConnection(asyncio.Protocol):
         if self._lingering:
             if waited_s > LINGER_S:
                 self._transport.abort()
-        elif not self._writable:
+        elif self._closing or not self._writable:  # a last answer that is not read keeps its connection, too
             if waited_s > settings.chunk_timeout_s:
                 self.abort()
         elif self._task is not None:

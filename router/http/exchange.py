@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from router.ask import FailureKind, InstanceFailure
 from router.errors import UpstreamError, UpstreamTimeoutError, error_body
+from router.http.attempt import ExchangeResult, ExchangeTimes, HeldAnswer, failure_in, is_retried
 from router.http.downstream import Downstream
 from router.http.heads import Header, fields_for_client, response_head
 from router.http.sse import (
-    NO_ENDING,
-    Ending,
     EventSplitter,
     error_event,
     event_data,
     event_object,
-    is_error,
     read_ending,
     starts_output,
 )
@@ -36,40 +33,6 @@ MAX_HELD_BYTES: Final = 256 << 10
 
 ERROR_BODY_S: Final = 2.0
 """An error answer that is worth another try is not waited for longer than this."""
-
-_RETRIED_STATUS: Final = frozenset({408, 429})
-
-
-@dataclass(frozen=True, slots=True)
-class HeldAnswer:
-    """An instance's own error answer, kept in case no other instance takes the request."""
-
-    status: int
-    fields: list[Header]
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeResult:
-    """How the try ended. Without ``failure`` the answer went to the client whole."""
-
-    status: int = 0
-    ending: Ending = NO_ENDING
-    failure: InstanceFailure | None = None
-    """Before the downstream is committed: the next instance may try. After: the answer was broken off."""
-    held_answer: HeldAnswer | None = None
-    overdue: bool = False
-    """The time for the whole request is over: no other try."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeTimes:
-    """Deadlines of one try; the loop's clock."""
-
-    first_byte_s: float
-    chunk_s: float
-    deadline_s: float
-    """Absolute: when the whole request is over."""
 
 
 class Exchange:
@@ -111,7 +74,7 @@ class Exchange:
     def head_received(self, head: AnswerHead) -> None:
         self._head = head
         self._progressed = True
-        if head.status in _RETRIED_STATUS or head.status >= 500:
+        if is_retried(head.status):
             self._failing_status = True
             self._last_progress_s = asyncio.get_running_loop().time()
             self._receive = Exchange._hold_error
@@ -149,7 +112,7 @@ class Exchange:
         if events is None:
             self._fail(InstanceFailure(FailureKind.PROTOCOL, f"the first event is over {MAX_HELD_BYTES} bytes"))
         elif events:
-            failure = _error_in(events[0])
+            failure = failure_in(events[0])
             if failure is not None:
                 self._fail_by_event(failure, events[0])
                 return
@@ -323,19 +286,3 @@ class Exchange:
 def _as_chunk(pieces: list[bytes]) -> bytes:
     body = b"".join(pieces)
     return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-
-
-def _error_in(event: bytes) -> InstanceFailure | None:
-    """The failure that a first event announces; None for an event that should reach the client.
-
-    An error with a 4xx code is the client's own and passes, as a plain 4xx answer does.
-    """
-    value = event_object(event)
-    if value is None or not is_error(value):
-        return None
-    error = value.get("error")
-    code = error.get("code") if isinstance(error, dict) else None
-    status = code if isinstance(code, int) and 400 <= code <= 599 else 500
-    if status < 500 and status not in _RETRIED_STATUS:
-        return None
-    return InstanceFailure(FailureKind.STATUS, event[:200].decode("utf-8", "replace"), status)

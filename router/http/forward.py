@@ -10,8 +10,9 @@ import orjson
 from router.ask import Ask, FailureKind, InstanceFailure, Outcome, mint_request_id, read_request_id
 from router.errors import RouterError, UpstreamTimeoutError, from_exception
 from router.http.admission import read_ask
+from router.http.attempt import ExchangeResult, ExchangeTimes, HeldAnswer
 from router.http.downstream import Downstream
-from router.http.exchange import Exchange, ExchangeResult, ExchangeTimes, HeldAnswer
+from router.http.exchange import Exchange
 from router.http.heads import Header, fields_for_instance, response_head
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
@@ -185,4 +186,8 @@ class _Forwarding:
         ending = result.ending
         if result.failure is not None or ending.prompt_tokens is None:
             return None
-        return FinishFacts(prompt_tokens=ending.prompt_tokens, cached_tokens=ending.cached_tokens)
+        return FinishFacts(
+            prompt_tokens=ending.prompt_tokens,
+            cached_tokens=ending.cached_tokens,
+            output_tokens=ending.output_tokens,
+        )

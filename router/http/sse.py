@@ -14,6 +14,7 @@ import orjson
 
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
+_OUTPUT_TOKENS: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
 _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,12})')
 _TAIL_BYTES: Final = 16 << 10
 
@@ -106,6 +107,8 @@ class Ending:
     """Of those, found in its KV cache; None unless the instance reports it."""
     failed: bool = False
     """The stream ended under status 200, but with an error event or an abort: the engine gave up."""
+    output_tokens: int | None = None
+    """As the instance counted them."""
 
 
 NO_ENDING: Final = Ending()
@@ -120,7 +123,12 @@ def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
         return Ending(failed=failed) if failed else NO_ENDING
     prompt = _PROMPT_TOKENS.search(tail, usage)
     cached = _CACHED_TOKENS.search(tail, usage)
-    return Ending(int(prompt[1]) if prompt else None, int(cached[1]) if cached else None, failed)
+    output = _OUTPUT_TOKENS.search(tail, usage)
+    return Ending(_count(prompt), _count(cached), failed, _count(output))
+
+
+def _count(found: re.Match[bytes] | None) -> int | None:
+    return int(found[1]) if found else None
 
 
 def error_event(body: Mapping[str, Any]) -> bytes:

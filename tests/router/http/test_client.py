@@ -90,6 +90,22 @@ async def test_requests_sent_while_one_is_answered_are_bounded_too(fleet, kit) -
     assert await client.closed()
 
 
+async def test_bodies_sent_ahead_are_bounded(fleet, kit) -> None:
+    gate = asyncio.Event()
+    lifecycle, _, router = await fleet(gate=gate, max_body_bytes=400_000)
+    client = await router.connect()
+    for _ in range(10):  # each is longer than one read of a socket
+        client.request(kit.CHAT, chat("x" * 300_000))
+    await kit.eventually(lambda: any(connection._reader.stopped for connection in router.state.connections))
+    assert len(lifecycle.asks) == 1
+    gate.set()
+    answers = 1
+    while (await client.answer()).headers.get("connection") != "close":
+        answers += 1
+    assert answers < 6
+    assert await client.closed()
+
+
 async def test_connection_close_is_obeyed(fleet, kit) -> None:
     _, _, router = await fleet()
     for path, method, value in ((kit.CHAT, "POST", chat("q")), ("/x", "GET", None), (kit.CHAT, "OPTIONS", None)):
@@ -268,6 +284,19 @@ async def test_an_answer_that_takes_longer_than_a_client_may_idle_is_not_cut(fle
 
 
 # ends ----------------------------------------------------------------------------------------------------------
+async def test_a_last_answer_that_nobody_reads_does_not_keep_its_connection(fleet, kit) -> None:
+    async def huge(talk):
+        await talk.answer("x" * 8_000_000)
+
+    _, _, router = await fleet(huge, buffer_bytes=64 << 20, chunk_timeout_s=0.3)
+    client = await router.connect()
+    client.writer.transport.pause_reading()
+    client.request(kit.CHAT, chat("q"), headers="connection: close\r\n")
+    await kit.eventually(lambda: router.state.total_requests == 1)
+    assert router.state.connections
+    await kit.eventually(lambda: not router.state.connections)
+
+
 async def test_draining_closes_connections_behind_their_answers(fleet, kit) -> None:
     draining = False
     _, _, router = await fleet(draining=lambda: draining)

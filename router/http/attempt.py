@@ -1,0 +1,65 @@
+"""What one try of a request on one instance comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from router.ask import FailureKind, InstanceFailure
+from router.http.heads import Header
+from router.http.sse import NO_ENDING, Ending, event_object, is_error
+
+_RETRIED_STATUS: Final = frozenset({408, 429})
+
+
+def is_retried(status: int) -> bool:
+    """True for a status that another instance may spare the client: 408, 429 and all of 5xx."""
+    return status >= 500 or status in _RETRIED_STATUS
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAnswer:
+    """An instance's own error answer, kept in case no other instance takes the request."""
+
+    status: int
+    fields: list[Header]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeResult:
+    """How the try ended. Without ``failure`` the answer went to the client whole."""
+
+    status: int = 0
+    ending: Ending = NO_ENDING
+    failure: InstanceFailure | None = None
+    """Before the downstream is committed: the next instance may try. After: the answer was broken off."""
+    held_answer: HeldAnswer | None = None
+    overdue: bool = False
+    """The time for the whole request is over: no other try."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeTimes:
+    """Deadlines of one try; the loop's clock."""
+
+    first_byte_s: float
+    chunk_s: float
+    deadline_s: float
+    """Absolute: when the whole request is over."""
+
+
+def failure_in(event: bytes) -> InstanceFailure | None:
+    """The failure that a first event announces; None for an event that should reach the client.
+
+    An error with a 4xx code is the client's own and passes, as a plain 4xx answer does.
+    """
+    value = event_object(event)
+    if value is None or not is_error(value):
+        return None
+    error = value.get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if isinstance(code, int) and 400 <= code <= 599 else 500
+    if not is_retried(status):
+        return None
+    return InstanceFailure(FailureKind.STATUS, event[:200].decode("utf-8", "replace"), status)
