@@ -54,6 +54,9 @@ class SharedCalls:
     ) -> MigrateStatus:
         return await self._primary.migrate(request_id, source_id, target_id, reason=reason, fence=fence)
 
+    async def grant_overdue(self, *, fence: int) -> int:
+        return await self._primary.grant_overdue(fence=fence)
+
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
         return await self._primary.wanted_rebalances(timeout_s)
 

@@ -104,11 +104,12 @@ class FailoverPool(SharedCalls):
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
         return await local.membership()
 
-    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
+    async def observe(self, instance_ids: Sequence[str], chain: Chain, *, horizon: bool = False) -> Observation:
         local = await self._local_pool()
         if local is None:
             try:
-                seen = await self._primary.observe(instance_ids, chain)
+                beyond = {"horizon": True} if horizon else {}
+                seen = await self._primary.observe(instance_ids, chain, **beyond)
             except StoreUnavailableError as error:
                 local = self._degrade(error)
             else:
@@ -117,7 +118,7 @@ class FailoverPool(SharedCalls):
                     self._sequence = max(self._sequence, seen.sequence)
                     return seen
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
-        return await local.observe(instance_ids, chain)
+        return await local.observe(instance_ids, chain, horizon=horizon)
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         local = await self._local_pool()

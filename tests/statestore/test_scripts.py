@@ -1,0 +1,64 @@
+"""The scripts' files: names tell their keys, includes resolve, headers say what a reader needs."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+import redis
+
+from statestore.redis import RedisStore
+from statestore.scripts import load_scripts
+from statestore.settings import StoreSettings
+from tests.statestore.samples import CHAIN, SCHEDULING, instance, reservation
+
+SCRIPTS = load_scripts()
+
+
+def test_every_script_file_is_loaded_under_its_verb_and_noun() -> None:
+    names = {entry.name for entry in (files("statestore") / "lua").iterdir() if entry.name.endswith(".lua")}
+
+    assert len(SCRIPTS) == len(names)
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+)+", name) for name in SCRIPTS)
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_a_script_says_its_keys_arguments_reply_and_clock(name: str) -> None:
+    source = SCRIPTS[name].source
+
+    for heading in ("-- KEYS ", "-- ARGV ", "-- Reply ", "-- Clock "):
+        assert heading in source
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_a_script_uses_no_key_beyond_those_its_name_counts(name: str) -> None:
+    script = SCRIPTS[name]
+    used = [int(index) for index in re.findall(r"KEYS\[(\d+)\]", script.source)]
+    used += [int(first) + 3 for first in re.findall(r"(?<!function )read_account\((\d+)", script.source)]
+
+    if script.key_count is not None:
+        assert max(used) <= script.key_count
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_includes_are_resolved_and_no_script_writes_a_global(name: str) -> None:
+    source = SCRIPTS[name].source
+
+    assert "-- include:" not in source
+    assert not re.findall(r"^function ", source, re.MULTILINE), "functions are local: Redis refuses globals"
+
+
+async def test_scripts_the_server_forgot_are_loaded_again(valkey_url: str) -> None:
+    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING)
+    await store.open()
+    pool = store.pool("default")
+    await pool.put_instance(instance("a"))
+    with redis.Redis.from_url(valkey_url) as client:
+        client.script_flush()
+
+    outcome = await pool.reserve(reservation("r"))
+    released = await pool.first_token("r", "a", CHAIN)
+    await store.close()
+
+    assert (outcome.status, released) == ("dispatched", True)
