@@ -100,6 +100,7 @@ class FailoverPool(SharedCalls):
             else:
                 if self._known is None or not lost_members(found, self._known):
                     self._known = found
+                    self._loads = {name: load for name, load in self._loads.items() if name in found.instances}
                     return found
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
         return await local.membership()
