@@ -46,6 +46,7 @@ COMMANDS = {
     "inspect": Command("look into the shared state", "cli.inspect"),
     "explain": Command("say why a request went where it went", "cli.explain"),
     "replay": Command("send a trace through a live endpoint", "cli.replay"),
+    "record": Command("make one trace of what replicas recorded", "cli.record"),
     "simulate": Command("run a trace through a simulated fleet in virtual time", "cli.simulate"),
     "evaluate": Command("run the paper's whole evaluation and write a report", "cli.evaluate"),
     "settings": Command("print the settings in effect, or their reference", "cli.reference"),

@@ -12,6 +12,7 @@ from router.errors import ReplicaFullError
 from router.explain import DecisionLog
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
+from router.recording import TrafficRecorder
 from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
 from statestore.base import RequestRecord
@@ -83,5 +84,6 @@ class ReplicaContext:
     decisions: DecisionLog
     retries: RetryBudget
     live: LiveRequests
+    recorder: TrafficRecorder | None = field(default=None)
     draining: bool = field(default=False)
     """Set once the replica is told to stop: /ready is off, requests are still served until the port closes."""

@@ -181,12 +181,21 @@ class ScheduledFlight:
         if outcome is Outcome.COMPLETED:
             metrics.prompt_tokens_expected.inc(self.chain.prompt_tokens)
             metrics.hit_tokens_expected.inc(self.expected_cached_tokens)
+            self._record(facts or FinishFacts())
         if facts is not None and facts.prompt_tokens is not None:
             explanation.reported_prompt_tokens = facts.prompt_tokens
             explanation.reported_cached_tokens = facts.cached_tokens
             if facts.cached_tokens is not None:
                 metrics.prompt_tokens_reported.inc(facts.prompt_tokens)
                 metrics.hit_tokens_reported.inc(facts.cached_tokens)
+
+    def _record(self, facts: FinishFacts) -> None:
+        """What the instance did not count is what was expected."""
+        recorder = self._context.recorder
+        if recorder is not None:
+            prompt_tokens = facts.prompt_tokens or self.chain.prompt_tokens
+            output_tokens = facts.output_tokens or self.prompt.expected_output_tokens
+            recorder.record(self.explanation.received_unix_s, self.chain, prompt_tokens, output_tokens)
 
     def _stop_release_timer(self) -> None:
         if self._release is not None:

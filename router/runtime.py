@@ -18,6 +18,7 @@ from router.lifecycle import Lifecycle
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.pools import PoolDirectory
+from router.recording import open_recorder
 from router.replica import Replica
 from router.retry_budget import RetryBudget
 from router.served_pool import ServedPool
@@ -117,6 +118,8 @@ class Runtime:
         await self._supervisor.stop()
         for replica in self.replicas.values():
             await replica.retire()
+        if self.context.recorder is not None:
+            self.context.recorder.close()
 
     async def read_metrics(self) -> None:
         """Bring the gauges up to date; called before they are scraped."""
@@ -140,6 +143,7 @@ def _context(
         decisions=DecisionLog(settings.explanations),
         retries=RetryBudget(settings.retry_budget_share, settings.retry_budget_per_s, clock.monotonic_s()),
         live=LiveRequests(settings.max_requests),
+        recorder=open_recorder(settings, replica_id),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 
@@ -67,5 +69,13 @@ class RouterSettings(BaseModel):
     # shutdown ------------------------------------------------------------------------------------------------
     settle_s: float = Field(2.0, ge=0, description="time between /ready turning off and the port closing, seconds")
     drain_timeout_s: float = Field(60.0, gt=0, description="time for requests in flight to finish, seconds")
+
+    # recording -----------------------------------------------------------------------------------------------
+    record_dir: Path | None = Field(
+        None, description="folder for a recording of the traffic: lengths, times and salted block hashes, no text"
+    )
+    record_salt: SecretStr | None = Field(
+        None, description="salt of recorded hashes, the same on all replicas to merge them; random when left out"
+    )
 
     explanations: int = Field(2048, ge=0, description="recent decisions kept to be explained")

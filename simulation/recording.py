@@ -1,74 +1,104 @@
-"""Writing live traffic as a trace: lengths, times and block hashes in Mooncake's format; no text.
+"""From what replicas recorded to a trace: merged, in order of arrival, in Mooncake's format.
 
-Every line carries ``block_tokens`` too, so that a recording explains itself; other readers of the format ignore it.
+A replica appends a line for each request as it finishes (``router.recording``): wall-clock time, lengths, salted
+hashes of the full blocks, and the block size as the replica believed it then. Here the lines of all replicas are
+sorted, their hashes become small numbers in order of appearance, and all lines get one block size.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import orjson
 
-from scheduling.chain import Chain
+from simulation.errors import TraceError
+from simulation.traces import Trace, TraceRequest
 
-MAX_KNOWN_BLOCKS = 1_000_000
+
+class RecordedRequest(NamedTuple):
+    """One line of a recording."""
+
+    timestamp_ms: int
+    input_tokens: int
+    output_tokens: int
+    hashes: tuple[int, ...]
+    block_tokens: int
 
 
-class TraceRecorder:
-    """Writes one line a request, in order of arrival. Not thread-safe; the file stays the caller's.
+def merge_recordings(paths: Sequence[str | Path], name: str = "recording") -> Trace:
+    """One trace out of the recordings of all replicas.
 
-    Block hashes become small numbers in order of appearance, so a recording says which prefixes were shared and
-    nothing about what they were. The latest ``max_known_blocks`` of them are remembered; one that comes back
-    after that counts as new.
+    Raises:
+        TraceError: a file cannot be read, a line is broken, or all files are empty.
     """
+    recorded = sorted(request for path in paths for request in _read(Path(path)))
+    if not recorded:
+        raise TraceError(", ".join(map(str, paths)) or name, None, "holds no requests")
+    block_tokens = round(median(request.block_tokens for request in recorded))
+    return Trace(name, block_tokens, tuple(_as_trace(recorded, block_tokens)))
 
-    def __init__(self, file: BinaryIO, *, max_known_blocks: int = MAX_KNOWN_BLOCKS) -> None:
-        self._file = file
-        self._numbers: OrderedDict[int, int] = OrderedDict()
-        self._next_number = 0
-        self._max_known_blocks = max_known_blocks
-        self._start_ms: int | None = None
-        self._last_ms = 0
 
-    def write(self, at_ms: int, chain: Chain, output_tokens: int) -> None:
-        """Append one request that arrived at ``at_ms``; earlier than the one before counts as with it.
+def render_mooncake(trace: Trace) -> str:
+    """The trace as Mooncake JSONL; ``block_tokens`` stands on every line too, which other readers ignore."""
+    return "".join(
+        orjson.dumps(
+            {
+                "timestamp": round(request.arrival_s * 1000),
+                "input_length": request.input_tokens,
+                "output_length": request.output_tokens,
+                "hash_ids": request.hash_ids,
+                "block_tokens": trace.block_tokens,
+            },
+            option=orjson.OPT_APPEND_NEWLINE,
+        ).decode()
+        for request in trace.requests
+    )
 
-        Raises:
-            OSError: the file cannot be written.
-        """
-        if self._start_ms is None:
-            self._start_ms = self._last_ms = at_ms
-        self._last_ms = max(self._last_ms, at_ms)
-        row = {
-            "timestamp": self._last_ms - self._start_ms,
-            "input_length": chain.prompt_tokens,
-            "output_length": max(0, output_tokens),
-            "hash_ids": self._block_numbers(chain),
-            "block_tokens": chain.block_tokens,
-        }
-        self._file.write(orjson.dumps(row) + b"\n")
 
-    def _block_numbers(self, chain: Chain) -> list[int]:
-        """One number a block of the prompt: known ones for its hashes, new ones for what has no hash.
+def _read(path: Path) -> Iterator[RecordedRequest]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield _recorded_request(line)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise TraceError(path, number, f"no line of a recording: {error!r}") from error
+    except OSError as error:
+        raise TraceError(path, None, f"cannot be read: {error.strerror or error}") from error
 
-        A chain of text counts its blocks in bytes; its tokens may make it one block more or less.
-        """
-        blocks = -(-chain.prompt_tokens // chain.block_tokens)
-        numbers = [self._number(block_hash) for block_hash in chain.hashes[:blocks]]
-        while len(numbers) < blocks:
-            numbers.append(self._mint())
-        while len(self._numbers) > self._max_known_blocks:
-            self._numbers.popitem(last=False)
-        return numbers
 
-    def _number(self, block_hash: int) -> int:
-        known = self._numbers
-        if block_hash not in known:
-            known[block_hash] = self._mint()
-        known.move_to_end(block_hash)
-        return known[block_hash]
+def _recorded_request(line: bytes) -> RecordedRequest:
+    row = orjson.loads(line)
+    request = RecordedRequest(
+        int(row["timestamp"]),
+        int(row["input_length"]),
+        int(row["output_length"]),
+        tuple(map(int, row["hash_ids"])),
+        int(row["block_tokens"]),
+    )
+    if min(request.input_tokens, request.block_tokens) < 1 or min(request.output_tokens, request.timestamp_ms) < 0:
+        raise ValueError("a length or time is out of range")
+    return request
 
-    def _mint(self) -> int:
-        self._next_number += 1
-        return self._next_number - 1
+
+def _as_trace(recorded: Iterable[RecordedRequest], block_tokens: int) -> Iterator[TraceRequest]:
+    """Blocks of text are cut by bytes, so a prompt may have a block more or less than its tokens ask for: it is cut,
+    or filled up with blocks of its own."""
+    numbers: dict[int, int] = {}
+    fresh = count()
+    start_ms: int | None = None
+    for request in recorded:
+        start_ms = request.timestamp_ms if start_ms is None else start_ms
+        blocks = -(-request.input_tokens // block_tokens)
+        ids = []
+        for block_hash in request.hashes[:blocks]:
+            if block_hash not in numbers:
+                numbers[block_hash] = next(fresh)
+            ids.append(numbers[block_hash])
+        ids += [next(fresh) for _ in range(blocks - len(ids))]
+        arrival_s = (request.timestamp_ms - start_ms) / 1000
+        yield TraceRequest(arrival_s, request.input_tokens, request.output_tokens, tuple(ids))

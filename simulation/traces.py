@@ -5,7 +5,7 @@ Three formats are read:
 * Mooncake JSONL (FAST'25 release): one object a line with ``timestamp`` (ms), ``input_length``,
   ``output_length`` (tokens) and ``hash_ids``, one id per block; equal ids mean equal prefixes up to and
   including that block. The last block may be partial.
-* The project's own recording (``simulation.recording``): the same, with ``block_tokens`` on every line.
+* The project's own recording (``dualmap record``): the same, with ``block_tokens`` on every line.
 * Azure LLM inference CSV (2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``; nothing is shared.
 
 Every reader checks every line and raises TraceError with the file, the line and the reason.

@@ -157,6 +157,8 @@ class FinishFacts:
     """As the instance counted it (``usage.prompt_tokens``)."""
     cached_tokens: int | None = None
     """Of those, how many it found in its cache (``usage.prompt_tokens_details.cached_tokens``)."""
+    output_tokens: int | None = None
+    """As the instance counted it (``usage.completion_tokens``)."""
 
 
 class MigrateStatus(StrEnum):

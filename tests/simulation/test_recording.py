@@ -1,46 +1,95 @@
-import io
 import json
 from pathlib import Path
 
+import pytest
+
+from router.recording import TrafficRecorder
 from scheduling.chain import Chain
-from simulation.recording import TraceRecorder
-from simulation.traces import read_trace
+from simulation.errors import TraceError
+from simulation.recording import merge_recordings, render_mooncake
+from simulation.traces import Trace, read_trace
+
+SHARED = (11 << 60, 12 << 60)
 
 
-def test_a_recording_reads_back_as_the_trace_it_was(tmp_path: Path) -> None:
-    shared = (11 << 60, 12 << 60)
-    with (tmp_path / "live.jsonl").open("wb") as file:
-        recorder = TraceRecorder(file)
-        recorder.write(1_000_000, Chain(shared, 128, 300), 40)
-        recorder.write(1_002_500, Chain((*shared, 13), 128, 384), 7)
-        recorder.write(1_002_400, Chain((5,), 128, 90), 1)
+def replica(path: Path, *requests: tuple[float, Chain, int, int], salt: str = "s") -> Path:
+    recorder = TrafficRecorder(path.open("ab", buffering=0), salt)
+    for request in requests:
+        recorder.record(*request)
+    recorder.close()
+    return path
 
-    trace = read_trace(tmp_path / "live.jsonl")
+
+def round_trip(tmp_path: Path, *recordings: Path) -> Trace:
+    (tmp_path / "trace.jsonl").write_text(render_mooncake(merge_recordings(recordings)))
+    return read_trace(tmp_path / "trace.jsonl")
+
+
+def test_what_replicas_recorded_reads_back_as_one_trace_in_order_of_arrival(tmp_path: Path) -> None:
+    one = replica(
+        tmp_path / "a.jsonl",
+        (1002.5, Chain((*SHARED, 13), 128, 384), 384, 7),
+        (1000.0, Chain(SHARED, 128, 300), 300, 40),
+    )
+    other = replica(tmp_path / "b.jsonl", (1001.0, Chain((5,), 128, 90), 90, 1))
+
+    trace = round_trip(tmp_path, one, other)
 
     assert trace.block_tokens == 128
-    assert [r.arrival_s for r in trace.requests] == [0.0, 2.5, 2.5]
-    assert [r.input_tokens for r in trace.requests] == [300, 384, 90]
-    assert [r.output_tokens for r in trace.requests] == [40, 7, 1]
-    first, second, third = (r.hash_ids for r in trace.requests)
+    assert [r.arrival_s for r in trace.requests] == [0.0, 1.0, 2.5]
+    assert [r.input_tokens for r in trace.requests] == [300, 90, 384]
+    assert [r.output_tokens for r in trace.requests] == [40, 1, 7]
+    first, alone, second = (r.hash_ids for r in trace.requests)
     assert first[:2] == second[:2]
     assert len(first) == 3, "the partial block has a number of its own"
-    assert not set(third) & {*first, *second}
+    assert not set(alone) & {*first, *second}
 
 
-def test_blocks_of_text_that_do_not_match_the_tokens_still_make_a_readable_line(tmp_path: Path) -> None:
-    path = tmp_path / "live.jsonl"
-    with path.open("wb") as file:
-        TraceRecorder(file).write(0, Chain(tuple(range(1, 9)), 128, 600), 3)
+def test_blocks_of_text_that_do_not_match_the_tokens_still_make_a_readable_trace(tmp_path: Path) -> None:
+    recording = replica(
+        tmp_path / "a.jsonl",
+        (1.0, Chain(tuple(range(1, 9)), 128, 600), 600, 3),
+        (2.0, Chain((1, 2), 110, 900), 900, 3),
+        (3.0, Chain((1, 2), 128, 200), 200, 3),
+    )
 
-    assert len(read_trace(path).requests[0].hash_ids) == 5
+    trace = round_trip(tmp_path, recording)
+
+    assert trace.block_tokens == 128
+    assert [len(r.hash_ids) for r in trace.requests] == [5, 8, 2]
+    assert trace.requests[0].hash_ids[:2] == trace.requests[1].hash_ids[:2] == trace.requests[2].hash_ids
 
 
-def test_known_blocks_are_bounded_and_hashes_do_not_show() -> None:
-    file = io.BytesIO()
-    recorder = TraceRecorder(file, max_known_blocks=2)
-    for block_hash in (7 << 50, 8 << 50, 9 << 50, 7 << 50):
-        recorder.write(0, Chain((block_hash,), 128, 128), 1)
+def test_hashes_are_salted_so_that_another_salt_shares_nothing(tmp_path: Path) -> None:
+    chain = Chain(SHARED, 128, 256)
+    one = replica(tmp_path / "a.jsonl", (1.0, chain, 256, 1), salt="one")
+    other = replica(tmp_path / "b.jsonl", (2.0, chain, 256, 1), salt="other")
 
-    ids = [json.loads(line)["hash_ids"] for line in file.getvalue().splitlines()]
+    recorded = json.loads(one.read_text())["hash_ids"]
+    trace = merge_recordings([one, other])
 
-    assert ids == [[0], [1], [2], [3]], "forgotten, so new"
+    assert not set(recorded) & set(SHARED)
+    assert max(recorded) < 1 << 63
+    assert not set(trace.requests[0].hash_ids) & set(trace.requests[1].hash_ids)
+
+
+NO_TOKENS = '{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": [], "block_tokens": 128}'
+
+
+@pytest.mark.parametrize("line", ["{", "{}", '{"timestamp": 0}', "[]", NO_TOKENS])
+def test_a_broken_recording_is_refused_with_file_and_line(tmp_path: Path, line: str) -> None:
+    recording = replica(tmp_path / "a.jsonl", (1.0, Chain((1,), 128, 128), 128, 1))
+    with recording.open("a") as file:
+        file.write(line + "\n")
+
+    with pytest.raises(TraceError, match=r"a\.jsonl:2: no line of a recording"):
+        merge_recordings([recording])
+
+
+def test_missing_and_empty_recordings_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+
+    with pytest.raises(TraceError, match="holds no requests"):
+        merge_recordings([tmp_path / "empty.jsonl"])
+    with pytest.raises(TraceError, match="cannot be read"):
+        merge_recordings([tmp_path / "missing.jsonl"])

@@ -1,0 +1,16 @@
+"""``dualmap record``: what replicas recorded, as one trace."""
+
+from __future__ import annotations
+
+import argparse
+
+from cli.settings import Settings
+from simulation.commands import record
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    record.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    return record.run(arguments, settings.scheduling, settings.emulator)

@@ -1,0 +1,70 @@
+"""Recording live traffic: when requests came, how long they were, which prefixes they shared; never any text.
+
+One line a finished request, as it finishes, in a file of this replica's own. ``dualmap record`` makes one trace
+(Mooncake's format) out of the files of all replicas. Block hashes are salted: whoever has the file cannot confirm a
+guess at a prompt without the salt.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+import xxhash
+
+from router.settings import RouterSettings
+from scheduling.chain import Chain
+
+log = logging.getLogger(__name__)
+
+
+class TrafficRecorder:
+    """Appends whole lines to a file, one write each. Stops, and says so once, when the file cannot be written."""
+
+    def __init__(self, file: BinaryIO, salt: str) -> None:
+        self._file: BinaryIO | None = file
+        self._seed = xxhash.xxh3_64_intdigest(salt.encode())
+
+    def record(self, received_unix_s: float, chain: Chain, prompt_tokens: int, output_tokens: int) -> None:
+        """One request, by the wall clock of its arrival; never raises."""
+        if self._file is None:
+            return
+        row = {
+            "timestamp": round(received_unix_s * 1000),
+            "input_length": prompt_tokens,
+            "output_length": output_tokens,
+            "hash_ids": [self._salted(block_hash) for block_hash in chain.hashes],
+            "block_tokens": chain.block_tokens,
+        }
+        try:
+            self._file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+        except OSError as error:
+            log.error("recording stops, its file cannot be written: %s", error)
+            self.close()
+
+    def _salted(self, block_hash: int) -> int:
+        """63 bits, which every reader's signed integers hold."""
+        return xxhash.xxh3_64_intdigest(block_hash.to_bytes(8, "big"), self._seed) >> 1
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def open_recorder(settings: RouterSettings, replica_id: str) -> TrafficRecorder | None:
+    """The recorder that the settings ask for; None when they ask for none.
+
+    Raises:
+        OSError: the folder or the file cannot be written.
+    """
+    if settings.record_dir is None:
+        return None
+    folder = Path(settings.record_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / f"{replica_id.replace(':', '_')}.jsonl").open("ab", buffering=0)
+    salt = settings.record_salt.get_secret_value() if settings.record_salt else secrets.token_hex(16)
+    return TrafficRecorder(file, salt)
