@@ -1,4 +1,4 @@
-"""``dualmap evaluate``: every experiment of the paper in one report."""
+"""``dualmap evaluate``: every experiment of the paper, as one report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dualmap record``: what replicas recorded, as one trace."""
+"""``dualmap record``: recorded traffic as a trace."""
 
 from __future__ import annotations
 
