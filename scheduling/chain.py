@@ -24,9 +24,13 @@ class Chain:
     apart the requests of a popular prefix whose own part is shorter than a block."""
 
     def hit_tokens(self, hit_blocks: int) -> int:
-        """Prompt tokens covered by the first ``hit_blocks`` blocks, never more than the prompt has."""
-        return min(hit_blocks * self.block_tokens, self.prompt_tokens)
+        """Prompt tokens that need no prefill when the first ``hit_blocks`` blocks are cached.
+
+        Fewer than the prompt has: an engine computes the last token in any case, and with it, as vLLM's cache knows
+        whole blocks only, the block that holds it.
+        """
+        return min(hit_blocks, (self.prompt_tokens - 1) // self.block_tokens) * self.block_tokens
 
     def uncached_tokens(self, hit_blocks: int) -> int:
-        """Prompt tokens left to prefill after a hit; at least 1, an engine always computes the last one."""
-        return max(1, self.prompt_tokens - hit_blocks * self.block_tokens)
+        """Prompt tokens left to prefill after a hit, at least 1."""
+        return self.prompt_tokens - self.hit_tokens(hit_blocks)
