@@ -23,6 +23,9 @@ STOP_ROUTERS, STOP_WORKERS, STOP_INSTANCES = range(3)
 _SETTLE_S = 0.0
 _DRAIN_TIMEOUT_S = 3.0
 
+# How often workers look at what engines do; everything else they wait for is about processes.
+_SWEEPS = ("rebalance_interval_s", "rebalance_min_gap_s", "hotness_interval_s")
+
 
 @dataclass(frozen=True, slots=True)
 class FleetSize:
@@ -71,6 +74,7 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
         model = pool.model if "model" in pool.model_fields_set else emulator.served_model
         emulator = emulator.model_copy(update={"instances": size.instances, "port": first_port, "model": model})
         pool = emulated_pool(pool, emulator)
+        settings = sped_up(settings, emulator.time_scale)
     elif instance_urls:
         given = (InstanceSettings(id=f"instance-{i}", url=url) for i, url in enumerate(instance_urls, 1))
         pool = pool.model_copy(update={"instances": tuple(given)})

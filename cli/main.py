@@ -49,8 +49,6 @@ COMMANDS = {
     "record": Command("make one trace of what replicas recorded", "cli.record"),
     "simulate": Command("run a trace through a simulated fleet in virtual time", "cli.simulate"),
     "evaluate": Command("run the paper's whole evaluation and write a report", "cli.evaluate"),
-    "evaluate": Command("run every experiment of the paper and write a report", "cli.evaluate"),
-    "record": Command("make a trace of recorded traffic", "cli.record"),
     "settings": Command("print the settings in effect, or their reference", "cli.reference"),
 }
 

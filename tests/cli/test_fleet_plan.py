@@ -39,6 +39,16 @@ def test_emulated_instances_are_described_by_their_engine_and_serve_the_pools_mo
     assert named.pools[0].model == named.emulator.served_model == "mine"
 
 
+def test_engines_that_live_faster_shorten_what_is_stated_in_their_time() -> None:
+    plan = plan_fleet(settings("--emulator.time_scale", "10"), SIZE, (), "f").settings
+    plain_fleet = plan_fleet(settings(), SIZE, (), "f").settings
+    assert plan.scheduling.slo_ttft_s == plain_fleet.scheduling.slo_ttft_s / 10
+    assert plan.worker.rebalance_interval_s == plain_fleet.worker.rebalance_interval_s / 10
+    assert plan.worker.lease_ms == plain_fleet.worker.lease_ms
+    rates = [each.pools[0].instances[0].prefill_tokens_per_s for each in (plan, plain_fleet)]
+    assert rates[0] == 10 * rates[1]
+
+
 def test_given_or_configured_instances_are_used_instead_of_emulated_ones() -> None:
     given = plan_fleet(settings(), SIZE, ("http://a:8000", "http://b:8000"), "f")
     assert [each.url for each in given.settings.pools[0].instances] == ["http://a:8000", "http://b:8000"]
