@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduling.settings import PolicyName
@@ -26,6 +26,10 @@ CAPACITY_COLUMNS: tuple[str, ...] = (
     "E2E P90 s",
 )
 CAPACITY_COLUMNS += ("E2E P99 s", "TPOT ms", "hit %", "hit of bound %", "CV", "migrations")
+
+
+OTHERS: tuple[PolicyName, ...] = tuple(policy for policy in CONTENDERS if policy != "dualmap")
+"""The policies of other projects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +131,9 @@ def _row(run: RunResult) -> list[Cell]:
 def _capacity_finding(runs: RateRuns) -> str:
     """DualMap against the best other project at each rate where anybody is late."""
     parts = []
-    others = [policy for policy in CONTENDERS if policy != "dualmap"]
     for index in range(len({run.rate_per_s for run in runs.runs})):
         ours = runs.at(index, ["dualmap"])[0]
-        best = max(runs.at(index, others), key=lambda run: run.effective_capacity)
+        best = max(runs.at(index, OTHERS), key=lambda run: run.effective_capacity, default=ours)
         if min(ours.effective_capacity, best.effective_capacity) < 0.99:
             parts.append(
                 f"{ours.rate_per_s:.1f}/s: DualMap {ours.effective_capacity:.0%}, {best.policy} "
@@ -154,7 +157,7 @@ def goodput_section(measured: Sequence[RateRuns]) -> Section:
     findings = []
     for runs in measured:
         goodput = runs.goodput_per_s
-        best = max((policy for policy in CONTENDERS if policy != "dualmap"), key=lambda policy: goodput[policy])
+        best = _best_other(goodput)
         for policy, rate in goodput.items():
             rows.append(
                 [runs.workload.label, policy, rate, 100 * rate / goodput["dualmap"] if goodput["dualmap"] else 0]
@@ -184,6 +187,12 @@ def goodput_section(measured: Sequence[RateRuns]) -> Section:
             for runs in measured
         ],
     )  # fmt: skip
+
+
+def _best_other(goodput: Mapping[PolicyName, float]) -> PolicyName:
+    """The best of the other projects' policies; DualMap itself when none was run."""
+    measured: list[PolicyName] = [policy for policy in OTHERS if policy in goodput]
+    return max(measured, key=lambda policy: goodput[policy]) if measured else "dualmap"
 
 
 def pareto_section(plan: Plan, measured: Sequence[RateRuns]) -> Section:

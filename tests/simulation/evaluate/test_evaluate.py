@@ -1,0 +1,152 @@
+import argparse
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from scheduling.settings import SchedulingSettings
+from simulation.commands import evaluate as command
+from simulation.evaluate.plan import FULL, QUICK, Plan, scheduling_for
+from simulation.evaluate.report import render_html, render_json, rules_of, show
+from simulation.evaluate.run import evaluate
+from simulation.evaluate.section import Section
+from simulation.evaluate.work import Worker
+from simulation.settings import EngineSettings
+
+TINY: Plan = replace(
+    QUICK,
+    conversation_requests=120,
+    toolagent_requests=160,
+    skip_requests=20,
+    policies=("dualmap", "preble"),
+    load_factors=(0.5, 1.5),
+    goodput_tolerance=0.4,
+    scalability=(2, 4),
+    requests_per_instance=30,
+    scaling_requests=120,
+    balance_requests=200,
+    balance_trials=1,
+    overhead_sizes=(2, 4),
+    overhead_repetitions=20,
+)
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[tuple[str, int, int]]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def sections(steps: list[tuple[str, int, int]]) -> list[Section]:
+    return evaluate(TINY, Worker(1, lambda *step: steps.append(step)))
+
+
+def test_every_experiment_of_the_paper_has_its_section(sections: list[Section]) -> None:
+    assert [section.name for section in sections] == [
+        "capacity", "goodput", "pareto", "ablation", "elasticity", "scalability", "key_lengths", "prefixes", "balance",
+        "overhead",
+    ]  # fmt: skip
+    assert all(section.tables for section in sections)
+    for section in sections:
+        for table in section.tables:
+            assert table.rows
+            assert {len(row) for row in table.rows} == {len(table.columns)}, f"{section.name}: {table.title}"
+
+
+def test_all_policies_rates_traces_and_presets_are_compared(sections: list[Section]) -> None:
+    tables = {table.title: table for table in sections[0].tables}
+
+    assert tables.keys() == {"Conversation, 7B", "Conversation, 14B", "Tool&Agent, 7B", "Tool&Agent, 14B"}
+    for table in tables.values():
+        assert [row[0] for row in table.rows] == ["dualmap", "preble"] * 2
+        assert len({row[1] for row in table.rows}) == 2
+
+
+def test_progress_is_told_to_its_end(sections: list[Section], steps: list[tuple[str, int, int]]) -> None:
+    last = {name: (done, total) for name, done, total in steps}
+
+    assert "policies over rates" in last
+    assert all(done == total > 0 for done, total in last.values())
+
+
+def test_the_report_is_one_page_with_every_section_and_plot(sections: list[Section]) -> None:
+    class Tags(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ids: list[str] = []
+            self.svgs = 0
+            self.links = 0
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            given = dict(attrs)
+            self.svgs += tag == "svg"
+            self.links += (given.get("src") or "").startswith("http")
+            if tag == "h2":
+                self.ids.append(given["id"] or "")
+
+    page = Tags()
+    page.feed(render_html(TINY, sections, rules_of(TINY)))
+
+    assert page.ids == [section.name for section in sections]
+    assert page.svgs == sum(len(section.plots) for section in sections) > 30
+    assert page.links == 0
+
+
+def test_the_json_holds_every_table(sections: list[Section]) -> None:
+    document = json.loads(render_json(TINY, sections))
+
+    assert document["plan"]["name"] == "quick"
+    assert document["sections"].keys() == {section.name for section in sections}
+    row = document["sections"]["goodput"]["tables"]["Goodput"][0]
+    assert (row["workload"], row["policy"]) == ("Conversation, 7B", "dualmap")
+
+
+def test_losses_are_named_like_wins(sections: list[Section]) -> None:
+    goodput = sections[1]
+
+    assert len(goodput.findings) == 4
+    assert all("DualMap wins over" in finding or "DualMap loses to" in finding for finding in goodput.findings)
+
+
+def test_two_choices_balance_better_than_one(sections: list[Section]) -> None:
+    table = next(section for section in sections if section.name == "balance").tables[0]
+
+    one, two = table.rows[0], table.rows[1]
+    assert all(float(first) > float(second) for first, second in zip(one[1:], two[1:], strict=True))
+
+
+def test_every_policy_runs_at_its_best_and_dualmap_as_in_the_paper() -> None:
+    assert scheduling_for("dynamo").dynamo.prefill_scale == 32
+    assert scheduling_for("dualmap").queue_order == "fifo"
+    assert scheduling_for("dualmap-wide").queue_order == "deadline"
+
+
+def test_the_full_plan_is_the_papers() -> None:
+    assert (FULL.conversation_requests, FULL.toolagent_requests, FULL.skip_requests) == (4000, 8000, 500)
+    assert FULL.scalability[-1] * FULL.requests_per_instance == 32_000
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [(3, "3"), ("a", "a"), (0.12345, "0.12"), (123.4, "123.4"), (12345.6, "12,346"), (float("inf"), "∞")],
+)
+def test_numbers_are_shown_with_the_digits_that_mean_something(cell: object, text: str) -> None:
+    assert show(cell) == text  # type: ignore[arg-type]
+
+
+def test_a_broken_trace_stops_before_anything_runs_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.jsonl").write_text("{}\n")
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    out = tmp_path / "out"
+    words = ["--quick", "--quiet", "--toolagent", str(tmp_path / "broken.jsonl"), "--out", str(out)]
+
+    code = command.run(parser.parse_args(words), SchedulingSettings(), EngineSettings())
+
+    assert code == 2
+    assert "broken.jsonl:1: timestamp must be a number" in capsys.readouterr().err
+    assert not out.exists()
