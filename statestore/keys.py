@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 
 class AccountKeys(NamedTuple):
-    """The four keys of one instance, in the order in which scripts take them."""
+    """The keys of one instance, in the order in which scripts take them."""
 
     account: bytes
     queue: bytes
+    late: bytes
     running: bytes
     kv: bytes
 
@@ -31,6 +32,9 @@ class PoolKeys:
         self.arrivals = self._key("arrivals")
         self.wanted_rebalances = self._key("rebalance:wanted")
         self.migrations = self._key("migrations")
+        self.lightest = self._key("lightest")
+        """Scripts that write an account take it as their last key."""
+        self.holders = (self._key("holders:new"), self._key("holders:old"))
         self._accounts: dict[str, AccountKeys] = {}
 
     def _key(self, name: str) -> bytes:
@@ -42,6 +46,7 @@ class PoolKeys:
             keys = AccountKeys(
                 self._key(f"instance:{instance_id}"),
                 self._key(f"queue:{instance_id}"),
+                self._key(f"late:{instance_id}"),
                 self._key(f"running:{instance_id}"),
                 self._key(f"kv:{instance_id}"),
             )

@@ -8,10 +8,13 @@ from typing import Any
 
 import orjson
 
+from scheduling.chain import Chain
+from scheduling.decision import Horizon
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from scheduling.load_window import LoadWindow
 from scheduling.prefill_rate import PrefillRate
+from scheduling.prefix_holders import mark_depths
 from statestore.base import Grant, Lease, ReplicaInfo, RequestRecord, RequestState, Reservation
 from statestore.ledger.replicas import RETIRED
 
@@ -29,6 +32,7 @@ LOAD_FIELDS = (
     "last_prefill_ms",
     "work_since_ms",
     "kv_capacity_tokens",
+    "late_tokens",
 )
 """The fields of an account that ``shared/load.lua`` reads, in its order."""
 
@@ -47,6 +51,20 @@ SPEC_FIELDS = (
 def pack_chain(hashes: Sequence[int]) -> bytes:
     """Eight bytes a block, big-endian."""
     return struct.pack(f">{len(hashes)}Q", *hashes)
+
+
+def pack_marks(chain: Chain) -> bytes:
+    """The chain's marks, packed like a chain; see ``scheduling.prefix_holders``."""
+    return pack_chain([chain.hashes[depth - 1] for depth in mark_depths(chain)])
+
+
+def horizon_from(chain: Chain, holders: Sequence[bytes], place: int, lightest: Sequence[bytes]) -> Horizon:
+    """From the reply of ``observe_horizon``: the place of the holders' mark counts from 1, 0 for none."""
+    return Horizon(
+        tuple(holder.decode() for holder in holders),
+        mark_depths(chain)[place - 1] if place else 0,
+        tuple((name.decode(), float(score)) for name, score in zip(lightest[::2], lightest[1::2], strict=True)),
+    )
 
 
 def unpack_chain(packed: bytes) -> tuple[int, ...]:
@@ -82,7 +100,7 @@ def spec_from(instance_id: str, values: Sequence[bytes | None]) -> InstanceSpec 
 
 
 def load_from(instance_id: str, values: Sequence[Any], now_ms: int) -> InstanceLoad:
-    """The load from the values of ``LOAD_FIELDS``, then queued, running, cached and perhaps the hit."""
+    """The load from the values of ``LOAD_FIELDS``, then held, running, cached and perhaps the hit."""
     pending = int(values[1])
     stalled_ms = now_ms - max(int(values[8]), int(values[9])) if pending > 0 else 0
     return InstanceLoad(
@@ -90,15 +108,16 @@ def load_from(instance_id: str, values: Sequence[Any], now_ms: int) -> InstanceL
         _STATES[values[0]],
         pending,
         int(values[2]),
-        values[11],
         values[12],
-        int(values[3]),
         values[13],
+        int(values[3]),
+        values[14],
         LoadWindow(float(values[4]), int(values[5])).read(now_ms),
         PrefillRate(float(values[6]), float(values[7])).tokens_per_s,
         max(0, stalled_ms) / 1000,
         int(values[10]),
-        values[14] if len(values) > 14 else 0,
+        values[15] if len(values) > 15 else 0,
+        int(values[11]),
     )
 
 
@@ -122,6 +141,7 @@ def reservation_json(reservation: Reservation) -> bytes:
             "alternative_id": reservation.alternative_id,
             "alternative_uncached_tokens": reservation.alternative_uncached_tokens,
             "sequence": 0,
+            "late": False,
         }
     )
 
@@ -156,6 +176,7 @@ def record_from(text: bytes) -> RequestRecord:
         fields.get("alternative_id"),
         int(fields["alternative_uncached_tokens"]),
         int(fields["sequence"]),
+        fields["late"],
     )
 
 

@@ -22,9 +22,11 @@ _MAX_WANTED = 1024
 class LeaderCalls:
     """Half of ``RedisPool``; see ``statestore.base.PoolStore`` for the contract."""
 
-    def __init__(self, keys: PoolKeys, calls: Calls, waiting: Connection) -> None:
+    def __init__(self, keys: PoolKeys, calls: Calls, terms: bytes, waiting: Connection) -> None:
         self._keys = keys
         self._calls = calls
+        self._terms = terms
+        """How held requests are granted, as ``shared/terms.lua`` reads it."""
         self._waiting = waiting
         """A connection for the one call that blocks the server's side of it."""
 
@@ -75,8 +77,15 @@ class LeaderCalls:
         keys = self._keys
         reply = await self._calls.script(
             "migrate_request",
-            (keys.leader, keys.requests, keys.migrations, *keys.account(source_id), *keys.account(target_id)),
-            keys.grants_channel,
+            (
+                keys.leader,
+                keys.requests,
+                keys.migrations,
+                *keys.account(source_id),
+                *keys.account(target_id),
+                keys.lightest,
+            ),
+            self._terms,
             request_id,
             source_id,
             target_id,
@@ -84,6 +93,23 @@ class LeaderCalls:
             fence,
         )
         return MigrateStatus(reply.decode())
+
+    async def grant_overdue(self, *, fence: int) -> int:
+        """As the contract says, atomic per instance."""
+        keys = self._keys
+        granted = await asyncio.gather(
+            *(
+                self._calls.script(
+                    "grant_overdue",
+                    (keys.leader, keys.requests, *keys.account(instance_id), keys.lightest),
+                    self._terms,
+                    instance_id,
+                    fence,
+                )
+                for instance_id in await self._instance_ids()
+            )
+        )
+        return sum(granted)
 
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
         wanted = self._keys.wanted_rebalances
@@ -147,8 +173,8 @@ class LeaderCalls:
         while True:
             reply = await self._calls.script(
                 "reap_request",
-                (keys.leader, keys.replicas, keys.requests, *keys.account(instance_id)),
-                keys.grants_channel,
+                (keys.leader, keys.replicas, keys.requests, *keys.account(instance_id), keys.lightest),
+                self._terms,
                 record.request_id,
                 instance_id,
                 record.replica_id,
@@ -164,8 +190,8 @@ class LeaderCalls:
         for instance_id in await self._instance_ids():
             repaired += await self._calls.script(
                 "repair_instance",
-                (keys.leader, keys.requests, *keys.account(instance_id)),
-                keys.grants_channel,
+                (keys.leader, keys.requests, *keys.account(instance_id), keys.lightest),
+                self._terms,
                 instance_id,
                 fence,
             )

@@ -10,6 +10,7 @@ import orjson
 
 from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
 from statestore.base import (
     FinishFacts,
@@ -52,11 +53,12 @@ class RedisPool(LeaderCalls):
         subscriber: GrantSubscriber,
         placed: PlacedRequests,
     ) -> None:
-        super().__init__(keys, calls, waiting)
+        super().__init__(keys, calls, _terms(scheduling, keys), waiting)
         self.name = name
         self._scheduling = scheduling
         self._subscriber = subscriber
         self._placed = placed
+        self._remembers_holders = build_policy(scheduling).looks_beyond
         self._views = Views(keys, calls, scheduling.bytes_per_token)
 
     async def close(self) -> None:
@@ -72,8 +74,8 @@ class RedisPool(LeaderCalls):
         keys = self._keys
         await self._calls.script(
             "put_instance",
-            (keys.meta, keys.instances, keys.requests, *keys.account(spec.instance_id)),
-            keys.grants_channel,
+            (keys.meta, keys.instances, keys.requests, *keys.account(spec.instance_id), keys.lightest),
+            self._terms,
             spec.instance_id,
             spec.state.value,
             *codec.spec_arguments(spec),
@@ -90,8 +92,8 @@ class RedisPool(LeaderCalls):
         keys = self._keys
         reply = await self._calls.script(
             "set_instance_state",
-            (keys.meta, keys.leader, keys.requests, *keys.account(instance_id)),
-            keys.grants_channel,
+            (keys.meta, keys.leader, keys.requests, *keys.account(instance_id), keys.lightest),
+            self._terms,
             instance_id,
             state.value,
             "" if expected is None else expected.value,
@@ -103,7 +105,7 @@ class RedisPool(LeaderCalls):
         keys = self._keys
         reply = await self._calls.script(
             "remove_instance",
-            (keys.meta, keys.instances, keys.wanted_rebalances, *keys.account(instance_id)),
+            (keys.meta, keys.instances, keys.wanted_rebalances, *keys.account(instance_id), keys.lightest),
             "",
             instance_id,
         )
@@ -111,24 +113,30 @@ class RedisPool(LeaderCalls):
         return bool(reply)
 
     # the life of a request -------------------------------------------------------------------------------
-    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
-        keys = [self._keys.meta]
+    async def observe(self, instance_ids: Sequence[str], chain: Chain, *, horizon: bool = False) -> Observation:
+        keys, packed, beyond = [self._keys.meta], pack_chain(chain.hashes), None
+        if horizon:
+            keys += (self._keys.lightest, *self._keys.holders)
         for instance_id in instance_ids:
             keys += self._keys.account(instance_id)
-        epoch, tree_version, sequence, now_ms, *replies = await self._calls.script(
-            "observe_instances", keys, pack_chain(chain.hashes)
-        )
+        if horizon:
+            *found, seen = await self._calls.script("observe_horizon", keys, packed, codec.pack_marks(chain))
+            beyond = codec.horizon_from(chain, *found)
+        else:
+            seen = await self._calls.script("observe_instances", keys, packed)
+        epoch, tree_version, sequence, now_ms, *replies = seen
         loads = {
             instance_id: codec.load_from(instance_id, reply, now_ms)
             for instance_id, reply in zip(instance_ids, replies, strict=True)
             if reply
         }
-        return Observation(int(epoch), int(tree_version), sequence, loads)
+        return Observation(int(epoch), int(tree_version), sequence, loads, beyond)
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         keys, target = self._keys, reservation.instance_id
         former = self._placed.get(reservation.request_id) or target
         arguments = self._reserve_arguments(reservation)
+        marks = self._marks_to_stamp(reservation.chain)
         for _ in range(_MAX_MOVES):
             status, detail = await self._calls.script(
                 "reserve_request",
@@ -138,13 +146,17 @@ class RedisPool(LeaderCalls):
                     keys.replicas,
                     keys.arrivals,
                     keys.wanted_rebalances,
+                    *keys.holders,
                     *keys.account(target),
                     *keys.account(former),
+                    keys.lightest,
                 ),
                 *arguments,
                 former,
                 self._scheduling.hotness_window_requests,
                 self._scheduling.max_key_blocks * _HASH_BYTES,
+                marks,
+                self._scheduling.holder_marks,
             )
             if status != b"moved":
                 outcome = ReserveOutcome(ReserveStatus(status.decode()), detail)
@@ -157,7 +169,7 @@ class RedisPool(LeaderCalls):
     def _reserve_arguments(self, reservation: Reservation) -> tuple[Any, ...]:
         seen = reservation.seen_pending_tokens
         return (
-            self._keys.grants_channel,
+            self._terms,
             codec.reservation_json(reservation),
             pack_chain(reservation.chain.hashes),
             reservation.chain.block_tokens,
@@ -166,16 +178,21 @@ class RedisPool(LeaderCalls):
             "1" if reservation.overloaded else "",
         )
 
+    def _marks_to_stamp(self, chain: Chain) -> bytes:
+        return codec.pack_marks(chain) if self._remembers_holders else b""
+
     async def first_token(self, request_id: str, instance_id: str, chain: Chain) -> bool:
         keys = self._keys
         reply = await self._calls.script(
             "prefill_request",
-            (keys.requests, *keys.account(instance_id)),
-            keys.grants_channel,
+            (keys.requests, *keys.holders, *keys.account(instance_id), keys.lightest),
+            self._terms,
             request_id,
             instance_id,
             pack_chain(chain.hashes),
             chain.block_tokens,
+            self._marks_to_stamp(chain),
+            self._scheduling.holder_marks,
         )
         return bool(reply)
 
@@ -187,8 +204,8 @@ class RedisPool(LeaderCalls):
                 return False
             reply = await self._calls.script(
                 "finish_request",
-                (keys.meta, keys.requests, *keys.account(instance_id)),
-                keys.grants_channel,
+                (keys.meta, keys.requests, *keys.account(instance_id), keys.lightest),
+                self._terms,
                 request_id,
                 instance_id,
                 "" if attempt is None else attempt,
@@ -231,8 +248,8 @@ class RedisPool(LeaderCalls):
             *(
                 self._calls.script(
                     "adopt_requests",
-                    (keys.meta, keys.requests, keys.replicas, *keys.account(instance_id)),
-                    keys.grants_channel,
+                    (keys.meta, keys.requests, keys.replicas, *keys.account(instance_id), keys.lightest),
+                    self._terms,
                     instance_id,
                     *texts,
                 )
@@ -247,3 +264,8 @@ class RedisPool(LeaderCalls):
     # people ----------------------------------------------------------------------------------------------
     async def snapshot(self) -> PoolSnapshot:
         return await self._views.snapshot()
+
+
+def _terms(scheduling: SchedulingSettings, keys: PoolKeys) -> bytes:
+    """How held requests are granted, as ``shared/terms.lua`` reads it."""
+    return b"%s %d %s" % (scheduling.queue_order.encode(), round(scheduling.max_hold_s * 1000), keys.grants_channel)

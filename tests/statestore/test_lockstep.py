@@ -16,10 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scheduling.chain import Chain
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState
+from scheduling.settings import SchedulingSettings
 from statestore.base import FinishFacts, Grant, Lease, PoolStore, RequestRecord, RequestState
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreError
 from statestore.keys import PoolKeys
+from statestore.ledger.account import InstanceAccount
 from statestore.ledger.live import LiveRequest
 from statestore.memory import MemoryStore
 from statestore.redis import RedisStore
@@ -30,7 +32,13 @@ from tests.statestore.samples import SCHEDULING, HandClock, chain, instance, res
 INSTANCES = ("a", "b", "c")
 REPLICAS = ("one", "two")
 REQUESTS = tuple(f"r{number}" for number in range(8))
-CHAINS = (chain(1), chain(1, 2, 3), chain(1, 2, 3, 4, 5), chain(1, 2, 30, 40), chain(7, 8, 9, 10, 11, 12, 13, 14))
+CHAINS = (
+    *(chain(1), chain(1, 2, 3), chain(1, 2, 3, 4, 5), chain(1, 2, 30, 40), chain(7, 8, 9, 10, 11, 12, 13, 14)),
+    *(chain(*range(100, 112)), chain(*range(100, 135)), chain(*range(100, 123), 201, 202)),  # several marks each
+)
+DEADLINE = SCHEDULING.model_copy(
+    update={"policy": "dualmap-wide", "queue_order": "deadline", "max_hold_s": 20.0, "holder_marks": 5}
+)
 
 instances = st.sampled_from(INSTANCES)
 replicas = st.sampled_from(REPLICAS)
@@ -38,6 +46,7 @@ requests = st.sampled_from(REQUESTS)
 chains = st.sampled_from(CHAINS)
 states = st.sampled_from(InstanceState)
 attempts = st.integers(1, 3)
+slos_ms = st.sampled_from((20, 80, 500, 5000, 60_000))
 picks = st.integers(0, 7)
 uncached_tokens = st.integers(1, 600)
 ready_instances = st.sampled_from(("a", "b"))
@@ -51,6 +60,7 @@ class Twins(RuleBasedStateMachine):
     """Every rule goes to both stores, and the answers must agree; then all that they keep must."""
 
     server: EmbeddedValkey
+    scheduling = SCHEDULING
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,10 +68,10 @@ class Twins(RuleBasedStateMachine):
         self.clock = HandClock()
         self.prefix = f"twins{next(prefixes)}"
         self.keys = PoolKeys(self.prefix, "default")
-        self.client = redis_client.Redis.from_url(self.server.url)
+        self.client: Any = redis_client.Redis.from_url(self.server.url)
         store_settings = StoreSettings(url=self.server.url, prefix=self.prefix, command_timeout_s=10.0)
-        self.memory_store = MemoryStore(SCHEDULING, now_ms=self.clock)
-        self.redis_store = RedisStore(store_settings, scheduling=SCHEDULING, test_clock=self.clock)
+        self.memory_store = MemoryStore(self.scheduling, now_ms=self.clock)
+        self.redis_store = RedisStore(store_settings, scheduling=self.scheduling, test_clock=self.clock)
         self.memory = self.memory_store.pool("default")
         self.redis = self.redis_store.pool("default")
         self.grants: dict[str, list[Grant]] = {"memory": [], "redis": []}
@@ -120,7 +130,7 @@ class Twins(RuleBasedStateMachine):
         for spec in (instance("a", kv_capacity_tokens=900), instance("b", kv_capacity_tokens=900)):
             self.both(lambda pool, spec=spec: pool.put_instance(spec))
         for uncached in (300, 400, 500, 600, 100):
-            self.reserve_new("a", "b", CHAINS[2], uncached)
+            self.reserve_new("a", "b", CHAINS[2], uncached, slo_ms=5000)
 
     def put_instance(
         self, instance_id: str, state: InstanceState, window: int, running: int, queued: int, kv_blocks: int
@@ -148,6 +158,7 @@ class Twins(RuleBasedStateMachine):
     # requests ----------------------------------------------------------------------------------------------
     def observe(self, request_chain: Chain) -> None:
         self.both(lambda pool: pool.observe(INSTANCES, request_chain))
+        self.both(lambda pool: pool.observe(INSTANCES[:2], request_chain, horizon=True))
 
     @rule(
         request_id=requests,
@@ -160,6 +171,7 @@ class Twins(RuleBasedStateMachine):
         seen=st.none() | st.integers(0, 1500),
         tolerance=st.integers(0, 500),
         overloaded=st.booleans(),
+        slo_ms=slos_ms,
     )
     def reserve(
         self,
@@ -173,6 +185,7 @@ class Twins(RuleBasedStateMachine):
         seen: int | None,
         tolerance: int,
         overloaded: bool,
+        slo_ms: int,
     ) -> None:
         made = reservation(
             request_id,
@@ -186,11 +199,20 @@ class Twins(RuleBasedStateMachine):
             seen_pending_tokens=seen,
             tolerance_tokens=tolerance,
             overloaded=overloaded,
+            slo_ms=slo_ms,
         )
         self.both(lambda pool: pool.reserve(made))
 
-    @rule(instance_id=ready_instances, alternative_id=ready_instances, request_chain=chains, uncached=uncached_tokens)
-    def reserve_new(self, instance_id: str, alternative_id: str, request_chain: Chain, uncached: int) -> None:
+    @rule(
+        instance_id=ready_instances,
+        alternative_id=ready_instances,
+        request_chain=chains,
+        uncached=uncached_tokens,
+        slo_ms=slos_ms,
+    )
+    def reserve_new(
+        self, instance_id: str, alternative_id: str, request_chain: Chain, uncached: int, slo_ms: int
+    ) -> None:
         unused = [name for name in REQUESTS if name not in self.memory.ledger.requests]
         if unused:
             made = reservation(
@@ -200,6 +222,7 @@ class Twins(RuleBasedStateMachine):
                 uncached_tokens=uncached,
                 alternative_id=alternative_id,
                 alternative_uncached_tokens=uncached + 7,
+                slo_ms=slo_ms,
             )
             self.both(lambda pool: pool.reserve(made))
 
@@ -283,6 +306,10 @@ class Twins(RuleBasedStateMachine):
     def time_passes(self, by_ms: int) -> None:
         self.clock.advance(by_ms)
 
+    @rule()
+    def grant_overdue(self) -> None:
+        self.both(lambda pool: pool.grant_overdue(fence=self.fence))
+
     def heartbeat(self, replica_id: str, lease_ms: int) -> None:
         self.both(lambda pool: pool.heartbeat(replica_id, lease_ms, {"pid": "7"}))
 
@@ -307,16 +334,18 @@ class Twins(RuleBasedStateMachine):
     def reap(self, replica_id: str) -> None:
         self.both(lambda pool: pool.reap(replica_id, fence=self.fence))
 
-    def drift_and_repair(self, instance_id: str, drift: int) -> None:
+    def drift_and_repair(self, instance_id: str, sum_name: str, drift: int) -> None:
         account = self.memory.ledger.accounts.get(instance_id)
         if account is None:
             return
-        account.pending_tokens += drift
-        self.client.hincrby(self.keys.account(instance_id).account, "pending_tokens", drift)
+        self.drift(account, sum_name, drift)
         repaired = self.both(lambda pool: pool.repair(fence=self.fence))
         if isinstance(repaired, type):  # fenced: undo what nobody may repair
-            account.pending_tokens -= drift
-            self.client.hincrby(self.keys.account(instance_id).account, "pending_tokens", -drift)
+            self.drift(account, sum_name, -drift)
+
+    def drift(self, account: InstanceAccount, sum_name: str, by: int) -> None:
+        setattr(account, sum_name, getattr(account, sum_name) + by)
+        self.client.hincrby(self.keys.account(account.spec.instance_id).account, sum_name, by)
 
     def read_what_workers_read(self) -> None:
         self.both(lambda pool: pool.wanted_rebalances(0))
@@ -377,7 +406,8 @@ class Twins(RuleBasedStateMachine):
             case 4:
                 self.reap(data.draw(replicas))
             case 5:
-                self.drift_and_repair(data.draw(instances), data.draw(st.integers(-500, 500)))
+                sum_name = data.draw(st.sampled_from(("pending_tokens", "late_tokens")))
+                self.drift_and_repair(data.draw(instances), sum_name, data.draw(st.integers(-500, 500)))
             case 6:
                 self.read_what_workers_read()
             case _:
@@ -419,6 +449,22 @@ class Twins(RuleBasedStateMachine):
             kept = account.pending_tokens, account.dispatched_tokens, account.late_tokens, account.context_tokens
             assert account.sums() == kept
             assert not (len(account.queue) and account.has_room()), "room is never left unused"
+            idle = account.has_room() and account.dispatched_tokens == 0
+            assert not (len(account.late) and idle), "an idle instance takes whoever is late"
+
+    @invariant()
+    def queues_and_horizon_agree(self) -> None:
+        ledger, client = self.memory.ledger, self.client
+        for instance_id, account in ledger.accounts.items():
+            keys = self.keys.account(instance_id)
+            for key, queue in ((keys.queue, account.queue), (keys.late, account.late)):
+                listed = [member.decode() for member in client.zrange(key, 0, -1)]
+                assert listed == [request.request_id for request in queue]
+        lightest = client.zrange(self.keys.lightest, 0, -1, withscores=True)
+        assert {member.decode(): score for member, score in lightest} == plain(ledger.lightest.all())
+        for key, generation in zip(self.keys.holders, ledger.holders.generations(), strict=True):
+            kept = {unpack_chain(mark)[0]: ids.decode().split() for mark, ids in client.hgetall(key).items()}
+            assert kept == plain(generation)
 
 
 def plain(answer: Any) -> Any:
@@ -435,8 +481,11 @@ def plain(answer: Any) -> Any:
 
 
 @pytest.mark.timeout(300)
-def test_memory_and_valkey_agree_on_every_sequence_of_calls(valkey_server: EmbeddedValkey) -> None:
-    machine = type("TwinsOnThisServer", (Twins,), {"server": valkey_server})
+@pytest.mark.parametrize("scheduling", [SCHEDULING, DEADLINE], ids=["fifo", "deadline"])
+def test_memory_and_valkey_agree_on_every_sequence_of_calls(
+    valkey_server: EmbeddedValkey, scheduling: SchedulingSettings
+) -> None:
+    machine = type("TwinsOnThisServer", (Twins,), {"server": valkey_server, "scheduling": scheduling})
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -1,10 +1,10 @@
--- One instance's account: four keys in a row, KEYS[first] to KEYS[first + 3], see docs/redis-keys.md.
--- Read once, changed as a table, written once.
+-- One instance's account: five keys in a row, KEYS[first] to KEYS[first + 4], see docs/redis-keys.md. Read once, changed
+-- as a table, written once; the last of KEYS is the ranking that writing it keeps up.
 local function read_account(first, instance_id)
   local values = redis.call('HMGET', KEYS[first],
     'state', 'dispatch_window_tokens', 'max_running_requests', 'max_queued_requests', 'kv_capacity_tokens',
     'pending_tokens', 'dispatched_tokens', 'context_tokens', 'window_tokens', 'window_ms',
-    'rate_tokens', 'rate_busy_s', 'last_prefill_ms', 'work_since_ms', 'kv_stamp')
+    'rate_tokens', 'rate_busy_s', 'last_prefill_ms', 'work_since_ms', 'kv_stamp', 'late_tokens', 'role')
   if not values[1] then
     return nil
   end
@@ -12,8 +12,9 @@ local function read_account(first, instance_id)
     id = instance_id,
     key = KEYS[first],
     queue_key = KEYS[first + 1],
-    running_key = KEYS[first + 2],
-    kv_key = KEYS[first + 3],
+    late_key = KEYS[first + 2],
+    running_key = KEYS[first + 3],
+    kv_key = KEYS[first + 4],
     state = values[1],
     dispatch_window_tokens = tonumber(values[2]),
     max_running_requests = tonumber(values[3]),
@@ -29,12 +30,31 @@ local function read_account(first, instance_id)
     last_prefill_ms = tonumber(values[13]),
     work_since_ms = tonumber(values[14]),
     kv_stamp = tonumber(values[15]),
+    late_tokens = tonumber(values[16]),
+    role = values[17],
   }
 end
 
 -- All digits of a number that may be broken, in one notation on every server.
 local function exact(number)
   return string.format('%.17g', number)
+end
+
+-- The learned prefill rate; twin of PrefillRate.tokens_per_s.
+local function tokens_per_s(account)
+  return math.max(1, account.rate_tokens / account.rate_busy_s)
+end
+
+-- Keeps the ranking of ready, scheduled instances by the queueing time of their on-time work, in seconds; up to a
+-- millisecond more the fuller KV memory is.
+local function rank_account(account)
+  if account.state ~= 'ready' or account.role == 'decode' then
+    redis.call('ZREM', KEYS[#KEYS], account.id)
+    return
+  end
+  local kv_usage = math.min(1, account.context_tokens / math.max(1, account.kv_capacity_tokens))
+  local on_time_s = (account.pending_tokens - account.late_tokens) / tokens_per_s(account)
+  redis.call('ZADD', KEYS[#KEYS], exact(on_time_s + kv_usage / 1000), account.id)
 end
 
 local function write_account(account)
@@ -48,16 +68,23 @@ local function write_account(account)
     'rate_busy_s', exact(account.rate_busy_s),
     'last_prefill_ms', account.last_prefill_ms,
     'work_since_ms', account.work_since_ms,
-    'kv_stamp', account.kv_stamp)
+    'kv_stamp', account.kv_stamp,
+    'late_tokens', account.late_tokens)
+  rank_account(account)
 end
 
-local function queued_requests(account)
-  return redis.call('ZCARD', account.queue_key)
+local function held_requests(account)
+  return redis.call('ZCARD', account.queue_key) + redis.call('ZCARD', account.late_key)
 end
 
--- Whether one more request may be dispatched. A draining instance finishes what is queued on it.
+-- Whether the instance is given its held requests at all. A draining one finishes what is queued on it.
+local function serves(account)
+  return account.state == 'ready' or account.state == 'draining'
+end
+
+-- Whether one more request may be dispatched.
 local function has_room(account)
-  return (account.state == 'ready' or account.state == 'draining')
+  return serves(account)
     and account.dispatched_tokens < account.dispatch_window_tokens
     and redis.call('ZCARD', account.running_key) < account.max_running_requests
 end

@@ -1,25 +1,113 @@
 -- include: account
+-- include: terms
 -- include: request
--- Which held request is next. Scores are the order of first reservation; equal ones go in id order.
-local function next_held(account)
-  return redis.call('ZRANGE', account.queue_key, 0, 0)[1]
+-- include: queue_order
+-- Who is granted and when; twin of statestore/ledger/order.py.
+local HELD_PER_CALL = 500
+
+-- Whether one more request would be dispatched without a wait, so that no limit of the queue concerns it.
+local function takes_at_once(account, uncached_tokens, deadline_ms, now_ms)
+  if redis.call('ZCARD', account.queue_key) > 0 or not has_room(account) then
+    return false
+  end
+  if not by_deadline or not steps_behind(deadline_ms, uncached_tokens, now_ms, tokens_per_s(account)) then
+    return true
+  end
+  return account.dispatched_tokens == 0 and redis.call('ZCARD', account.late_key) == 0
 end
 
--- Dispatches held requests while the instance has room and tells their replicas; the caller's own needs no message.
--- ARGV[2] of every script that grants: the channel's name up to the replica id.
-local function grant_next(requests_key, account, now_ms, caller_id)
+local function is_full(account, uncached_tokens, deadline_ms, now_ms)
+  return held_requests(account) >= account.max_queued_requests
+    and not takes_at_once(account, uncached_tokens, deadline_ms, now_ms)
+end
+
+-- Dispatches one held request and tells its replica; the caller's own needs no message.
+local function grant(requests_key, account, request, now_ms, caller_id)
+  dispatch(account, request, now_ms)
+  write_request(requests_key, request)
+  if request.request_id ~= caller_id then
+    redis.call('PUBLISH', grants_channel .. request.replica_id, cjson.encode({
+      request_id = request.request_id, instance_id = request.instance_id, attempt = request.attempt,
+    }))
+  end
+end
+
+local function grant_fifo(requests_key, account, now_ms, caller_id)
+  local granted = 0
   while has_room(account) do
-    local request_id = next_held(account)
+    local request_id = redis.call('ZRANGE', account.queue_key, 0, 0)[1]
     if not request_id then
-      return
+      break
     end
-    local request = read_request(requests_key, request_id)
-    dispatch(account, request, now_ms)
-    write_request(requests_key, request)
-    if request_id ~= caller_id then
-      redis.call('PUBLISH', ARGV[2] .. request.replica_id, cjson.encode({
-        request_id = request_id, instance_id = request.instance_id, attempt = request.attempt,
-      }))
+    grant(requests_key, account, read_request(requests_key, request_id), now_ms, caller_id)
+    granted = granted + 1
+  end
+  return granted
+end
+
+-- Those of the queue who can still be on time, earliest deadline first; the others step behind. The two figures that
+-- this takes are picked out of the records: a whole queue is looked at, and decoding it would cost ten times as much.
+local function part_queue(requests_key, account, now_ms)
+  local waiting, rate = {}, tokens_per_s(account)
+  local queue = redis.call('ZRANGE', account.queue_key, 0, -1, 'WITHSCORES')
+  for first = 1, #queue, 2 * HELD_PER_CALL do
+    local ids = {}
+    for index = first, math.min(first + 2 * HELD_PER_CALL, #queue) - 1, 2 do
+      ids[#ids + 1] = queue[index]
+    end
+    for place, text in ipairs(redis.call('HMGET', requests_key, unpack(ids))) do
+      local deadline_ms = tonumber(queue[first + 2 * place - 1])
+      local uncached_tokens = tonumber(string.match(text, '"uncached_tokens":(%d+)'))
+      local enqueued_ms = tonumber(string.match(text, '"enqueued_ms":(%d+)'))
+      if steps_behind(deadline_ms, uncached_tokens, now_ms, rate) or is_overdue(enqueued_ms, now_ms) then
+        local request = cjson.decode(text)
+        delist(account, request)
+        request.late = true
+        list(account, request)
+        write_request(requests_key, request)
+      else
+        waiting[#waiting + 1] = { request_id = ids[place], deadline_ms = deadline_ms, uncached_tokens = uncached_tokens }
+      end
     end
   end
+  return waiting
+end
+
+local function oldest_late(requests_key, account)
+  local request_id = redis.call('ZRANGE', account.late_key, 0, 0)[1]
+  return request_id and read_request(requests_key, request_id)
+end
+
+local function grant_by_deadline(requests_key, account, now_ms, caller_id)
+  local granted = 0
+  local waiting = part_queue(requests_key, account, now_ms)
+  if not serves(account) then
+    return granted
+  end
+  local late = oldest_late(requests_key, account)
+  while late and is_overdue(late.enqueued_ms, now_ms) do
+    grant(requests_key, account, late, now_ms, caller_id)
+    granted = granted + 1
+    late = oldest_late(requests_key, account)
+  end
+  while waiting[1] and has_room(account) do
+    local position = pick_on_time(waiting, now_ms, account.dispatched_tokens, tokens_per_s(account))
+    local request_id = table.remove(waiting, position).request_id
+    grant(requests_key, account, read_request(requests_key, request_id), now_ms, caller_id)
+    granted = granted + 1
+  end
+  while late and account.dispatched_tokens == 0 and has_room(account) do
+    grant(requests_key, account, late, now_ms, caller_id)
+    granted = granted + 1
+    late = oldest_late(requests_key, account)
+  end
+  return granted
+end
+
+-- Dispatches held requests as the order says; returns how many.
+local function grant_next(requests_key, account, now_ms, caller_id)
+  if by_deadline then
+    return grant_by_deadline(requests_key, account, now_ms, caller_id)
+  end
+  return grant_fifo(requests_key, account, now_ms, caller_id)
 end

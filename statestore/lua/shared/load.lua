@@ -2,12 +2,16 @@
 local function read_load(first)
   local load = redis.call('HMGET', KEYS[first],
     'state', 'pending_tokens', 'dispatched_tokens', 'context_tokens', 'window_tokens', 'window_ms',
-    'rate_tokens', 'rate_busy_s', 'last_prefill_ms', 'work_since_ms', 'kv_capacity_tokens')
+    'rate_tokens', 'rate_busy_s', 'last_prefill_ms', 'work_since_ms', 'kv_capacity_tokens', 'late_tokens')
   if not load[1] then
     return nil
   end
-  load[#load + 1] = redis.call('ZCARD', KEYS[first + 1])
-  load[#load + 1] = redis.call('ZCARD', KEYS[first + 2])
+  local held = redis.call('ZCARD', KEYS[first + 1])
+  if load[12] ~= '0' then
+    held = held + redis.call('ZCARD', KEYS[first + 2])
+  end
+  load[#load + 1] = held
   load[#load + 1] = redis.call('ZCARD', KEYS[first + 3])
+  load[#load + 1] = redis.call('ZCARD', KEYS[first + 4])
   return load
 end

@@ -1,3 +1,4 @@
+-- include: terms
 -- Live requests: JSON records in one hash, and how each state counts in its instance's account.
 local function read_request(requests_key, request_id)
   local text = redis.call('HGET', requests_key, request_id)
@@ -8,6 +9,26 @@ local function write_request(requests_key, request)
   redis.call('HSET', requests_key, request.request_id, cjson.encode(request))
 end
 
+-- Held requests are listed by rank, those that stepped behind by age.
+local function list(account, request)
+  if request.late then
+    redis.call('ZADD', account.late_key, request.sequence, request.request_id)
+    account.late_tokens = account.late_tokens + request.uncached_tokens
+    return
+  end
+  local rank = by_deadline and request.enqueued_ms + request.slo_ms or request.sequence
+  redis.call('ZADD', account.queue_key, rank, request.request_id)
+end
+
+local function delist(account, request)
+  if request.late then
+    redis.call('ZREM', account.late_key, request.request_id)
+    account.late_tokens = account.late_tokens - request.uncached_tokens
+    return
+  end
+  redis.call('ZREM', account.queue_key, request.request_id)
+end
+
 local function enter(account, request, now_ms)
   if request.state ~= 'prefilled' then
     if account.pending_tokens == 0 then
@@ -16,7 +37,7 @@ local function enter(account, request, now_ms)
     account.pending_tokens = account.pending_tokens + request.uncached_tokens
   end
   if request.state == 'held' then
-    redis.call('ZADD', account.queue_key, request.sequence, request.request_id)
+    list(account, request)
     return
   end
   if request.state == 'dispatched' then
@@ -31,7 +52,7 @@ local function leave(account, request)
     account.pending_tokens = account.pending_tokens - request.uncached_tokens
   end
   if request.state == 'held' then
-    redis.call('ZREM', account.queue_key, request.request_id)
+    delist(account, request)
     return
   end
   if request.state == 'dispatched' then
@@ -42,7 +63,7 @@ local function leave(account, request)
 end
 
 local function dispatch(account, request, now_ms)
-  redis.call('ZREM', account.queue_key, request.request_id)
+  delist(account, request)
   request.state = 'dispatched'
   request.dispatched_ms = now_ms
   account.dispatched_tokens = account.dispatched_tokens + request.uncached_tokens

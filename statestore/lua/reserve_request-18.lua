@@ -1,14 +1,17 @@
 -- Queues a request on an instance, counts its tokens, dispatches it at once if there is room.
 -- KEYS  1 meta, 2 requests, 3 replicas, 4 arrivals, 5 wanted rebalances,
---       6-9 account, queue, running, kv of the instance, 10-13 the same of the former attempt's instance
--- ARGV  1 test clock ms or '', 2 grants channel, 3 request as JSON, 4 chain, packed, 5 block tokens,
+--       6 holders of the new generation, 7 of the old, 8-12 account, queue, late, running, kv of the instance,
+--       13-17 the same of the former attempt's instance, 18 lightest
+-- ARGV  1 test clock ms or '', 2 terms, 3 request as JSON, 4 chain, packed, 5 block tokens,
 --       6 pending tokens the decision saw or '', 7 tolerance tokens, 8 '1' to ask for a rebalance,
 --       9 id of the former attempt's instance (the instance itself if there is none),
---       10 arrival log entries, 11 arrival head bytes
+--       10 arrival log entries, 11 arrival head bytes,
+--       12 marks of the chain, packed, or '' to remember no holders, 13 marks of a generation at most
 -- Reply {status, queue position} | {'moved', instance id of the former attempt}
 -- Clock the server's
 -- include: clock
 -- include: grants
+-- include: holders
 -- include: kv
 -- include: window
 -- include: replicas
@@ -20,6 +23,10 @@ local function standing(account, known)
   if known.state ~= 'held' then
     return { 'dispatched', 0 }
   end
+  if known.late then
+    local ahead = redis.call('ZCARD', account.queue_key)
+    return { 'held', ahead + redis.call('ZRANK', account.late_key, known.request_id) }
+  end
   return { 'held', redis.call('ZRANK', account.queue_key, known.request_id) }
 end
 
@@ -30,10 +37,10 @@ end
 if former and former.instance_id ~= ARGV[9] then
   return { 'moved', former.instance_id }
 end
-local account = read_account(6, request.instance_id)
+local account = read_account(8, request.instance_id)
 local former_account = account
 if former and former.instance_id ~= request.instance_id then
-  former_account = read_account(10, former.instance_id)
+  former_account = read_account(13, former.instance_id)
 end
 if former and not former_account then
   redis.call('HDEL', requests_key, former.request_id) -- its instance was deleted by hand
@@ -54,10 +61,12 @@ if ARGV[6] ~= '' then
     return { 'stale', 0 }
   end
 end
-local queued = queued_requests(account)
-local room = queued == 0 and has_room(account)
+local deadline_ms = (former and former.enqueued_ms or now_ms) + request.slo_ms
+-- With nobody else to choose from the request need not be listed first.
+local room = held_requests(account) == 0 and has_room(account)
+  and not (by_deadline and steps_behind(deadline_ms, request.uncached_tokens, now_ms, tokens_per_s(account)))
 -- A retry is let in even if the queue is full: its request was admitted before.
-if not room and not former and queued >= account.max_queued_requests then
+if not former and not room and is_full(account, request.uncached_tokens, deadline_ms, now_ms) then
   return { 'queue_full', 0 }
 end
 if former then
@@ -83,6 +92,7 @@ enter(account, request, now_ms)
 write_request(requests_key, request)
 add_to_window(account, now_ms, request.uncached_tokens)
 stamp_chain(account, ARGV[4], tonumber(ARGV[5]))
+stamp_holders(KEYS[6], KEYS[7], ARGV[12], tonumber(ARGV[13]), request.instance_id)
 meet_replica(KEYS[3], request.replica_id, now_ms)
 if ARGV[8] == '1' then
   redis.call('ZADD', KEYS[5], 'NX', now_ms, request.instance_id)

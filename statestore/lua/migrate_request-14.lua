@@ -1,6 +1,7 @@
 -- Moves a held request to another instance's queue; dispatches it there at once if there is room.
--- KEYS  1 leader, 2 requests, 3 migrations, 4-7 account, queue, running, kv of the source, 8-11 of the target
--- ARGV  1 test clock ms or '', 2 grants channel, 3 request id, 4 source id, 5 target id, 6 reason, 7 fence
+-- KEYS  1 leader, 2 requests, 3 migrations, 4-8 account, queue, late, running, kv of the source,
+--       9-13 of the target, 14 lightest
+-- ARGV  1 test clock ms or '', 2 terms, 3 request id, 4 source id, 5 target id, 6 reason, 7 fence
 -- Reply 'migrated' | 'not_held' | 'not_ready' | 'queue_full'; error FENCED
 -- Clock the server's
 -- include: clock
@@ -16,12 +17,15 @@ local request = read_request(KEYS[2], ARGV[3])
 if not request or request.state ~= 'held' or request.instance_id ~= ARGV[4] then
   return 'not_held'
 end
-local target = read_account(8, ARGV[5])
+local target = read_account(9, ARGV[5])
 if not target or target.state ~= 'ready' or ARGV[4] == ARGV[5] then
   return 'not_ready'
 end
-local queued = queued_requests(target)
-if queued >= target.max_queued_requests and not (queued == 0 and has_room(target)) then
+local uncached_there = request.prompt_tokens
+if request.alternative_id == ARGV[5] then
+  uncached_there = request.alternative_uncached_tokens
+end
+if is_full(target, uncached_there, request.enqueued_ms + request.slo_ms, now_ms) then
   return 'queue_full'
 end
 local source = read_account(4, ARGV[4])
@@ -30,10 +34,7 @@ if not source then
 end
 leave(source, request)
 write_account(source)
-local uncached_there = request.prompt_tokens
-if request.alternative_id == ARGV[5] then
-  uncached_there = request.alternative_uncached_tokens
-end
+request.late = false -- it may be on time there
 request.alternative_id = ARGV[4]
 request.alternative_uncached_tokens = request.uncached_tokens
 request.instance_id = ARGV[5]

@@ -1,10 +1,13 @@
 -- The first token came: releases pending tokens, stamps the prefill clock, learns the rate, grants who is next.
--- KEYS  1 requests, 2-5 account, queue, running, kv of the instance
--- ARGV  1 test clock ms or '', 2 grants channel, 3 request id, 4 instance id, 5 chain, packed, 6 block tokens
+-- KEYS  1 requests, 2 holders of the new generation, 3 of the old, 4-8 account, queue, late, running, kv of the instance,
+--       9 lightest
+-- ARGV  1 test clock ms or '', 2 terms, 3 request id, 4 instance id, 5 chain, packed, 6 block tokens,
+--       7 marks of the chain, packed, or '' to remember no holders, 8 marks of a generation at most
 -- Reply 1, or 0 if the request is unknown, elsewhere, or not waiting for its first token
 -- Clock the server's
 -- include: clock
 -- include: grants
+-- include: holders
 -- include: kv
 -- include: prefill_rate
 local request = read_request(KEYS[1], ARGV[3])
@@ -12,7 +15,7 @@ if not request or request.instance_id ~= ARGV[4] or request.state ~= 'dispatched
   return 0
 end
 local now_ms = store_now_ms()
-local account = read_account(2, ARGV[4])
+local account = read_account(4, ARGV[4])
 if not account then
   return 0
 end
@@ -23,6 +26,7 @@ request.state = 'prefilled'
 request.prefilled_ms = now_ms
 if request.kv_instance_id ~= ARGV[4] then
   stamp_chain(account, ARGV[5], tonumber(ARGV[6]))
+  stamp_holders(KEYS[2], KEYS[3], ARGV[7], tonumber(ARGV[8]), ARGV[4])
   request.kv_instance_id = ARGV[4]
 end
 write_request(KEYS[1], request)

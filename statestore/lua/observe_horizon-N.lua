@@ -1,0 +1,12 @@
+-- Loads of some instances and their hits of one chain, and what is known beyond them.
+-- KEYS  1 meta, 2 lightest, 3 holders of the new generation, 4 of the old; then 5 per instance: account, queue, late,
+--       running, kv
+-- ARGV  1 test clock ms or ''; 2 chain, packed; 3 marks of the chain, packed
+-- Reply {holder ids, place of their mark from 1 on or 0, {id, score, id, score}, as observe_instances}
+-- Clock the server's, passed on so that the reader decays and measures with it
+-- include: observation
+-- include: holders
+local LIGHTEST = 2
+local holders, place = find_holders(KEYS[3], KEYS[4], KEYS[2], ARGV[3])
+local lightest = redis.call('ZRANGE', KEYS[2], 0, LIGHTEST - 1, 'WITHSCORES')
+return { holders, place, lightest, observation(KEYS[1], 5, ARGV[2]) }

@@ -1,0 +1,77 @@
+-- Recomputes an instance's sums from its requests, drops entries of requests that are not its own any more, and lists
+-- held ones as the order of today says.
+-- KEYS  1 leader, 2 requests, 3-7 account, queue, late, running, kv of the instance, 8 lightest
+-- ARGV  1 test clock ms or '', 2 terms, 3 instance id, 4 fence
+-- Reply 1 if anything was off, else 0; error FENCED
+-- Clock the server's
+-- include: clock
+-- include: fence
+-- include: grants
+local now_ms = store_now_ms()
+local refused = fence_error(KEYS[1], ARGV[4], now_ms)
+if refused then
+  return refused
+end
+local account = read_account(3, ARGV[3])
+if not account then
+  return 0
+end
+local pending, dispatched, late, context, misplaced = 0, 0, 0, 0, 0
+
+-- Lists a held request where today's order has it, under the score of today.
+local function relist(list_key, request)
+  local well_key, score = account.queue_key, request.sequence
+  request.late = by_deadline and request.late or false
+  if request.late then
+    well_key = account.late_key
+  elseif by_deadline then
+    score = request.enqueued_ms + request.slo_ms
+  end
+  if list_key == well_key and tonumber(redis.call('ZSCORE', list_key, request.request_id)) == score then
+    return
+  end
+  redis.call('ZREM', list_key, request.request_id)
+  list(account, request)
+  write_request(KEYS[2], request)
+  misplaced = misplaced + 1
+end
+
+local seen = {}
+
+local function count(list_key, request_ids, held)
+  for _, request_id in ipairs(request_ids) do
+    local request = read_request(KEYS[2], request_id)
+    if not request or request.instance_id ~= ARGV[3] or (request.state == 'held') ~= held or seen[request_id] then
+      misplaced = misplaced + redis.call('ZREM', list_key, request_id)
+    else
+      seen[request_id] = true
+      if held then
+        relist(list_key, request)
+        late = late + (request.late and request.uncached_tokens or 0)
+      end
+      if request.state ~= 'prefilled' then
+        pending = pending + request.uncached_tokens
+      end
+      if request.state == 'dispatched' then
+        dispatched = dispatched + request.uncached_tokens
+      end
+      if not held then
+        context = context + request.prompt_tokens + request.expected_output_tokens
+      end
+    end
+  end
+end
+
+local kept_late_tokens = account.late_tokens
+local queued_ids = redis.call('ZRANGE', account.queue_key, 0, -1)
+local late_ids = redis.call('ZRANGE', account.late_key, 0, -1)
+count(account.queue_key, queued_ids, true)
+count(account.late_key, late_ids, true)
+count(account.running_key, redis.call('ZRANGE', account.running_key, 0, -1), false)
+local off = misplaced > 0 or pending ~= account.pending_tokens or dispatched ~= account.dispatched_tokens
+  or late ~= kept_late_tokens or context ~= account.context_tokens
+account.pending_tokens, account.dispatched_tokens = pending, dispatched
+account.late_tokens, account.context_tokens = late, context
+grant_next(KEYS[2], account, now_ms)
+write_account(account)
+return off and 1 or 0

@@ -1,0 +1,78 @@
+-- Twin of scheduling/queue_order.py: who can still be on time, and whom to grant next of those (Moore-Hodgson).
+local PLANNED_REQUESTS = 256
+
+local function steps_behind(deadline_ms, uncached_tokens, now_ms, rate)
+  return now_ms + uncached_tokens * 1000 / rate > deadline_ms
+end
+
+local function is_overdue(enqueued_ms, now_ms)
+  return now_ms - enqueued_ms >= max_hold_ms
+end
+
+-- A heap of positions: the longest request on top, of equal ones the latest.
+local function goes_above(waiting, one, other)
+  local tokens, others = waiting[one].uncached_tokens, waiting[other].uncached_tokens
+  return tokens > others or (tokens == others and one > other)
+end
+
+local function push(heap, waiting, position)
+  local child = #heap + 1
+  heap[child] = position
+  while child > 1 do
+    local parent = math.floor(child / 2)
+    if not goes_above(waiting, heap[child], heap[parent]) then
+      return
+    end
+    heap[child], heap[parent] = heap[parent], heap[child]
+    child = parent
+  end
+end
+
+local function pop(heap, waiting)
+  local top, size = heap[1], #heap - 1
+  heap[1], heap[size + 1] = heap[size + 1], nil
+  local parent = 1
+  while true do
+    local child = 2 * parent
+    if child > size then
+      return top
+    end
+    if child < size and goes_above(waiting, heap[child + 1], heap[child]) then
+      child = child + 1
+    end
+    if not goes_above(waiting, heap[child], heap[parent]) then
+      return top
+    end
+    heap[child], heap[parent] = heap[parent], heap[child]
+    parent = child
+  end
+end
+
+-- Position of the request to grant next in a list of {deadline_ms, uncached_tokens}, earliest deadline first.
+local function pick_on_time(waiting, now_ms, dispatched_tokens, rate)
+  if #waiting == 1 then
+    return 1
+  end
+  local planned = math.min(#waiting, PLANNED_REQUESTS)
+  local end_ms = now_ms + dispatched_tokens * 1000 / rate
+  local kept, aside = {}, {}
+  for position = 1, planned do
+    push(kept, waiting, position)
+    end_ms = end_ms + waiting[position].uncached_tokens * 1000 / rate
+    if end_ms > waiting[position].deadline_ms then
+      local longest = pop(kept, waiting)
+      end_ms = end_ms - waiting[longest].uncached_tokens * 1000 / rate
+      aside[longest] = true
+    end
+  end
+  local shortest = 1
+  for position = 1, planned do
+    if kept[1] and not aside[position] then
+      return position
+    end
+    if waiting[position].uncached_tokens < waiting[shortest].uncached_tokens then
+      shortest = position
+    end
+  end
+  return shortest
+end
