@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
+from cli.admin_api import endpoint
 from cli.errors import CommandError
 from cli.processes import ChildSpec
 from cli.settings import Settings
@@ -22,9 +23,6 @@ STOP_ROUTERS, STOP_WORKERS, STOP_INSTANCES = range(3)
 # On one machine nobody watches /ready before sending, and nobody should wait long for Ctrl-C.
 _SETTLE_S = 0.0
 _DRAIN_TIMEOUT_S = 3.0
-
-# How often workers look at what engines do; everything else they wait for is about processes.
-_SWEEPS = ("rebalance_interval_s", "rebalance_min_gap_s", "hotness_interval_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +46,7 @@ class FleetPlan:
     @property
     def endpoint(self) -> str:
         """The base URL that clients use."""
-        host = "127.0.0.1" if self.settings.router.host in ("0.0.0.0", "") else self.settings.router.host
-        return f"http://{host}:{self.settings.router.port}"
+        return endpoint(self.settings)
 
     def with_store_url(self, url: str) -> FleetPlan:
         """The same fleet on another store."""
@@ -74,7 +71,6 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
         model = pool.model if "model" in pool.model_fields_set else emulator.served_model
         emulator = emulator.model_copy(update={"instances": size.instances, "port": first_port, "model": model})
         pool = emulated_pool(pool, emulator)
-        settings = sped_up(settings, emulator.time_scale)
     elif instance_urls:
         given = (InstanceSettings(id=f"instance-{i}", url=url) for i, url in enumerate(instance_urls, 1))
         pool = pool.model_copy(update={"instances": tuple(given)})
