@@ -109,8 +109,7 @@ class FailoverPool(SharedCalls):
         local = await self._local_pool()
         if local is None:
             try:
-                beyond = {"horizon": True} if horizon else {}
-                seen = await self._primary.observe(instance_ids, chain, **beyond)
+                seen = await self._primary.observe(instance_ids, chain, horizon=horizon)
             except StoreUnavailableError as error:
                 local = self._degrade(error)
             else:

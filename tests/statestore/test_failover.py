@@ -95,6 +95,19 @@ async def test_without_the_store_a_replica_goes_on_from_its_last_view(
     assert await replica.membership() == known
 
 
+async def test_a_replica_looks_beyond_its_candidates_with_and_without_the_store(
+    replica: FailoverPool, server: EmbeddedValkey
+) -> None:
+    shared_view = (await replica.observe([], CHAIN, horizon=True)).horizon
+    stop(server)
+
+    local_view = (await replica.observe([], CHAIN, horizon=True)).horizon
+
+    assert shared_view is not None
+    assert local_view == shared_view
+    assert [name for name, _ in local_view.lightest] == ["a", "b"]
+
+
 async def test_without_the_store_held_requests_are_granted_by_the_replicas_own_ledger(
     replica: FailoverPool, server: EmbeddedValkey
 ) -> None:
