@@ -26,6 +26,20 @@ def queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STALL_S) -> fl
     return waiting_s + stalled_s if stalled_s >= decode_stall_s else waiting_s
 
 
+def remaining_queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STALL_S) -> float:
+    """Tq with the progress of the prefill under way taken off: what ``queueing_s`` would be with finer books.
+
+    Pending tokens are released when a prefill ends, so in the middle of a long one they overstate the wait by up to
+    its whole length. The time since the last one ended tells how far it should have come; only what exceeds the
+    time that all dispatched tokens need counts as a stall.
+    """
+    dispatched_s = load.dispatched_tokens / load.prefill_tokens_per_s
+    waiting_s = (load.pending_tokens - load.late_tokens) / load.prefill_tokens_per_s
+    overdue_s = load.stalled_s - dispatched_s
+    remaining_s = waiting_s - min(load.stalled_s, dispatched_s)
+    return remaining_s + overdue_s if overdue_s >= decode_stall_s else remaining_s
+
+
 def compute_s(load: InstanceLoad, uncached_tokens: int) -> float:
     """Tc: the time to prefill the request's own uncached tokens."""
     return uncached_tokens / load.prefill_tokens_per_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from scheduling.decision import Decision, Horizon, Reason, RouteQuery
@@ -11,7 +11,7 @@ from scheduling.instance import InstanceLoad
 from scheduling.policies.choice import Cost, decide, usable
 from scheduling.policies.pair import PAIR, pair_of
 from scheduling.settings import DualMapWideSettings
-from scheduling.ttft import stall_s
+from scheduling.ttft import compute_s, remaining_queueing_s
 from scheduling.view import ClusterView
 
 
@@ -50,16 +50,17 @@ class DualMapWide:
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
         ranked = sorted(usable(query, loads), key=lambda load: self._rank(query, load))
         chosen, other = ranked[0], ranked[1] if len(ranked) > 1 else None
-        return decide(query, chosen, other, self._reason(query, loads, chosen), self.decode_stall_s)
+        decision = decide(query, chosen, other, self._reason(query, loads, chosen), self.decode_stall_s)
+        ttft_s = remaining_queueing_s(chosen, self.decode_stall_s) + compute_s(chosen, decision.uncached_tokens)
+        return replace(decision, expected_ttft_s=ttft_s)
 
     def _rank(self, query: RouteQuery, load: InstanceLoad) -> Cost:
         return self._cost_s(query, load), load.kv_usage
 
     def _cost_s(self, query: RouteQuery, load: InstanceLoad) -> float:
-        late_tokens = load.late_tokens * (1 - self.settings.late_weight)
-        ahead_s = (load.pending_tokens - late_tokens) / load.prefill_tokens_per_s
+        late_s = self.settings.late_weight * load.late_tokens / load.prefill_tokens_per_s
         recompute_s = self._recompute_s(query, load.prefill_tokens_per_s, load.hit_blocks)
-        return ahead_s + recompute_s + stall_s(load, self.decode_stall_s)
+        return remaining_queueing_s(load, self.decode_stall_s) + late_s + recompute_s
 
     def _recompute_s(self, query: RouteQuery, tokens_per_s: float, hit_blocks: int) -> float:
         return self.settings.recompute_weight * query.chain.uncached_tokens(hit_blocks) / tokens_per_s

@@ -1,0 +1,103 @@
+"""Policy dualmap-wide: what it weighs, whom it asks beyond the pair, and that asking stays rare and small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduling.decision import Decision, Horizon, Policy, Reason, RouteQuery
+from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.view import ClusterView
+
+Choose = Callable[..., Decision]
+Load = Callable[..., InstanceLoad]
+Query = Callable[..., RouteQuery]
+MakePolicy = Callable[..., Policy]
+NAME = "dualmap-wide"
+
+
+def looks(policy: Policy, query: RouteQuery, horizon: Horizon, *loads: InstanceLoad) -> tuple[str, ...]:
+    return policy.beyond(query, {load.instance_id: load for load in loads}, horizon)
+
+
+def test_recompute_weighs_several_times_its_own_seconds(choose: Choose, load: Load) -> None:
+    # given 400 ms of recompute more on the idle one, at a weight of 6: 2.4 s
+    cached = load("cached", hit_blocks=4, pending_tokens=2300, dispatched_tokens=0)
+
+    assert choose(NAME, load("idle"), cached).instance_id == "cached"
+    assert choose(NAME, load("idle"), load("cached", hit_blocks=4, pending_tokens=2500)).instance_id == "idle"
+
+
+def test_work_that_stepped_behind_hardly_counts(choose: Choose, load: Load) -> None:
+    late = load("late", hit_blocks=2, pending_tokens=10_000, late_tokens=10_000)
+
+    assert choose(NAME, load("busy", pending_tokens=1000), late).instance_id == "late"
+
+
+def test_progress_of_the_prefill_under_way_is_taken_off(choose: Choose, load: Load) -> None:
+    # given 4 s dispatched to each, the one 3 s into it
+    fresh = load("fresh", pending_tokens=4000, dispatched_tokens=4000)
+    nearly_done = load("nearly-done", pending_tokens=4000, dispatched_tokens=4000, stalled_s=3.0)
+
+    decision = choose(NAME, fresh, nearly_done)
+
+    assert (decision.instance_id, decision.expected_ttft_s) == ("nearly-done", 2.0)
+
+
+def test_an_engine_silent_for_longer_than_its_work_needs_is_stalled(choose: Choose, load: Load) -> None:
+    # given 1 s of work and no prefill for 5 s: 4 s too long
+    stuck = load("stuck", pending_tokens=1000, dispatched_tokens=1000, stalled_s=5.0)
+
+    assert choose(NAME, stuck, load("busy", pending_tokens=3500)).instance_id == "busy"
+
+
+def test_an_idle_pair_with_the_deepest_known_hit_asks_nobody_else(policy: MakePolicy, query: Query, load: Load) -> None:
+    horizon = Horizon(holders=("c",), holder_blocks=6, lightest=(("d", 0.0),))
+
+    assert looks(policy(NAME), query(), horizon, load("a", hit_blocks=6), load("b")) == ()
+
+
+def test_whoever_holds_more_of_the_prefix_is_asked(policy: MakePolicy, query: Query, load: Load) -> None:
+    horizon = Horizon(holders=("c", "a"), holder_blocks=8)
+
+    assert looks(policy(NAME), query(), horizon, load("a"), load("b")) == ("c",)
+
+
+def test_the_lightest_are_asked_while_they_could_still_be_cheaper(policy: MakePolicy, query: Query, load: Load) -> None:
+    horizon = Horizon(lightest=(("c", 0.5), ("d", 2.5)))
+
+    assert looks(policy(NAME), query(), horizon, load("a", pending_tokens=2000), load("b", pending_tokens=3000)) == (
+        "c",
+    )
+
+
+def test_instances_the_request_failed_on_are_not_asked_again(policy: MakePolicy, query: Query, load: Load) -> None:
+    horizon = Horizon(holders=("c",), holder_blocks=9, lightest=(("d", 0.0),))
+    failed = query(excluded=frozenset({"c", "d"}))
+
+    assert looks(policy(NAME), failed, horizon, load("a", pending_tokens=9000), load("b", pending_tokens=9000)) == ()
+
+
+def test_a_choice_beyond_the_pair_says_so(choose: Choose, load: Load) -> None:
+    pair = load("a", pending_tokens=9000), load("b", pending_tokens=9000)
+
+    decision = choose(NAME, *pair, load("c"))
+
+    assert (decision.instance_id, decision.reason) == ("c", Reason.BEYOND_PAIR)
+    assert decision.alternative_id in {"a", "b"}
+
+
+def test_without_load_the_pair_decides_and_ties_go_to_the_first_ring(
+    policy: MakePolicy, view: Callable[..., ClusterView], query: Query, load: Load
+) -> None:
+    request = query()
+    pair = policy(NAME).candidates(request, view(f"i{number}" for number in range(8)))
+
+    decision = policy(NAME).choose(request, {name: load(name) for name in (*pair, "elsewhere")})
+
+    assert decision.instance_id == pair[0]
+
+
+def test_instances_that_are_not_ready_are_never_chosen(choose: Choose, load: Load) -> None:
+    down = load("down", hit_blocks=9, state=InstanceState.DOWN)
+
+    assert choose(NAME, down, load("up", pending_tokens=9000)).instance_id == "up"
