@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router.context import ReplicaContext
@@ -11,9 +12,10 @@ from router.flight import ScheduledFlight
 from router.metrics import measured
 from router.served_pool import ServedPool
 from router.waiting import ReservationLostError, Waiter
-from scheduling.decision import Decision, RouteQuery
+from scheduling.decision import Decision, Horizon, RouteQuery
 from scheduling.errors import NoInstanceError
-from statestore.base import Grant, Reservation, ReserveStatus
+from scheduling.instance import InstanceLoad
+from statestore.base import Grant, Observation, Reservation, ReserveStatus
 
 CHECKED_ROUNDS = 2
 """Decisions whose loads the reservation re-checks; the next one is taken as it is, so that a storm of
@@ -103,16 +105,39 @@ class StorePlacer:
         while True:
             try:
                 query, candidates = self._ask(flight, search)
-                observe = self._context.metrics.store_calls["observe"]
-                seen = await measured(observe, pool.store.observe(candidates, flight.chain))
-                pool.view.note(seen)
-                pool.loads.update(seen.loads)
-                decision = pool.policy.choose(_query(flight, query.excluded, seen.sequence), seen.loads)
+                seen = await self._observe(flight, candidates, horizon=pool.policy.looks_beyond)
+                loads = seen.loads
+                if seen.horizon is not None:
+                    further = self._beyond(pool, search, query, loads, seen.horizon)
+                    if further:
+                        loads = {**loads, **(await self._observe(flight, further)).loads}
+                        candidates += further
+                decision = pool.policy.choose(_query(flight, query.excluded, seen.sequence), loads)
             except NoInstanceError:
                 await self._widen(pool, search)
                 continue
-            flight.explanation.rounds.append(Round.of(candidates, seen.loads, decision, flight.store_attempt))
+            flight.explanation.rounds.append(Round.of(candidates, loads, decision, flight.store_attempt))
             return decision
+
+    async def _observe(
+        self, flight: ScheduledFlight, instance_ids: tuple[str, ...], *, horizon: bool = False
+    ) -> Observation:
+        pool = flight.pool
+        call = self._context.metrics.store_calls["observe"]
+        seen = await measured(call, pool.store.observe(instance_ids, flight.chain, horizon=horizon))
+        pool.view.note(seen)
+        pool.loads.update(seen.loads)
+        return seen
+
+    def _beyond(
+        self, pool: ServedPool, search: _Search, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon
+    ) -> tuple[str, ...]:
+        """Whom else the policy wants to see, none of them behind an open breaker."""
+        further = pool.policy.beyond(query, loads, horizon)
+        if not further or search.ignore_breakers:
+            return further
+        blocked = pool.breakers.blocked(self._context.clock.monotonic_s())
+        return tuple(instance_id for instance_id in further if instance_id not in blocked)
 
     def _ask(self, flight: ScheduledFlight, search: _Search) -> tuple[RouteQuery, tuple[str, ...]]:
         """The question and the candidates it leads to, none of them behind an open breaker if there are others.

@@ -98,7 +98,7 @@ async def test_the_method_asks_for_two_loads_however_large_the_fleet_is(start_ru
         through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0],
     )
 
-    async def count(instance_ids: Any, chain: Any) -> None:
+    async def count(instance_ids: Any, chain: Any, *, horizon: bool) -> None:
         asked.append(len(instance_ids))
 
     tampered[0].before["observe"] = count
