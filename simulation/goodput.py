@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from simulation.runs import RunJob
 
 ON_TIME_SHARE = 0.90
-_GROWTH = 1.5
+GROWTH = 1.5
 _MAX_STEPS = 32
 _HOPELESS = 1 / 64
 """Below this part of the starting rate the search gives up: bursts alone may be too much for a small fleet."""
@@ -32,8 +32,9 @@ def find_goodput(
     *,
     wanted_share: float = ON_TIME_SHARE,
     tolerance: float = 0.01,
+    growth: float = GROWTH,
 ) -> Goodput:
-    """Bracket from ``start_rate_per_s`` outwards, then bisect until the bracket is ``tolerance`` wide (relative).
+    """Bracket from ``start_rate_per_s`` outwards by factors of ``growth``, then bisect to a ``tolerance`` (relative).
 
     ``on_time_share`` must fall with the rate, as far as noise lets it; the search is deterministic.
     """
@@ -54,15 +55,15 @@ def find_goodput(
             break
         if high and high < _HOPELESS * start_rate_per_s:
             break
-        rate_per_s = _next_rate(low, high)
+        rate_per_s = _next_rate(low, high, growth)
     return Goodput(low, high, tuple(sorted(tried.items())))
 
 
-def _next_rate(low: float, high: float) -> float:
+def _next_rate(low: float, high: float, growth: float) -> float:
     if not high:
-        return low * _GROWTH
+        return low * growth
     if not low:
-        return high / _GROWTH
+        return high / growth
     return (low + high) / 2
 
 

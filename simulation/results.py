@@ -26,6 +26,8 @@ class RequestOutcome:
     expected_cached_tokens: int = 0
     cached_tokens: int = 0
     """What the engine found in its cache."""
+    dispatched_s: float | None = None
+    """When its instance got it."""
     first_token_s: float | None = None
     finish_s: float | None = None
 
@@ -37,6 +39,16 @@ class RequestOutcome:
     @property
     def e2e_s(self) -> float:
         return self.finish_s - self.arrival_s if self.finish_s is not None else float("inf")
+
+    @property
+    def held_s(self) -> float:
+        """How long it waited in the fleet; infinite if it never got to an instance."""
+        return self.dispatched_s - self.arrival_s if self.dispatched_s is not None else float("inf")
+
+    @property
+    def ttft_error_s(self) -> float:
+        """|expected - actual| TTFT; the expectation is the policy's at the moment of choice."""
+        return abs(self.expected_ttft_s - self.ttft_s)
 
     @property
     def on_time(self) -> bool:
@@ -108,6 +120,10 @@ class RunResult:
     ttft_error_p50: float
     """|expected - actual| / actual TTFT; the expectation is the policy's at the moment of choice."""
     ttft_error_p90: float
+    ttft_error_s: Percentiles
+    """The same in seconds."""
+    longest_hold_s: float
+    """Longest wait in the fleet of an answered request."""
     span_s: float
     """From the first arrival to the last answer."""
     samples: tuple[LoadSample, ...] = ()
@@ -143,7 +159,7 @@ def summarize(record: RunRecord) -> RunResult:
     answered = [outcome for outcome in counted if outcome.finish_s is not None]
     input_tokens = max(1, sum(outcome.input_tokens for outcome in answered))
     bound_tokens = sum(record.infinite_cached_tokens[record.skip_requests :])
-    errors = sorted(abs(o.expected_ttft_s - o.ttft_s) / max(o.ttft_s, 1e-9) for o in answered)
+    errors = sorted(o.ttft_error_s / max(o.ttft_s, 1e-9) for o in answered)
     busy = [sample.cv for sample in record.samples if any(sample.pending_tokens)]
     return RunResult(
         policy=record.policy,
@@ -165,6 +181,8 @@ def summarize(record: RunRecord) -> RunResult:
         key_blocks=dict(sorted(Counter(outcome.key_blocks for outcome in counted).items())),
         ttft_error_p50=quantile(errors, 0.5) if errors else 0.0,
         ttft_error_p90=quantile(errors, 0.9) if errors else 0.0,
+        ttft_error_s=Percentiles.of([outcome.ttft_error_s for outcome in answered]),
+        longest_hold_s=max((o.held_s for o in answered), default=0.0),
         span_s=max((o.finish_s for o in answered if o.finish_s is not None), default=0.0),
         samples=tuple(record.samples),
         timeline=tuple(_timeline(record.outcomes)),

@@ -52,12 +52,20 @@ class Scenario:
     rebalance_max_moves: int = 256
     hotness_interval_s: float = 1.0
     sample_interval_s: float = 1.0
+    instance_name: str = "i{:03d}"
+    """How instances are called, by number from 0: names decide where they stand on the rings."""
+    output_limits_known: bool = False
+    """Requests say how long their answer may be, and use that up; else ``expected_output_tokens`` is assumed."""
     labels: dict[str, str] = field(default_factory=dict)
     """Free text that comes back with the result."""
 
     @property
     def dispatch_of(self) -> Dispatch:
-        """How this run dispatches. Holding is DualMap's own idea; the other policies' projects send at once."""
+        """How this run dispatches. Holding is DualMap's own idea; the other policies' projects send at once.
+
+        Deadline order chooses among held requests, so it holds them whatever the policy.
+        """
         if self.dispatch is not None:
             return self.dispatch
-        return Dispatch.HOLD if self.scheduling.policy.startswith("dualmap") else Dispatch.DIRECT
+        holds = self.scheduling.policy.startswith("dualmap") or self.scheduling.queue_order == "deadline"
+        return Dispatch.HOLD if holds else Dispatch.DIRECT

@@ -212,7 +212,7 @@ class Simulation:
 
     def _submit(self, request_id: str, instance_id: str, now_s: float) -> None:
         chain, outcome = self._chains[request_id], self._outcomes[int(request_id)]
-        outcome.instance_id = instance_id
+        outcome.instance_id, outcome.dispatched_s = instance_id, now_s
         full_blocks = chain.prompt_tokens // chain.block_tokens
         request = EngineRequest(
             request_id, chain.prompt_tokens, max(1, outcome.output_tokens), chain.hashes[:full_blocks]

@@ -17,11 +17,13 @@ class TraceSource:
     source: str
     """A file, or a generator with its options (see ``simulation.generators``)."""
     requests: int | None = None
-    """Only the first so many; a generator makes exactly so many."""
+    """Only so many from ``start`` on; a generator makes exactly so many."""
     max_input_tokens: int | None = None
     block_tokens: int | None = None
     """For files that do not carry their block size."""
     seed: int = DEFAULT_SEED
+    start: int = 0
+    """Requests of a file to leave out before the first: windows of one file stand for seeds."""
 
     def load(self, rate_per_s: float | None = None) -> Trace:
         """The trace, scaled to a mean rate; None keeps its own times.
@@ -51,4 +53,4 @@ def _read(source: TraceSource) -> Trace:
             reason = f"neither a file nor a generator ({', '.join(GENERATORS)})"
             raise TraceError(source.source, None, reason) from error
         raise
-    return trace if source.requests is None else trace.first(source.requests)
+    return trace.window(source.start, source.requests)

@@ -55,7 +55,17 @@ class Trace:
 
     def first(self, count: int) -> Trace:
         """The trace's first ``count`` requests (all of them if it has fewer)."""
-        return replace(self, requests=self.requests[:count])
+        return self.window(0, count)
+
+    def window(self, start: int, count: int | None = None) -> Trace:
+        """``count`` requests (None: all) from number ``start`` on, at their own times.
+
+        Raises:
+            TraceError: the trace ends before ``start``.
+        """
+        if start >= len(self.requests):
+            raise TraceError(self.name, None, f"has {len(self.requests)} requests, none from number {start} on")
+        return replace(self, requests=self.requests[start : None if count is None else start + count])
 
     def capped(self, max_input_tokens: int) -> Trace:
         """The trace with every prompt cut to at most ``max_input_tokens``."""

@@ -80,3 +80,18 @@ def test_the_timeline_covers_all_arrivals() -> None:
     assert result.timeline[0][1] == 1.0
     assert result.timeline[-1][1] == 0.0
     assert len(result.timeline) == 60
+
+
+def test_the_hold_ends_when_the_instance_gets_the_request() -> None:
+    held, direct = outcome(10, 4.0, 6.0), outcome(11, 1.0, 2.0)
+    held.dispatched_s, direct.dispatched_s = 12.5, 11.0
+
+    result = summarize(record(held, direct))
+
+    assert result.longest_hold_s == pytest.approx(2.5)
+
+
+def test_the_error_of_the_estimate_is_told_in_seconds_too() -> None:
+    result = summarize(record(outcome(0, 4.0, 6.0), outcome(1, 1.0, 2.0), outcome(2, 0.5, 2.0)))
+
+    assert result.ttft_error_s.p50 == pytest.approx(0.5)

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from simulation.errors import TraceError
+from simulation.sources import TraceSource
 from simulation.traces import read_azure, read_mooncake, read_trace
 
 
@@ -144,3 +145,13 @@ def test_capping_cuts_tokens_and_blocks_of_long_prompts_only(tmp_path: Path) -> 
     assert [r.input_tokens for r in trace.requests] == [600, 1024]
     assert trace.requests[1].hash_ids == (0, 1)
     assert len(trace.first(1).requests) == 1
+
+
+def test_windows_of_a_trace_are_disjoint_and_keep_their_times(tmp_path: Path) -> None:
+    path = write(tmp_path, "".join(line(timestamp=1000 * number, output=number) for number in range(60)))
+
+    windows = [TraceSource(str(path), requests=20, start=start).load() for start in (0, 20, 40)]
+
+    assert [request for window in windows for request in window.requests] == read_mooncake(path)
+    with pytest.raises(TraceError, match="has 60 requests, none from number 60 on"):
+        TraceSource(str(path), start=60).load()
