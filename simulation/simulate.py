@@ -9,7 +9,7 @@ The same trace, scenario and code give the same result to the last digit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from scheduling.blocks import cache_seed, chain_of_trace
@@ -38,18 +38,31 @@ OVERDUE_INTERVAL_S = 1.0
 """As a leader does it: see ``PoolStore.grant_overdue``."""
 
 
-def simulate(trace: Trace, scenario: Scenario, on_progress: OnProgress | None = None) -> RunResult:
-    """Run the whole trace and return its figures; ``on_progress`` hears how many requests have arrived."""
-    return summarize(Simulation(trace, scenario, on_progress).run())
+def simulate(
+    trace: Trace, scenario: Scenario, on_progress: OnProgress | None = None, chains: Iterable[Chain] | None = None
+) -> RunResult:
+    """Run the whole trace and return its figures; ``on_progress`` hears how many requests have arrived.
+
+    ``chains`` are what the scheduling code sees instead of the trace's own blocks, one a request in order (see
+    ``simulation.routed_chains``); the engines' caches always work by the trace's blocks.
+    """
+    return summarize(Simulation(trace, scenario, on_progress, chains).run())
 
 
 class Simulation:
     """The state of one run."""
 
-    def __init__(self, trace: Trace, scenario: Scenario, on_progress: OnProgress | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        scenario: Scenario,
+        on_progress: OnProgress | None = None,
+        chains: Iterable[Chain] | None = None,
+    ) -> None:
         self._trace = trace
         self._scenario = scenario
         self._on_progress = on_progress
+        self._routed = iter(chains) if chains is not None else map(self._own_chain, trace.requests)
         settings = replace_block_tokens(scenario, trace.block_tokens)
         self._scheduling = settings.scheduling
         self._direct = scenario.dispatch_of is Dispatch.DIRECT
@@ -107,7 +120,7 @@ class Simulation:
     def _resize(self, now_s: float, instances: int) -> None:
         """Make ``instances`` ready: add new ones, drain those beyond."""
         now_ms = int(now_s * 1000)
-        wanted = [f"i{number:03d}" for number in range(instances)]
+        wanted = [self._scenario.instance_name.format(number) for number in range(instances)]
         for instance_id in wanted:
             if instance_id not in self._ledger.accounts:
                 self._cluster.add(instance_id)
@@ -152,11 +165,14 @@ class Simulation:
         self._schedule_arrival()
         if self._on_progress is not None and self._arrived % _PROGRESS_EVERY == 0:
             self._on_progress(self._arrived)
-        chain = chain_of_trace(request.hash_ids, request.input_tokens, _SEED, self._trace.block_tokens)
+        chain = next(self._routed)
         self._chains[request_id] = chain
         self._place(request_id, request, chain, now_s)
         self._rebalancer.listen(now_s)
         self._dispatch_granted(now_s)
+
+    def _own_chain(self, request: TraceRequest) -> Chain:
+        return chain_of_trace(request.hash_ids, request.input_tokens, _SEED, self._trace.block_tokens)
 
     def _place(self, request_id: str, request: TraceRequest, chain: Chain, now_s: float) -> None:
         """Decide and reserve; nothing comes between the two here, so a decision is never stale."""
@@ -164,7 +180,10 @@ class Simulation:
         outcome = RequestOutcome(now_s, request.input_tokens, request.output_tokens, scheduling.slo_ttft_s)
         outcome.key_blocks = view.tree.key_blocks(chain, scheduling.max_key_blocks)
         self._outcomes.append(outcome)
-        decision = self._decide(chain, view, now_ms)
+        expected_output_tokens = scheduling.expected_output_tokens
+        if self._scenario.output_limits_known:
+            expected_output_tokens = request.output_tokens
+        decision = self._decide(chain, expected_output_tokens, view, now_ms)
         outcome.expected_ttft_s = decision.expected_ttft_s
         outcome.expected_cached_tokens = max(0, request.input_tokens - decision.uncached_tokens)
         reservation = Reservation(
@@ -173,7 +192,7 @@ class Simulation:
             instance_id=decision.instance_id,
             chain=chain,
             uncached_tokens=decision.uncached_tokens,
-            expected_output_tokens=scheduling.expected_output_tokens,
+            expected_output_tokens=expected_output_tokens,
             slo_ms=round(scheduling.slo_ttft_s * 1000),
             alternative_id=decision.alternative_id,
             alternative_uncached_tokens=decision.alternative_uncached_tokens,
@@ -185,13 +204,12 @@ class Simulation:
         elif status is not ReserveStatus.HELD:
             del self._chains[request_id]  # refused: its queue is full
 
-    def _decide(self, chain: Chain, view: ClusterView, now_ms: int) -> Decision:
-        scheduling = self._scheduling
+    def _decide(self, chain: Chain, expected_output_tokens: int, view: ClusterView, now_ms: int) -> Decision:
         query = RouteQuery(
             chain,
-            scheduling.slo_ttft_s,
+            self._scheduling.slo_ttft_s,
             sequence=len(self._outcomes),
-            expected_output_tokens=scheduling.expected_output_tokens,
+            expected_output_tokens=expected_output_tokens,
         )
         candidates = self._policy.candidates(query, view)
         seen = self._ledger.observe(candidates, chain, now_ms, horizon=self._policy.looks_beyond)
@@ -211,12 +229,11 @@ class Simulation:
         return replace(load, queued_requests=waiting, running_requests=load.running_requests - waiting)
 
     def _submit(self, request_id: str, instance_id: str, now_s: float) -> None:
-        chain, outcome = self._chains[request_id], self._outcomes[int(request_id)]
+        outcome, traced = self._outcomes[int(request_id)], self._trace.requests[int(request_id)]
         outcome.instance_id, outcome.dispatched_s = instance_id, now_s
-        full_blocks = chain.prompt_tokens // chain.block_tokens
-        request = EngineRequest(
-            request_id, chain.prompt_tokens, max(1, outcome.output_tokens), chain.hashes[:full_blocks]
-        )
+        # Equal ids mean equal prefixes already: the engine needs no hashes of them.
+        full_blocks = traced.hash_ids[: traced.input_tokens // self._trace.block_tokens]
+        request = EngineRequest(request_id, traced.input_tokens, max(1, traced.output_tokens), full_blocks)
         self._waiting[instance_id] += 1
         try:
             self._cluster.submit(instance_id, request, now_s)

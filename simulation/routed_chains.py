@@ -1,0 +1,27 @@
+"""The chains that a router makes of a replayed trace: to simulate a live run with the very same hash keys.
+
+A simulated run usually hashes the trace's own block ids. A live router hashes the replay's text, in its own block
+size, so the same prefixes fall elsewhere on the rings. With these chains (and the live instances' names) the
+simulator's rings are the live ones, and what still differs is not luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import orjson
+
+from scheduling.blocks import BlockRule, cache_seed
+from scheduling.chain import Chain
+from scheduling.prompt import chat_prompt
+from scheduling.settings import SchedulingSettings
+from simulation.replay_bodies import Endpoint, RequestBodies
+from simulation.traces import Trace
+
+
+def routed_chains(trace: Trace, model: str, scheduling: SchedulingSettings, salt: str = "") -> Iterator[Chain]:
+    """One chain a request of a replay as chat, in order; ``model`` is the name the instances serve."""
+    rule, seed = BlockRule.of(scheduling), cache_seed(model)
+    bodies = RequestBodies(trace, model, Endpoint.CHAT, salt)
+    for _ in trace.requests:
+        yield rule.chain(chat_prompt(orjson.loads(bodies.take())), seed, scheduling.bytes_per_token)
