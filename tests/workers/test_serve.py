@@ -161,6 +161,7 @@ async def test_a_suspended_leader_finds_itself_deposed_when_it_wakes(
     workers = {name: await start_worker(name, valkey_url) for name in ("w1", "w2")}
     first = await eventually(leader_of(fleet))
     old = workers[first.owner]
+    await eventually(lambda: "elected" in old.log.read_text())  # the store knows of a new leader before it does
 
     old.signal(signal.SIGSTOP)
     second = await eventually(leader_of(fleet, but=first.owner))
