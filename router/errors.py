@@ -94,6 +94,12 @@ class UnavailableError(RouterError):
     status, type, code = 503, "service_unavailable", "no_instance"
 
 
+class SloUnreachableError(RouterError):
+    """No instance is expected to answer in time, and late requests are refused (``router.late_requests``)."""
+
+    status, type, code = 503, "service_unavailable", "slo_unreachable"
+
+
 class StoreAwayError(RouterError):
     """The shared state is out of reach, and so the request was not placed."""
 

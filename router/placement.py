@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router.context import ReplicaContext
-from router.errors import QueueFullError, RouterError, UnavailableError
+from router.errors import QueueFullError, RouterError, SloUnreachableError, UnavailableError
 from router.explain import Round
 from router.flight import ScheduledFlight
 from router.metrics import measured
@@ -15,6 +15,7 @@ from router.waiting import ReservationLostError, Waiter
 from scheduling.decision import Decision, Horizon, RouteQuery
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad
+from scheduling.ttft import queueing_s
 from statestore.base import Grant, Observation, Reservation, ReserveStatus
 
 CHECKED_ROUNDS = 2
@@ -48,6 +49,7 @@ class StorePlacer:
         Raises:
             QueueFullError: the queue of every instance that could take it is full.
             UnavailableError: no instance is ready.
+            SloUnreachableError: it would be late, and late requests are refused.
             HoldTimeoutError: it was held too long.
             StoreUnavailableError: the store is out of reach.
         """
@@ -68,6 +70,7 @@ class StorePlacer:
     async def _try(self, flight: ScheduledFlight, search: _Search, waiter: Waiter) -> bool:
         """One round; True when the flight may be sent."""
         decision = await self._decide(flight, search)
+        self._refuse_if_late(flight, decision)
         status = await self._reserve(flight, decision, search)
         match status:
             case ReserveStatus.DISPATCHED:
@@ -167,6 +170,22 @@ class StorePlacer:
             search.ignore_breakers = True
         else:
             raise _nowhere(pool, search)
+
+    def _refuse_if_late(self, flight: ScheduledFlight, decision: Decision) -> None:
+        """Where the operator wants it, refuse what would be late, as long as nobody has been promised anything.
+
+        Raises:
+            SloUnreachableError: the first token is expected after the request's SLO.
+        """
+        if self._context.settings.late_requests == "serve" or flight.store_attempt > 1:
+            return
+        if decision.expected_ttft_s > flight.slo_s:
+            load, pool = flight.pool.loads[decision.instance_id], flight.pool
+            raise SloUnreachableError(
+                f"the first token is expected after {decision.expected_ttft_s:.1f} s, past the target of"
+                f" {flight.slo_s:g} s; try again later, or allow more time with x-slo-ttft-ms",
+                retry_after_s=queueing_s(load, pool.scheduling.decode_stall_s),
+            )
 
     # reserving --------------------------------------------------------------------------------------------------
     async def _reserve(self, flight: ScheduledFlight, decision: Decision, search: _Search) -> ReserveStatus:

@@ -170,7 +170,7 @@ def _served_pool(
             clock=clock,
             call_later=context.call_later,
             poll_s=settings.held_poll_s,
-            timeout_s=settings.hold_timeout_s,
+            timeout_s=settings.hold_timeout_of(scheduling),
             call=calls["held_states"],
         ),
         policy=build_policy(scheduling),

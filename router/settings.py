@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from scheduling.settings import SchedulingSettings
+
+OVERDUE_GRACE_S = 10.0
+"""Within this an overdue request is granted: the leader's sweep, and a new leader if there is none."""
 
 
 class RouterSettings(BaseModel):
@@ -43,12 +49,21 @@ class RouterSettings(BaseModel):
     keep_alive_s: float = Field(75.0, gt=0, description="time a client connection may idle, seconds")
     upstream_idle_s: float = Field(4.0, gt=0, description="time an idle connection to an instance is kept, seconds")
     connect_timeout_s: float = Field(2.0, gt=0, description="time to connect to an instance, seconds")
-    hold_timeout_s: float = Field(300.0, gt=0, description="time a request may wait to be granted, seconds")
+    hold_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="time a request may wait to be granted, seconds (none: scheduling.max_hold_s, and 10 s more for the"
+        " grant that order deadline gives then)",
+    )
     first_byte_timeout_s: float = Field(
         600.0, gt=0, description="time to the first byte of content after dispatch, seconds"
     )
     chunk_timeout_s: float = Field(120.0, gt=0, description="time between chunks of an answer, seconds")
     total_timeout_s: float = Field(3600.0, gt=0, description="time for a whole request, seconds")
+
+    late_requests: Literal["serve", "refuse"] = Field(
+        "serve", description="what becomes of requests that no instance is expected to answer within their SLO"
+    )
 
     # retries -------------------------------------------------------------------------------------------------
     max_attempts: int = Field(3, ge=1, le=16, description="instances tried for a request at most")
@@ -79,3 +94,9 @@ class RouterSettings(BaseModel):
     )
 
     explanations: int = Field(2048, ge=0, description="recent decisions kept to be explained")
+
+    def hold_timeout_of(self, scheduling: SchedulingSettings) -> float:
+        """Time a request may wait to be granted, seconds: unless set, no shorter than the store may hold it."""
+        if self.hold_timeout_s is not None:
+            return self.hold_timeout_s
+        return scheduling.max_hold_s + (OVERDUE_GRACE_S if scheduling.queue_order == "deadline" else 0.0)

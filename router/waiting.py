@@ -106,7 +106,8 @@ class WaitingRoom:
     def _give_up(self, waiter: Waiter, retry_after_s: Callable[[], float]) -> None:
         waiter.failed(
             HoldTimeoutError(
-                f"no instance had room within {self._timeout_s:g} s; try again later or raise router.hold_timeout_s",
+                f"no instance had room within {self._timeout_s:g} s; try again later, or raise scheduling.max_hold_s"
+                " (or router.hold_timeout_s where it is set)",
                 retry_after_s=retry_after_s(),
             )
         )

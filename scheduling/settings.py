@@ -101,7 +101,9 @@ class SchedulingSettings(BaseModel):
     decode_stall_s: float = Field(3.0, gt=0, description="no prefill for this long counts as a decode bottleneck")
     reserve_tolerance_tokens: int = Field(4096, ge=0, description="load change a reservation accepts unseen")
     queue_order: Literal["fifo", "deadline"] = Field("fifo", description="which held request is granted first")
-    max_hold_s: float = Field(300.0, gt=0, description="longest time in the held queue under deadline order, seconds")
+    max_hold_s: float = Field(
+        300.0, gt=0, description="longest time a request is held, seconds; order deadline dispatches it then, room or not"
+    )
     holder_marks: int = Field(200_000, ge=1, description="prefixes whose last holders are remembered, per generation")
     dualmap: DualMapSettings = Field(default_factory=DualMapSettings, description="parameters of policy dualmap")
     dualmap_wide: DualMapWideSettings = Field(

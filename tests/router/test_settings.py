@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from pydantic import ValidationError
 
-from router.settings import RouterSettings
+from router.settings import OVERDUE_GRACE_S, RouterSettings
+from scheduling.settings import SchedulingSettings
 
 
 def test_every_setting_is_described() -> None:
@@ -25,3 +28,15 @@ def test_keys_do_not_show_when_settings_are_printed() -> None:
     settings = RouterSettings.model_validate({"api_keys": ["k-secret"], "admin_key": "a-secret"})
     assert "secret" not in repr(settings).replace("SecretStr", "")
     assert "secret" not in settings.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("set_s", "queue_order", "expected_s"),
+    [(None, "fifo", 40.0), (None, "deadline", 40.0 + OVERDUE_GRACE_S), (7.0, "deadline", 7.0)],
+)
+def test_a_request_is_awaited_as_long_as_the_pool_may_hold_it_unless_set(
+    set_s: float | None, queue_order: Literal["fifo", "deadline"], expected_s: float
+) -> None:
+    scheduling = SchedulingSettings(queue_order=queue_order, max_hold_s=40.0)
+
+    assert RouterSettings(hold_timeout_s=set_s).hold_timeout_of(scheduling) == expected_s
