@@ -102,7 +102,7 @@ class SchedulingSettings(BaseModel):
     reserve_tolerance_tokens: int = Field(4096, ge=0, description="load change a reservation accepts unseen")
     queue_order: Literal["fifo", "deadline"] = Field("fifo", description="which held request is granted first")
     max_hold_s: float = Field(
-        300.0, gt=0, description="longest time a request is held, seconds; order deadline dispatches it then, room or not"
+        300.0, gt=0, description="longest time a request is held, seconds; then order deadline dispatches it anyway"
     )
     holder_marks: int = Field(200_000, ge=1, description="prefixes whose last holders are remembered, per generation")
     dualmap: DualMapSettings = Field(default_factory=DualMapSettings, description="parameters of policy dualmap")
