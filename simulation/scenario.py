@@ -53,7 +53,7 @@ class Scenario:
     hotness_interval_s: float = 1.0
     sample_interval_s: float = 1.0
     instance_name: str = "i{:03d}"
-    """How instances are called, by number from 0: names decide where they stand on the rings."""
+    """How instances are called, by number from 1: names decide where they stand on the rings."""
     output_limits_known: bool = False
     """Requests say how long their answer may be, and use that up; else ``expected_output_tokens`` is assumed."""
     labels: dict[str, str] = field(default_factory=dict)

@@ -120,7 +120,7 @@ class Simulation:
     def _resize(self, now_s: float, instances: int) -> None:
         """Make ``instances`` ready: add new ones, drain those beyond."""
         now_ms = int(now_s * 1000)
-        wanted = [self._scenario.instance_name.format(number) for number in range(instances)]
+        wanted = [self._scenario.instance_name.format(number) for number in range(1, instances + 1)]
         for instance_id in wanted:
             if instance_id not in self._ledger.accounts:
                 self._cluster.add(instance_id)

@@ -140,9 +140,9 @@ def test_instances_that_join_take_load_and_those_that_leave_finish_theirs() -> N
     by_time = {begin: set() for begin in (0, 30, 60)}  # type: dict[int, set[str]]
     for outcome in record.outcomes:
         by_time[min(60, int(outcome.arrival_s // 30) * 30)].add(outcome.instance_id)
-    assert by_time[0] <= {"i000", "i001", "i002", "i003"}
-    assert {"i004", "i005"} <= by_time[30]
-    assert by_time[60] <= {"i000", "i001", "i002"}
+    assert by_time[0] <= {"i001", "i002", "i003", "i004"}
+    assert {"i005", "i006"} <= by_time[30]
+    assert by_time[60] <= {"i001", "i002", "i003"}
     assert all(outcome.finish_s is not None for outcome in record.outcomes)
 
 
