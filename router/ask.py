@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from router.errors import InvalidRequestError
+from scheduling.values import value
 
 # Paths whose prompts are scheduled; every other path is passed to any suitable instance of the pool.
 SCHEDULED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -18,7 +19,7 @@ MAX_SLO_S = 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ask:
     """One parsed inference request, before it is placed."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from router.ask import Ask
@@ -12,9 +11,10 @@ from scheduling.blocks import BlockRule, TextPrompt, cache_seed
 from scheduling.chain import Chain
 from scheduling.errors import PromptError
 from scheduling.prompt import chat_prompt, completion_prompt
+from scheduling.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadPrompt:
     chain: Chain
     text_bytes: int | None

@@ -19,20 +19,21 @@ import xxhash
 
 from scheduling.chain import Chain
 from scheduling.settings import SchedulingSettings
+from scheduling.values import value
 
 _TOKEN_BYTES = 4
 _SEPARATOR = b"\xff"
 """Never part of UTF-8, so parts of a seed cannot run into each other."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TextPrompt:
     """A prompt as bytes: equal leading bytes stand for equal leading tokens."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokenPrompt:
     """A prompt as token ids (unsigned 32 bit each)."""
 

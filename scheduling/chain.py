@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from scheduling.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Chain:
     """A prompt cut into blocks, as the list of their prefix hashes.
 

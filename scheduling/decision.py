@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from scheduling.chain import Chain
 from scheduling.errors import NoInstanceError as NoInstanceError
 from scheduling.instance import InstanceLoad
+from scheduling.values import value
 from scheduling.view import ClusterView
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RouteQuery:
     """One request to place."""
 
@@ -40,7 +40,7 @@ class Reason(StrEnum):
     BEYOND_PAIR = "beyond_pair"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     """Where a request goes, where else it could go, and what the policy expected when it said so."""
 
@@ -58,7 +58,7 @@ class Decision:
     """Pending tokens the decision relied on; the reservation re-checks them. None: it did not look."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Horizon:
     """Names beyond the pair, which the store knows at a cost that does not grow with the fleet."""
 

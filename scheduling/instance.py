@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from scheduling.values import value
+
 
 class InstanceState(StrEnum):
     """Life cycle of an instance as the fleet sees it. Only ``READY`` instances receive new requests."""
@@ -44,7 +46,7 @@ class InstanceSpec:
     """Held requests at most; one more is refused."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InstanceLoad:
     """One instance's load as one store call saw it, with the hit of one request's chain.
 

@@ -7,14 +7,15 @@ a list. The state store keeps a Lua twin of ``LoadWindow``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import exp
+
+from scheduling.values import value
 
 WINDOW_MS = 180_000
 """Time constant of the decay: Preble's history window."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoadWindow:
     """Tokens of prefill work as of ``at_ms`` of the store's clock."""
 

@@ -9,7 +9,7 @@ nothing; and it is plain arithmetic, so that the Lua twin in the state store agr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from scheduling.values import value
 
 MEMORY_S = 30.0
 """Busy seconds that the sums remember, about."""
@@ -17,7 +17,7 @@ PRIOR_S = 2.0
 """Busy seconds that the configured rate counts for until there is experience."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PrefillRate:
     """Decayed sums of prefilled tokens and of the busy seconds they took."""
 

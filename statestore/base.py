@@ -24,6 +24,7 @@ from scheduling.chain import Chain
 from scheduling.decision import Horizon
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.values import value
 
 
 class RequestState(StrEnum):
@@ -47,7 +48,7 @@ class ReserveStatus(StrEnum):
     """Another replica has a live request of this id: choose another id. Nothing was reserved."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reservation:
     """What one request asks of one instance."""
 
@@ -70,14 +71,14 @@ class Reservation:
     """Ask the rebalancer to look at the instance now."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReserveOutcome:
     status: ReserveStatus
     queue_position: int = 0
     """Requests ahead in the instance's queue, when HELD."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Grant:
     """A held request was dispatched: its replica must send it to ``instance_id`` now."""
 
@@ -86,7 +87,7 @@ class Grant:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Observation:
     """What a decision needs, from one round trip."""
 
@@ -112,7 +113,7 @@ class Membership:
     """Learned over all replicas from prompts whose token count an instance reported."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestRecord:
     """One live request as the store knows it. Times in ms of the store's clock; 0 means not yet."""
 
@@ -148,7 +149,7 @@ class QueueSnapshot:
     """Loads of the other candidates of the held requests."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FinishFacts:
     """What a finished request teaches; every field may be unknown."""
 

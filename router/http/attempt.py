@@ -8,6 +8,7 @@ from typing import Final
 from router.ask import FailureKind, InstanceFailure
 from router.http.heads import Header
 from router.http.sse import NO_ENDING, Ending, event_object, is_error
+from scheduling.values import value
 
 _RETRIED_STATUS: Final = frozenset({408, 429})
 
@@ -26,7 +27,7 @@ class HeldAnswer:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ExchangeResult:
     """How the try ended. Without ``failure`` the answer went to the client whole."""
 
@@ -39,7 +40,7 @@ class ExchangeResult:
     """The time for the whole request is over: no other try."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ExchangeTimes:
     """Deadlines of one try; the loop's clock."""
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
+
+from scheduling.values import value
 
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
@@ -97,7 +98,7 @@ def _choice_has_output(choice: object) -> bool:
     return isinstance(delta, Mapping) and any(delta.get(key) for key in _DELTA_OUTPUT)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ending:
     """What the last bytes of an answer tell."""
 

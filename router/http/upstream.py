@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, cast
 
@@ -11,6 +10,7 @@ import httptools
 
 from router.ask import FailureKind, InstanceFailure
 from router.http.heads import Header
+from scheduling.values import value
 
 MAX_HEAD_BYTES: Final = 64 << 10
 """Largest head of an answer; a longer one is a broken instance."""
@@ -27,7 +27,7 @@ class Framing(StrEnum):
     EMPTY = "empty"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnswerHead:
     status: int
     fields: list[Header]
