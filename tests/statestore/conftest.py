@@ -10,6 +10,7 @@ import pytest
 import redis
 from fakeredis import FakeServer, TcpFakeServer
 
+from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore, Store
 from statestore.memory import MemoryStore
 from statestore.redis import RedisStore
@@ -55,22 +56,33 @@ def _keeping_connections(handler: type[Any]) -> type[Any]:
     return KeepingHandler
 
 
-def redis_store(url: str, clock: Callable[[], int] | None, prefix: str = "dualmap") -> RedisStore:
+def redis_store(
+    url: str, clock: Callable[[], int] | None, prefix: str = "dualmap", scheduling: SchedulingSettings = SCHEDULING
+) -> RedisStore:
     settings = StoreSettings(url=url, prefix=prefix, command_timeout_s=5.0)
-    return RedisStore(settings, scheduling=SCHEDULING, test_clock=clock)
+    return RedisStore(settings, scheduling=scheduling, test_clock=clock)
+
+
+@pytest.fixture
+def scheduling() -> SchedulingSettings:
+    """Of the store's pools; modules of other settings have a fixture of their own."""
+    return SCHEDULING
 
 
 @pytest.fixture(params=["memory", "valkey", "fakeredis"])
-async def store(request: pytest.FixtureRequest, clock: HandClock) -> AsyncIterator[Store]:
+async def store(
+    request: pytest.FixtureRequest, clock: HandClock, scheduling: SchedulingSettings
+) -> AsyncIterator[Store]:
     """An open, empty store of each kind on the hand clock."""
     if request.param == "memory":
-        opened: Store = MemoryStore(SCHEDULING, now_ms=clock)
+        opened: Store = MemoryStore(scheduling, now_ms=clock)
     elif request.param == "valkey":
-        opened = redis_store(request.getfixturevalue("valkey_url"), clock)
+        opened = redis_store(request.getfixturevalue("valkey_url"), clock, scheduling=scheduling)
     else:
         server = request.getfixturevalue("fakeredis_server")
         server.fake_server = FakeServer(server_type="valkey")
-        opened = redis_store(f"redis://127.0.0.1:{server.server_address[1]}/0", clock)
+        url = f"redis://127.0.0.1:{server.server_address[1]}/0"
+        opened = redis_store(url, clock, scheduling=scheduling)
     await opened.open()
     yield opened
     await opened.close()

@@ -34,6 +34,8 @@ async def assert_sums_hold(pool: PoolStore) -> None:
         assert load.context_tokens == sum(request.prompt_tokens + request.expected_output_tokens for request in sent)
         assert load.running_requests == len(sent)
         assert load.queued_requests == len(mine) - len(sent)
+        behind = [request for request in mine if request.late and request.state is RequestState.HELD]
+        assert load.late_tokens == sum(request.uncached_tokens for request in behind)
 
 
 async def record(pool: PoolStore, request_id: str) -> RequestRecord:
