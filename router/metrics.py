@@ -1,4 +1,4 @@
-"""What a replica counts, for Prometheus. Every child is bound once: a request pays for additions alone."""
+"""What a replica counts, for Prometheus. Every instrument is bound once: a request pays for additions alone."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import time
 from collections.abc import Awaitable, Iterable
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from router.ask import FailureKind, Outcome
+from router.instruments import Counter, Histogram, Instruments
 from scheduling.decision import Reason
 from statestore.errors import StoreError
 
 T = TypeVar("T")
 
-_WAIT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
-_CALL_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+_CALL_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
 STORE_CALLS = ("observe", "reserve", "first_token", "finish", "held_states", "membership", "heartbeat", "snapshot")
 
@@ -43,7 +44,7 @@ async def measured(call: StoreCall, answer: Awaitable[T]) -> T:
 
 
 class PoolMetrics:
-    """The children of one pool."""
+    """The instruments of one pool."""
 
     def __init__(self, metrics: RouterMetrics, pool: str) -> None:
         self.outcomes = {outcome: metrics.requests.labels(pool, outcome.value) for outcome in Outcome}
@@ -68,58 +69,54 @@ class RouterMetrics:
 
     def __init__(self, pools: Iterable[str], registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
-        self._define_requests(self.registry)
-        self._define_store(self.registry)
+        instruments = Instruments()
+        self._define_requests(instruments)
+        self._define_store(instruments)
         self.pools = {pool: PoolMetrics(self, pool) for pool in pools}
         self.store_calls = {
             call: StoreCall(self._store_latency_s.labels(call), self._store_errors.labels(call)) for call in STORE_CALLS
         }
+        self.registry.register(instruments)
 
-    def _define_requests(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
+    def _define_requests(self, make: Instruments) -> None:
+        self.requests = make.counter("dualmap_requests", "Requests by how they ended", "pool", "outcome")
+        self.refusals = make.counter("dualmap_refusals", "Requests answered with an error of the router", "code")
+        self.decisions = make.counter("dualmap_decisions", "Placements by the policy's reason", "pool", "reason")
+        self.retries = make.counter("dualmap_retries", "Tries on another instance", "pool", "failure")
+        self.slo = make.counter("dualmap_slo", "First tokens within the TTFT SLO, or past it", "pool", "slo")
+        self.prompt_tokens = make.counter(
+            "dualmap_prompt_tokens", "Prompt tokens: expected by the router, reported by instances", "pool", "by"
+        )
+        self.hit_tokens = make.counter(
+            "dualmap_hit_tokens", "Prompt tokens found cached: expected, reported by instances", "pool", "by"
+        )
+        self.stale = make.counter("dualmap_stale_reservations", "Decisions made again on fresher loads", "pool")
+        self.replaced = make.counter("dualmap_replaced_requests", "Held requests that the store had lost", "pool")
+        self.ttft_s = make.histogram(
+            "dualmap_ttft_seconds", "Request parsed to first token, streamed answers", "pool", bounds=_WAIT_BOUNDS_S
+        )
+        self.hold_s = make.histogram("dualmap_hold_seconds", "Time held before dispatch", "pool", bounds=_WAIT_BOUNDS_S)
+        self.decision_s = make.histogram(
+            "dualmap_decision_seconds", "Request parsed to reservation made", "pool", bounds=_CALL_BOUNDS_S
+        )
+        self.connections = make.gauge("dualmap_client_connections", "Open client connections").labels()
+        self.in_flight = make.gauge("dualmap_replica_requests", "Requests held or in flight on this replica", "pool")
 
-        def waits(name: str, text: str, buckets: tuple[float, ...] = _WAIT_BUCKETS_S) -> Histogram:
-            return Histogram(name, text, ("pool",), buckets=buckets, registry=registry)
-
-        self.requests = counter("dualmap_requests_total", "Requests by how they ended", "pool", "outcome")
-        self.refusals = counter("dualmap_refusals_total", "Requests answered with an error of the router", "code")
-        self.decisions = counter("dualmap_decisions_total", "Placements by the policy's reason", "pool", "reason")
-        self.retries = counter("dualmap_retries_total", "Tries on another instance", "pool", "failure")
-        self.slo = counter("dualmap_slo_total", "First tokens within the TTFT SLO, or past it", "pool", "slo")
-        self.prompt_tokens = counter(
-            "dualmap_prompt_tokens_total", "Prompt tokens: expected by the router, reported by instances", "pool", "by"
+    def _define_store(self, make: Instruments) -> None:
+        self._store_latency_s = make.histogram(
+            "dualmap_store_call_seconds", "Store calls", "call", bounds=_CALL_BOUNDS_S
         )
-        self.hit_tokens = counter(
-            "dualmap_hit_tokens_total", "Prompt tokens found cached: expected, reported by instances", "pool", "by"
-        )
-        self.stale = counter("dualmap_stale_reservations_total", "Decisions made again on fresher loads", "pool")
-        self.replaced = counter("dualmap_replaced_requests_total", "Held requests that the store had lost", "pool")
-        self.ttft_s = waits("dualmap_ttft_seconds", "Request parsed to first token, streamed answers")
-        self.hold_s = waits("dualmap_hold_seconds", "Time held before dispatch")
-        self.decision_s = waits("dualmap_decision_seconds", "Request parsed to reservation made", _CALL_BUCKETS_S)
-        self.connections = Gauge("dualmap_client_connections", "Open client connections", registry=registry)
-        self.in_flight = Gauge(
-            "dualmap_replica_requests", "Requests held or in flight on this replica", ("pool",), registry=registry
-        )
-
-    def _define_store(self, registry: CollectorRegistry) -> None:
-        self._store_latency_s = Histogram(
-            "dualmap_store_call_seconds", "Store calls", ("call",), buckets=_CALL_BUCKETS_S, registry=registry
-        )
-        self._store_errors = Counter("dualmap_store_errors_total", "Failed store calls", ("call",), registry=registry)
-        self.outbox = Gauge("dualmap_outbox_transitions", "Transitions waiting for the store", registry=registry)
-        self.outbox_dropped = Gauge(
-            "dualmap_outbox_dropped", "Transitions dropped because the outbox was full", registry=registry
-        )
-        self.degraded = Gauge(
-            "dualmap_store_degraded",
-            "1 while the store is out of reach and the replica decides alone",
-            registry=registry,
-        )
-        self.reconciled = Counter(
-            "dualmap_reconciled_requests_total", "Leftovers of this replica that were released late", registry=registry
-        )
+        self._store_errors = make.counter("dualmap_store_errors", "Failed store calls", "call")
+        self.outbox = make.gauge("dualmap_outbox_transitions", "Transitions waiting for the store").labels()
+        self.outbox_dropped = make.gauge(
+            "dualmap_outbox_dropped", "Transitions dropped because the outbox was full"
+        ).labels()
+        self.degraded = make.gauge(
+            "dualmap_store_degraded", "1 while the store is out of reach and the replica decides alone"
+        ).labels()
+        self.reconciled = make.counter(
+            "dualmap_reconciled_requests", "Leftovers of this replica that were released late"
+        ).labels()
 
     # what the data plane reports --------------------------------------------------------------------------------
     def connections_changed(self, change: int) -> None:

@@ -46,7 +46,7 @@ async def test_a_request_that_would_be_late_is_refused_before_anything_is_reserv
     assert error_headers(refused.value)["retry-after"] == "4"
     assert tampered[0].calls == ["observe"]
     outcomes = runtime.pools.pools["default"].metrics.outcomes
-    assert outcomes[Outcome.REFUSED]._value.get() == 1
+    assert outcomes[Outcome.REFUSED].value == 1
     first.finish(Outcome.COMPLETED)
     await runtime.context.outbox.flush(1.0)
     assert (await store.pool("default").snapshot()).requests == ()

@@ -1,0 +1,135 @@
+"""Counters, gauges and histograms of one event loop, read by Prometheus when it scrapes.
+
+The instruments of prometheus_client take a lock and check their labels at every addition, for threads that a replica
+does not have; at two dozen additions a request that was a tenth of its CPU. These are plain numbers, written from the
+event loop alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Generic, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+
+class Counter:
+    """A sum that only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        self.value += amount
+
+
+class Gauge:
+    """A number that comes and goes."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        self.value += amount
+
+    def dec(self, amount: float = 1.0) -> None:
+        self.value -= amount
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+
+class Histogram:
+    """How often a quantity fell into each bucket, and its sum. A value on a bound belongs to the bucket below it."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bound and how many values are not above it, as Prometheus counts: each bucket holds those before."""
+        names = (*map(floatToGoString, self.bounds), "+Inf")
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
+T = TypeVar("T", Counter, Gauge, Histogram)
+
+
+class Family(Generic[T]):
+    """One metric: an instrument for each set of label values, made when first asked for."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], make: Callable[[], T]) -> None:
+        self.name = name
+        self.text = text
+        self.labels_named = tuple(labels)
+        self.instruments: dict[tuple[str, ...], T] = {}
+        self._make: Callable[[], T] = make
+
+    def labels(self, *values: str) -> T:
+        """The instrument for these label values, in the order of the family's labels."""
+        if len(values) != len(self.labels_named):
+            raise ValueError(f"{self.name} takes the labels {self.labels_named}, not {values}")
+        instrument = self.instruments.get(values)
+        if instrument is None:
+            instrument = self.instruments[values] = self._make()
+        return instrument
+
+
+class Instruments(Collector):
+    """All families of one replica; register it with a ``CollectorRegistry``."""
+
+    def __init__(self) -> None:
+        self._counters: list[Family[Counter]] = []
+        self._gauges: list[Family[Gauge]] = []
+        self._histograms: list[Family[Histogram]] = []
+
+    def counter(self, name: str, text: str, *labels: str) -> Family[Counter]:
+        """``name`` without ``_total``, which the export adds."""
+        family = Family(name, text, labels, Counter)
+        self._counters.append(family)
+        return family
+
+    def gauge(self, name: str, text: str, *labels: str) -> Family[Gauge]:
+        family = Family(name, text, labels, Gauge)
+        self._gauges.append(family)
+        return family
+
+    def histogram(self, name: str, text: str, *labels: str, bounds: Sequence[float]) -> Family[Histogram]:
+        family = Family(name, text, labels, lambda: Histogram(bounds))
+        self._histograms.append(family)
+        return family
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # registering must not collect
+
+    def collect(self) -> Iterator[Metric]:
+        for counters in self._counters:
+            counted = CounterMetricFamily(counters.name, counters.text, labels=counters.labels_named)
+            for values, counter in counters.instruments.items():
+                counted.add_metric(values, counter.value)
+            yield counted
+        for gauges in self._gauges:
+            gauged = GaugeMetricFamily(gauges.name, gauges.text, labels=gauges.labels_named)
+            for values, gauge in gauges.instruments.items():
+                gauged.add_metric(values, gauge.value)
+            yield gauged
+        for histograms in self._histograms:
+            distributed = HistogramMetricFamily(histograms.name, histograms.text, labels=histograms.labels_named)
+            for values, histogram in histograms.instruments.items():
+                distributed.add_metric(values, histogram.buckets(), histogram.sum)
+            yield distributed
