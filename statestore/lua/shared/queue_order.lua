@@ -29,9 +29,11 @@ local function push(heap, waiting, position)
 end
 
 local function pop(heap, waiting)
-  local top, size = heap[1], #heap - 1
-  heap[1], heap[size + 1] = heap[size + 1], nil
-  local parent = 1
+  local top, last = heap[1], table.remove(heap)
+  local parent, size = 1, #heap
+  if size > 0 then
+    heap[1] = last
+  end
   while true do
     local child = 2 * parent
     if child > size then
