@@ -49,6 +49,7 @@ COMMANDS = {
     "record": Command("make one trace of what replicas recorded", "cli.record"),
     "simulate": Command("run a trace through a simulated fleet in virtual time", "cli.simulate"),
     "evaluate": Command("run the paper's whole evaluation and write a report", "cli.evaluate"),
+    "laboratory": Command("compare policies and settings over traces, fleets, rates and seeds", "cli.laboratory"),
     "settings": Command("print the settings in effect, or their reference", "cli.reference"),
 }
 

@@ -1,0 +1,143 @@
+"""``dualmap laboratory``: policies and settings against each other, over traces, fleets, rates and seeds."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from scheduling.settings import SchedulingSettings
+from simulation.commands.options import OptionError, add_output_arguments, exit_code, write_whole
+from simulation.evaluate.work import OnStep, Worker
+from simulation.laboratory.experiment import Experiment, run_experiment
+from simulation.laboratory.report import render_json, render_markdown, report_tables, rich_table
+from simulation.laboratory.run_cache import RunCache
+from simulation.laboratory.suite import OURS, PEERS, PRESET_SHORTHANDS, SUITES, Suite, Workload, recorded, workload_of
+from simulation.laboratory.variants import Variant, parse_variant
+from simulation.presets import PRESETS
+from simulation.settings import EngineSettings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--variant", action="append", metavar="NAME=POLICY[,SETTING=VALUE…]",
+        help="a competitor, the first is compared with the best other (none: dualmap-wide and the best peers)",
+    )  # fmt: skip
+    matrix = parser.add_argument_group("matrix (what is left out is the suite's)")
+    matrix.add_argument("--suite", choices=[*SUITES], default="standard", help="which traces, fleets, rates and seeds")
+    matrix.add_argument("--quick", action="store_true", help="--suite quick: a few minutes on two cores")
+    matrix.add_argument("--traces", type=Path, metavar="DIR", help="folder with recordings to use for generators")
+    matrix.add_argument("--trace", metavar="T[,T…]", help="workloads of the suite, other generators, or files")
+    matrix.add_argument("--preset", metavar="P[,P…]", help="engine models: " + ", ".join(PRESET_SHORTHANDS))
+    matrix.add_argument("--instances", metavar="N[,N…]", help="sizes of the fleet")
+    matrix.add_argument("--rates", metavar="R[,R…]", help="requests per second; 1.5x is that multiple of saturation")
+    matrix.add_argument("--seeds", type=int, metavar="N", help="traces of each kind; windows of a file")
+    matrix.add_argument("--requests-per-instance", type=int, metavar="N", help="length of a trace")
+    matrix.add_argument("--no-goodput", action="store_true", help="leave the goodput of the variants out")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write report.md and results.json here")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(".laboratory"), metavar="DIR",
+        help="figures of former runs; a change of code or settings reruns what it concerns",
+    )  # fmt: skip
+    add_output_arguments(parser)
+
+
+def run(arguments: argparse.Namespace, scheduling: SchedulingSettings, engine: EngineSettings) -> int:
+    """Variants change ``scheduling``; the presets stand for ``engine``."""
+    return exit_code("laboratory", lambda: _run(arguments, scheduling))
+
+
+def suite_of(arguments: argparse.Namespace) -> Suite:
+    """The suite with what the options change. Raises OptionError."""
+    suite = SUITES["quick" if arguments.quick else arguments.suite]
+    folder = arguments.traces
+    if folder is not None and not folder.is_dir():
+        raise OptionError(f"--traces {folder} is not a folder")
+    workloads: tuple[Workload, ...] = tuple(recorded(workload, folder) for workload in suite.workloads)
+    if arguments.trace is not None:
+        workloads = tuple(workload_of(name, folder) for name in _words(arguments.trace, "--trace"))
+    suite = replace(suite, workloads=workloads, goodput=suite.goodput and not arguments.no_goodput)
+    if arguments.preset is not None:
+        suite = replace(suite, presets=tuple(_preset(name) for name in _words(arguments.preset, "--preset")))
+    if arguments.instances is not None:
+        sizes = tuple(_count(text, "--instances") for text in _words(arguments.instances, "--instances"))
+        suite = replace(suite, sizes=sizes)
+    if arguments.rates is not None:
+        suite = replace(suite, rates=tuple(_words(arguments.rates, "--rates")))
+    if arguments.seeds is not None:
+        suite = replace(suite, seeds=_count(arguments.seeds, "--seeds"))
+    if arguments.requests_per_instance is not None:
+        requests = _count(arguments.requests_per_instance, "--requests-per-instance")
+        suite = replace(suite, requests_per_instance=requests)
+    return suite
+
+
+def variants_of(arguments: argparse.Namespace, base: SchedulingSettings) -> tuple[Variant, ...]:
+    """Raises OptionError or VariantError."""
+    variants = tuple(parse_variant(text, base) for text in arguments.variant or (OURS, *PEERS))
+    names = [variant.name for variant in variants]
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(f"two variants are named {name!r}")
+    return variants
+
+
+def _run(arguments: argparse.Namespace, scheduling: SchedulingSettings) -> int:
+    suite, variants = suite_of(arguments), variants_of(arguments, scheduling)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=arguments.quiet) as progress:
+        worker = Worker(arguments.workers, _on_step(progress))
+        experiment = run_experiment(suite, variants, scheduling, RunCache(arguments.cache), worker)
+    _show(experiment)
+    if arguments.out is not None:
+        write_whole(arguments.out / "results.json", render_json(experiment))
+        write_whole(arguments.out / "report.md", render_markdown(experiment))
+    return 0
+
+
+def _on_step(progress: Progress) -> OnStep:
+    tasks: dict[str, TaskID] = {}
+
+    def on_step(name: str, done: int, total: int) -> None:
+        if name not in tasks:
+            tasks[name] = progress.add_task(name, total=total)
+        progress.update(tasks[name], completed=done)
+
+    return on_step
+
+
+def _show(experiment: Experiment) -> None:
+    console = Console()
+    for table in report_tables(experiment):
+        console.print(f"[bold]{table.title}[/bold]", highlight=False, soft_wrap=True)
+        console.print(rich_table(table, console.width))
+        for note in filter(None, table.notes):
+            console.print(note, highlight=False, soft_wrap=True)
+        console.print()
+
+
+def _words(text: str, option: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise OptionError(f"{option} names nothing")
+    return list(dict.fromkeys(words))
+
+
+def _preset(name: str) -> str:
+    full = PRESET_SHORTHANDS.get(name, name)
+    if full not in PRESETS:
+        raise OptionError(f"unknown preset {name!r}; known are {', '.join((*PRESET_SHORTHANDS, *sorted(PRESETS)))}")
+    return full
+
+
+def _count(value: str | int, option: str) -> int:
+    try:
+        count = int(value)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise OptionError(f"{option} must be a whole number of at least 1, found {value!r}")
+    return count

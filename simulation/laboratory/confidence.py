@@ -1,0 +1,65 @@
+"""Means over seeds with their 95 % confidence intervals, and whether a ranking holds in every seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+
+# Two-sided 95 % quantiles of Student's t distribution by degrees of freedom, from 1 on.
+_T95: tuple[float, ...] = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
+_T95 += (2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048)
+_T95_LIMIT = 1.960
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean and the half width of its 95 % confidence interval (Student's t; 0 with one value, which has none)."""
+
+    value: float
+    half_width: float
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Mean:
+        """Raises ValueError without values."""
+        if not values:
+            raise ValueError("a mean needs at least one value")
+        count = len(values)
+        # Where something was infinite in one seed, so is the mean; there is no interval around it.
+        if count == 1 or any(abs(value) == float("inf") for value in values):
+            return cls(fmean(values), 0.0, tuple(values))
+        quantile = _T95[count - 2] if count - 2 < len(_T95) else _T95_LIMIT
+        return cls(fmean(values), quantile * stdev(values) / sqrt(count), tuple(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Competitors by one figure, in every seed."""
+
+    orders: tuple[tuple[str, ...], ...]
+    """Names in each seed, best first."""
+
+    @classmethod
+    def of(cls, figures: Mapping[str, Sequence[float]], *, highest_first: bool = True) -> Ranking:
+        """Equal figures keep the order of ``figures``."""
+        seeds = len(next(iter(figures.values())))
+        sign = -1 if highest_first else 1
+        return cls(tuple(tuple(sorted(figures, key=lambda name: sign * figures[name][seed])) for seed in range(seeds)))
+
+    @property
+    def firsts(self) -> Mapping[str, int]:
+        """In how many seeds each came first; those that never did are missing."""
+        return Counter(order[0] for order in self.orders)
+
+    @property
+    def winner_holds(self) -> bool:
+        """Whether the same came first in every seed."""
+        return len(self.firsts) == 1
+
+    @property
+    def holds(self) -> bool:
+        """Whether the whole order is the same in every seed."""
+        return len(set(self.orders)) == 1

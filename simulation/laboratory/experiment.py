@@ -1,0 +1,187 @@
+"""An experiment: every variant on every fleet with every seed, first in search of its goodput, then at each rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduling.settings import SchedulingSettings
+from simulation.errors import SimulationError
+from simulation.evaluate.work import Worker
+from simulation.laboratory.confidence import Mean
+from simulation.laboratory.figures import Figures
+from simulation.laboratory.run_cache import RunCache
+from simulation.laboratory.suite import PEERS, Fleet, Suite, fleets
+from simulation.laboratory.trials import (
+    GoodputTrial,
+    Ideal,
+    IdealTrial,
+    RateTrial,
+    Trial,
+    run_goodput,
+    run_ideal,
+    run_rate,
+)
+from simulation.laboratory.variants import Variant, parse_variant
+
+Place = tuple[Fleet, int]
+"""A fleet and a seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A rate as asked for: requests per second, or a multiple of the saturation rate."""
+
+    value: float
+    of_saturation: bool
+
+    @property
+    def label(self) -> str:
+        return f"{self.value:g} × saturation" if self.of_saturation else f"{self.value:g}/s"
+
+    @classmethod
+    def parse(cls, text: str) -> Rate:
+        """Raises SimulationError."""
+        try:
+            value = float(text.removesuffix("x"))
+        except ValueError:
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise SimulationError(f"rate {text!r} must be requests per second, or like 1.5x, above 0")
+        return cls(value, text.endswith("x"))
+
+
+@dataclass(frozen=True, slots=True)
+class RateResult:
+    """All variants on one fleet at one rate; sequences are in the order of the seeds."""
+
+    fleet: Fleet
+    rate: Rate
+    rates_per_s: tuple[float, ...]
+    figures: Mapping[str, tuple[Figures, ...]]
+
+    def values(self, name: str) -> dict[str, tuple[float, ...]]:
+        """One figure of every variant."""
+        return {variant: tuple(getattr(one, name) for one in own) for variant, own in self.figures.items()}
+
+    def means(self, name: str) -> dict[str, Mean]:
+        return {variant: Mean.of(values) for variant, values in self.values(name).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputResult:
+    """The goodput of all variants on one fleet; sequences are in the order of the seeds."""
+
+    fleet: Fleet
+    goodput_per_s: Mapping[str, tuple[float, ...]]
+    saturation_per_s: tuple[float, ...]
+    ideals: tuple[Ideal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Everything that came out. The first variant is the one that the others are compared with."""
+
+    suite: Suite
+    variants: tuple[Variant, ...]
+    seeds: Mapping[Fleet, tuple[int, ...]]
+    goodputs: tuple[GoodputResult, ...]
+    rates: tuple[RateResult, ...]
+
+
+def run_experiment(
+    suite: Suite, variants: Sequence[Variant], base: SchedulingSettings, cache: RunCache, worker: Worker
+) -> Experiment:
+    """Deterministic: the same suite, variants and code give the same figures, whatever the number of processes.
+
+    Raises:
+        SimulationError: a broken trace or rate, before anything long runs.
+    """
+    rates = tuple(Rate.parse(text) for text in suite.rates)
+    seeds = {fleet: fleet.seeds(suite.seeds) for fleet in fleets(suite)}
+    places = [(fleet, seed) for fleet, own in seeds.items() for seed in own]
+    references = [parse_variant(text, base) for text in PEERS] if any(rate.of_saturation for rate in rates) else []
+    searched = [*(variants if suite.goodput else ()), *references]
+    found = _Goodputs(places, searched, suite.tolerance, cache, worker)
+    saturation = {place: max((found[one, place] for one in references), default=0.0) for place in places}
+    goodputs = _goodput_results(seeds, variants, found, saturation, base, worker) if suite.goodput else ()
+    return Experiment(
+        suite, tuple(variants), seeds, goodputs, _rate_results(seeds, variants, rates, saturation, cache, worker)
+    )
+
+
+class _Goodputs:
+    """Goodput by variant and place; variants that differ in name only are searched once."""
+
+    def __init__(
+        self, places: Sequence[Place], variants: Sequence[Variant], tolerance: float, cache: RunCache, worker: Worker
+    ) -> None:
+        trials = {
+            self._key(variant, place): GoodputTrial(Trial(variant, *place, cache), tolerance)
+            for place in places
+            for variant in variants
+        }
+        answers = worker.map("goodput", run_goodput, list(trials.values()))
+        self._found = dict(zip(trials, answers, strict=True))
+
+    def __getitem__(self, key: tuple[Variant, Place]) -> float:
+        return self._found[self._key(*key)]
+
+    @staticmethod
+    def _key(variant: Variant, place: Place) -> object:
+        return variant.scheduling, variant.options, place
+
+
+def _goodput_results(
+    seeds: Mapping[Fleet, tuple[int, ...]],
+    variants: Sequence[Variant],
+    found: _Goodputs,
+    saturation: Mapping[Place, float],
+    base: SchedulingSettings,
+    worker: Worker,
+) -> tuple[GoodputResult, ...]:
+    places = [(fleet, seed) for fleet, own in seeds.items() for seed in own]
+    trials = [IdealTrial(fleet, seed, base.slo_ttft_s) for fleet, seed in places]
+    ideals = dict(zip(places, worker.map("bounds", run_ideal, trials), strict=True))
+    return tuple(
+        GoodputResult(
+            fleet,
+            {variant.name: tuple(found[variant, (fleet, seed)] for seed in own) for variant in variants},
+            tuple(saturation[fleet, seed] for seed in own),
+            tuple(ideals[fleet, seed] for seed in own),
+        )
+        for fleet, own in seeds.items()
+    )
+
+
+def _rate_results(
+    seeds: Mapping[Fleet, tuple[int, ...]],
+    variants: Sequence[Variant],
+    rates: Sequence[Rate],
+    saturation: Mapping[Place, float],
+    cache: RunCache,
+    worker: Worker,
+) -> tuple[RateResult, ...]:
+    def rate_per_s(rate: Rate, place: Place) -> float:
+        return rate.value * saturation[place] if rate.of_saturation else rate.value
+
+    trials = {
+        (fleet, rate, variant.name, seed): RateTrial(
+            Trial(variant, fleet, seed, cache), rate_per_s(rate, (fleet, seed))
+        )
+        for fleet, own in seeds.items()
+        for seed in own
+        for rate in rates
+        for variant in variants
+        if rate_per_s(rate, (fleet, seed)) > 0
+    }
+    answers = dict(zip(trials, worker.map("rates", run_rate, list(trials.values())), strict=True))
+    results = []
+    for fleet, own in seeds.items():
+        for rate in rates:
+            usable = [seed for seed in own if rate_per_s(rate, (fleet, seed)) > 0]
+            if usable:
+                per_s = tuple(rate_per_s(rate, (fleet, seed)) for seed in usable)
+                figures = {one.name: tuple(answers[fleet, rate, one.name, seed] for seed in usable) for one in variants}
+                results.append(RateResult(fleet, rate, per_s, figures))
+    return tuple(results)

@@ -1,0 +1,198 @@
+"""What an experiment found, as tables for the terminal and for Markdown, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import orjson
+from rich.table import Table
+
+from simulation.laboratory.confidence import Mean, Ranking
+from simulation.laboratory.experiment import Experiment, GoodputResult, RateResult
+from simulation.laboratory.trials import Ideal
+from simulation.laboratory.variants import described
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTable:
+    """One fleet's figures, a row a variant."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+    """Sentences below the table."""
+
+
+def report_tables(experiment: Experiment) -> list[ReportTable]:
+    """By fleet: its goodput, then its rates."""
+    tables = []
+    for fleet, seeds in experiment.seeds.items():
+        tables += [_goodput_table(result) for result in experiment.goodputs if result.fleet == fleet]
+        tables += [_rate_table(result, len(seeds)) for result in experiment.rates if result.fleet == fleet]
+    return tables
+
+
+def _goodput_table(result: GoodputResult) -> ReportTable:
+    ideal = Mean.of([one.goodput_per_s for one in result.ideals])
+    sustained = Mean.of([one.sustained_per_s for one in result.ideals])
+    ranking = Ranking.of(result.goodput_per_s)
+    seeds = len(result.ideals)
+    rows = [
+        (name, _shown(Mean.of(values), 2), f"{_ratio(values, result.ideals):.0%}", f"{ranking.firsts[name]}/{seeds}")
+        for name, values in result.goodput_per_s.items()
+    ]
+    rows += [("(ideal)", _shown(ideal, 2), "", ""), ("(ideal, sustained)", _shown(sustained, 2), "", "")]
+    return ReportTable(
+        f"{result.fleet.title}: goodput, 90 % on time, {_counted(seeds)}",
+        ("variant", "requests/s", "of ideal", "first"),
+        tuple(rows),
+        (_comparison(result.goodput_per_s, "goodput", relative=True), _ranking_note(ranking)),
+    )
+
+
+def _ratio(values: Sequence[float], ideals: Sequence[Ideal]) -> float:
+    return Mean.of([value / ideal.goodput_per_s for value, ideal in zip(values, ideals, strict=True)]).value
+
+
+RATE_COLUMNS: Mapping[str, tuple[str, float, int]] = {
+    "on time %": ("on_time", 100, 1),
+    "TTFT P90 s": ("ttft_p90_s", 1, 2),
+    "E2E P99 s": ("e2e_p99_s", 1, 0),
+    "hit %": ("hit_rate", 100, 1),
+    "hold s": ("longest_hold_s", 1, 1),
+    "error P50 %": ("error_p50", 100, 0),
+    "P90 %": ("error_p90", 100, 0),
+    "P50 s": ("error_p50_s", 1, 2),
+    "P90 s": ("error_p90_s", 1, 2),
+}
+"""Column: figure, factor, digits."""
+NARROW_COLUMNS = frozenset({"on time %", "TTFT P90 s", "E2E P99 s", "hit %", "error P50 %"})
+WIDE_TERMINAL = 150
+"""Characters from which on every column is shown."""
+
+
+def _rate_table(result: RateResult, wanted_seeds: int) -> ReportTable:
+    seeds = len(result.rates_per_s)
+    ranking = Ranking.of(result.values("on_time"))
+    rows = []
+    for name, own in result.figures.items():
+        cells = [
+            _shown(Mean.of([factor * getattr(one, figure) for one in own]), digits)
+            for figure, factor, digits in RATE_COLUMNS.values()
+        ]
+        rows.append((name, *cells, f"{ranking.firsts[name]}/{seeds}"))
+    notes = [
+        _comparison(result.values("on_time"), "on time", relative=False),
+        _comparison(result.values("ttft_p90_s"), "TTFT P90", relative=True, highest_best=False),
+        _comparison(result.values("hit_rate"), "hit rate", relative=False),
+        _ranking_note(ranking),
+    ]
+    if seeds < wanted_seeds:
+        notes.append(f"{wanted_seeds - seeds} seeds left out: there no FIFO policy has 90 % on time at any rate.")
+    rate = f"{result.rate.label} ({_shown(Mean.of(result.rates_per_s), 2)}/s)" if result.rate.of_saturation else None
+    title = f"{result.fleet.title}: at {rate or result.rate.label}, {_counted(seeds)}"
+    return ReportTable(title, ("variant", *RATE_COLUMNS, "first"), tuple(rows), tuple(filter(None, notes)))
+
+
+def _comparison(values: Mapping[str, Sequence[float]], what: str, *, relative: bool, highest_best: bool = True) -> str:
+    """The first variant against the best of the others by mean; differences are taken seed by seed."""
+    (first, ours), *others = values.items()
+    if not others:
+        return ""
+    best, theirs = (max if highest_best else min)(others, key=lambda other: Mean.of(other[1]).value)
+    if relative:
+        if not all(theirs):
+            return f"{what}: {best} is at 0."
+        differences = [100 * (own / other - 1) for own, other in zip(ours, theirs, strict=True)]
+    else:
+        differences = [100 * (own - other) for own, other in zip(ours, theirs, strict=True)]
+    unit = "%" if relative else "points"
+    return f"{what}: {first} against the best other, {best}: {_shown(Mean.of(differences), 1, sign=True)} {unit}."
+
+
+def _ranking_note(ranking: Ranking) -> str:
+    seeds = len(ranking.orders)
+    if ranking.holds:
+        return f"The ranking is the same in every seed: {' > '.join(ranking.orders[0])}."
+    firsts = ", ".join(f"{name} in {count}/{seeds}" for name, count in ranking.firsts.items())
+    return f"First: {firsts}; the order behind differs between seeds."
+
+
+def _counted(seeds: int) -> str:
+    return "1 seed" if seeds == 1 else f"{seeds} seeds"
+
+
+def _shown(mean: Mean, digits: int, *, sign: bool = False) -> str:
+    value = f"{mean.value:{'+' if sign else ''}.{digits}f}"
+    return f"{value} ± {mean.half_width:.{digits}f}" if len(mean.values) > 1 else value
+
+
+def rich_table(table: ReportTable, width: int = WIDE_TERMINAL) -> Table:
+    """For a terminal; a narrow one gets the columns that matter most (Markdown and JSON have all)."""
+    kept = [
+        index
+        for index, column in enumerate(table.columns)
+        if width >= WIDE_TERMINAL or column not in RATE_COLUMNS or column in NARROW_COLUMNS
+    ]
+    shown = Table(box=None, header_style="bold")
+    for index in kept:
+        shown.add_column(table.columns[index], justify="right" if index else "left", no_wrap=True)
+    for row in table.rows:
+        shown.add_row(*(row[index] for index in kept))
+    return shown
+
+
+def render_markdown(experiment: Experiment) -> str:
+    lines = ["# Policy laboratory", "", f"Suite `{experiment.suite.name}`. Means over seeds ± 95 % confidence.", ""]
+    lines += ["| variant | settings that differ from the defaults |", "| --- | --- |"]
+    lines += [
+        f"| {variant.name} | {', '.join(f'`{key}={value}`' for key, value in described(variant).items())} |"
+        for variant in experiment.variants
+    ]
+    for table in report_tables(experiment):
+        lines += ["", f"## {table.title}", "", f"| {' | '.join(table.columns)} |"]
+        lines += [f"| --- |{' ---: |' * (len(table.columns) - 1)}"]
+        lines += [f"| {' | '.join(row)} |" for row in table.rows]
+        lines += ["", *(f"{note}  " for note in table.notes if note)]
+    return "\n".join(lines) + "\n"
+
+
+def render_json(experiment: Experiment) -> str:
+    """Every figure of every seed, and the means."""
+    document = {
+        "suite": asdict(experiment.suite),
+        "variants": {variant.name: dict(described(variant)) for variant in experiment.variants},
+        "goodput": [_goodput_json(result, experiment) for result in experiment.goodputs],
+        "rates": [_rate_json(result, experiment) for result in experiment.rates],
+    }
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
+
+
+def _goodput_json(result: GoodputResult, experiment: Experiment) -> dict[str, object]:
+    ranking = Ranking.of(result.goodput_per_s)
+    return {
+        "fleet": asdict(result.fleet),
+        "seeds": experiment.seeds[result.fleet],
+        "goodput_per_s": {name: asdict(Mean.of(values)) for name, values in result.goodput_per_s.items()},
+        "saturation_per_s": result.saturation_per_s,
+        "ideal": [asdict(ideal) for ideal in result.ideals],
+        "ranking": _ranking_json(ranking),
+    }
+
+
+def _rate_json(result: RateResult, experiment: Experiment) -> dict[str, object]:
+    return {
+        "fleet": asdict(result.fleet),
+        "seeds": experiment.seeds[result.fleet],
+        "rate": result.rate.label,
+        "rates_per_s": result.rates_per_s,
+        "figures": {name: [asdict(one) for one in own] for name, own in result.figures.items()},
+        "on_time": {name: asdict(mean) for name, mean in result.means("on_time").items()},
+        "ranking": _ranking_json(Ranking.of(result.values("on_time"))),
+    }
+
+
+def _ranking_json(ranking: Ranking) -> dict[str, object]:
+    return {"orders": ranking.orders, "winner_holds": ranking.winner_holds, "holds": ranking.holds}

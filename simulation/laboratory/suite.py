@@ -1,0 +1,147 @@
+"""Suites: which traces, engines and fleets an experiment covers, and the competitors of the standard one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from simulation.errors import TraceError
+from simulation.evaluate.plan import PAPER_CAPS
+from simulation.sources import TraceSource
+
+PRESET_SHORTHANDS: Mapping[str, str] = MappingProxyType({preset.split("-")[1]: preset for preset in PAPER_CAPS})
+WARM_UP_SHARE = 8
+"""One in so many requests, at the start, loads the fleet and stays out of the results."""
+
+PEERS = (
+    "dualmap=dualmap",
+    "llm-d=llm-d",
+    "preble=preble",
+    "min-ttft=min-ttft",
+    "dynamo=dynamo,dynamo.prefill_scale=32",
+    "sglang=sglang",
+)
+"""The best other policies, first come, first served, each at its best settings. Together they tell saturation."""
+OURS = "wide=dualmap-wide,queue_order=deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A kind of traffic; a seed makes it a trace."""
+
+    name: str
+    source: str
+    """Generator or file."""
+    capped: bool = False
+    """Cut prompts as the paper does."""
+    file: str = ""
+    """A recording of the same traffic, to be taken instead where a folder holds it."""
+
+    @property
+    def is_file(self) -> bool:
+        return Path(self.source).suffix != "" or "/" in self.source
+
+
+WORKLOADS = (
+    Workload("conversation", "conversation", capped=True, file="conversation_trace.jsonl"),
+    Workload("toolagent", "toolagent", capped=True, file="toolagent_trace.jsonl"),
+    Workload("coding", "coding"),
+    Workload("uniform", "uniform"),
+    Workload("hotspot", "hotspot"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What an experiment covers, its competitors apart."""
+
+    name: str
+    workloads: tuple[Workload, ...] = WORKLOADS
+    presets: tuple[str, ...] = tuple(PAPER_CAPS)
+    sizes: tuple[int, ...] = (8, 32)
+    rates: tuple[str, ...] = ("0.8x", "0.9x", "1.5x")
+    """Requests per second, or with an x multiples of the saturation rate."""
+    goodput: bool = True
+    seeds: int = 5
+    requests_per_instance: int = 400
+    tolerance: float = 0.01
+    """Relative width of a goodput's bracket."""
+
+
+STANDARD = Suite("standard")
+QUICK = Suite(
+    "quick",
+    workloads=WORKLOADS[:3],
+    presets=("qwen2.5-7b-910b4",),
+    sizes=(8,),
+    rates=("0.9x", "1.5x"),
+    seeds=2,
+    requests_per_instance=125,
+    tolerance=0.03,
+)
+SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in (STANDARD, QUICK)})
+
+
+def workload_of(name: str, folder: Path | None) -> Workload:
+    """A workload of the standard suite, from its recording if ``folder`` holds it, or any generator or file."""
+    known = next((workload for workload in WORKLOADS if workload.name == name), None)
+    if known is None:
+        return Workload(Path(name).stem if "/" in name or "." in name else name, name)
+    return recorded(known, folder)
+
+
+def recorded(workload: Workload, folder: Path | None) -> Workload:
+    if folder is None or not workload.file or not (folder / workload.file).is_file():
+        return workload
+    return Workload(workload.name, str(folder / workload.file), workload.capped)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A workload on a number of instances of one kind: what one goodput belongs to, but for the seed."""
+
+    workload: Workload
+    preset: str
+    instances: int
+    requests: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.workload.name}, {self.instances} × {self.preset.split('-')[1].upper()}"
+
+    @property
+    def skip_requests(self) -> int:
+        return self.requests // WARM_UP_SHARE
+
+    def source(self, seed: int) -> TraceSource:
+        """Seed 1, 2, … of a generator; of a file its first, second, … window."""
+        cap = PAPER_CAPS.get(self.preset) if self.workload.capped else None
+        if self.workload.is_file:
+            return TraceSource(self.workload.source, self.requests, cap, start=(seed - 1) * self.requests)
+        return TraceSource(self.workload.source, self.requests, cap, seed=seed)
+
+    def seeds(self, wanted: int) -> tuple[int, ...]:
+        """As many seeds as wanted; of a file as many as it has whole windows, which do not overlap.
+
+        Raises:
+            TraceError: the trace is broken, or shorter than one window.
+        """
+        if not self.workload.is_file:
+            self.source(1).load()
+            return tuple(range(1, wanted + 1))
+        length = len(TraceSource(self.workload.source).load().requests)
+        if length < self.requests:
+            reason = f"has {length} requests, fewer than the {self.requests} of one window ({self.title})"
+            raise TraceError(self.workload.source, None, reason)
+        return tuple(range(1, min(wanted, length // self.requests) + 1))
+
+
+def fleets(suite: Suite) -> tuple[Fleet, ...]:
+    return tuple(
+        Fleet(workload, preset, size, size * suite.requests_per_instance)
+        for workload in suite.workloads
+        for preset in suite.presets
+        for size in suite.sizes
+    )

@@ -1,0 +1,98 @@
+"""The work of the processes: one variant on one fleet, one seed; at a rate, or in search of its goodput."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulation.bounds import sustainable_rate
+from simulation.engine_types import EngineConfig
+from simulation.goodput import find_goodput
+from simulation.laboratory.figures import Figures
+from simulation.laboratory.ideal import ideal_goodput, ideal_sustained_rate
+from simulation.laboratory.run_cache import RunCache
+from simulation.laboratory.suite import Fleet
+from simulation.laboratory.variants import Variant
+from simulation.presets import find_preset
+from simulation.runs import RunJob
+
+START_SHARE = 0.8
+"""Of the sustainable rate: where searches start."""
+GROWTH = 1.15
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One variant on one fleet with one seed."""
+
+    variant: Variant
+    fleet: Fleet
+    seed: int
+    cache: RunCache
+
+    @property
+    def engine(self) -> EngineConfig:
+        return find_preset(self.fleet.preset).engine
+
+    def job(self, rate_per_s: float) -> RunJob:
+        fleet = self.fleet
+        scenario = self.variant.scenario(self.engine, fleet.instances, fleet.skip_requests)
+        return RunJob(fleet.source(self.seed), scenario, rate_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RateTrial:
+    trial: Trial
+    rate_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputTrial:
+    trial: Trial
+    tolerance: float
+
+
+def run_rate(work: RateTrial) -> Figures:
+    return work.trial.cache.figures(work.trial.job(work.rate_per_s))
+
+
+def run_goodput(work: GoodputTrial) -> float:
+    """The variant's goodput in requests per second.
+
+    The search starts at the same rate for every variant, so that all of them are tried at the same rates.
+    """
+    trial = work.trial
+    fleet = trial.fleet
+    trace = fleet.source(trial.seed).load()
+    sustainable = sustainable_rate(trace, trial.engine, fleet.instances, skip=fleet.skip_requests)
+    return find_goodput(
+        lambda rate_per_s: trial.cache.figures(trial.job(rate_per_s)).on_time,
+        START_SHARE * sustainable,
+        tolerance=work.tolerance,
+        growth=GROWTH,
+    ).rate_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class IdealTrial:
+    """What no variant can pass on this fleet with this seed."""
+
+    fleet: Fleet
+    seed: int
+    slo_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ideal:
+    """Rates in requests per second; see ``simulation.laboratory.ideal``."""
+
+    goodput_per_s: float
+    sustained_per_s: float
+
+
+def run_ideal(work: IdealTrial) -> Ideal:
+    fleet, engine = work.fleet, find_preset(work.fleet.preset).engine
+    trace, skip = fleet.source(work.seed).load(), work.fleet.skip_requests
+    return Ideal(
+        ideal_goodput(trace, engine, fleet.instances, work.slo_s, skip=skip),
+        ideal_sustained_rate(trace, engine, fleet.instances, skip=skip),
+    )

@@ -1,0 +1,134 @@
+"""Variants: a policy and settings under a name of one's own, as written on a command line.
+
+``NAME=POLICY,setting=value,…``, for example ``wide=dualmap-wide,queue_order=deadline,dualmap_wide.late_weight=0.1``.
+A setting is one of the scheduling section (dots lead into its parts) or one of SCENARIO_OPTIONS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from scheduling.settings import SchedulingSettings
+from simulation.commands.options import POLICIES
+from simulation.engine_types import EngineConfig
+from simulation.errors import SimulationError
+from simulation.scenario import Dispatch, Scenario
+
+
+class VariantError(SimulationError):
+    """A variant cannot be understood; the message names it and the part of it."""
+
+
+class ScenarioOptions(BaseModel):
+    """What a variant may say about the run beside the scheduling settings; None: the scenario's own default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dispatch: Dispatch | None = None
+    dispatch_window_tokens: int | None = Field(None, ge=1)
+    max_queued_requests: int | None = Field(None, ge=0)
+    rebalance_interval_s: float | None = Field(None, gt=0)
+
+
+SCENARIO_OPTIONS = tuple(ScenarioOptions.model_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One competitor of an experiment."""
+
+    name: str
+    scheduling: SchedulingSettings
+    options: ScenarioOptions = field(default_factory=ScenarioOptions)
+
+    @property
+    def is_fifo(self) -> bool:
+        return self.scheduling.granting_order == "fifo"
+
+    def scenario(self, engine: EngineConfig, instances: int, skip_requests: int) -> Scenario:
+        return Scenario(
+            scheduling=self.scheduling,
+            engine=engine,
+            instances=instances,
+            skip_requests=skip_requests,
+            **self.options.model_dump(exclude_none=True),
+        )
+
+
+def parse_variant(text: str, base: SchedulingSettings) -> Variant:
+    """The variant that ``text`` describes, over the settings of ``base``.
+
+    Raises:
+        VariantError: no name, an unknown policy or setting, or a value that the setting does not take.
+    """
+    head, *pairs = [part.strip() for part in text.split(",")]
+    name, _, policy = (part.strip() for part in head.partition("="))
+    if not name or not policy:
+        raise VariantError(f"variant {text!r} must read NAME=POLICY,setting=value,…")
+    if policy not in POLICIES:
+        raise VariantError(f"variant {name!r}: unknown policy {policy!r}; known are {', '.join(POLICIES)}")
+    scheduling: dict[str, Any] = base.model_dump() | {"policy": policy}
+    options: dict[str, str] = {}
+    for pair in filter(None, pairs):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals:
+            raise VariantError(f"variant {name!r}: {pair!r} must read setting=value")
+        if key in SCENARIO_OPTIONS:
+            options[key] = value
+        else:
+            _set(scheduling, key, value, name)
+    try:
+        return Variant(name, SchedulingSettings.model_validate(scheduling), ScenarioOptions.model_validate(options))
+    except ValidationError as error:
+        raise VariantError(f"variant {name!r}: {_first_reason(error)}") from error
+
+
+def _set(settings: dict[str, Any], key: str, value: str, variant: str) -> None:
+    *path, last = key.split(".")
+    section: Any = settings
+    for step in path:
+        section = section.get(step) if isinstance(section, Mapping) else None
+    if not isinstance(section, dict) or last not in section or isinstance(section[last], dict):
+        known = ", ".join((*SCENARIO_OPTIONS, *SETTINGS))
+        raise VariantError(f"variant {variant!r}: unknown setting {key!r}; known are {known}")
+    section[last] = value
+
+
+def _first_reason(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(step) for step in first["loc"])
+    return f"{place}: {first['msg']}" if place else str(first["msg"])
+
+
+def _setting_names(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key, value in settings.items():
+        names += _setting_names(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
+    return names
+
+
+SETTINGS = tuple(_setting_names(SchedulingSettings().model_dump()))
+"""Every scheduling setting by its path."""
+
+
+def described(variant: Variant) -> Mapping[str, object]:
+    """What sets the variant apart from the defaults, for reports."""
+    own = _differences(variant.scheduling.model_dump(mode="json"), SchedulingSettings().model_dump(mode="json"))
+    return MappingProxyType(
+        {"policy": variant.scheduling.policy, **own, **variant.options.model_dump(mode="json", exclude_none=True)}
+    )
+
+
+def _differences(settings: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found |= _differences(value, defaults[key], f"{prefix}{key}.")
+        elif value != defaults[key]:
+            found[prefix + key] = value
+    return found
