@@ -24,8 +24,13 @@ class LoadWindow:
 
     def read(self, now_ms: int) -> float:
         """The decayed sum now; a clock that stepped back decays nothing."""
-        return self.tokens * exp(-max(0, now_ms - self.at_ms) / WINDOW_MS)
+        return decayed_tokens(self.tokens, self.at_ms, now_ms)
 
     def add(self, now_ms: int, tokens: int) -> LoadWindow:
         """The window after ``tokens`` more uncached tokens were assigned."""
         return LoadWindow(self.read(now_ms) + tokens, max(now_ms, self.at_ms))
+
+
+def decayed_tokens(tokens: float, at_ms: int, now_ms: int) -> float:
+    """What is left now of a sum of tokens as of ``at_ms``."""
+    return tokens * exp(-max(0, now_ms - at_ms) / WINDOW_MS)

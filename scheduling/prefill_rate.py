@@ -32,12 +32,17 @@ class PrefillRate:
     @property
     def tokens_per_s(self) -> float:
         """The learned rate; never under 1, so that it can be divided by."""
-        return max(1.0, self.tokens / self.busy_s)
+        return learned_tokens_per_s(self.tokens, self.busy_s)
 
     def after(self, tokens: int, busy_s: float) -> PrefillRate:
         """The sums after one more prefill of ``tokens`` uncached tokens in ``busy_s`` >= 0 seconds."""
         keep = MEMORY_S / (MEMORY_S + busy_s)
         return PrefillRate(self.tokens * keep + tokens, self.busy_s * keep + busy_s)
+
+
+def learned_tokens_per_s(tokens: float, busy_s: float) -> float:
+    """The rate that the two sums of a ``PrefillRate`` stand for."""
+    return max(1.0, tokens / busy_s)
 
 
 def prefill_busy_s(ended_ms: int, previous_end_ms: int, dispatched_ms: int) -> float:

@@ -29,7 +29,5 @@ def mark_depths(chain: Chain) -> tuple[int, ...]:
     if full_blocks == 0:
         return ()
     stride = mark_stride(chain.block_tokens)
-    depths = list(range(stride, full_blocks + 1, stride))
-    if not depths or depths[-1] != full_blocks:
-        depths.append(full_blocks)
-    return tuple(depths)
+    depths = tuple(range(stride, full_blocks + 1, stride))
+    return depths if full_blocks % stride == 0 else (*depths, full_blocks)

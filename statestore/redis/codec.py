@@ -12,8 +12,8 @@ from scheduling.chain import Chain
 from scheduling.decision import Horizon
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from scheduling.load_window import LoadWindow
-from scheduling.prefill_rate import PrefillRate
+from scheduling.load_window import decayed_tokens
+from scheduling.prefill_rate import learned_tokens_per_s
 from scheduling.prefix_holders import mark_depths
 from statestore.base import Grant, Lease, ReplicaInfo, RequestRecord, RequestState, Reservation
 from statestore.ledger.replicas import RETIRED
@@ -101,20 +101,19 @@ def spec_from(instance_id: str, values: Sequence[bytes | None]) -> InstanceSpec 
 
 def load_from(instance_id: str, values: Sequence[Any], now_ms: int) -> InstanceLoad:
     """The load from the values of ``LOAD_FIELDS``, then held, running, cached and perhaps the hit."""
-    pending = int(values[1])
-    stalled_ms = now_ms - max(int(values[8]), int(values[9])) if pending > 0 else 0
+    pending_tokens = int(values[1])
     return InstanceLoad(
         instance_id,
         _STATES[values[0]],
-        pending,
+        pending_tokens,
         int(values[2]),
         values[12],
         values[13],
         int(values[3]),
         values[14],
-        LoadWindow(float(values[4]), int(values[5])).read(now_ms),
-        PrefillRate(float(values[6]), float(values[7])).tokens_per_s,
-        max(0, stalled_ms) / 1000,
+        decayed_tokens(float(values[4]), int(values[5]), now_ms),
+        learned_tokens_per_s(float(values[6]), float(values[7])),
+        max(0, now_ms - max(int(values[8]), int(values[9]))) / 1000 if pending_tokens > 0 else 0.0,
         int(values[10]),
         values[15] if len(values) > 15 else 0,
         int(values[11]),
