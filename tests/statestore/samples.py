@@ -11,7 +11,7 @@ from scheduling.settings import SchedulingSettings
 from statestore.base import Reservation
 
 BLOCK_TOKENS = 100
-SCHEDULING = SchedulingSettings(hotness_window_requests=100)
+SCHEDULING = SchedulingSettings(policy="dualmap", queue_order="fifo", hotness_window_requests=100)
 
 
 class HandClock:

@@ -489,7 +489,7 @@ def test_memory_and_valkey_agree_on_every_sequence_of_calls(
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=20,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

@@ -13,7 +13,7 @@ local function takes_at_once(account, uncached_tokens, deadline_ms, now_ms)
   if not by_deadline or not steps_behind(deadline_ms, uncached_tokens, now_ms, tokens_per_s(account)) then
     return true
   end
-  return account.dispatched_tokens == 0 and redis.call('ZCARD', account.late_key) == 0
+  return account.dispatched_tokens == 0 -- then nobody is late either, see grant_by_deadline
 end
 
 local function is_full(account, uncached_tokens, deadline_ms, now_ms)

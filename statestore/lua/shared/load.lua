@@ -6,11 +6,7 @@ local function read_load(first)
   if not load[1] then
     return nil
   end
-  local held = redis.call('ZCARD', KEYS[first + 1])
-  if load[12] ~= '0' then
-    held = held + redis.call('ZCARD', KEYS[first + 2])
-  end
-  load[#load + 1] = held
+  load[#load + 1] = redis.call('ZCARD', KEYS[first + 1]) + redis.call('ZCARD', KEYS[first + 2])
   load[#load + 1] = redis.call('ZCARD', KEYS[first + 3])
   load[#load + 1] = redis.call('ZCARD', KEYS[first + 4])
   return load
