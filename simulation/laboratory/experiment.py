@@ -121,7 +121,7 @@ class _Goodputs:
             for place in places
             for variant in variants
         }
-        answers = worker.map("goodput", run_goodput, list(trials.values()))
+        answers = worker.map("goodput", run_goodput, list(trials.values())) if trials else []
         self._found = dict(zip(trials, answers, strict=True))
 
     def __getitem__(self, key: tuple[Variant, Place]) -> float:

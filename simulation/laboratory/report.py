@@ -90,7 +90,7 @@ def _rate_table(result: RateResult, wanted_seeds: int) -> ReportTable:
         _ranking_note(ranking),
     ]
     if seeds < wanted_seeds:
-        notes.append(f"{wanted_seeds - seeds} seeds left out: there no FIFO policy has 90 % on time at any rate.")
+        notes.append(f"{_counted(wanted_seeds - seeds)} left out: there no FIFO policy has 90 % on time at any rate.")
     rate = f"{result.rate.label} ({_shown(Mean.of(result.rates_per_s), 2)}/s)" if result.rate.of_saturation else None
     title = f"{result.fleet.title}: at {rate or result.rate.label}, {_counted(seeds)}"
     return ReportTable(title, ("variant", *RATE_COLUMNS, "first"), tuple(rows), tuple(filter(None, notes)))

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from simulation.errors import TraceError
 from simulation.evaluate.plan import PAPER_CAPS
+from simulation.generators import GeneratorSpec
 from simulation.sources import TraceSource
 
 PRESET_SHORTHANDS: Mapping[str, str] = MappingProxyType({preset.split("-")[1]: preset for preset in PAPER_CAPS})
@@ -41,7 +42,7 @@ class Workload:
 
     @property
     def is_file(self) -> bool:
-        return Path(self.source).suffix != "" or "/" in self.source
+        return GeneratorSpec.parse(self.source) is None
 
 
 WORKLOADS = (
@@ -85,10 +86,14 @@ SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in (
 
 
 def workload_of(name: str, folder: Path | None) -> Workload:
-    """A workload of the standard suite, from its recording if ``folder`` holds it, or any generator or file."""
+    """A workload of the standard suite, from its recording if ``folder`` holds it, or any generator or file.
+
+    Raises:
+        TraceError: a generator's options are wrong.
+    """
     known = next((workload for workload in WORKLOADS if workload.name == name), None)
     if known is None:
-        return Workload(Path(name).stem if "/" in name or "." in name else name, name)
+        return Workload(Path(name).stem if GeneratorSpec.parse(name) is None else name, name)
     return recorded(known, folder)
 
 

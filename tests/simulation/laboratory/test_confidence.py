@@ -1,0 +1,49 @@
+import pytest
+
+from simulation.laboratory.confidence import Mean, Ranking
+
+
+def test_the_interval_is_students() -> None:
+    # Given the textbook sample 1..5: mean 3, standard deviation 1.5811, t(4) = 2.776.
+    mean = Mean.of([1, 2, 3, 4, 5])
+
+    assert mean.value == 3
+    assert mean.half_width == pytest.approx(2.776 * 1.58114 / 5**0.5, rel=1e-4)
+
+
+def test_many_values_take_the_normal_quantile() -> None:
+    values = [0.0, 1.0] * 50
+
+    assert Mean.of(values).half_width == pytest.approx(1.96 * 0.50252 / 10, rel=1e-3)
+
+
+def test_one_value_has_no_interval_and_none_no_mean() -> None:
+    assert Mean.of([7.0]) == Mean(7.0, 0.0, (7.0,))
+    with pytest.raises(ValueError, match="at least one value"):
+        Mean.of([])
+
+
+def test_an_infinite_value_makes_the_mean_infinite() -> None:
+    assert Mean.of([1.0, float("inf")]).value == float("inf")
+
+
+def test_a_ranking_that_holds_is_the_same_in_every_seed() -> None:
+    ranking = Ranking.of({"a": (3.0, 9.0), "b": (2.0, 8.0), "c": (1.0, 7.0)})
+
+    assert ranking.orders == (("a", "b", "c"),) * 2
+    assert ranking.holds and ranking.winner_holds
+
+
+def test_a_winner_may_hold_while_the_order_behind_does_not() -> None:
+    ranking = Ranking.of({"a": (3.0, 9.0), "b": (2.0, 7.0), "c": (1.0, 8.0)})
+
+    assert ranking.winner_holds and not ranking.holds
+    assert ranking.firsts == {"a": 2}
+
+
+def test_where_small_is_good_the_smallest_is_first() -> None:
+    assert Ranking.of({"a": (3.0,), "b": (2.0,)}, highest_first=False).orders == (("b", "a"),)
+
+
+def test_equal_figures_keep_their_order() -> None:
+    assert Ranking.of({"b": (1.0,), "a": (1.0,)}).orders == (("b", "a"),)

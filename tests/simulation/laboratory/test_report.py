@@ -1,0 +1,103 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from scheduling.settings import SchedulingSettings
+from simulation.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
+from simulation.laboratory.figures import Figures
+from simulation.laboratory.report import render_json, render_markdown, report_tables, rich_table
+from simulation.laboratory.suite import Fleet, Suite, Workload
+from simulation.laboratory.trials import Ideal
+from simulation.laboratory.variants import parse_variant
+
+FLEET = Fleet(Workload("uniform", "uniform"), "qwen2.5-7b-910b4", 8, 800)
+FIGURES = Figures(
+    on_time=0.9, ttft_p50_s=1.0, ttft_p90_s=2.0, e2e_p99_s=60.0, hit_rate=0.5, infinite_hit_rate=0.6,
+    longest_hold_s=12.0, error_p50=0.1, error_p90=0.3, error_p50_s=0.2, error_p90_s=0.7, refused=0, migrations=3,
+)  # fmt: skip
+
+
+def experiment(seeds: tuple[int, ...] = (1, 2)) -> Experiment:
+    """Ours is 10 and 20 % better than the peer, and 10 points more on time; the third is behind."""
+    return Experiment(
+        suite=Suite("made"),
+        variants=tuple(
+            parse_variant(text, SchedulingSettings())
+            for text in ("ours=dualmap,max_hold_s=60", "peer=llm-d", "other=preble")
+        ),
+        seeds={FLEET: seeds},
+        goodputs=(
+            GoodputResult(
+                FLEET,
+                {"ours": (11.0, 12.0), "peer": (10.0, 10.0), "other": (5.0, 5.0)},
+                saturation_per_s=(10.0, 10.0),
+                ideals=(Ideal(20.0, 15.0), Ideal(24.0, 15.0)),
+            ),
+        ),
+        rates=(
+            RateResult(
+                FLEET,
+                Rate(1.5, of_saturation=True),
+                (15.0, 15.0),
+                {
+                    "ours": (FIGURES, FIGURES),
+                    "peer": (replace(FIGURES, on_time=0.8), replace(FIGURES, on_time=0.8)),
+                    "other": (replace(FIGURES, on_time=0.1), replace(FIGURES, on_time=0.85)),
+                },
+            ),
+        ),
+    )
+
+
+def test_the_goodput_stands_beside_its_bounds_and_the_best_other() -> None:
+    table = report_tables(experiment())[0]
+
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["ours"][1:] == ("52%", "2/2"), "11 of 20 and 12 of 24"
+    assert rows["(ideal)"][0].startswith("22.00 ±")
+    assert rows["(ideal, sustained)"][0] == "15.00 ± 0.00"
+    assert "ours against the best other, peer: +15.0 ± 63.5 %" in table.notes[0]
+    assert table.notes[1] == "The ranking is the same in every seed: ours > peer > other."
+
+
+def test_a_rate_tells_every_figure_with_its_interval() -> None:
+    table = report_tables(experiment())[1]
+
+    assert table.title == "uniform, 8 × 7B: at 1.5 × saturation (15.00 ± 0.00/s), 2 seeds"
+    ours = dict(zip(table.columns, table.rows[0], strict=True))
+    assert ours["on time %"] == "90.0 ± 0.0"
+    assert ours["hold s"] == "12.0 ± 0.0"
+    assert ours["first"] == "2/2"
+    assert "on time: ours against the best other, peer: +10.0 ± 0.0 points." in table.notes
+    assert "First: ours in 2/2; the order behind differs between seeds." in table.notes
+
+
+def test_seeds_that_had_to_be_left_out_are_told() -> None:
+    notes = report_tables(experiment(seeds=(1, 2, 3)))[1].notes
+
+    assert "1 seed left out: there no FIFO policy has 90 % on time at any rate." in notes
+
+
+def test_a_narrow_terminal_gets_fewer_columns() -> None:
+    table = report_tables(experiment())[1]
+
+    assert len(rich_table(table, width=80).columns) < len(rich_table(table, width=200).columns) == len(table.columns)
+
+
+def test_the_markdown_holds_every_table_and_what_the_variants_are() -> None:
+    text = render_markdown(experiment())
+
+    assert "| ours | `policy=dualmap`, `max_hold_s=60.0` |" in text
+    assert text.count("\n## ") == 2
+    assert "| peer | 10.00 ± 0.00 | 46% | 0/2 |" in text
+
+
+def test_the_json_holds_every_figure_of_every_seed() -> None:
+    document = json.loads(render_json(experiment()))
+
+    assert document["goodput"][0]["goodput_per_s"]["ours"]["values"] == [11.0, 12.0]
+    assert [one["on_time"] for one in document["rates"][0]["figures"]["other"]] == [0.1, 0.85]
+    assert document["rates"][0]["ranking"]["winner_holds"] is True
+    assert document["rates"][0]["ranking"]["holds"] is False
+    assert document["goodput"][0]["ideal"][0] == pytest.approx({"goodput_per_s": 20.0, "sustained_per_s": 15.0})

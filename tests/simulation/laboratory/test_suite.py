@@ -1,0 +1,74 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from simulation.errors import TraceError
+from simulation.laboratory.suite import QUICK, STANDARD, Fleet, Workload, fleets, recorded, workload_of
+
+PRESET = "qwen2.5-7b-910b4"
+
+
+def write_trace(path: Path, requests: int) -> Path:
+    rows = (
+        {"timestamp": 100 * n, "input_length": 600, "output_length": 5, "hash_ids": [n, n]} for n in range(requests)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_standard_suite_covers_five_traces_two_sizes_and_both_presets() -> None:
+    covered = fleets(STANDARD)
+
+    assert len(covered) == 20
+    assert {fleet.workload.name for fleet in covered} == {"conversation", "toolagent", "coding", "uniform", "hotspot"}
+    assert {fleet.requests for fleet in covered if fleet.instances == 32} == {32 * STANDARD.requests_per_instance}
+    assert len(fleets(QUICK)) < len(covered)
+
+
+def test_a_seed_gives_a_generator_another_trace() -> None:
+    fleet = Fleet(Workload("uniform", "uniform"), PRESET, 2, 40)
+
+    first, second = (fleet.source(seed).load() for seed in (1, 2))
+
+    assert fleet.seeds(3) == (1, 2, 3)
+    assert len(first.requests) == len(second.requests) == 40
+    assert first != second
+
+
+def test_seeds_of_a_file_are_windows_that_do_not_overlap(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.jsonl", 50)
+    fleet = Fleet(Workload("mine", str(path)), PRESET, 2, 20)
+
+    assert fleet.seeds(5) == (1, 2), "50 requests have two whole windows of 20"
+    ids = [{request.hash_ids for request in fleet.source(seed).load().requests} for seed in (1, 2)]
+    assert len(ids[0]) == len(ids[1]) == 20
+    assert not ids[0] & ids[1]
+
+
+def test_a_file_that_is_too_short_is_an_error(tmp_path: Path) -> None:
+    fleet = Fleet(Workload("mine", str(write_trace(tmp_path / "trace.jsonl", 19))), PRESET, 2, 20)
+
+    with pytest.raises(TraceError, match="has 19 requests, fewer than the 20 of one window"):
+        fleet.seeds(1)
+
+
+def test_a_recording_takes_the_generators_place_where_there_is_one(tmp_path: Path) -> None:
+    write_trace(tmp_path / "conversation_trace.jsonl", 3)
+
+    assert workload_of("conversation", tmp_path).source == str(tmp_path / "conversation_trace.jsonl")
+    assert workload_of("toolagent", tmp_path).source == "toolagent"
+    assert recorded(workload_of("coding", None), tmp_path).source == "coding"
+
+
+def test_any_generator_or_file_can_be_a_workload() -> None:
+    assert workload_of("zipf:skew=1.2", None) == Workload("zipf:skew=1.2", "zipf:skew=1.2")
+    assert workload_of("some/where/trace.jsonl", None) == Workload("trace", "some/where/trace.jsonl")
+
+
+def test_prompts_are_cut_as_the_paper_does_where_a_workload_says_so() -> None:
+    capped = Fleet(Workload("conversation", "conversation", capped=True), PRESET, 2, 60)
+    whole = Fleet(Workload("conversation", "conversation"), PRESET, 2, 60)
+
+    assert max(request.input_tokens for request in capped.source(1).load().requests) == 20_480
+    assert max(request.input_tokens for request in whole.source(1).load().requests) > 20_480

@@ -1,0 +1,75 @@
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from scheduling.settings import SchedulingSettings
+from simulation.commands import laboratory
+from simulation.settings import EngineSettings
+
+TINY = ["--trace", "uniform", "--preset", "7b", "--instances", "2", "--seeds", "2", "--requests-per-instance", "30"]
+
+
+def run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    laboratory.add_arguments(parser)
+    return laboratory.run(
+        parser.parse_args([*words, "--quiet", "--workers", "1"]), SchedulingSettings(), EngineSettings()
+    )
+
+
+def test_it_compares_variants_and_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    variants = ["--variant", "a=dualmap-wide,queue_order=deadline", "--variant", "b=min-ttft"]
+    folders = ["--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
+
+    code = run(*TINY, *variants, *folders, "--rates", "4,8", "--no-goodput")
+
+    assert code == 0
+    assert "uniform, 2 × 7B: at 8/s, 2 seeds" in capsys.readouterr().out
+    document = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [cell["rate"] for cell in document["rates"]] == ["4/s", "8/s"]
+    assert "## uniform, 2 × 7B: at 4/s, 2 seeds" in (tmp_path / "out" / "report.md").read_text()
+    assert len(list((tmp_path / "cache").iterdir())) == 8
+
+
+def test_without_variants_ours_meets_the_best_peers() -> None:
+    parser = argparse.ArgumentParser()
+    laboratory.add_arguments(parser)
+
+    variants = laboratory.variants_of(parser.parse_args([]), SchedulingSettings())
+
+    assert [variant.name for variant in variants][:2] == ["wide", "dualmap"]
+    assert {"llm-d", "preble", "min-ttft", "dynamo", "sglang"} < {variant.name for variant in variants}
+
+
+def test_options_change_the_suite(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    laboratory.add_arguments(parser)
+
+    suite = laboratory.suite_of(parser.parse_args(["--quick", "--instances", "4,8", "--rates", "1x,9", "--seeds", "7"]))
+
+    assert (suite.name, suite.sizes, suite.rates, suite.seeds) == ("quick", (4, 8), ("1x", "9"), 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--variant", "a=best"], "unknown policy 'best'"),
+        (["--variant", "a=dualmap", "--variant", "a=llm-d"], "two variants are named 'a'"),
+        (["--preset", "abacus"], "unknown preset 'abacus'"),
+        (["--instances", "0"], "--instances must be a whole number of at least 1"),
+        (["--instances", "many"], "--instances must be a whole number of at least 1"),
+        (["--rates", "fast"], "rate 'fast' must be requests per second"),
+        (["--trace", ","], "--trace names nothing"),
+        (["--trace", "nothing"], "neither a file nor a generator"),
+        (["--trace", "zipf:skew=steep"], "needs a number"),
+        (["--traces", "/nowhere"], "--traces /nowhere is not a folder"),
+        (["--seeds", "0"], "--seeds must be a whole number of at least 1"),
+    ],
+)
+def test_wrong_input_is_named_with_exit_code_2(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words, "--cache", str(tmp_path)) == 2
+    assert message in capsys.readouterr().err
