@@ -50,7 +50,7 @@ class PrebleSettings(BaseModel):
 
     exploit_share: float = Field(0.5, ge=0, le=1, description="matched share of the prompt above which reuse wins")
     eviction_weight: float = Field(1.0, ge=0, description="weight of evicted tokens beside computed ones")
-    balance_ratio: float = Field(15.0, gt=1, description="load over the lightest instance's that ends exploiting")
+    balance_ratio: float = Field(2.0, gt=1, description="load over the lightest instance's that ends exploiting")
 
 
 class DynamoSettings(BaseModel):

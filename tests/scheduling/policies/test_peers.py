@@ -51,10 +51,10 @@ def test_min_ttft_uses_each_instance_s_own_rate(choose: Choose, load: Load) -> N
 
 
 def test_preble_exploits_a_match_of_more_than_half(choose: Choose, load: Load) -> None:
-    loads = load("half", hit_blocks=5, window_tokens=9000.0), load("idle", window_tokens=1000.0)
-    more = load("more", hit_blocks=6, window_tokens=9000.0)
+    loads = load("half", hit_blocks=5, window_tokens=1900.0), load("light", window_tokens=1000.0)
+    more = load("more", hit_blocks=6, window_tokens=1900.0)
 
-    assert choose("preble", *loads).instance_id == "idle"
+    assert choose("preble", *loads).instance_id == "light"
     decision = choose("preble", *loads, more)
     assert (decision.instance_id, decision.reason) == ("more", Reason.CACHE)
 
@@ -75,7 +75,7 @@ def test_preble_explores_by_load_plus_prefill_plus_eviction(choose: Choose, load
 
 
 def test_preble_stops_exploiting_an_instance_far_above_the_lightest(choose: Choose, load: Load) -> None:
-    hot, light = load("hot", hit_blocks=9, window_tokens=15_100.0), load("light", window_tokens=1000.0)
+    hot, light = load("hot", hit_blocks=9, window_tokens=2100.0), load("light", window_tokens=1000.0)
 
     assert choose("preble", hot, light).instance_id == "light"
     assert choose("preble", hot, light, preble={"balance_ratio": 20.0}).instance_id == "hot"
