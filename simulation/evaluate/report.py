@@ -8,6 +8,7 @@ from html import escape
 
 import orjson
 
+from scheduling.instance import InstanceSpec
 from simulation.evaluate.plan import PAPER_CAPS, PAPER_SLO_S, Plan
 from simulation.evaluate.section import Cell, DataTable, Section
 
@@ -37,6 +38,7 @@ def render_html(plan: Plan, sections: Sequence[Section], rules: Sequence[str]) -
 
 def rules_of(plan: Plan) -> list[str]:
     """What the reader must know before any figure."""
+    window = InstanceSpec("", "").dispatch_window_tokens
     caps = ", ".join(f"{cap:,} ({preset})" for preset, cap in PAPER_CAPS.items())
     return [
         "Simulated in virtual time: the scheduling code and the state of queues are the product's own, the engines are "
@@ -46,8 +48,8 @@ def rules_of(plan: Plan) -> list[str]:
         f"out of the figures; prompts capped at {caps} tokens; times scaled to the rate with their bursts; "
         f"seed {plan.seed}.",
         f"TTFT counts from the arrival at the router, time held in the fleet included. SLO {PAPER_SLO_S:g} s.",
-        "DualMap and its variants hold requests in the fleet and dispatch within a window of 16,384 tokens; the other "
-        "policies send every request at once, as their own projects do, and see the engines' queues without delay.",
+        f"DualMap and its variants hold requests in the fleet and dispatch within a window of {window:,} tokens; the "
+        "other policies send every request at once, as their own projects do, and see the engines' queues at once.",
         "Other policies run with their projects' parameters; Dynamo with the prefill scale 32 of its own replay, which "
         "is better here than its default 1.",
         "dualmap is the paper's: queue order first come, first served. dualmap-wide is not the paper's: it looks past "
