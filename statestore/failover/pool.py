@@ -106,7 +106,7 @@ class FailoverPool(SharedCalls):
         return await local.membership()
 
     async def observe(self, instance_ids: Sequence[str], chain: Chain, *, horizon: bool = False) -> Observation:
-        local = await self._local_pool()
+        local = self._local if self._settled is None else await self._local_pool()
         if local is None:
             try:
                 seen = await self._primary.observe(instance_ids, chain, horizon=horizon)
@@ -121,7 +121,7 @@ class FailoverPool(SharedCalls):
         return await local.observe(instance_ids, chain, horizon=horizon)
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
-        local = await self._local_pool()
+        local = self._local if self._settled is None else await self._local_pool()
         if local is None:
             try:
                 outcome = await self._primary.reserve(reservation)
@@ -135,7 +135,7 @@ class FailoverPool(SharedCalls):
         return await local.reserve(reservation)
 
     async def first_token(self, request_id: str, instance_id: str, chain: Chain) -> bool:
-        local = await self._local_pool()
+        local = self._local if self._settled is None else await self._local_pool()
         if local is None:
             try:
                 released = await self._primary.first_token(request_id, instance_id, chain)
@@ -149,7 +149,7 @@ class FailoverPool(SharedCalls):
         return await local.first_token(request_id, instance_id, chain)
 
     async def finish(self, request_id: str, *, attempt: int | None = None, facts: FinishFacts | None = None) -> bool:
-        local = await self._local_pool()
+        local = self._local if self._settled is None else await self._local_pool()
         if local is None:
             try:
                 released = await self._primary.finish(request_id, attempt=attempt, facts=facts)

@@ -123,38 +123,33 @@ def load_from(instance_id: str, values: Sequence[Any], now_ms: int) -> InstanceL
 # requests ----------------------------------------------------------------------------------------------------
 def reservation_json(reservation: Reservation) -> bytes:
     """The live request as the script starts it; it fills in times and sequence."""
-    return _request_json(
-        {
-            "request_id": reservation.request_id,
-            "replica_id": reservation.replica_id,
-            "instance_id": reservation.instance_id,
-            "state": RequestState.HELD.value,
-            "attempt": reservation.attempt,
-            "uncached_tokens": reservation.uncached_tokens,
-            "prompt_tokens": reservation.chain.prompt_tokens,
-            "expected_output_tokens": reservation.expected_output_tokens,
-            "slo_ms": reservation.slo_ms,
-            "enqueued_ms": 0,
-            "dispatched_ms": 0,
-            "prefilled_ms": 0,
-            "alternative_id": reservation.alternative_id,
-            "alternative_uncached_tokens": reservation.alternative_uncached_tokens,
-            "sequence": 0,
-            "late": False,
-        }
-    )
+    fields = {
+        "request_id": reservation.request_id,
+        "replica_id": reservation.replica_id,
+        "instance_id": reservation.instance_id,
+        "state": RequestState.HELD.value,
+        "attempt": reservation.attempt,
+        "uncached_tokens": reservation.uncached_tokens,
+        "prompt_tokens": reservation.chain.prompt_tokens,
+        "expected_output_tokens": reservation.expected_output_tokens,
+        "slo_ms": reservation.slo_ms,
+        "enqueued_ms": 0,
+        "dispatched_ms": 0,
+        "prefilled_ms": 0,
+        "alternative_uncached_tokens": reservation.alternative_uncached_tokens,
+        "sequence": 0,
+        "late": False,
+    }
+    if reservation.alternative_id is not None:  # Lua has no null that compares well
+        fields["alternative_id"] = reservation.alternative_id
+    return orjson.dumps(fields)
 
 
 def record_json(record: RequestRecord) -> bytes:
     """A request as it is adopted: no KV metadata is known to have its chain."""
-    fields = {name: getattr(record, name) for name in RequestRecord.__dataclass_fields__}
-    return _request_json(fields | {"kv_instance_id": ""})
-
-
-def _request_json(fields: dict[str, Any]) -> bytes:
-    if fields["alternative_id"] is None:
-        del fields["alternative_id"]  # Lua has no null that compares well
-    return orjson.dumps(fields)
+    names = RequestRecord.__dataclass_fields__
+    fields = {name: value for name in names if (value := getattr(record, name)) is not None}
+    return orjson.dumps(fields | {"kv_instance_id": ""})
 
 
 def record_from(text: bytes) -> RequestRecord:

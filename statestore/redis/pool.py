@@ -28,8 +28,8 @@ from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.redis import codec
 from statestore.redis.calls import Calls
-from statestore.redis.codec import pack_chain
 from statestore.redis.leader import LeaderCalls
+from statestore.redis.packed_chains import PackedChains
 from statestore.redis.placed import PlacedRequests
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.redis.views import Views
@@ -37,6 +37,7 @@ from statestore.redis.views import Views
 _MAX_MOVES = 8
 """A request that moved this often within one call can wait for the next."""
 _HASH_BYTES = 8
+_STATUSES = {status.value.encode(): status for status in ReserveStatus}
 
 
 class RedisPool(LeaderCalls):
@@ -59,6 +60,7 @@ class RedisPool(LeaderCalls):
         self._subscriber = subscriber
         self._placed = placed
         self._remembers_holders = build_policy(scheduling).looks_beyond
+        self._chains = PackedChains()
         self._views = Views(keys, calls, scheduling.bytes_per_token)
 
     async def close(self) -> None:
@@ -114,16 +116,16 @@ class RedisPool(LeaderCalls):
 
     # the life of a request -------------------------------------------------------------------------------
     async def observe(self, instance_ids: Sequence[str], chain: Chain, *, horizon: bool = False) -> Observation:
-        keys, packed, beyond = [self._keys.meta], pack_chain(chain.hashes), None
+        keys, packed, beyond = [self._keys.meta], self._chains.of(chain), None
         if horizon:
             keys += (self._keys.lightest, *self._keys.holders)
         for instance_id in instance_ids:
             keys += self._keys.account(instance_id)
         if horizon:
-            *found, seen = await self._calls.script("observe_horizon", keys, packed, codec.pack_marks(chain))
+            *found, seen = await self._calls.script("observe_horizon", keys, packed.hashes, packed.marks)
             beyond = codec.horizon_from(chain, *found)
         else:
-            seen = await self._calls.script("observe_instances", keys, packed)
+            seen = await self._calls.script("observe_instances", keys, packed.hashes)
         epoch, tree_version, sequence, now_ms, *replies = seen
         loads = {
             instance_id: codec.load_from(instance_id, reply, now_ms)
@@ -159,7 +161,7 @@ class RedisPool(LeaderCalls):
                 self._scheduling.holder_marks,
             )
             if status != b"moved":
-                outcome = ReserveOutcome(ReserveStatus(status.decode()), detail)
+                outcome = ReserveOutcome(_STATUSES[status], detail)
                 if outcome.status in (ReserveStatus.DISPATCHED, ReserveStatus.HELD):
                     self._placed.put(reservation.request_id, target)
                 return outcome
@@ -171,7 +173,7 @@ class RedisPool(LeaderCalls):
         return (
             self._terms,
             codec.reservation_json(reservation),
-            pack_chain(reservation.chain.hashes),
+            self._chains.of(reservation.chain).hashes,
             reservation.chain.block_tokens,
             "" if seen is None else seen,
             reservation.tolerance_tokens,
@@ -179,7 +181,7 @@ class RedisPool(LeaderCalls):
         )
 
     def _marks_to_stamp(self, chain: Chain) -> bytes:
-        return codec.pack_marks(chain) if self._remembers_holders else b""
+        return self._chains.of(chain).marks if self._remembers_holders else b""
 
     async def first_token(self, request_id: str, instance_id: str, chain: Chain) -> bool:
         keys = self._keys
@@ -189,7 +191,7 @@ class RedisPool(LeaderCalls):
             self._terms,
             request_id,
             instance_id,
-            pack_chain(chain.hashes),
+            self._chains.of(chain).hashes,
             chain.block_tokens,
             self._marks_to_stamp(chain),
             self._scheduling.holder_marks,
