@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import TypeVar
 
 from simulation.results import RunResult
@@ -42,15 +43,30 @@ def default_workers() -> int:
 
 
 def map_jobs(work: Callable[[Job], Answer], jobs: Sequence[Job], workers: int) -> Iterator[Answer]:
-    """``work`` of every job, in order; in this process with one worker. Processes end with the iterator."""
+    """``work`` of every job, in order; in this process with one worker.
+
+    Processes end with the iterator, and with this process, however it ends.
+    """
     if workers <= 1 or len(jobs) <= 1:
         yield from map(work, jobs)
         return
-    executor = ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn"))
+    executor = ProcessPoolExecutor(min(workers, len(jobs)), get_context("spawn"), initializer=_end_with_parent)
     try:
         yield from executor.map(work, jobs)
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """A pool's process that lost its parent (killed, say) would wait for work for ever."""
+    parent = parent_process()
+    assert parent is not None  # called in a child only
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def run_all(
