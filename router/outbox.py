@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from statestore.clock import Clock
@@ -26,20 +27,33 @@ class Outbox:
     """
 
     def __init__(self, *, limit: int, clock: Clock, concurrency: int = 64) -> None:
-        self._queue: asyncio.Queue[Transition] = asyncio.Queue(limit)
+        self._posted: deque[Transition] = deque()
+        self._limit = limit
         self._clock = clock
         self._concurrency = concurrency
+        self._idle: list[asyncio.Future[None]] = []
+        """Couriers without work, the last to fall idle last."""
+        self._owed = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
         self.dropped = 0
 
     def __len__(self) -> int:
-        return self._queue.qsize()
+        return len(self._posted)
 
     def post(self, transition: Transition) -> None:
         """Hand a transition over; never waits and never raises."""
-        try:
-            self._queue.put_nowait(transition)
-        except asyncio.QueueFull:
+        if len(self._posted) >= self._limit:
             self.dropped += 1
+            return
+        self._posted.append(transition)
+        self._owed += 1
+        self._settled.clear()
+        while self._idle:
+            courier = self._idle.pop()
+            if not courier.done():  # else it was cancelled
+                courier.set_result(None)
+                return
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -48,8 +62,13 @@ class Outbox:
                 couriers.create_task(self._deliver_all())
 
     async def _deliver_all(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            transition = await self._queue.get()
+            while not self._posted:
+                work = loop.create_future()
+                self._idle.append(work)
+                await work
+            transition = self._posted.popleft()
             try:
                 await self._deliver(transition)
             except StoreError as error:
@@ -57,7 +76,9 @@ class Outbox:
             except Exception:
                 log.exception("a transition failed")
             finally:
-                self._queue.task_done()
+                self._owed -= 1
+                if self._owed == 0:
+                    self._settled.set()
 
     async def _deliver(self, transition: Transition) -> None:
         delay_s = FIRST_RETRY_S
@@ -73,7 +94,7 @@ class Outbox:
         """Wait until everything posted has been delivered; False when that takes longer than the timeout."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._queue.join()
+                await self._settled.wait()
         except TimeoutError:
             return False
         return True

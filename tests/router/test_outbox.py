@@ -91,3 +91,18 @@ async def test_flushing_gives_up_in_time(clock: Any) -> None:
     outbox.post(note([], 1))  # nobody delivers
 
     assert not await outbox.flush(0.01)
+
+
+async def test_couriers_that_were_stopped_leave_the_next_ones_work(clock: Any) -> None:
+    outbox, seen = Outbox(limit=10, clock=clock, concurrency=4), []
+    former = delivering(outbox)
+    await asyncio.sleep(0)  # all of them wait for work
+    await stopped(former)
+
+    task = delivering(outbox)
+    await asyncio.sleep(0)
+    outbox.post(note(seen, 1))
+
+    assert await outbox.flush(5.0)
+    assert seen == [1]
+    await stopped(task)
