@@ -99,4 +99,4 @@ class RouterSettings(BaseModel):
         """Time a request may wait to be granted, seconds: unless set, no shorter than the store may hold it."""
         if self.hold_timeout_s is not None:
             return self.hold_timeout_s
-        return scheduling.max_hold_s + (OVERDUE_GRACE_S if scheduling.queue_order == "deadline" else 0.0)
+        return scheduling.max_hold_s + (OVERDUE_GRACE_S if scheduling.granting_order == "deadline" else 0.0)

@@ -38,8 +38,9 @@ class InstanceSpec:
     """Prior of the learned prefill rate."""
     kv_capacity_tokens: int = 1_000_000
     """KV cache size in tokens; bounds the metadata kept for the instance."""
-    dispatch_window_tokens: int = 16_384
-    """Room for requests dispatched and not yet prefilled: a few engine batches."""
+    dispatch_window_tokens: int = 4096
+    """Room for requests dispatched and not yet prefilled: two engine batches (vLLM's ``max_num_batched_tokens``), so
+    that the engine never idles and the rest can still move and be reordered."""
     max_running_requests: int = 256
     """Requests dispatched and unfinished at most (vLLM's ``max_num_seqs``)."""
     max_queued_requests: int = 1024

@@ -40,6 +40,8 @@ class DualMapWideSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     recompute_weight: float = Field(6.0, ge=1, description="weight of a request's recompute beside work ahead of it")
+    rebalance: bool = Field(False, description="let held requests migrate to the second best instance")
+    miss_penalty: float = Field(2.0, ge=0, description="cost of an expected miss, in TTFT SLOs")
     late_weight: float = Field(0.05, ge=0, le=1, description="weight of work that stepped behind its deadline")
 
 
@@ -86,7 +88,7 @@ class SchedulingSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    policy: PolicyName = Field("dualmap", description="scheduling policy")
+    policy: PolicyName = Field("dualmap-wide", description="scheduling policy")
     slo_ttft_s: float = Field(5.0, gt=0, description="target time to first token, seconds")
     block_tokens: int = Field(128, ge=1, le=4096, description="tokens in one prompt block")
     bytes_per_token: float = Field(4.0, gt=0, le=64, description="prior of the learned bytes per token")
@@ -100,7 +102,9 @@ class SchedulingSettings(BaseModel):
     expected_output_tokens: int = Field(256, ge=1, description="assumed answer length when a request sets no limit")
     decode_stall_s: float = Field(3.0, gt=0, description="no prefill for this long counts as a decode bottleneck")
     reserve_tolerance_tokens: int = Field(4096, ge=0, description="load change a reservation accepts unseen")
-    queue_order: Literal["fifo", "deadline"] = Field("fifo", description="which held request is granted first")
+    queue_order: Literal["auto", "fifo", "deadline"] = Field(
+        "auto", description="which held request is granted first; auto: deadline for dualmap-wide, else fifo"
+    )
     max_hold_s: float = Field(
         300.0, gt=0, description="longest time a request is held, seconds; then order deadline dispatches it anyway"
     )
@@ -113,6 +117,14 @@ class SchedulingSettings(BaseModel):
     dynamo: DynamoSettings = Field(default_factory=DynamoSettings, description="parameters of policy dynamo")
     sglang: SglangSettings = Field(default_factory=SglangSettings, description="parameters of policy sglang")
     llm_d: LlmDSettings = Field(default_factory=LlmDSettings, description="parameters of policy llm-d")
+
+    @property
+    def granting_order(self) -> Literal["fifo", "deadline"]:
+        """``queue_order`` with ``auto`` resolved: the paper's DualMap and the peers' policies are first come, first
+        served; ``dualmap-wide`` is made for deadlines."""
+        if self.queue_order == "auto":
+            return "deadline" if self.policy == "dualmap-wide" else "fifo"
+        return self.queue_order
 
     @model_validator(mode="after")
     def _hot_is_above_cold(self) -> Self:

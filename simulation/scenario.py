@@ -41,7 +41,7 @@ class Scenario:
     instances: int = 8
     dispatch: Dispatch | None = None
     """None: what suits the policy, see ``dispatch_of``."""
-    dispatch_window_tokens: int = 16_384
+    dispatch_window_tokens: int = 4096
     max_queued_requests: int = UNLIMITED
     """Held requests of one instance; one more is refused."""
     changes: tuple[FleetChange, ...] = ()
@@ -67,5 +67,5 @@ class Scenario:
         """
         if self.dispatch is not None:
             return self.dispatch
-        holds = self.scheduling.policy.startswith("dualmap") or self.scheduling.queue_order == "deadline"
+        holds = self.scheduling.policy.startswith("dualmap") or self.scheduling.granting_order == "deadline"
         return Dispatch.HOLD if holds else Dispatch.DIRECT

@@ -91,7 +91,7 @@ class Simulation:
         self._every(self._scenario.sample_interval_s, Priority.SAMPLE, self._sample)
         if self._policy.rebalances:
             self._every(self._scenario.rebalance_interval_s, Priority.LEADER, self._sweep)
-        if self._scheduling.queue_order == "deadline":
+        if self._scheduling.granting_order == "deadline":
             self._every(OVERDUE_INTERVAL_S, Priority.LEADER, self._grant_overdue)
         while len(self._events):
             now_s, action = self._events.pop()

@@ -31,7 +31,9 @@ class InstanceSettings(BaseModel):
     role: Role = Field(Role.MIXED, description="mixed, prefill or decode")
     prefill_tokens_per_s: float = Field(8000.0, gt=0, description="prior of the learned prefill rate")
     kv_capacity_tokens: int = Field(1_000_000, gt=0, description="KV cache size in tokens")
-    dispatch_window_tokens: int = Field(16_384, gt=0, description="room for dispatched, unprefilled tokens")
+    dispatch_window_tokens: int = Field(
+        4096, gt=0, description="room for dispatched, unprefilled tokens: two engine batches (max_num_batched_tokens)"
+    )
     max_running_requests: int = Field(256, gt=0, description="dispatched and unfinished requests at most")
     max_queued_requests: int = Field(1024, ge=0, description="held requests at most")
 

@@ -132,7 +132,7 @@ class PoolWorker:
             Repairer(pool, fence, interval_s=worker.repair_interval_s, metrics=metrics),
             Drainer(pool, fence, sight, interval_s=worker.drain_interval_s, metrics=metrics),
         ]
-        if self._scheduling.queue_order == "deadline":
+        if self._scheduling.granting_order == "deadline":
             jobs.append(OverdueGranter(pool, fence, interval_s=worker.overdue_interval_s, metrics=metrics))
         if build_policy(self._scheduling).rebalances:
             rebalancer = Rebalancer(

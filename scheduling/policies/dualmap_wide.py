@@ -21,18 +21,24 @@ class DualMapWide:
 
     Builds on DualMap (ICLR 2026): the rings still say where a prefix belongs. Three things differ, each for a
     measured reason (``docs/scheduling.md``). A recomputed token delays everybody queued behind it, so it weighs
-    several times its own seconds. Work that has stepped behind its deadline weighs little, since new requests
-    overtake it: otherwise a long tail of late work would hide the cache. And when the pair is busy, the instances
-    that were last given the prefix and the least loaded ones are asked as well: few names, whatever the size of the
-    fleet, and the prefix is found again wherever it went.
+    several times its own seconds, though less than an expected miss of the SLO. Work that has stepped behind its
+    deadline weighs little, since new requests overtake it: otherwise a long tail of late work would hide the cache.
+    And when the pair is busy, the instances that were last given the prefix and the least loaded ones are asked as
+    well: few names, whatever the size of the fleet, and the prefix is found again wherever it went.
+
+    Held requests stay where they are unless ``settings.rebalance`` says otherwise: near saturation the moves of the
+    paper's rebalancing cost more cache than they win time, once late requests step behind anyway.
     """
 
     name: str
     max_key_blocks: int
     decode_stall_s: float
     settings: DualMapWideSettings = field(default_factory=DualMapWideSettings)
-    rebalances: ClassVar[bool] = False
     looks_beyond: ClassVar[bool] = True
+
+    @property
+    def rebalances(self) -> bool:
+        return self.settings.rebalance
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
         return pair_of(query, view, self.max_key_blocks)
@@ -51,8 +57,9 @@ class DualMapWide:
         ranked = sorted(usable(query, loads), key=lambda load: self._rank(query, load))
         chosen, other = ranked[0], ranked[1] if len(ranked) > 1 else None
         decision = decide(query, chosen, other, self._reason(query, loads, chosen), self.decode_stall_s)
-        ttft_s = remaining_queueing_s(chosen, self.decode_stall_s) + compute_s(chosen, decision.uncached_tokens)
-        return replace(decision, expected_ttft_s=ttft_s)
+        ttft_s = self._ttft_s(query, chosen)
+        overloaded = self.rebalances and other is not None and ttft_s > query.slo_s
+        return replace(decision, expected_ttft_s=ttft_s, overloaded=overloaded)
 
     def _rank(self, query: RouteQuery, load: InstanceLoad) -> Cost:
         return self._cost_s(query, load), load.kv_usage
@@ -60,7 +67,12 @@ class DualMapWide:
     def _cost_s(self, query: RouteQuery, load: InstanceLoad) -> float:
         late_s = self.settings.late_weight * load.late_tokens / load.prefill_tokens_per_s
         recompute_s = self._recompute_s(query, load.prefill_tokens_per_s, load.hit_blocks)
-        return remaining_queueing_s(load, self.decode_stall_s) + late_s + recompute_s
+        miss_s = self.settings.miss_penalty * query.slo_s if self._ttft_s(query, load) > query.slo_s else 0.0
+        return remaining_queueing_s(load, self.decode_stall_s) + late_s + recompute_s + miss_s
+
+    def _ttft_s(self, query: RouteQuery, load: InstanceLoad) -> float:
+        uncached_tokens = query.chain.uncached_tokens(load.hit_blocks)
+        return remaining_queueing_s(load, self.decode_stall_s) + compute_s(load, uncached_tokens)
 
     def _recompute_s(self, query: RouteQuery, tokens_per_s: float, hit_blocks: int) -> float:
         return self.settings.recompute_weight * query.chain.uncached_tokens(hit_blocks) / tokens_per_s

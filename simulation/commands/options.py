@@ -54,7 +54,7 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[dispatch.value for dispatch in Dispatch],
         help="hold requests in the fleet, or send them at once (none: hold for dualmap policies, direct for others)",
     )
-    fleet.add_argument("--dispatch-window-tokens", type=int, default=16_384, help="dispatched, unprefilled tokens")
+    fleet.add_argument("--dispatch-window-tokens", type=int, default=4096, help="dispatched, unprefilled tokens")
     fleet.add_argument("--skip", type=int, default=0, metavar="N", help="leave the first N requests out of the results")
 
 

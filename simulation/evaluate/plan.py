@@ -54,7 +54,7 @@ class Plan:
     toolagent_requests: int = 8000
     skip_requests: int = 500
     policies: tuple[PolicyName, ...] = POLICIES
-    load_factors: tuple[float, ...] = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.15, 1.3)
+    load_factors: tuple[float, ...] = (0.5, 0.65, 0.75, 0.85, 0.95, 1.1, 1.3)
     goodput_tolerance: float = 0.015
     scalability: tuple[int, ...] = (8, 16, 24, 32)
     requests_per_instance: int = 1000
@@ -116,7 +116,6 @@ def scheduling_for(policy: PolicyName) -> SchedulingSettings:
     return SchedulingSettings(
         policy=policy,
         slo_ttft_s=PAPER_SLO_S,
-        queue_order="deadline" if policy == "dualmap-wide" else "fifo",
         dynamo=DynamoSettings(prefill_scale=32),
     )
 

@@ -93,7 +93,7 @@ class DeadlineOrder:
 
 def grant_order(scheduling: SchedulingSettings) -> GrantOrder:
     """The order that the pool's settings name."""
-    if scheduling.queue_order == "deadline":
+    if scheduling.granting_order == "deadline":
         return DeadlineOrder(round(scheduling.max_hold_s * 1000))
     return FifoOrder()
 

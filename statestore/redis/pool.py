@@ -270,4 +270,4 @@ class RedisPool(LeaderCalls):
 
 def _terms(scheduling: SchedulingSettings, keys: PoolKeys) -> bytes:
     """How held requests are granted, as ``shared/terms.lua`` reads it."""
-    return b"%s %d %s" % (scheduling.queue_order.encode(), round(scheduling.max_hold_s * 1000), keys.grants_channel)
+    return b"%s %d %s" % (scheduling.granting_order.encode(), round(scheduling.max_hold_s * 1000), keys.grants_channel)

@@ -167,7 +167,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def scheduling() -> SchedulingSettings:
-    return SchedulingSettings(block_tokens=16, virtual_nodes=16)
+    return SchedulingSettings(policy="dualmap", block_tokens=16, virtual_nodes=16)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from statestore.base import Store
 from statestore.connect import open_store
 from statestore.settings import PoolSettings, StoreSettings
 
-FLAGS = SchedulingSettings(block_tokens=16, virtual_nodes=16)
+FLAGS = SchedulingSettings(policy="dualmap", block_tokens=16, virtual_nodes=16)
 StartReplica = Callable[..., Awaitable[Runtime]]
 
 

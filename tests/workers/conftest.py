@@ -104,7 +104,7 @@ def metrics() -> WorkerMetrics:
 
 @pytest.fixture
 def scheduling() -> SchedulingSettings:
-    return SchedulingSettings()
+    return SchedulingSettings(policy="dualmap")
 
 
 @pytest.fixture

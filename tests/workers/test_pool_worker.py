@@ -41,7 +41,7 @@ class Runner:
     """Workers of one pool in this process, on the real clock."""
 
     def __init__(self, instances: tuple[InstanceSettings, ...] = (), **scheduling: Any) -> None:
-        self.scheduling = SchedulingSettings(**scheduling)
+        self.scheduling = SchedulingSettings(**{"policy": "dualmap", **scheduling})
         self.store = MemoryStore(self.scheduling)
         self.pool = self.store.pool("default")
         self._settings = PoolSettings(instances=instances)

@@ -32,7 +32,8 @@ from workers.serve import serve
 from workers.settings import WorkerSettings
 logging.basicConfig(level=logging.INFO)
 given = json.loads(sys.argv[1])
-asyncio.run(serve(WorkerSettings(**given["worker"]), SchedulingSettings(), StoreSettings(url=given["url"]),
+scheduling = SchedulingSettings(policy="dualmap")
+asyncio.run(serve(WorkerSettings(**given["worker"]), scheduling, StoreSettings(url=given["url"]),
                   [PoolSettings(**given["pool"])], worker_id=given["id"]))
 """
 _QUICK = {
@@ -93,7 +94,7 @@ async def start_worker(tmp_path: Path) -> AsyncIterator[StartWorker]:
 
 @pytest.fixture
 async def fleet(valkey_url: str) -> AsyncIterator[PoolStore]:
-    store = await open_store(StoreSettings(url=valkey_url), scheduling=SchedulingSettings())
+    store = await open_store(StoreSettings(url=valkey_url), scheduling=SchedulingSettings(policy="dualmap"))
     yield store.pool("default")
     await store.close()
 
@@ -247,7 +248,7 @@ async def test_workers_survive_a_store_that_vanishes_and_comes_back_empty(
     server = EmbeddedValkey(unix_socket=socket)
     server.start()
     worker = await start_worker("w1", server.url, (InstanceSettings(id="a", url=(await servers()).url),))
-    store = await open_store(StoreSettings(url=server.url), scheduling=SchedulingSettings())
+    store = await open_store(StoreSettings(url=server.url), scheduling=SchedulingSettings(policy="dualmap"))
     pool = store.pool("default")
 
     async def led_and_ready() -> bool:

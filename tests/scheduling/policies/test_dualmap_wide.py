@@ -101,3 +101,16 @@ def test_instances_that_are_not_ready_are_never_chosen(choose: Choose, load: Loa
     down = load("down", hit_blocks=9, state=InstanceState.DOWN)
 
     assert choose(NAME, down, load("up", pending_tokens=9000)).instance_id == "up"
+
+
+def test_reuse_that_would_miss_the_slo_yields_to_recompute_that_meets_it(choose: Choose, load: Load) -> None:
+    # given 900 ms of recompute more on the idle one: 5.4 s of weight, yet on time
+    cached = load("cached", hit_blocks=9, pending_tokens=5200)
+
+    assert choose(NAME, load("idle"), cached).instance_id == "idle"
+
+
+def test_reuse_is_kept_when_everybody_misses_the_slo(choose: Choose, load: Load) -> None:
+    cached = load("cached", hit_blocks=9, pending_tokens=9000)
+
+    assert choose(NAME, load("busy", pending_tokens=5500), cached).instance_id == "cached"

@@ -19,8 +19,19 @@ def test_every_name_that_can_be_configured_builds_the_policy_of_that_name() -> N
         assert build_policy(SchedulingSettings(policy=name)).name == name
 
 
-def test_the_default_is_the_method_itself() -> None:
-    assert build_policy(SchedulingSettings()).name == "dualmap"
+def test_the_default_is_the_wider_look_under_deadline_order() -> None:
+    assert build_policy(SchedulingSettings()).name == "dualmap-wide"
+    assert SchedulingSettings().granting_order == "deadline"
+
+
+def test_the_papers_method_and_the_peers_serve_first_come_first_served() -> None:
+    assert SchedulingSettings(policy="dualmap").granting_order == "fifo"
+    assert SchedulingSettings(policy="preble").granting_order == "fifo"
+
+
+def test_a_queue_order_that_is_named_is_kept() -> None:
+    assert SchedulingSettings(policy="dualmap", queue_order="deadline").granting_order == "deadline"
+    assert SchedulingSettings(queue_order="fifo").granting_order == "fifo"
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:

@@ -17,15 +17,15 @@ from simulation.settings import EngineSettings
 
 TINY: Plan = replace(
     QUICK,
-    conversation_requests=120,
-    toolagent_requests=160,
+    conversation_requests=80,
+    toolagent_requests=100,
     skip_requests=20,
     policies=("dualmap", "preble"),
     load_factors=(0.5, 1.5),
     goodput_tolerance=0.4,
     scalability=(2, 4),
-    requests_per_instance=30,
-    scaling_requests=120,
+    requests_per_instance=15,
+    scaling_requests=60,
     balance_requests=200,
     balance_trials=1,
     overhead_sizes=(2, 4),
@@ -119,8 +119,8 @@ def test_two_choices_balance_better_than_one(sections: list[Section]) -> None:
 
 def test_every_policy_runs_at_its_best_and_dualmap_as_in_the_paper() -> None:
     assert scheduling_for("dynamo").dynamo.prefill_scale == 32
-    assert scheduling_for("dualmap").queue_order == "fifo"
-    assert scheduling_for("dualmap-wide").queue_order == "deadline"
+    assert scheduling_for("dualmap").granting_order == "fifo"
+    assert scheduling_for("dualmap-wide").granting_order == "deadline"
 
 
 def test_the_full_plan_is_the_papers() -> None:
