@@ -135,7 +135,8 @@ class RequestRecord:
     sequence: int
     """Order of first reservation in the pool."""
     late: bool = False
-    """It stepped behind: when it last looked it could not make its deadline any more (order ``deadline`` only)."""
+    """It stepped behind: it cannot make its deadline any more (order ``deadline`` only). Asked on arrival, of all held
+    requests when there is room to give away, and by ``grant_overdue``."""
 
 
 @dataclass(frozen=True, slots=True)

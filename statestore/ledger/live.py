@@ -53,12 +53,10 @@ class LiveRequest:
 
     @classmethod
     def adopted(cls, record: RequestRecord) -> LiveRequest:
-        """The live request that ``record`` describes; no KV metadata is known to have its chain, and whether it is
-        late is asked anew."""
+        """The live request that ``record`` describes; no KV metadata is known to have its chain."""
         request = cls.__new__(cls)
         for name in RequestRecord.__dataclass_fields__:
             setattr(request, name, getattr(record, name))
-        request.late = False
         request.kv_instance_id = ""
         return request
 

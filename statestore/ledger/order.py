@@ -21,8 +21,11 @@ class GrantOrder(Protocol):
     def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
         """Whether one more request would be dispatched without a wait, so that no limit of the queue concerns it."""
 
-    def dispatch_next(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
-        """Dispatch all that may go now, one by one."""
+    def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
+        """Whether a request that is to be held on the instance steps behind right away."""
+
+    def dispatch_next(self, account: InstanceAccount, now_ms: int, *, sweep: bool = False) -> Iterator[LiveRequest]:
+        """Dispatch all that may go now, one by one. A ``sweep`` looks at every request, room or not."""
 
 
 class FifoOrder:
@@ -33,7 +36,10 @@ class FifoOrder:
     def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
         return account.has_room() and not len(account.queue)
 
-    def dispatch_next(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
+    def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
+        return False
+
+    def dispatch_next(self, account: InstanceAccount, now_ms: int, *, sweep: bool = False) -> Iterator[LiveRequest]:
         while len(account.queue) and account.has_room():
             request = account.queue.head()
             account.dispatch(request, now_ms)
@@ -41,7 +47,11 @@ class FifoOrder:
 
 
 class DeadlineOrder:
-    """The most requests on time; who steps behind waits in ``account.late`` for an idle instance or ``max_hold_ms``."""
+    """The most requests on time; who steps behind waits in ``account.late`` for an idle instance or ``max_hold_ms``.
+
+    Looking at a whole queue costs in proportion to it, so that is done when there is room to give away and by the
+    sweep; arrivals at a busy instance are looked at alone.
+    """
 
     rank: Rank = staticmethod(by_deadline)
 
@@ -53,11 +63,17 @@ class DeadlineOrder:
             return False
         if not steps_behind(Waiting(deadline_ms, uncached_tokens), now_ms, account.rate.tokens_per_s):
             return True
-        return account.dispatched_tokens == 0 and not len(account.late)
+        return account.dispatched_tokens == 0  # then nobody is late either, see dispatch_next
 
-    def dispatch_next(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
-        if len(account.queue):
-            self._part(account, now_ms)
+    def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
+        return steps_behind(_waiting(request), now_ms, account.rate.tokens_per_s) or is_overdue(
+            request.enqueued_ms, now_ms, self._max_hold_ms
+        )
+
+    def dispatch_next(self, account: InstanceAccount, now_ms: int, *, sweep: bool = False) -> Iterator[LiveRequest]:
+        if len(account.queue) and (sweep or account.has_room()):
+            for request in [request for request in account.queue if self.is_late(account, request, now_ms)]:
+                account.step_behind(request)
         if not account.serves():
             return
         while len(account.late) and is_overdue(account.late.head().enqueued_ms, now_ms, self._max_hold_ms):
@@ -65,18 +81,6 @@ class DeadlineOrder:
         yield from self._on_time(account, now_ms)
         while len(account.late) and account.dispatched_tokens == 0 and account.has_room():
             yield _dispatched(account, account.late.head(), now_ms)
-
-    def _part(self, account: InstanceAccount, now_ms: int) -> None:
-        """Let those step behind who cannot make it any more, or were held as long as anybody may be."""
-        tokens_per_s = account.rate.tokens_per_s
-        behind = [
-            request
-            for request in account.queue
-            if steps_behind(_waiting(request), now_ms, tokens_per_s)
-            or is_overdue(request.enqueued_ms, now_ms, self._max_hold_ms)
-        ]
-        for request in behind:
-            account.step_behind(request)
 
     def _on_time(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
         if not len(account.queue) or not account.has_room():

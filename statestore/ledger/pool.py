@@ -155,7 +155,7 @@ class PoolLedger:
             if former.instance_id != reservation.instance_id:
                 self.grant_next(self.accounts[former.instance_id], now_ms)
         self.requests[request.request_id] = request
-        account.enter(request, now_ms)
+        self.enter(account, request, now_ms)
         account.window = account.window.add(now_ms, request.uncached_tokens)
         self._stamp(account, reservation.chain)
         self.replicas.meet(reservation.replica_id, now_ms)
@@ -218,25 +218,31 @@ class PoolLedger:
         source = self.accounts[source_id]
         source.leave(request)
         self.lightest.put(source)
-        request.late = False
         request.alternative_id = source_id
         request.alternative_uncached_tokens = request.uncached_tokens
         request.instance_id = target_id
         request.uncached_tokens = there
-        target.enter(request, now_ms)
+        self.enter(target, request, now_ms)
         target.window = target.window.add(now_ms, there)
         self.migrations[reason] = self.migrations.get(reason, 0) + 1
         self.grant_next(target, now_ms)
         return MigrateStatus.MIGRATED
 
     # inner steps, shared with upkeep -----------------------------------------------------------------------
-    def grant_next(self, account: InstanceAccount, now_ms: int, *, caller: LiveRequest | None = None) -> int:
+    def enter(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> None:
+        """Count a request on an instance, among the late ones if it is held and cannot be on time there."""
+        request.late = request.state is RequestState.HELD and self.order.is_late(account, request, now_ms)
+        account.enter(request, now_ms)
+
+    def grant_next(
+        self, account: InstanceAccount, now_ms: int, *, caller: LiveRequest | None = None, sweep: bool = False
+    ) -> int:
         """Dispatch held requests as the order says and rank the account anew: the end of every change of it.
 
         The ``caller``'s own request needs no message. Returns how many were dispatched.
         """
         granted = 0
-        for request in self.order.dispatch_next(account, now_ms):
+        for request in self.order.dispatch_next(account, now_ms, sweep=sweep):
             granted += 1
             if request is not caller:
                 grant = Grant(request.request_id, request.instance_id, request.attempt)

@@ -21,7 +21,7 @@ def adopt(ledger: PoolLedger, records: Sequence[RequestRecord], now_ms: int) -> 
         ledger.requests[request.request_id] = request
         ledger.last_request_sequence = max(ledger.last_request_sequence, request.sequence)
         ledger.replicas.meet(request.replica_id, now_ms)
-        account.enter(request, now_ms)
+        ledger.enter(account, request, now_ms)
         ledger.grant_next(account, now_ms)
         adopted += 1
     return adopted
@@ -52,7 +52,8 @@ def repair(ledger: PoolLedger, now_ms: int) -> int:
 
 def grant_overdue(ledger: PoolLedger, now_ms: int) -> int:
     """Grant on every instance that holds requests; returns how many were dispatched."""
-    return sum(ledger.grant_next(account, now_ms) for account in ledger.accounts.values() if account.held_requests)
+    holding = [account for account in ledger.accounts.values() if account.held_requests]
+    return sum(ledger.grant_next(account, now_ms, sweep=True) for account in holding)
 
 
 def publish_tree(ledger: PoolLedger, tree: HotnessTree, counts: Mapping[int, int]) -> int:

@@ -1,5 +1,5 @@
--- Enters live requests of one instance that the store may have lost, as they are; known ones stay. Whether one is late
--- is asked anew.
+-- Enters live requests of one instance that the store may have lost, as they are; known ones stay. Whether a held
+-- one is late is asked anew.
 -- KEYS  1 meta, 2 requests, 3 replicas, 4-8 account, queue, late, running, kv of the instance, 9 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 instance id, 4.. requests as JSON, one each
 -- Reply how many were entered
@@ -20,8 +20,7 @@ for index = 4, #ARGV do
       redis.call('HSET', KEYS[1], 'request_sequence', request.sequence)
     end
     meet_replica(KEYS[3], request.replica_id, now_ms)
-    request.late = false
-    enter(account, request, now_ms)
+    enter_anew(account, request, now_ms)
     write_request(KEYS[2], request)
     grant_next(KEYS[2], account, now_ms)
     adopted = adopted + 1

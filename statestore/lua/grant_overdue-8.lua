@@ -15,6 +15,6 @@ local account = read_account(3, ARGV[3])
 if not account or held_requests(account) == 0 then
   return 0
 end
-local granted = grant_next(KEYS[2], account, now_ms)
+local granted = grant_next(KEYS[2], account, now_ms, nil, true)
 write_account(account)
 return granted

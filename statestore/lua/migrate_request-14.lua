@@ -34,12 +34,11 @@ if not source then
 end
 leave(source, request)
 write_account(source)
-request.late = false -- it may be on time there
 request.alternative_id = ARGV[4]
 request.alternative_uncached_tokens = request.uncached_tokens
 request.instance_id = ARGV[5]
 request.uncached_tokens = uncached_there
-enter(target, request, now_ms)
+enter_anew(target, request, now_ms)
 write_request(KEYS[2], request)
 add_to_window(target, now_ms, uncached_there)
 redis.call('HINCRBY', KEYS[3], ARGV[6], 1)

@@ -61,16 +61,14 @@ if ARGV[6] ~= '' then
     return { 'stale', 0 }
   end
 end
-local deadline_ms = (former and former.enqueued_ms or now_ms) + request.slo_ms
+request.enqueued_ms = former and former.enqueued_ms or now_ms
 -- With nobody else to choose from the request need not be listed first.
-local room = held_requests(account) == 0 and has_room(account)
-  and not (by_deadline and steps_behind(deadline_ms, request.uncached_tokens, now_ms, tokens_per_s(account)))
+local room = held_requests(account) == 0 and has_room(account) and not is_late(account, request, now_ms)
 -- A retry is let in even if the queue is full: its request was admitted before.
-if not former and not room and is_full(account, request.uncached_tokens, deadline_ms, now_ms) then
+if not former and not room and is_full(account, request.uncached_tokens, now_ms + request.slo_ms, now_ms) then
   return { 'queue_full', 0 }
 end
 if former then
-  request.enqueued_ms = former.enqueued_ms
   request.sequence = former.sequence
   leave(former_account, former)
   if former_account.id ~= account.id then
@@ -78,7 +76,6 @@ if former then
     write_account(former_account)
   end
 else
-  request.enqueued_ms = now_ms
   request.sequence = redis.call('HINCRBY', KEYS[1], 'request_sequence', 1)
   redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[10], '*',
     'at', now_ms, 'head', string.sub(ARGV[4], 1, tonumber(ARGV[11])))
@@ -88,7 +85,7 @@ if room then
   request.state = 'dispatched'
   request.dispatched_ms = now_ms
 end
-enter(account, request, now_ms)
+enter_anew(account, request, now_ms)
 write_request(requests_key, request)
 add_to_window(account, now_ms, request.uncached_tokens)
 stamp_chain(account, ARGV[4], tonumber(ARGV[5]))

@@ -133,17 +133,35 @@ async def test_a_deadline_does_not_move_with_a_retry(pool: PoolStore, clock: Han
 
 # stepping behind ---------------------------------------------------------------------------------------------
 async def test_who_cannot_make_it_any_more_steps_behind_and_is_counted_apart(pool: PoolStore, clock: HandClock) -> None:
+    fence = await lead(pool)
     await busy(pool, one_at_a_time())
     await hold(pool, "short of time", 5_000)
-    clock.advance(1_001)
+    await hold(pool, "in time", 30_000)
+    assert await late_of(pool) == []
 
-    position = await hold(pool, "in time", 30_000)
+    clock.advance(1_001)
+    assert await pool.grant_overdue(fence=fence) == 0
 
     snapshot = await queue_of(pool)
-    assert position == 0
     assert [held.request_id for held in snapshot.held] == ["in time", "short of time"]
     assert [held.late for held in snapshot.held] == [False, True]
     assert (snapshot.load.late_tokens, snapshot.load.pending_tokens, snapshot.load.queued_requests) == (400, 1200, 2)
+    await assert_sums_hold(pool)
+
+
+async def test_who_steps_behind_is_known_at_the_latest_when_there_is_room_to_give_away(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    running = await busy(pool, one_at_a_time())
+    for name in ("short of time", "shorter of time"):
+        await hold(pool, name, 5_000)
+    await hold(pool, "in time", 30_000)
+    clock.advance(1_001)
+
+    await pool.finish(running)
+
+    assert await dispatched(pool, ["in time"]) == ["in time"]
+    assert await late_of(pool) == ["short of time", "shorter of time"]
     await assert_sums_hold(pool)
 
 

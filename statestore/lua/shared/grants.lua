@@ -45,6 +45,19 @@ local function grant_fifo(requests_key, account, now_ms, caller_id)
   return granted
 end
 
+-- Whether a request that is to be held on the instance steps behind right away.
+local function is_late(account, request, now_ms)
+  return by_deadline
+    and (steps_behind(request.enqueued_ms + request.slo_ms, request.uncached_tokens, now_ms, tokens_per_s(account))
+      or is_overdue(request.enqueued_ms, now_ms))
+end
+
+-- Counts a request on an instance, among the late ones if it is held and cannot be on time there.
+local function enter_anew(account, request, now_ms)
+  request.late = request.state == 'held' and is_late(account, request, now_ms)
+  enter(account, request, now_ms)
+end
+
 -- Those of the queue who can still be on time, earliest deadline first; the others step behind. The two figures that
 -- this takes are picked out of the records: a whole queue is looked at, and decoding it would cost ten times as much.
 local function part_queue(requests_key, account, now_ms)
@@ -78,9 +91,12 @@ local function oldest_late(requests_key, account)
   return request_id and read_request(requests_key, request_id)
 end
 
-local function grant_by_deadline(requests_key, account, now_ms, caller_id)
-  local granted = 0
-  local waiting = part_queue(requests_key, account, now_ms)
+-- Looking at a whole queue costs in proportion to it, so that is done when there is room to give away and by the sweep.
+local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep)
+  local granted, waiting = 0, {}
+  if sweep or has_room(account) then
+    waiting = part_queue(requests_key, account, now_ms)
+  end
   if not serves(account) then
     return granted
   end
@@ -104,10 +120,10 @@ local function grant_by_deadline(requests_key, account, now_ms, caller_id)
   return granted
 end
 
--- Dispatches held requests as the order says; returns how many.
-local function grant_next(requests_key, account, now_ms, caller_id)
+-- Dispatches held requests as the order says, looking at every one of them in a sweep; returns how many.
+local function grant_next(requests_key, account, now_ms, caller_id, sweep)
   if by_deadline then
-    return grant_by_deadline(requests_key, account, now_ms, caller_id)
+    return grant_by_deadline(requests_key, account, now_ms, caller_id, sweep)
   end
   return grant_fifo(requests_key, account, now_ms, caller_id)
 end
