@@ -251,10 +251,12 @@ class FailoverPool(SharedCalls):
             self._shared.add(request_id)
 
     async def _return(self) -> None:
-        """Probe the store until a hand-over succeeds."""
+        """Probe the store until a hand-over succeeds; meanwhile nobody leads, so grant who was held too long."""
         delay_s = FIRST_PROBE_S
         while self._local is not None:
             await self._clock.sleep(delay_s)
+            upkeep.grant_overdue(self._local.ledger, self._now_ms())
+            self._local.deliver_grants()
             delay_s = min(2 * delay_s, LONGEST_PROBE_S)
             try:
                 found = await self._primary.membership()

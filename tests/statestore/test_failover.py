@@ -122,6 +122,29 @@ async def test_without_the_store_held_requests_are_granted_by_the_replicas_own_l
     assert (await replica.held_states(["held"]))["held"].state is RequestState.DISPATCHED
 
 
+async def test_without_the_store_nobody_is_held_longer_than_anybody_may_be(
+    shared: PoolStore, server: EmbeddedValkey
+) -> None:
+    scheduling = SCHEDULING.model_copy(update={"queue_order": "deadline", "max_hold_s": 0.3})
+    await shared.put_instance(instance("a", dispatch_window_tokens=400))
+    primary = RedisStore(
+        StoreSettings(url=server.url, connect_timeout_s=0.5, command_timeout_s=0.4), scheduling=scheduling
+    )
+    await primary.open()
+    store = FailoverStore(primary, scheduling)
+    pool = store.pool("default")
+    await pool.membership()
+    stop(server)
+    grants = pool.grants("one")
+
+    await pool.reserve(reservation("sent"))
+    late = await pool.reserve(reservation("late", slo_ms=1))
+
+    assert late.status is ReserveStatus.HELD
+    assert await asyncio.wait_for(anext(grants), 10) == Grant("late", "a", 1)
+    await store.close()
+
+
 async def test_without_the_store_heartbeats_and_operators_are_told(
     replica: FailoverPool, server: EmbeddedValkey
 ) -> None:
