@@ -49,16 +49,20 @@ def decide(
     reason: Reason,
     decode_stall_s: float,
     *,
+    ttft_s: float | None = None,
     overloaded: bool = False,
     looked_at_load: bool = True,
 ) -> Decision:
-    """The decision for ``chosen``; with nothing to choose from the reason is ONLY_ONE."""
+    """The decision for ``chosen``; with nothing to choose from the reason is ONLY_ONE.
+
+    ``ttft_s`` is what the policy itself expects; None for the usual estimate.
+    """
     uncached_tokens = query.chain.uncached_tokens(chosen.hit_blocks)
     return Decision(
         instance_id=chosen.instance_id,
         hit_blocks=chosen.hit_blocks,
         uncached_tokens=uncached_tokens,
-        expected_ttft_s=expected_ttft_s(chosen, uncached_tokens, decode_stall_s),
+        expected_ttft_s=expected_ttft_s(chosen, uncached_tokens, decode_stall_s) if ttft_s is None else ttft_s,
         reason=reason if alternative is not None else Reason.ONLY_ONE,
         alternative_id=alternative.instance_id if alternative is not None else None,
         alternative_uncached_tokens=(

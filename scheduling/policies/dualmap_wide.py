@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from scheduling.decision import Decision, Horizon, Reason, RouteQuery
@@ -45,30 +45,43 @@ class DualMapWide:
 
     def beyond(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> tuple[str, ...]:
         """Those that could still be cheaper than the best candidate, judged by what the horizon tells of them."""
-        best = min(usable(query, loads), key=lambda load: self._cost_s(query, load))
-        limit_s = self._cost_s(query, best)
-        deepest = max(horizon.holder_blocks, *(load.hit_blocks for load in loads.values()))
+        left = usable(query, loads)
+        costs_s = [self._cost_s(query, load) for load in left]
+        limit_s = min(costs_s)
+        best = left[costs_s.index(limit_s)]
+        deepest = max(horizon.holder_blocks, *[load.hit_blocks for load in loads.values()])
         recompute_s = self._recompute_s(query, best.prefill_tokens_per_s, deepest)
-        names = [*horizon.holders] if recompute_s < limit_s else []
-        names += [name for name, queueing_s in horizon.lightest if queueing_s + recompute_s < limit_s]
-        return tuple(name for name in dict.fromkeys(names) if name not in loads and name not in query.excluded)
+        if recompute_s >= limit_s:
+            return ()
+        lightest = [name for name, queueing_s in horizon.lightest if queueing_s + recompute_s < limit_s]
+        names = dict.fromkeys((*horizon.holders, *lightest))
+        return tuple(name for name in names if name not in loads and name not in query.excluded)
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
         ranked = sorted(usable(query, loads), key=lambda load: self._rank(query, load))
         chosen, other = ranked[0], ranked[1] if len(ranked) > 1 else None
-        decision = decide(query, chosen, other, self._reason(query, loads, chosen), self.decode_stall_s)
         ttft_s = self._ttft_s(query, chosen)
-        overloaded = self.rebalances and other is not None and ttft_s > query.slo_s
-        return replace(decision, expected_ttft_s=ttft_s, overloaded=overloaded)
+        return decide(
+            query,
+            chosen,
+            other,
+            self._reason(query, loads, chosen),
+            self.decode_stall_s,
+            ttft_s=ttft_s,
+            overloaded=self.rebalances and other is not None and ttft_s > query.slo_s,
+        )
 
     def _rank(self, query: RouteQuery, load: InstanceLoad) -> Cost:
         return self._cost_s(query, load), load.kv_usage
 
     def _cost_s(self, query: RouteQuery, load: InstanceLoad) -> float:
-        late_s = self.settings.late_weight * load.late_tokens / load.prefill_tokens_per_s
-        recompute_s = self._recompute_s(query, load.prefill_tokens_per_s, load.hit_blocks)
-        miss_s = self.settings.miss_penalty * query.slo_s if self._ttft_s(query, load) > query.slo_s else 0.0
-        return remaining_queueing_s(load, self.decode_stall_s) + late_s + recompute_s + miss_s
+        settings, tokens_per_s = self.settings, load.prefill_tokens_per_s
+        uncached_tokens = query.chain.uncached_tokens(load.hit_blocks)
+        queueing_s = remaining_queueing_s(load, self.decode_stall_s)
+        late_s = settings.late_weight * load.late_tokens / tokens_per_s
+        recompute_s = settings.recompute_weight * uncached_tokens / tokens_per_s
+        missed = queueing_s + uncached_tokens / tokens_per_s > query.slo_s
+        return queueing_s + late_s + recompute_s + (settings.miss_penalty * query.slo_s if missed else 0.0)
 
     def _ttft_s(self, query: RouteQuery, load: InstanceLoad) -> float:
         uncached_tokens = query.chain.uncached_tokens(load.hit_blocks)
