@@ -62,6 +62,8 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"
     STATUS = "status"
     """It answered with a status that is worth another try elsewhere (408, 429, 5xx)."""
+    DOWN = "down"
+    """The fleet took it down, or removed it, while the first byte of the answer was due."""
     PROTOCOL = "protocol"
     """It answered something that is not HTTP."""
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from router.ask import Ask, InstanceFailure, Outcome
 from router.context import ReplicaContext
 from router.deadlines import TimerHandle, prefill_delay_s
+from router.departures import Departures
 from router.errors import UnavailableError, from_exception
 from router.explain import Explanation
 from router.failures import exhausted, outcome_of
@@ -64,6 +65,10 @@ class ScheduledFlight:
     @property
     def pool_name(self) -> str:
         return self.pool.settings.name
+
+    @property
+    def departures(self) -> Departures:
+        return self.pool.departures
 
     @property
     def chain(self) -> Chain:

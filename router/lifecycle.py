@@ -15,6 +15,7 @@ from typing import Protocol
 
 from router.ask import Ask, InstanceFailure, Outcome
 from router.context import ReplicaContext
+from router.departures import Departures
 from router.errors import from_exception
 from router.explain import Explanation
 from router.failures import outcome_of
@@ -38,6 +39,10 @@ class Flight(Protocol):
     instance_url: str
     expected_cached_tokens: int
     attempts: int
+
+    @property
+    def departures(self) -> Departures:
+        """Tells that ``instance_id`` was given up, to whoever waits for its first byte."""
 
     def first_token(self) -> None:
         """The instance produced its first token. Never waits; repetitions change nothing."""

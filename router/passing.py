@@ -6,6 +6,7 @@ from collections import Counter
 
 from router.ask import InstanceFailure, Outcome
 from router.context import ReplicaContext
+from router.departures import Departures
 from router.errors import UnavailableError
 from router.failures import exhausted, outcome_of
 from router.served_pool import ServedPool
@@ -66,6 +67,10 @@ class PassingFlight:
     @property
     def pool_name(self) -> str:
         return self.pool.settings.name
+
+    @property
+    def departures(self) -> Departures:
+        return self.pool.departures
 
     def record(self, now_ms: int) -> RequestRecord | None:
         return None

@@ -20,11 +20,15 @@ class RetryBudget:
         """A request was accepted."""
         self._tokens = min(self._limit, self._tokens + self._share)
 
-    def withdraw(self, now_s: float) -> bool:
-        """Take one retry; False when the budget is spent."""
+    def available(self, now_s: float) -> float:
+        """Retries that could be taken now."""
         self._tokens = min(self._limit, self._tokens + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
-        if self._tokens < 1.0:
+        return self._tokens
+
+    def withdraw(self, now_s: float) -> bool:
+        """Take one retry; False when the budget is spent."""
+        if self.available(now_s) < 1.0:
             return False
         self._tokens -= 1.0
         return True

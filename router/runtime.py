@@ -12,6 +12,7 @@ from router.ask import Outcome
 from router.breakers import BreakerPanel
 from router.context import LiveRequests, ReplicaContext
 from router.deadlines import CallLater
+from router.departures import Departures
 from router.explain import DecisionLog
 from router.fleet_gauges import FleetGauges, FleetSnapshots
 from router.lifecycle import Lifecycle
@@ -151,7 +152,7 @@ def _served_pool(
     pool: PoolSettings, store: Store, scheduling: SchedulingSettings, context: ReplicaContext
 ) -> ServedPool:
     settings, clock, shared = context.settings, context.clock, store.pool(pool.name)
-    calls = context.metrics.store_calls
+    calls, departures = context.metrics.store_calls, Departures(context.retries, clock)
     return ServedPool(
         settings=pool,
         scheduling=scheduling,
@@ -163,7 +164,9 @@ def _served_pool(
             clock=clock,
             poll_s=settings.view_poll_s,
             call=calls["membership"],
+            seen=departures.look,
         ),
+        departures=departures,
         waiting=WaitingRoom(
             shared,
             replica_id=context.replica_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from router.breakers import BreakerPanel
+from router.departures import Departures
 from router.metrics import PoolMetrics
 from router.view import ViewKeeper
 from router.waiting import WaitingRoom
@@ -22,6 +23,7 @@ class ServedPool:
     scheduling: SchedulingSettings
     store: PoolStore
     view: ViewKeeper
+    departures: Departures
     waiting: WaitingRoom
     policy: Policy
     breakers: BreakerPanel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from router.metrics import StoreCall, measured
 from scheduling.hotness import HotnessTree
@@ -48,8 +48,11 @@ class ViewKeeper:
         clock: Clock,
         poll_s: float,
         call: StoreCall,
+        seen: Callable[[ClusterView], None] = lambda view: None,
     ) -> None:
+        """``seen`` is called with the view after every refresh; it must not wait."""
         self._pool = pool
+        self._seen = seen
         self._call = call
         self._clock = clock
         self._poll_s = poll_s
@@ -88,6 +91,7 @@ class ViewKeeper:
         self.bytes_per_token = membership.bytes_per_token
         if membership.instances:
             self.last_members = membership.instances
+        self._seen(self.view)
 
     def _loaded(self, task: asyncio.Task[None]) -> None:
         self._refreshing = None

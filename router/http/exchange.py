@@ -98,6 +98,15 @@ class Exchange:
         else:
             self._fail(failure)
 
+    # the fleet's side ----------------------------------------------------------------------------------------
+    def instance_lost(self, why: str) -> bool:
+        """Let go of the instance if the client has seen nothing; an answer that has begun may still end well."""
+        if self._downstream.committed or self._failing_status or self.done.done():
+            return False
+        self._connection.abort()
+        self._fail(InstanceFailure(FailureKind.DOWN, why))
+        return True
+
     # phases: each is a receiver of bytes ---------------------------------------------------------------------
     def _hold_error(self, wire: bytes, pieces: list[bytes]) -> None:
         """The body of an answer that is worth another try elsewhere."""

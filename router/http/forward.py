@@ -112,15 +112,18 @@ class _Forwarding:
 
     async def _exchange(self, connection: UpstreamConnection) -> ExchangeResult:
         plane, settings = self._plane, self._plane.settings
+        flight = self._flight
+        departures, instance_id = flight.departures, flight.instance_id
         times = ExchangeTimes(settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s)
         exchange = Exchange(
             connection,
             self._downstream,
             times,
             fleet_fields=self._fleet_fields,
-            on_first_token=self._flight.first_token,
+            on_first_token=flight.first_token,
         )
         plane.sweeper.add(exchange)
+        departures.watch(instance_id, exchange)
         try:
             body = self._body()
             connection.start(exchange, self._head(len(body)), body)
@@ -130,6 +133,7 @@ class _Forwarding:
             raise
         finally:
             plane.sweeper.discard(exchange)
+            departures.leave(instance_id, exchange)
             self._downstream.set_source(None)
         plane.upstreams.release(connection)
         return result

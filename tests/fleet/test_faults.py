@@ -16,8 +16,11 @@ from openai import APIConnectionError, OpenAI
 LONG_PROMPT = "every request starts with words of its own, and goes on for a while like this " * 40
 
 
-def traffic(client: OpenAI, fleet: Fleet, pool: ThreadPoolExecutor, count: int) -> list[Future[str]]:
-    """Plain (not streaming) completions, each with a prefix of its own, sent all at once."""
+def traffic(client: OpenAI, fleet: Fleet, pool: ThreadPoolExecutor, count: int, *, first: int = 0) -> list[Future[str]]:
+    """Plain (not streaming) completions, each with a prefix of its own, sent all at once.
+
+    Numbered from ``first``: what other tests have sent is in the instances' caches and draws requests there.
+    """
 
     def ask(number: int) -> str:
         answer = client.completions.create(
@@ -25,7 +28,7 @@ def traffic(client: OpenAI, fleet: Fleet, pool: ThreadPoolExecutor, count: int) 
         )
         return answer.choices[0].text
 
-    return [pool.submit(ask, number) for number in range(count)]
+    return [pool.submit(ask, number) for number in range(first, first + count)]
 
 
 @pytest.fixture
@@ -44,7 +47,9 @@ def extra_instance(fleet: Fleet, tmp_path) -> Iterator[subprocess.Popen[bytes]]:
         )
     try:
         url = until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")
-        fleet.dualmap("instances", "add", "extra", url, "--url", fleet.endpoint)
+        # Said to be fast, so that it gets its share whatever the others' learned rates are by now.
+        rate = str(4 * fleet.instances()["instance-1"]["prefill_tokens_per_s"])
+        fleet.dualmap("instances", "add", "extra", url, "--prefill-tokens-per-s", rate, "--url", fleet.endpoint)
         until(lambda: fleet.instances()["extra"]["state"] == "ready", "the new instance is ready")
         yield process
     finally:
@@ -90,7 +95,7 @@ def test_the_lead_passes_on_when_the_leader_is_killed(fleet: Fleet, client: Open
 def test_an_instance_that_dies_before_the_first_byte_costs_the_client_nothing(
     fleet: Fleet, client: OpenAI, senders: ThreadPoolExecutor, extra_instance: subprocess.Popen[bytes]
 ) -> None:
-    requests = traffic(client, fleet, senders, 48)
+    requests = traffic(client, fleet, senders, 48, first=2000)
     until(lambda: fleet.instances()["extra"]["load"]["running_requests"] > 0, "the instance got some of them")
 
     extra_instance.kill()
@@ -110,6 +115,20 @@ def test_an_instance_that_stands_still_before_the_first_byte_is_left_when_it_is_
         assert client.completions.create(model=fleet.model, prompt="x", max_tokens=1)
     finally:
         os.kill(extra_instance.pid, signal.SIGCONT)
+    until(lambda: fleet.instances()["extra"]["state"] == "ready", "it is back")
+    fleet.until_idle()
+
+
+def test_requests_on_an_instance_that_hangs_are_answered_by_others(
+    fleet: Fleet, client: OpenAI, senders: ThreadPoolExecutor, extra_instance: subprocess.Popen[bytes]
+) -> None:
+    requests = traffic(client, fleet, senders, 48, first=1000)
+    until(lambda: fleet.instances()["extra"]["load"]["running_requests"] > 0, "the instance got some of them")
+
+    os.kill(extra_instance.pid, signal.SIGSTOP)  # no connection breaks: only the leader's checks find it out
+
+    assert [request.exception() for request in requests] == [None] * len(requests)
+    os.kill(extra_instance.pid, signal.SIGCONT)
     until(lambda: fleet.instances()["extra"]["state"] == "ready", "it is back")
     fleet.until_idle()
 

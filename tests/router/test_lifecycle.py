@@ -455,6 +455,33 @@ async def test_a_failed_instance_costs_the_client_nothing(start_runtime: Any, st
     assert await nothing_is_left(store, runtime, tools)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
+async def test_whoever_waits_for_an_instance_hears_that_it_went_down(
+    start_runtime: Any, store: Any, clock: Any, tools: Any, path: str
+) -> None:
+    class Waiting:
+        why = ""
+
+        def instance_lost(self, why: str) -> bool:
+            self.why = why
+            return True
+
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    flight, waiting = await runtime.lifecycle.place(tools.ask(LONG, path=path)), Waiting()
+    lost = flight.instance_id
+    flight.departures.watch(lost, waiting)
+
+    await store.pool("default").set_instance_state(lost, InstanceState.DOWN)
+    await clock.advance(runtime.context.settings.view_poll_s + 0.1)
+    assert waiting.why == f"instance {lost} was taken down"
+
+    await flight.reroute(InstanceFailure(FailureKind.DOWN, waiting.why))
+    assert flight.instance_id != lost
+    assert (await loads(store))[lost].pending_tokens == 0
+    flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
 async def test_attempts_are_limited(start_runtime: Any, store: Any, tools: Any) -> None:
     instances = tuple(tools.spec(name) for name in "abcd")
     runtime = await start_runtime(instances=instances, max_attempts=2)

@@ -26,6 +26,13 @@ def test_a_quiet_replica_may_retry_a_few_times_a_second() -> None:
     assert a_second_later == 2
 
 
+def test_asking_what_is_available_takes_nothing() -> None:
+    budget = RetryBudget(share=0.0, per_s=1.0, now_s=0.0)
+    assert budget.available(0.0) == budget.available(0.0) == 10.0
+    assert budget.withdraw(0.0)
+    assert budget.available(0.5) == 9.5
+
+
 def test_no_budget_means_no_retry() -> None:
     budget = RetryBudget(share=0.0, per_s=0.0, now_s=0.0)
     budget.deposit()

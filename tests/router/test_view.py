@@ -11,15 +11,17 @@ from router.metrics import RouterMetrics
 from router.view import ViewKeeper, next_view
 from scheduling.chain import Chain
 from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceState
+from scheduling.view import ClusterView
 from statestore.base import Membership
 from statestore.errors import StoreUnavailableError
 
 CHAIN = Chain((1, 2), 16, 40)
 
 
-def keeper(pool: Any, clock: Any) -> ViewKeeper:
+def keeper(pool: Any, clock: Any, **options: Any) -> ViewKeeper:
     call = RouterMetrics(["default"]).store_calls["membership"]
-    return ViewKeeper(pool, virtual_nodes=16, bytes_per_token=4.0, clock=clock, poll_s=1.0, call=call)
+    return ViewKeeper(pool, virtual_nodes=16, bytes_per_token=4.0, clock=clock, poll_s=1.0, call=call, **options)
 
 
 async def test_an_observation_of_another_epoch_wakes_the_keeper(store: Any, clock: Any, tools: Any) -> None:
@@ -92,6 +94,19 @@ async def test_the_view_stays_while_the_store_is_away(store: Any, clock: Any, to
     await clock.advance(3.0)
     assert kept.view.ready == ("a", "b")
     running.cancel()
+
+
+async def test_every_refreshed_view_is_shown(store: Any, tools: Any) -> None:
+    shown: list[ClusterView] = []
+    kept = keeper(store.pool("default"), None, seen=shown.append)
+    await store.pool("default").put_instance(tools.spec("a"))
+    await kept.refresh()
+
+    await store.pool("default").set_instance_state("a", InstanceState.DOWN)
+    await kept.refresh()
+
+    assert [view.instances["a"].state for view in shown] == [InstanceState.READY, InstanceState.DOWN]
+    assert shown[-1] is kept.view
 
 
 async def test_refreshes_at_the_same_time_share_one_call(store: Any, clock: Any, tools: Any) -> None:

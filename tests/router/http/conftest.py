@@ -17,10 +17,13 @@ import uvloop
 from uvicorn.server import ServerState
 
 from router.ask import Ask, InstanceFailure, Outcome
+from router.departures import Departures
 from router.errors import UpstreamError
 from router.http import DataPlane, build_data_plane, http_protocol
+from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
 from statestore.base import FinishFacts
+from statestore.clock import RealClock
 
 CHAT = "/v1/chat/completions"
 
@@ -55,6 +58,10 @@ class FakeFlight:
     failures: list[InstanceFailure] = field(default_factory=list)
     finished: list[tuple[Outcome, FinishFacts | None]] = field(default_factory=list)
 
+    @property
+    def departures(self) -> Departures:
+        return self.lifecycle.departures
+
     def first_token(self) -> None:
         self.first_tokens += 1
 
@@ -84,6 +91,7 @@ class FakeLifecycle:
     gate: asyncio.Event | None = None
     asks: list[Ask] = field(default_factory=list)
     flights: list[FakeFlight] = field(default_factory=list)
+    departures: Departures = field(default_factory=lambda: Departures(RetryBudget(0.0, 1.0, 0.0), RealClock()))
     cancelled: int = 0
 
     async def place(self, ask: Ask) -> FakeFlight:

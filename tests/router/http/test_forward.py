@@ -10,6 +10,9 @@ import pytest
 
 from router.ask import FailureKind, Outcome
 from router.errors import QueueFullError, UnavailableError
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.view import ClusterView
 from statestore.base import FinishFacts
 from statestore.errors import StoreUnavailableError
 
@@ -364,6 +367,57 @@ async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet, ki
     assert (await client.answer()).whole
     assert lifecycle.flight.failures[0].kind is FailureKind.TIMEOUT
     await kit.eventually(lambda: stuck.open == 0)
+
+
+@pytest.fixture
+def down_view():
+    """The view in which the first instance was taken down and another one is ready."""
+    states = {"i0": InstanceState.DOWN, "i1": InstanceState.READY}
+    instances = {name: InstanceSpec(name, f"http://{name}", state=state) for name, state in states.items()}
+    return ClusterView.build(epoch=2, tree_version=0, instances=instances, tree=HotnessTree(), virtual_nodes=4)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_hanging_instance_is_left_when_the_fleet_takes_it_down(fleet, kit, down_view, stream: bool) -> None:
+    async def hang(talk):
+        if stream:
+            await talk.begin_stream()
+        await talk.until_closed()
+
+    lifecycle, [stuck, _], client = await fleet(hang, whole_stream if stream else whole_answer)
+    client.chat(stream=stream)
+    await kit.eventually(lambda: stuck.talks)
+
+    lifecycle.departures.look(down_view)
+
+    answer = await client.answer()
+    assert answer.whole and answer.headers["x-dualmap-instance"] == "i1"
+    assert lifecycle.flight.failures[0].kind is FailureKind.DOWN
+    await kit.eventually(lambda: stuck.open == 0)
+    assert not lifecycle.departures._waiting
+
+
+async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_down(fleet, kit, down_view) -> None:
+    resumed = asyncio.Event()
+
+    async def pause(talk):
+        await talk.begin_stream()
+        await talk.role()
+        await resumed.wait()
+        await talk.end_stream()
+
+    lifecycle, _, client = await fleet(pause, whole_stream)
+    client.chat(stream=True)
+    await client.head()
+    await client.chunk()
+
+    lifecycle.departures.look(down_view)
+    resumed.set()
+
+    assert b"[DONE]" in await client.chunk()
+    await kit.eventually(lambda: lifecycle.flight.finished)
+    assert lifecycle.flight.outcome is Outcome.COMPLETED and lifecycle.flight.failures == []
+    assert not lifecycle.departures._waiting
 
 
 async def test_an_error_answer_that_never_ends_is_not_waited_for(fleet, monkeypatch) -> None:

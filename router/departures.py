@@ -1,0 +1,87 @@
+"""Who must hear that an instance was given up: exchanges on it whose client has seen no byte yet.
+
+An engine that hangs keeps its connections open, so nothing breaks and its requests would wait for their timeout. The
+leading worker finds it out from outside and takes the instance down; every refresh of the view compares.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from router.retry_budget import RetryBudget
+from scheduling.instance import InstanceState
+from scheduling.view import ClusterView
+from statestore.clock import Clock
+
+VANISHED_S: Final = 10.0
+"""An instance counts as gone once it is missing for this long: a store that came back empty is filled step by step."""
+
+
+class Waiting(Protocol):
+    """One try of a request on an instance."""
+
+    def instance_lost(self, why: str) -> bool:
+        """The fleet gave the instance up. True if it was let go of, False if the client has seen a byte of the answer
+        (which may still come to its end). Must not wait."""
+
+
+class Departures:
+    """The waiting tries of one pool on one replica, by instance.
+
+    A look costs what the instances in use cost, and the tries of those that left; a request costs two set operations.
+    It goes by the state, not by its change, so a try that arrived at an instance too late is found by the next look.
+    """
+
+    def __init__(self, retries: RetryBudget, clock: Clock) -> None:
+        self._retries = retries
+        self._clock = clock
+        self._waiting: dict[str, set[Waiting]] = {}
+        self._missing_since_s: dict[str, float] = {}
+
+    def watch(self, instance_id: str, waiting: Waiting) -> None:
+        """Tell ``waiting`` when the instance leaves; ``leave`` is owed."""
+        self._waiting.setdefault(instance_id, set()).add(waiting)
+
+    def leave(self, instance_id: str, waiting: Waiting) -> None:
+        waiters = self._waiting.get(instance_id)
+        if waiters is not None:
+            waiters.discard(waiting)
+            if not waiters:
+                del self._waiting[instance_id]
+
+    def look(self, view: ClusterView) -> None:
+        """Tell who waits for an instance that is down or gone, as many as may be tried again now.
+
+        The others stay where they are and are told by a later look: an instance that is back by then may still
+        answer them, an error could not. So it is with all of them while no other instance is ready.
+        """
+        now_s = self._clock.monotonic_s()
+        self._note_missing(view, now_s)
+        if not view.ready:
+            return
+        retries = self._retries.available(now_s)
+        for instance_id in tuple(self._waiting):
+            why = self._loss(view, instance_id, now_s)
+            if why is not None:
+                retries -= self._tell(instance_id, why, retries)
+
+    def _tell(self, instance_id: str, why: str, at_most: float) -> int:
+        """How many let go of the instance."""
+        let_go = 0
+        for waiting in tuple(self._waiting[instance_id]):
+            if let_go + 1 > at_most:
+                break
+            let_go += waiting.instance_lost(why)
+        return let_go
+
+    def _note_missing(self, view: ClusterView, now_s: float) -> None:
+        missing = self._waiting.keys() - view.instances.keys()
+        self._missing_since_s = {name: self._missing_since_s.get(name, now_s) for name in missing}
+
+    def _loss(self, view: ClusterView, instance_id: str, now_s: float) -> str | None:
+        """Why the instance will not answer; None if it may."""
+        spec = view.instances.get(instance_id)
+        if spec is None:
+            gone = now_s - self._missing_since_s[instance_id] >= VANISHED_S
+            return f"instance {instance_id} was removed" if gone else None
+        return f"instance {instance_id} was taken down" if spec.state is InstanceState.DOWN else None

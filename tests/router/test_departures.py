@@ -1,0 +1,135 @@
+"""Who hears that an instance left, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.departures import VANISHED_S, Departures
+from router.retry_budget import RetryBudget
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceState
+from scheduling.view import ClusterView
+
+
+class Try:
+    def __init__(self, *, has_begun: bool = False) -> None:
+        self.has_begun = has_begun
+        self.told: list[str] = []
+
+    def instance_lost(self, why: str) -> bool:
+        self.told.append(why)
+        return not self.has_begun
+
+
+@pytest.fixture
+def departures(clock: Any) -> Departures:
+    return Departures(RetryBudget(share=0.0, per_s=1.0, now_s=clock.monotonic_s()), clock)
+
+
+@pytest.fixture
+def view_of(tools: Any) -> Any:
+    def view(**states: InstanceState) -> ClusterView:
+        instances = {name: tools.spec(name, state=state) for name, state in states.items()}
+        return ClusterView.build(epoch=1, tree_version=0, instances=instances, tree=HotnessTree(), virtual_nodes=4)
+
+    return view
+
+
+READY, DOWN = InstanceState.READY, InstanceState.DOWN
+
+
+def test_only_who_waits_for_the_instance_that_went_down_is_told(departures: Departures, view_of: Any) -> None:
+    on_a, on_b = Try(), Try()
+    departures.watch("a", on_a)
+    departures.watch("b", on_b)
+
+    departures.look(view_of(a=READY, b=READY))
+    departures.look(view_of(a=DOWN, b=READY))
+
+    assert on_a.told == ["instance a was taken down"]
+    assert on_b.told == []
+
+
+def test_who_left_is_not_told(departures: Departures, view_of: Any) -> None:
+    stays, left = Try(), Try()
+    departures.watch("a", stays)
+    departures.watch("a", left)
+    departures.leave("a", left)
+    departures.leave("a", left)
+    departures.leave("unheard-of", left)
+
+    departures.look(view_of(a=DOWN, b=READY))
+
+    assert (len(stays.told), left.told) == (1, [])
+
+
+def test_an_instance_that_drains_finishes_what_it_has(departures: Departures, view_of: Any) -> None:
+    waiting = Try()
+    departures.watch("a", waiting)
+
+    departures.look(view_of(a=InstanceState.DRAINING, b=READY))
+
+    assert waiting.told == []
+
+
+def test_without_another_instance_everyone_stays_until_there_is_one(departures: Departures, view_of: Any) -> None:
+    waiting = Try()
+    departures.watch("a", waiting)
+    departures.look(view_of(a=DOWN, b=DOWN))
+    assert waiting.told == []
+
+    departures.look(view_of(a=DOWN, b=READY))
+
+    assert len(waiting.told) == 1
+
+
+def test_as_many_are_told_as_may_be_tried_again_and_the_others_later(
+    departures: Departures, view_of: Any, clock: Any
+) -> None:
+    tries = [Try() for _ in range(25)]  # the budget: 10 at once, one a second
+    for each in tries:
+        departures.watch("a", each)
+
+    def look() -> int:
+        departures.look(view_of(a=DOWN, b=READY))
+        told = [each for each in tries if each.told]
+        for each in told:
+            departures.leave("a", each)
+            tries.remove(each)
+            departures._retries.withdraw(clock.monotonic_s())
+        return len(told)
+
+    assert look() == 10
+    assert look() == 0
+    clock.now_s += 3.0
+    assert look() == 3
+
+
+def test_answers_that_have_begun_take_no_ones_retry(departures: Departures, view_of: Any) -> None:
+    tries = [Try(has_begun=True) for _ in range(50)] + [Try() for _ in range(5)]
+    for each in tries:
+        departures.watch("a", each)
+
+    departures.look(view_of(a=DOWN, b=READY))
+
+    assert all(each.told for each in tries if not each.has_begun)
+
+
+def test_an_instance_counts_as_gone_when_it_stays_missing(departures: Departures, view_of: Any, clock: Any) -> None:
+    waiting = Try()
+    departures.watch("a", waiting)
+    departures.look(view_of(b=READY))
+    clock.now_s += VANISHED_S - 1
+    departures.look(view_of(b=READY))
+    assert waiting.told == [], "a store may just be filled again"
+
+    departures.look(view_of(a=READY, b=READY))
+    clock.now_s += 2
+    departures.look(view_of(b=READY))
+    assert waiting.told == [], "it was back meanwhile"
+
+    clock.now_s += VANISHED_S
+    departures.look(view_of(b=READY))
+    assert waiting.told == ["instance a was removed"]
