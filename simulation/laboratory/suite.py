@@ -17,12 +17,12 @@ WARM_UP_SHARE = 8
 """One in so many requests, at the start, loads the fleet and stays out of the results."""
 
 PEERS = (
-    "dualmap=dualmap",
-    "llm-d=llm-d",
-    "preble=preble",
-    "min-ttft=min-ttft",
-    "dynamo=dynamo,dynamo.prefill_scale=32",
-    "sglang=sglang",
+    "dualmap=dualmap,queue_order=fifo",
+    "llm-d=llm-d,queue_order=fifo",
+    "preble=preble,queue_order=fifo",
+    "min-ttft=min-ttft,queue_order=fifo",
+    "dynamo=dynamo,queue_order=fifo,dynamo.prefill_scale=32",
+    "sglang=sglang,queue_order=fifo",
 )
 """The best other policies, first come, first served, each at its best settings. Together they tell saturation."""
 OURS = "wide=dualmap-wide,queue_order=deadline"
