@@ -14,6 +14,7 @@ from scheduling.instance import InstanceSpec
 from scheduling.settings import SchedulingSettings
 from scheduling.view import is_scheduled
 from statestore.base import PoolStore
+from statestore.clock import Clock
 from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
@@ -21,11 +22,23 @@ log = logging.getLogger(__name__)
 _READ_LIMIT = 512
 _READS_PER_TICK = 32
 """Together a bound on one round; a log longer than that is read over several rounds."""
+_COUNTS_EVERY_S = 5.0
+"""Counts of an unchanged tree are for people alone: this often is often enough."""
+_COUNTS_SHARE = 0.1
+"""And only if one of them changed by more than this."""
 
 
 def scheduled_ready(instances: Mapping[str, InstanceSpec]) -> int:
     """The n of the hotness rule: ready instances that take part in scheduling."""
     return sum(is_scheduled(spec) for spec in instances.values())
+
+
+def have_moved(counts: Mapping[int, int], published: Mapping[int, int]) -> bool:
+    """Whether what is published tells of another traffic than there is."""
+    return any(
+        abs(count - published.get(prefix, 0)) > _COUNTS_SHARE * published.get(prefix, 0)
+        for prefix, count in counts.items()
+    )
 
 
 class HotnessKeeper:
@@ -34,20 +47,31 @@ class HotnessKeeper:
     name = "hotness"
 
     def __init__(
-        self, pool: PoolStore, fence: int, settings: SchedulingSettings, *, interval_s: float, metrics: WorkerMetrics
+        self,
+        pool: PoolStore,
+        fence: int,
+        settings: SchedulingSettings,
+        *,
+        interval_s: float,
+        clock: Clock,
+        metrics: WorkerMetrics,
     ) -> None:
         self.interval_s = interval_s
         self._pool = pool
         self._fence = fence
+        self._clock = clock
         self._metrics = metrics
         self._rule = hotness_rule(settings)
         self._window = HotnessWindow(
             int(settings.hotness_window_s * 1000), settings.hotness_window_requests, settings.max_key_blocks
         )
         self._last_entry = "0"
+        self._published: Mapping[int, int] = {}
+        """Counts as this keeper published them last."""
+        self._published_s = clock.monotonic_s() - _COUNTS_EVERY_S
 
     async def tick(self) -> None:
-        """Read what arrived; once caught up, publish the tree if it changed.
+        """Read what arrived; once caught up, publish the tree if it changed, or its counts if they did and it is time.
 
         Time moves with the arrivals: without traffic nothing heats up and nothing cools down.
         Raises StoreUnavailableError, LeaseLostError.
@@ -57,7 +81,9 @@ class HotnessKeeper:
         membership = await self._pool.membership()
         tree = self._window.grow(membership.tree, scheduled_ready(membership.instances), self._rule)
         if tree is not membership.tree:
-            await self._publish(tree)
+            self._tell(tree, await self._publish(tree))
+        elif self._clock.monotonic_s() - self._published_s >= _COUNTS_EVERY_S:
+            await self._renew_counts(tree)
         self._metrics.hot_prefixes.labels(self._pool.name).set(len(tree.hot))
 
     async def _catch_up(self) -> bool:
@@ -71,9 +97,21 @@ class HotnessKeeper:
                 return True
         return False
 
-    async def _publish(self, tree: HotnessTree) -> None:
-        counts = {prefix: self._window.count(prefix) for prefix in tree.hot}
+    async def _publish(self, tree: HotnessTree) -> int:
+        """The version of the tree, which grows only if the tree is another one."""
+        counts = self._counts(tree)
         version = await self._pool.publish_tree(tree, counts, fence=self._fence)
+        self._published, self._published_s = counts, self._clock.monotonic_s()
+        return version
+
+    async def _renew_counts(self, tree: HotnessTree) -> None:
+        if have_moved(self._counts(tree), self._published):
+            await self._publish(tree)
+
+    def _counts(self, tree: HotnessTree) -> dict[int, int]:
+        return {prefix: self._window.count(prefix) for prefix in tree.hot}
+
+    def _tell(self, tree: HotnessTree, version: int) -> None:
         self._metrics.trees_published.labels(self._pool.name).inc()
         log.info(
             "hotness tree published pool=%s version=%d hot_prefixes=%d deepest=%d window_requests=%d",

@@ -112,7 +112,14 @@ class PoolWorker:
         pool, worker, metrics = self.pool, self._worker, self._metrics
         stall_s = self._scheduling.decode_stall_s
         jobs: list[Job] = [
-            HotnessKeeper(pool, fence, self._scheduling, interval_s=worker.hotness_interval_s, metrics=metrics),
+            HotnessKeeper(
+                pool,
+                fence,
+                self._scheduling,
+                interval_s=worker.hotness_interval_s,
+                clock=self._clock,
+                metrics=metrics,
+            ),
             Evacuator(
                 pool,
                 fence,

@@ -7,16 +7,16 @@ import pytest
 from scheduling.instance import InstanceState, Role
 from scheduling.settings import SchedulingSettings
 from statestore.errors import LeaseLostError
-from workers.hotness_keeper import HotnessKeeper, scheduled_ready
+from workers.hotness_keeper import HotnessKeeper, have_moved, scheduled_ready
 
 HOT, COLD_BASE = 0xAAAA, 1_000
 
 
 @pytest.fixture
-def keeper_of(fence, metrics):
+def keeper_of(fence, clock, metrics):
     def make(pool, **changes) -> HotnessKeeper:
         settings = SchedulingSettings(hotness_min_requests=16, hotness_window_s=60.0, **changes)
-        return HotnessKeeper(pool, fence, settings, interval_s=1.0, metrics=metrics)
+        return HotnessKeeper(pool, fence, settings, interval_s=1.0, clock=clock, metrics=metrics)
 
     return make
 
@@ -63,6 +63,53 @@ async def test_the_tree_is_published_only_when_it_changes(pool, keeper_of, traff
 
     assert (await pool.membership()).tree_version == 1
     assert value("dualmap_worker_trees_published_total") == 1
+
+
+async def test_counts_of_an_unchanged_tree_are_renewed_now_and_then(pool, keeper_of, traffic, clock, value) -> None:
+    keeper = keeper_of(pool)
+    published = pool.ledger
+
+    await traffic(100, 0.5)
+    await keeper.tick()
+    assert published.tree_counts == {HOT: 50}
+
+    await traffic(100, 0.5)
+    clock.jump(4)
+    await keeper.tick()
+    assert published.tree_counts == {HOT: 50}, "not yet"
+    clock.jump(1)
+    await keeper.tick()
+    assert published.tree_counts == {HOT: 100}
+
+    await traffic(10, 0.5)
+    clock.jump(5)
+    await keeper.tick()
+    assert published.tree_counts == {HOT: 100}, "a twentieth more is not worth a write"
+    assert (await pool.membership()).tree_version == value("dualmap_worker_trees_published_total") == 1
+
+
+async def test_counts_are_right_again_soon_after_a_change_of_leader(pool, keeper_of, traffic) -> None:
+    await traffic(100, 0.5)
+    await keeper_of(pool).tick()
+    await traffic(100, 0.5)
+
+    await keeper_of(pool).tick()
+
+    assert pool.ledger.tree_counts == {HOT: 100}
+
+
+@pytest.mark.parametrize(
+    ("counts", "published", "moved"),
+    [
+        ({}, {}, False),
+        ({1: 5}, {}, True),
+        ({1: 110}, {1: 100}, False),
+        ({1: 111}, {1: 100}, True),
+        ({1: 0}, {1: 1}, True),
+    ],
+)
+def test_counts_have_moved_when_one_differs_by_more_than_a_tenth(counts, published, moved: bool) -> None:
+    assert have_moved(counts, published) is moved
 
 
 async def test_in_the_band_between_hot_and_cold_nothing_changes(pool, keeper_of, traffic, clock) -> None:
