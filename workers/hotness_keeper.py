@@ -24,21 +24,11 @@ _READS_PER_TICK = 32
 """Together a bound on one round; a log longer than that is read over several rounds."""
 _COUNTS_EVERY_S = 5.0
 """Counts of an unchanged tree are for people alone: this often is often enough."""
-_COUNTS_SHARE = 0.1
-"""And only if one of them changed by more than this."""
 
 
 def scheduled_ready(instances: Mapping[str, InstanceSpec]) -> int:
     """The n of the hotness rule: ready instances that take part in scheduling."""
     return sum(is_scheduled(spec) for spec in instances.values())
-
-
-def have_moved(counts: Mapping[int, int], published: Mapping[int, int]) -> bool:
-    """Whether what is published tells of another traffic than there is."""
-    return any(
-        abs(count - published.get(prefix, 0)) > _COUNTS_SHARE * published.get(prefix, 0)
-        for prefix, count in counts.items()
-    )
 
 
 class HotnessKeeper:
@@ -105,7 +95,7 @@ class HotnessKeeper:
         return version
 
     async def _renew_counts(self, tree: HotnessTree) -> None:
-        if have_moved(self._counts(tree), self._published):
+        if self._counts(tree) != self._published:
             await self._publish(tree)
 
     def _counts(self, tree: HotnessTree) -> dict[int, int]:
