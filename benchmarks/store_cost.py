@@ -1,6 +1,6 @@
 """What the shared store costs: CPU per call on both sides, and memory per KV block.
 
-    python benchmarks/store_cost.py [--instances 8 500] [--requests 4000] [--repeat 3]
+    python benchmarks/store_cost.py [--instances 8 500] [--requests 4000] [--repeat 3] [--policy dualmap]
 
 Starts a private Valkey, sends requests through ``RedisPool`` from 64 concurrent callers, and divides the CPU time of
 this process and of the server by the number of calls. Chains have 64 blocks, the first 32 shared by many. Figures are
@@ -91,11 +91,13 @@ def chains(count: int, random_source: random.Random) -> list[Chain]:
     ]
 
 
-async def measure(url: str, instances: int, requests: int, seed: int) -> dict[str, Cost]:
+async def measure(
+    url: str, scheduling: SchedulingSettings, instances: int, requests: int, seed: int
+) -> dict[str, Cost]:
     """One pass of ``requests`` requests through every step of their life."""
     random_source = random.Random(seed)
     cpu = ServerCpu(url)
-    store = RedisStore(StoreSettings(url=url, command_timeout_s=30.0), scheduling=SchedulingSettings())
+    store = RedisStore(StoreSettings(url=url, command_timeout_s=30.0), scheduling=scheduling)
     await store.open()
     try:
         pool: PoolStore = store.pool("default")
@@ -116,6 +118,7 @@ async def measure(url: str, instances: int, requests: int, seed: int) -> dict[st
                 Reservation(request_id, "replica", pair[0], chain, 4096, 256, 5000, pair[1], 8192)
             ),
             "observe again": lambda _, chain, pair: pool.observe(pair, chain),
+            "with horizon": lambda _, chain, pair: pool.observe(pair, chain, horizon=True),
             "first token": lambda request_id, chain, pair: pool.first_token(request_id, pair[0], chain),
             "finish": lambda request_id, chain, pair: pool.finish(request_id),
         }
@@ -152,15 +155,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--instances", type=int, nargs="+", default=[8, 500])
     parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--policy", default="dualmap-wide", help="dualmap: queues by arrival, no prefix holders")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
+    scheduling = SchedulingSettings(policy=options.policy)
     report: dict[str, dict[str, dict[str, float]]] = {}
     for instances in options.instances:
         passes = []
         for seed in range(options.repeat):
             with EmbeddedValkey() as server:
-                passes.append(uvloop.run(measure(server.url, instances, options.requests, seed)))
+                passes.append(uvloop.run(measure(server.url, scheduling, instances, options.requests, seed)))
         report[str(instances)] = {
             step: {
                 field: round(statistics.median(getattr(one[step], field) for one in passes), 1)

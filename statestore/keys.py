@@ -13,9 +13,14 @@ class AccountKeys(NamedTuple):
 
     account: bytes
     queue: bytes
-    late: bytes
     running: bytes
     kv: bytes
+    late: bytes
+
+    @property
+    def of_load(self) -> tuple[bytes, ...]:
+        """Those that a load is read from: all but the last."""
+        return self[:4]
 
 
 class PoolKeys:
@@ -46,9 +51,9 @@ class PoolKeys:
             keys = AccountKeys(
                 self._key(f"instance:{instance_id}"),
                 self._key(f"queue:{instance_id}"),
-                self._key(f"late:{instance_id}"),
                 self._key(f"running:{instance_id}"),
                 self._key(f"kv:{instance_id}"),
+                self._key(f"late:{instance_id}"),
             )
             self._accounts[instance_id] = keys
         return keys

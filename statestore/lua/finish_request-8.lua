@@ -1,5 +1,5 @@
 -- Releases whatever is left of a request and grants who is next.
--- KEYS  1 meta, 2 requests, 3-7 account, queue, late, running, kv of the instance, 8 lightest
+-- KEYS  1 meta, 2 requests, 3-7 account, queue, running, kv, late of the instance, 8 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 request id, 4 instance id, 5 attempt or '' for any,
 --       6 prior bytes per token, 7 prompt bytes or '', 8 prompt tokens or ''
 -- Reply 1; 0 if nothing was left or a newer attempt lives; the instance id where the request really is

@@ -1,5 +1,5 @@
 -- Loads of some instances and their hits of one chain, and what is known beyond them.
--- KEYS  1 meta, 2 lightest, 3 holders of the new generation, 4 of the old; then 5 per instance: account, queue, late,
+-- KEYS  1 meta, 2 lightest, 3 holders of the new generation, 4 of the old; then 4 per instance: account, queue,
 --       running, kv
 -- ARGV  1 test clock ms or ''; 2 chain, packed; 3 marks of the chain, packed
 -- Reply {holder ids, place of their mark from 1 on or 0, {id, score, id, score}, as observe_instances}

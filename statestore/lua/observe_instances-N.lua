@@ -1,7 +1,7 @@
 -- Loads of some instances and their hits of one chain.
--- KEYS  1 meta; then 5 per instance: account, queue, late, running, kv
+-- KEYS  1 meta; then 4 per instance: account, queue, running, kv
 -- ARGV  1 test clock ms or ''; 2 chain, packed
--- Reply {epoch, tree version, sequence, now ms, one per instance: account fields + held, running, cached, hit | 0}
+-- Reply {epoch, tree version, sequence, now ms, one per instance: account fields + queued, running, cached, hit | 0}
 -- Clock the server's, passed on so that the reader decays and measures with it
 -- include: observation
 return observation(KEYS[1], 2, ARGV[2])

@@ -1,5 +1,5 @@
 -- The first token came: releases pending tokens, stamps the prefill clock, learns the rate, grants who is next.
--- KEYS  1 requests, 2 holders of the new generation, 3 of the old, 4-8 account, queue, late, running, kv of the instance,
+-- KEYS  1 requests, 2 holders of the new generation, 3 of the old, 4-8 account, queue, running, kv, late of the instance,
 --       9 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 request id, 4 instance id, 5 chain, packed, 6 block tokens,
 --       7 marks of the chain, packed, or '' to remember no holders, 8 marks of a generation at most

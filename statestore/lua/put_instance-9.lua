@@ -1,5 +1,5 @@
 -- Adds an instance, or updates the description of a known one; its state and figures stay.
--- KEYS  1 meta, 2 instances, 3 requests, 4-8 account, queue, late, running, kv of the instance, 9 lightest
+-- KEYS  1 meta, 2 instances, 3 requests, 4-8 account, queue, running, kv, late of the instance, 9 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 instance id, 4 state of a new one, 5.. name, value, name, value, …
 -- Reply 1 if anything changed
 -- Clock the server's
@@ -28,7 +28,7 @@ if not known then
   redis.call('HSET', KEYS[4], 'state', ARGV[4],
     'pending_tokens', 0, 'dispatched_tokens', 0, 'context_tokens', 0, 'window_tokens', 0, 'window_ms', 0,
     'rate_tokens', prior * PRIOR_S, 'rate_busy_s', PRIOR_S, 'last_prefill_ms', 0, 'work_since_ms', 0, 'kv_stamp', 0,
-    'late_tokens', 0)
+    'late_tokens', 0, 'late_requests', 0)
 end
 local account = read_account(4, ARGV[3])
 grant_next(KEYS[3], account, now_ms)

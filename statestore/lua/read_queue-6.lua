@@ -1,12 +1,12 @@
 -- One instance's load and its held requests in the order of granting: those that stepped behind come last.
--- KEYS  1 requests, 2-6 account, queue, late, running, kv of the instance
+-- KEYS  1 requests, 2-6 account, queue, running, kv, late of the instance
 -- ARGV  1 test clock ms or ''
--- Reply {now ms, account fields + held, running, cached | 0, {request as JSON, …}}
+-- Reply {now ms, account fields + queued, running, cached | 0, {request as JSON, …}}
 -- Clock the server's
 -- include: clock
 -- include: load
 local held = {}
-for _, list_key in ipairs({ KEYS[3], KEYS[4] }) do
+for _, list_key in ipairs({ KEYS[3], KEYS[6] }) do
   for _, request_id in ipairs(redis.call('ZRANGE', list_key, 0, -1)) do
     local text = redis.call('HGET', KEYS[1], request_id)
     if text then

@@ -1,6 +1,6 @@
 -- Recomputes an instance's sums from its requests, drops entries of requests that are not its own any more, and lists
 -- held ones as the order of today says.
--- KEYS  1 leader, 2 requests, 3-7 account, queue, late, running, kv of the instance, 8 lightest
+-- KEYS  1 leader, 2 requests, 3-7 account, queue, running, kv, late of the instance, 8 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 instance id, 4 fence
 -- Reply 1 if anything was off, else 0; error FENCED
 -- Clock the server's
@@ -16,9 +16,9 @@ local account = read_account(3, ARGV[3])
 if not account then
   return 0
 end
-local pending, dispatched, late, context, misplaced = 0, 0, 0, 0, 0
+local pending, dispatched, late, late_requests, context, misplaced = 0, 0, 0, 0, 0, 0
 
--- Lists a held request where today's order has it, under the score of today.
+-- Lists a held request where today's order has it, under the score of today; returns that list.
 local function relist(list_key, request)
   local well_key, score = account.queue_key, request.sequence
   request.late = by_deadline and request.late or false
@@ -28,26 +28,33 @@ local function relist(list_key, request)
     score = request.enqueued_ms + request.slo_ms
   end
   if list_key == well_key and tonumber(redis.call('ZSCORE', list_key, request.request_id)) == score then
-    return
+    return well_key
   end
   redis.call('ZREM', list_key, request.request_id)
   list(account, request)
   write_request(KEYS[2], request)
   misplaced = misplaced + 1
+  return well_key
 end
 
-local seen = {}
+local listed_in = {}
 
 local function count(list_key, request_ids, held)
   for _, request_id in ipairs(request_ids) do
     local request = read_request(KEYS[2], request_id)
-    if not request or request.instance_id ~= ARGV[3] or (request.state == 'held') ~= held or seen[request_id] then
+    local elsewhere = listed_in[request_id]
+    if not request or request.instance_id ~= ARGV[3] or (request.state == 'held') ~= held then
       misplaced = misplaced + redis.call('ZREM', list_key, request_id)
+    elseif elsewhere then
+      misplaced = misplaced + (elsewhere ~= list_key and redis.call('ZREM', list_key, request_id) or 0)
     else
-      seen[request_id] = true
+      listed_in[request_id] = list_key
       if held then
-        relist(list_key, request)
-        late = late + (request.late and request.uncached_tokens or 0)
+        listed_in[request_id] = relist(list_key, request)
+        if request.late then
+          late = late + request.uncached_tokens
+          late_requests = late_requests + 1
+        end
       end
       if request.state ~= 'prefilled' then
         pending = pending + request.uncached_tokens
@@ -62,16 +69,16 @@ local function count(list_key, request_ids, held)
   end
 end
 
-local kept_late_tokens = account.late_tokens
+local kept_late, kept_late_requests = account.late_tokens, account.late_requests
 local queued_ids = redis.call('ZRANGE', account.queue_key, 0, -1)
 local late_ids = redis.call('ZRANGE', account.late_key, 0, -1)
 count(account.queue_key, queued_ids, true)
 count(account.late_key, late_ids, true)
 count(account.running_key, redis.call('ZRANGE', account.running_key, 0, -1), false)
 local off = misplaced > 0 or pending ~= account.pending_tokens or dispatched ~= account.dispatched_tokens
-  or late ~= kept_late_tokens or context ~= account.context_tokens
+  or late ~= kept_late or late_requests ~= kept_late_requests or context ~= account.context_tokens
 account.pending_tokens, account.dispatched_tokens = pending, dispatched
-account.late_tokens, account.context_tokens = late, context
+account.late_tokens, account.late_requests, account.context_tokens = late, late_requests, context
 grant_next(KEYS[2], account, now_ms)
 write_account(account)
 return off and 1 or 0

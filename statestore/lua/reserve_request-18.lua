@@ -1,6 +1,6 @@
 -- Queues a request on an instance, counts its tokens, dispatches it at once if there is room.
 -- KEYS  1 meta, 2 requests, 3 replicas, 4 arrivals, 5 wanted rebalances,
---       6 holders of the new generation, 7 of the old, 8-12 account, queue, late, running, kv of the instance,
+--       6 holders of the new generation, 7 of the old, 8-12 account, queue, running, kv, late of the instance,
 --       13-17 the same of the former attempt's instance, 18 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 request as JSON, 4 chain, packed, 5 block tokens,
 --       6 pending tokens the decision saw or '', 7 tolerance tokens, 8 '1' to ask for a rebalance,

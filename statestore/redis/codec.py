@@ -33,6 +33,7 @@ LOAD_FIELDS = (
     "work_since_ms",
     "kv_capacity_tokens",
     "late_tokens",
+    "late_requests",
 )
 """The fields of an account that ``shared/load.lua`` reads, in its order."""
 
@@ -100,22 +101,22 @@ def spec_from(instance_id: str, values: Sequence[bytes | None]) -> InstanceSpec 
 
 
 def load_from(instance_id: str, values: Sequence[Any], now_ms: int) -> InstanceLoad:
-    """The load from the values of ``LOAD_FIELDS``, then held, running, cached and perhaps the hit."""
+    """The load from the values of ``LOAD_FIELDS``, then queued, running, cached and perhaps the hit."""
     pending_tokens = int(values[1])
     return InstanceLoad(
         instance_id,
         _STATES[values[0]],
         pending_tokens,
         int(values[2]),
-        values[12],
-        values[13],
-        int(values[3]),
+        values[13] + int(values[12]),
         values[14],
+        int(values[3]),
+        values[15],
         decayed_tokens(float(values[4]), int(values[5]), now_ms),
         learned_tokens_per_s(float(values[6]), float(values[7])),
         max(0, now_ms - max(int(values[8]), int(values[9]))) / 1000 if pending_tokens > 0 else 0.0,
         int(values[10]),
-        values[15] if len(values) > 15 else 0,
+        values[16] if len(values) > 16 else 0,
         int(values[11]),
     )
 

@@ -53,7 +53,7 @@ class LeaderCalls:
         loads: dict[str, InstanceLoad] = {}
         for first in range(0, len(instance_ids), _LOADS_PER_CALL):
             page = instance_ids[first : first + _LOADS_PER_CALL]
-            keys = [key for instance_id in page for key in self._keys.account(instance_id)]
+            keys = [key for instance_id in page for key in self._keys.account(instance_id).of_load]
             now_ms, *replies = await self._calls.script("read_loads", keys)
             for instance_id, reply in zip(page, replies, strict=True):
                 if reply:

@@ -120,7 +120,7 @@ class RedisPool(LeaderCalls):
         if horizon:
             keys += (self._keys.lightest, *self._keys.holders)
         for instance_id in instance_ids:
-            keys += self._keys.account(instance_id)
+            keys += self._keys.account(instance_id).of_load
         if horizon:
             *found, seen = await self._calls.script("observe_horizon", keys, packed.hashes, packed.marks)
             beyond = codec.horizon_from(chain, *found)

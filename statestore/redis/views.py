@@ -55,11 +55,11 @@ class Views:
         (meta, requests, replicas, leader, migrations), each = await self._read(common, self._all_commands)
         specs: dict[str, InstanceSpec] = {}
         loads: dict[str, InstanceLoad] = {}
-        for instance_id, (values, load, queued, late, *counts) in each.items():
+        for instance_id, (values, load, *counts) in each.items():
             spec = codec.spec_from(instance_id, values)
             if spec is not None:
                 specs[instance_id] = spec
-                loads[instance_id] = codec.load_from(instance_id, [*load, queued + late, *counts], now_ms)
+                loads[instance_id] = codec.load_from(instance_id, [*load, *counts], now_ms)
         versions = pairs_from(meta)
         records = codec.records_from(requests).values()
         return PoolSnapshot(
@@ -83,7 +83,6 @@ class Views:
             *self._spec_commands(instance_id),
             ("HMGET", keys.account, *codec.LOAD_FIELDS),
             ("ZCARD", keys.queue),
-            ("ZCARD", keys.late),
             ("ZCARD", keys.running),
             ("ZCARD", keys.kv),
         ]

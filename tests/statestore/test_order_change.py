@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+import redis
 
 from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore
+from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.samples import SCHEDULING, HandClock, instance, reservation
@@ -73,3 +75,20 @@ async def test_from_deadline_to_arrival_nobody_is_left_behind(open_pool: OpenPoo
     await fifo.finish("running")
     assert await order_of(fifo) == ["relaxed", "urgent"]
     assert await fifo.repair(fence=fence) == 0
+
+
+async def test_what_is_listed_wrongly_is_listed_right_again(open_pool: OpenPool, valkey_url: str) -> None:
+    deadline = await open_pool(DEADLINE)
+    fence = await fill(deadline)
+    keys = PoolKeys("dualmap", "default").account("a")
+    with redis.Redis.from_url(valkey_url) as client:
+        client.zadd(keys.queue, {"hopeless": 7, "nobody": 8, "urgent": 9})
+        client.zadd(keys.late, {"relaxed": 1})
+        client.hset(keys.account, "late_requests", 5)
+
+    assert await deadline.repair(fence=fence) == 1
+
+    assert await order_of(deadline) == ["urgent", "relaxed", "hopeless"]
+    load = (await deadline.loads())["a"]
+    assert (load.queued_requests, load.late_tokens, load.pending_tokens) == (3, 400, 1600)
+    assert await deadline.repair(fence=fence) == 0

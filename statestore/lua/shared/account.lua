@@ -4,7 +4,7 @@ local function read_account(first, instance_id)
   local values = redis.call('HMGET', KEYS[first],
     'state', 'dispatch_window_tokens', 'max_running_requests', 'max_queued_requests', 'kv_capacity_tokens',
     'pending_tokens', 'dispatched_tokens', 'context_tokens', 'window_tokens', 'window_ms',
-    'rate_tokens', 'rate_busy_s', 'last_prefill_ms', 'work_since_ms', 'kv_stamp', 'late_tokens', 'role')
+    'rate_tokens', 'rate_busy_s', 'last_prefill_ms', 'work_since_ms', 'kv_stamp', 'late_tokens', 'late_requests', 'role')
   if not values[1] then
     return nil
   end
@@ -12,9 +12,9 @@ local function read_account(first, instance_id)
     id = instance_id,
     key = KEYS[first],
     queue_key = KEYS[first + 1],
-    late_key = KEYS[first + 2],
-    running_key = KEYS[first + 3],
-    kv_key = KEYS[first + 4],
+    running_key = KEYS[first + 2],
+    kv_key = KEYS[first + 3],
+    late_key = KEYS[first + 4],
     state = values[1],
     dispatch_window_tokens = tonumber(values[2]),
     max_running_requests = tonumber(values[3]),
@@ -31,7 +31,8 @@ local function read_account(first, instance_id)
     work_since_ms = tonumber(values[14]),
     kv_stamp = tonumber(values[15]),
     late_tokens = tonumber(values[16]),
-    role = values[17],
+    late_requests = tonumber(values[17]),
+    role = values[18],
   }
 end
 
@@ -69,12 +70,13 @@ local function write_account(account)
     'last_prefill_ms', account.last_prefill_ms,
     'work_since_ms', account.work_since_ms,
     'kv_stamp', account.kv_stamp,
-    'late_tokens', account.late_tokens)
+    'late_tokens', account.late_tokens,
+    'late_requests', account.late_requests)
   rank_account(account)
 end
 
 local function held_requests(account)
-  return redis.call('ZCARD', account.queue_key) + redis.call('ZCARD', account.late_key)
+  return redis.call('ZCARD', account.queue_key) + account.late_requests
 end
 
 -- Whether the instance is given its held requests at all. A draining one finishes what is queued on it.

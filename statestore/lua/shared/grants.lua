@@ -87,6 +87,9 @@ local function part_queue(requests_key, account, now_ms)
 end
 
 local function oldest_late(requests_key, account)
+  if account.late_requests == 0 then
+    return nil
+  end
   local request_id = redis.call('ZRANGE', account.late_key, 0, 0)[1]
   return request_id and read_request(requests_key, request_id)
 end

@@ -14,6 +14,7 @@ local function list(account, request)
   if request.late then
     redis.call('ZADD', account.late_key, request.sequence, request.request_id)
     account.late_tokens = account.late_tokens + request.uncached_tokens
+    account.late_requests = account.late_requests + 1
     return
   end
   local rank = by_deadline and request.enqueued_ms + request.slo_ms or request.sequence
@@ -24,6 +25,7 @@ local function delist(account, request)
   if request.late then
     redis.call('ZREM', account.late_key, request.request_id)
     account.late_tokens = account.late_tokens - request.uncached_tokens
+    account.late_requests = account.late_requests - 1
     return
   end
   redis.call('ZREM', account.queue_key, request.request_id)
