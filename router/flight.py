@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 from router.ask import Ask, InstanceFailure, Outcome
@@ -17,7 +15,6 @@ from router.failures import exhausted, outcome_of
 from router.metrics import measured
 from router.prompt import ReadPrompt
 from router.served_pool import ServedPool
-from scheduling.chain import Chain
 from statestore.base import FinishFacts, RequestRecord, RequestState, Reservation
 
 
@@ -44,12 +41,13 @@ class ScheduledFlight:
         self.attempts = 0
         self.ask = ask
         self.prompt = prompt
+        self.chain = prompt.chain
         self.pool = pool
         self.explanation = explanation
         self.slo_s = explanation.slo_s
         self.store_attempt = 1
         """Counts reservations that replaced one another, also of requests the store had lost."""
-        self.failed: set[str] = set()
+        self.failed: frozenset[str] = frozenset()
         """Instances that this request failed on."""
         self.reservation: Reservation | None = None
         """The last one sent; whether it took effect may be unknown."""
@@ -69,10 +67,6 @@ class ScheduledFlight:
     @property
     def departures(self) -> Departures:
         return self.pool.departures
-
-    @property
-    def chain(self) -> Chain:
-        return self.prompt.chain
 
     @property
     def age_s(self) -> float:
@@ -113,8 +107,8 @@ class ScheduledFlight:
     def _send_first_token(self) -> None:
         self._prefilled = True
         call = self._context.metrics.store_calls["first_token"]
-        request_id, instance_id, store = self.request_id, self.instance_id, self.pool.store
-        self._context.outbox.post(lambda: measured(call, store.first_token(request_id, instance_id, self.chain)))
+        request_id, instance_id, chain, store = self.request_id, self.instance_id, self.chain, self.pool.store
+        self._context.outbox.post(lambda: measured(call, store.first_token(request_id, instance_id, chain)))
 
     def _count_ttft(self) -> None:
         ttft_s = self.age_s
@@ -129,7 +123,7 @@ class ScheduledFlight:
         self._dispatched = False
         if failure.server_fault:
             self.pool.breakers.failed(failed_id, self._context.clock.monotonic_s())
-        self.failed.add(failed_id)
+        self.failed |= {failed_id}
         self.explanation.failures.append(f"{failed_id}: {failure}")
         try:
             self._spend_retry(failure)
@@ -168,13 +162,13 @@ class ScheduledFlight:
 
     def _send_finish(self, facts: FinishFacts | None) -> None:
         call = self._context.metrics.store_calls["finish"]
-        finish = partial(self.pool.store.finish, self.request_id, attempt=self.store_attempt, facts=facts)
-        self._context.outbox.post(lambda: measured(call, finish()))
+        request_id, attempt, store = self.request_id, self.store_attempt, self.pool.store
+        self._context.outbox.post(lambda: measured(call, store.finish(request_id, attempt=attempt, facts=facts)))
 
     def _taught(self, facts: FinishFacts | None) -> FinishFacts | None:
         if facts is None or facts.prompt_tokens is None:
             return facts
-        return replace(facts, prompt_bytes=self.prompt.text_bytes)
+        return FinishFacts(self.prompt.text_bytes, facts.prompt_tokens, facts.cached_tokens, facts.output_tokens)
 
     def _count_end(self, outcome: Outcome, facts: FinishFacts | None) -> None:
         metrics, explanation = self.pool.metrics, self.explanation

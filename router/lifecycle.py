@@ -79,26 +79,23 @@ class Lifecycle:
             RouterError: the request is refused.
         """
         try:
-            return await self._place(ask)
+            route = self.pools.resolve(ask.model)
+            if not ask.scheduled:
+                return self._pass_on(ask, route)
+            # Read before anything is entered: a bad body touches no state.
+            flight = self._open(ask, route, self._read(ask, route))
+            self._admit(flight)
+            try:
+                await self._placer.place(flight)
+            except BaseException as error:
+                flight.finish(outcome_of(error))
+                raise
+            return flight
         except Exception as error:
             refusal = from_exception(error)
             if refusal is error:
                 raise
             raise refusal from error
-
-    async def _place(self, ask: Ask) -> Flight:
-        route = self.pools.resolve(ask.model)
-        if not ask.scheduled:
-            return self._pass_on(ask, route)
-        # Read before anything is entered: a bad body touches no state.
-        flight = self._open(ask, route, self._read(ask, route))
-        self._admit(flight)
-        try:
-            await self._placer.place(flight)
-        except BaseException as error:
-            flight.finish(outcome_of(error))
-            raise
-        return flight
 
     def _pass_on(self, ask: Ask, route: Route[ServedPool]) -> PassingFlight:
         pool = route.pool
@@ -142,7 +139,7 @@ class Lifecycle:
             prompt_tokens=chain.prompt_tokens,
             chain_blocks=len(chain.hashes),
             key_blocks=key_blocks,
-            hash_key=view.tree.key(chain, pool.scheduling.max_key_blocks),
+            hash_key=chain.prefix_hash(key_blocks),
             tree_version=view.tree_version,
             epoch=view.epoch,
             received_unix_s=time.time(),

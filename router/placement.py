@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from router.context import ReplicaContext
 from router.errors import QueueFullError, RouterError, SloUnreachableError, UnavailableError
@@ -14,7 +14,7 @@ from router.served_pool import ServedPool
 from router.waiting import ReservationLostError, Waiter
 from scheduling.decision import Decision, Horizon, RouteQuery
 from scheduling.errors import NoInstanceError
-from scheduling.instance import InstanceLoad
+from scheduling.instance import InstanceLoad, InstanceSpec
 from scheduling.ttft import queueing_s
 from statestore.base import Grant, Observation, Reservation, ReserveStatus
 
@@ -32,8 +32,8 @@ class _Search:
     rounds: int = 0
     stale_rounds: int = 0
     refreshed: bool = False
-    full: set[str] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)
+    full: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
     ignore_breakers: bool = False
 
 
@@ -73,27 +73,23 @@ class StorePlacer:
         self._refuse_if_late(flight, decision)
         status = await self._reserve(flight, decision, search)
         match status:
-            case ReserveStatus.DISPATCHED:
+            case ReserveStatus.DISPATCHED | ReserveStatus.HELD:
                 self._placed(flight, decision)
-                load = flight.pool.loads.get(decision.instance_id)
-                ahead = load.dispatched_tokens if load is not None else 0
-                await self._send_to(flight, decision.instance_id, tokens_ahead=ahead)
-                return True
-            case ReserveStatus.HELD:
-                self._placed(flight, decision)
-                grant = await self._wait(flight, waiter)
-                spec = flight.pool.view.view.instances.get(grant.instance_id)
-                ahead = spec.dispatch_window_tokens if spec is not None else 0
-                await self._send_to(flight, grant.instance_id, tokens_ahead=ahead)
+                held = status is ReserveStatus.HELD
+                instance_id = (await self._wait(flight, waiter)).instance_id if held else decision.instance_id
+                spec = flight.pool.view.view.instances.get(instance_id) or await self._joined(flight, instance_id)
+                ahead = spec.dispatch_window_tokens if held else flight.pool.dispatched_tokens(instance_id)
+                flight.pool.metrics.hold_s.observe(flight.held_s)
+                flight.dispatched(instance_id, spec.url, tokens_ahead=ahead)
                 return True
             case ReserveStatus.STALE:
                 search.stale_rounds += 1
                 flight.pool.metrics.stale.inc()
             case ReserveStatus.NOT_READY:
-                search.gone.add(decision.instance_id)
+                search.gone |= {decision.instance_id}
                 await flight.pool.view.refresh()
             case ReserveStatus.QUEUE_FULL:
-                search.full.add(decision.instance_id)
+                search.full |= {decision.instance_id}
             case ReserveStatus.DUPLICATE:
                 flight.reservation = None  # it is another request's, and not ours to release
                 flight.rename()
@@ -149,7 +145,7 @@ class StorePlacer:
             NoInstanceError: nobody is left to ask.
         """
         pool, view = flight.pool, flight.pool.view.view
-        query = _query(flight, frozenset(search.full | search.gone | flight.failed))
+        query = _query(flight, search.full | search.gone | flight.failed)
         candidates = pool.policy.candidates(query, view)
         blocked = pool.breakers.blocked(self._context.clock.monotonic_s())
         # Only the blocked ones in the way are excluded: a policy reads from them how far a request has strayed.
@@ -164,7 +160,7 @@ class StorePlacer:
             raise _nowhere(pool, search)
         if not search.refreshed:
             search.refreshed = True
-            search.gone.clear()
+            search.gone = frozenset()
             await pool.view.refresh()
         elif not search.ignore_breakers:
             search.ignore_breakers = True
@@ -226,17 +222,14 @@ class StorePlacer:
         finally:
             flight.held_s += flight.age_s - before_s
 
-    async def _send_to(self, flight: ScheduledFlight, instance_id: str, *, tokens_ahead: int) -> None:
-        pool = flight.pool
-        spec = pool.view.view.instances.get(instance_id)
-        if spec is None:  # it joined after the last refresh, and the rebalancer knew it first
-            spec = (await pool.view.refresh()).instances.get(instance_id)
+    async def _joined(self, flight: ScheduledFlight, instance_id: str) -> InstanceSpec:
+        """An instance that joined after the last refresh, and the rebalancer knew it first."""
+        spec = (await flight.pool.view.refresh()).instances.get(instance_id)
         if spec is None:
             raise UnavailableError(
                 f"instance {instance_id!r} was removed while the request was sent there", retry_after_s=1.0
             )
-        pool.metrics.hold_s.observe(flight.held_s)
-        flight.dispatched(instance_id, spec.url, tokens_ahead=tokens_ahead)
+        return spec
 
 
 def _query(flight: ScheduledFlight, excluded: frozenset[str], sequence: int = 0) -> RouteQuery:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from router.ask import Ask
@@ -35,9 +36,17 @@ def read_prompt(
         prompt = chat_prompt(body) if ask.path.endswith("/chat/completions") else completion_prompt(body)
     except PromptError as error:
         raise InvalidRequestError(str(error), param=error.param) from error
-    chain = rule.chain(prompt, cache_seed(model, lora, _cache_salt(body)), bytes_per_token)
+    salt = _cache_salt(body)
+    seed = _unsalted_seed(model, lora) if salt is None else cache_seed(model, lora, salt)
+    chain = rule.chain(prompt, seed, bytes_per_token)
     text_bytes = len(prompt.data) if isinstance(prompt, TextPrompt) else None
     return ReadPrompt(chain, text_bytes, _output_limit(body) or default_output_tokens)
+
+
+@lru_cache(maxsize=1024)
+def _unsalted_seed(model: str, lora: str | None) -> int:
+    """The same for almost all requests of a model."""
+    return cache_seed(model, lora)
 
 
 def _cache_salt(body: Mapping[str, Any]) -> str | None:

@@ -44,6 +44,11 @@ class ServedPool:
         load = self.loads.get(instance_id)
         return load.pending_tokens / max(1.0, load.prefill_tokens_per_s) if load is not None else 1.0
 
+    def dispatched_tokens(self, instance_id: str) -> int:
+        """Tokens on their way through the instance's prefill, as last seen."""
+        load = self.loads.get(instance_id)
+        return load.dispatched_tokens if load is not None else 0
+
     def prefill_rate(self, instance_id: str) -> float:
         """Prefill rate in tokens per second, as last seen; before that, the instance's prior."""
         load = self.loads.get(instance_id)

@@ -23,6 +23,12 @@ class Chain:
     """Hash of the whole prompt when a partial block follows the full ones. No KV cache lists it, but it tells
     apart the requests of a popular prefix whose own part is shorter than a block."""
 
+    def prefix_hash(self, blocks: int) -> int:
+        """Hash of the first ``blocks`` blocks, counted from 1; the partial last block, if there is one, counts too."""
+        if blocks > len(self.hashes) and self.tail_hash is not None:
+            return self.tail_hash
+        return self.hashes[blocks - 1]
+
     def hit_tokens(self, hit_blocks: int) -> int:
         """Prompt tokens that need no prefill when the first ``hit_blocks`` blocks are cached.
 

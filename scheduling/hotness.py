@@ -33,11 +33,7 @@ class HotnessTree:
 
     def key(self, chain: Chain, max_key_blocks: int) -> int:
         """The hash key: the prefix hash at the key length."""
-        blocks = self.key_blocks(chain, max_key_blocks)
-        if blocks > len(chain.hashes):
-            assert chain.tail_hash is not None  # key_blocks counted it
-            return chain.tail_hash
-        return chain.hashes[blocks - 1]
+        return chain.prefix_hash(self.key_blocks(chain, max_key_blocks))
 
 
 @dataclass(frozen=True, slots=True)

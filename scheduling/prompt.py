@@ -24,16 +24,18 @@ _MESSAGE = b"\xff"
 _FIELD = b"\xfe"
 _TOKEN_SEPARATOR = 0xFFFFFFFF
 
-_LEADING_KEYS = (
-    "add_special_tokens",
-    "chat_template",
-    "chat_template_kwargs",
-    "documents",
-    "functions",
-    "mm_processor_kwargs",
-    "reasoning_effort",
-    "tools",
-    "truncate_prompt_tokens",
+_LEADING_KEYS = frozenset(
+    {
+        "add_special_tokens",
+        "chat_template",
+        "chat_template_kwargs",
+        "documents",
+        "functions",
+        "mm_processor_kwargs",
+        "reasoning_effort",
+        "tools",
+        "truncate_prompt_tokens",
+    }
 )
 """Parts of a body, besides the messages, that change what an engine computes from the first token on."""
 
@@ -75,6 +77,8 @@ def completion_prompt(body: Mapping[str, Any]) -> Prompt:
 
 def _leading(body: Mapping[str, Any]) -> bytes:
     """What comes before the messages; empty for most bodies."""
+    if _LEADING_KEYS.isdisjoint(body):
+        return b""
     tools = body.get("tools")
     if tools is not None and not isinstance(tools, list):
         raise PromptError("'tools' must be an array", "tools")

@@ -18,8 +18,7 @@ class Clock(Protocol):
 class RealClock:
     """The machine's own clock and the event loop's timer."""
 
-    def monotonic_s(self) -> float:
-        return time.monotonic()
+    monotonic_s = staticmethod(time.monotonic)
 
     async def sleep(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
