@@ -1,5 +1,6 @@
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -178,3 +179,21 @@ def test_progress_is_told(tmp_path: Path) -> None:
     simulate(TraceSource("uniform", requests=300).load(), scenario(), heard.append)
 
     assert heard == [100, 200, 300]
+
+
+def test_under_overload_by_deadline_nobody_is_held_longer_than_anybody_may_be() -> None:
+    settings = SchedulingSettings(policy="dualmap-wide", queue_order="deadline", max_hold_s=15.0)
+
+    result = simulate(CONVERSATION.at_rate(12.0), scenario(scheduling=settings, dispatch=Dispatch.HOLD))
+
+    assert result.refused == 0
+    assert 15.0 <= result.longest_hold_s <= 16.01, "the sweep comes once a second"
+
+
+def test_by_deadline_far_more_requests_are_on_time_under_overload() -> None:
+    def on_time(queue_order: Literal["fifo", "deadline"]) -> float:
+        settings = SchedulingSettings(policy="dualmap-wide", queue_order=queue_order)
+        overload = scenario(scheduling=settings, dispatch=Dispatch.HOLD, dispatch_window_tokens=4096)
+        return simulate(CONVERSATION.at_rate(12.0), overload).effective_capacity
+
+    assert on_time("deadline") > on_time("fifo") + 0.3
