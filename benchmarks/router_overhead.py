@@ -38,13 +38,16 @@ import uvicorn
 import uvloop
 
 from router.ask import Ask, InstanceFailure, Outcome
+from router.departures import Departures
 from router.errors import UpstreamError
 from router.http import build_data_plane, http_protocol
+from router.retry_budget import RetryBudget
 from router.serve import serve
 from router.settings import RouterSettings
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.base import FinishFacts
+from statestore.clock import RealClock
 from statestore.connect import open_store
 from statestore.settings import PoolSettings, StoreSettings
 
@@ -192,10 +195,11 @@ async def open_loop(port: int, wires: list[bytes], rate_per_s: float) -> list[fl
 class BlindFlight:
     """Placed without looking: the least a life cycle can cost."""
 
-    def __init__(self, ask: Ask, url: str) -> None:
+    def __init__(self, ask: Ask, url: str, departures: Departures) -> None:
         self.request_id, self.model = ask.request_id, ask.model
         self.instance_id, self.instance_url = "instance-0", url
         self.expected_cached_tokens, self.attempts = 0, 1
+        self.departures = departures
 
     def first_token(self) -> None: ...
 
@@ -208,9 +212,10 @@ class BlindFlight:
 class BlindLifecycle:
     def __init__(self, url: str) -> None:
         self._url = url
+        self._departures = Departures(RetryBudget(0.0, 0.0, 0.0), RealClock())
 
     async def place(self, ask: Ask) -> BlindFlight:
-        return BlindFlight(ask, self._url)
+        return BlindFlight(ask, self._url, self._departures)
 
 
 async def serve_plane(instance_url: str, on_ready: Callable[[int, int | None], None]) -> None:

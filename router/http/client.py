@@ -80,6 +80,7 @@ class ClientConnection(asyncio.Protocol):
         self._lingering = False
         # Of the present answer (see Downstream):
         self._keep_alive = True
+        self.asked_s = self._since_s
         self.http_10 = False
         self.bodiless = False
         self.committed = False
@@ -167,6 +168,7 @@ class ClientConnection(asyncio.Protocol):
             return
         request = self._waiting.popleft()
         self._path = request.path
+        self.asked_s = self._loop.time()
         self.http_10 = request.http_10
         self.bodiless = request.method == "HEAD"
         self.committed = False

@@ -20,6 +20,8 @@ class ByteSource(Protocol):
 class Downstream(Protocol):
     """The client side of one answer. Writes are never awaited: pressure goes back through the byte source."""
 
+    asked_s: float
+    """When the request was taken up, by the loop's clock."""
     http_10: bool
     """The client speaks HTTP/1.0: no chunked framing, and the connection closes behind the answer."""
     bodiless: bool

@@ -47,14 +47,13 @@ class Exchange:
         fleet_fields: Callable[[], list[Header]],
         on_first_token: Callable[[], None],
     ) -> None:
-        loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[ExchangeResult] = loop.create_future()
+        self.done: asyncio.Future[ExchangeResult] = connection.loop.create_future()
         self._connection = connection
         self._downstream = downstream
         self._times = times
         self._fleet_fields = fleet_fields
         self._on_first_token = on_first_token
-        self._last_progress_s = loop.time()
+        self._last_progress_s = connection.loop.time()
         self._progressed = False
         self._head: AnswerHead | None = None
         self._failing_status = False
@@ -76,7 +75,7 @@ class Exchange:
         self._progressed = True
         if is_retried(head.status):
             self._failing_status = True
-            self._last_progress_s = asyncio.get_running_loop().time()
+            self._last_progress_s = self._connection.loop.time()
             self._receive = Exchange._hold_error
         elif head.index.get(b"content-type", b"").startswith(b"text/event-stream"):
             self._event_stream = True

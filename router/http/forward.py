@@ -32,9 +32,8 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
         if sent_id is not None:
             request_id = read_request_id(sent_id.decode("latin-1"))
         ask = read_ask(request, request_id)
-        deadline_s = asyncio.get_running_loop().time() + plane.settings.total_timeout_s
         flight = await plane.lifecycle.place(ask)
-        await _Forwarding(request, ask, flight, downstream, plane, deadline_s).run()
+        await _Forwarding(request, ask, flight, downstream, plane).run()
     except Exception as error:
         refusal = from_exception(error)
         if refusal.status == 500:
@@ -45,15 +44,13 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
 class _Forwarding:
     """One placed request and its tries. Whatever happens, the flight is finished once and nothing stays open."""
 
-    def __init__(
-        self, request: Request, ask: Ask, flight: Flight, downstream: Downstream, plane: DataPlane, deadline_s: float
-    ) -> None:
+    def __init__(self, request: Request, ask: Ask, flight: Flight, downstream: Downstream, plane: DataPlane) -> None:
         self._request = request
         self._ask = ask
         self._flight = flight
         self._downstream = downstream
         self._plane = plane
-        self._deadline_s = deadline_s
+        self._deadline_s = downstream.asked_s + plane.settings.total_timeout_s
         # A field the router checks itself, or replaces, must not reach an instance.
         keep_credentials = plane.upstream_authorization is None and not plane.keys
         self._fields = fields_for_instance(request.fields, keep_credentials=keep_credentials)

@@ -57,6 +57,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.loop = asyncio.get_running_loop()
+        """Kept, as every question for it costs a system call."""
         self.idle_since_s = 0.0
         self.reused = False
         self.closed = False
@@ -86,7 +88,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._sink = sink
         self.silent = True
         if self._transport is None or self.closed or self._transport.is_closing():
-            asyncio.get_running_loop().call_soon(self._fail, FailureKind.CLOSED, "the connection was closed")
+            self.loop.call_soon(self._fail, FailureKind.CLOSED, "the connection was closed")
             return
         self._transport.writelines((head, body) if body else (head,))
 

@@ -81,7 +81,7 @@ class UpstreamPool:
         stack = self._idle.get(url)
         if not stack:
             return None
-        oldest_s = asyncio.get_running_loop().time() - self._idle_s
+        oldest_s = stack[-1].loop.time() - self._idle_s
         while stack:
             connection = stack.pop()
             if connection.reusable and connection.idle_since_s >= oldest_s:
@@ -119,7 +119,7 @@ class UpstreamPool:
             connection.abort()
             return
         connection.resume_reading()
-        connection.idle_since_s = asyncio.get_running_loop().time()
+        connection.idle_since_s = connection.loop.time()
         stack.append(connection)
         self._sweeper.add(self)
 
