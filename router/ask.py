@@ -79,6 +79,11 @@ class InstanceFailure:
         """True when the instance is to blame: it counts for the circuit breaker. 4xx never do."""
         return self.kind is not FailureKind.STATUS or (self.status or 500) >= 500
 
+    @property
+    def wasted_work(self) -> bool:
+        """False when the instance never got the request, so that another try repeats nothing."""
+        return self.kind is not FailureKind.CONNECT
+
     def __str__(self) -> str:
         status = f" {self.status}" if self.status is not None else ""
         return f"{self.kind}{status}: {self.detail}" if self.detail else f"{self.kind}{status}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from router.ask import FailureKind, InstanceFailure, Outcome
+from router.context import ReplicaContext
 from router.errors import HoldTimeoutError, RouterError, UpstreamError, UpstreamTimeoutError
 
 
@@ -14,6 +15,21 @@ def exhausted(failure: InstanceFailure, why: str) -> RouterError:
     if failure.kind is FailureKind.TIMEOUT:
         return UpstreamTimeoutError(message, retry_after_s=1.0)
     return UpstreamError(message, retry_after_s=1.0)
+
+
+def spend_retry(failure: InstanceFailure, attempts: int, context: ReplicaContext) -> None:
+    """Take another try out of what the settings allow a request and the replica as a whole.
+
+    The replica's budget keeps a failing fleet from doing everything several times. Where nothing was done it is
+    not asked: a dead instance may refuse its whole queue within a moment.
+
+    Raises:
+        RouterError: there is none left.
+    """
+    if attempts >= context.settings.max_attempts:
+        raise exhausted(failure, f"{attempts} instances failed")
+    if failure.wasted_work and not context.retries.withdraw(context.clock.monotonic_s()):
+        raise exhausted(failure, "the retry budget is spent")
 
 
 def outcome_of(error: BaseException) -> Outcome:

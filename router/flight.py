@@ -11,7 +11,7 @@ from router.deadlines import TimerHandle, prefill_delay_s
 from router.departures import Departures
 from router.errors import UnavailableError, from_exception
 from router.explain import Explanation
-from router.failures import exhausted, outcome_of
+from router.failures import exhausted, outcome_of, spend_retry
 from router.metrics import measured
 from router.prompt import ReadPrompt
 from router.served_pool import ServedPool
@@ -126,7 +126,8 @@ class ScheduledFlight:
         self.failed |= {failed_id}
         self.explanation.failures.append(f"{failed_id}: {failure}")
         try:
-            self._spend_retry(failure)
+            spend_retry(failure, self.attempts, self._context)
+            self.pool.metrics.retries[failure.kind].inc()
             self.store_attempt += 1
             self._prefilled = False
             await self._place_again(failure)
@@ -141,14 +142,6 @@ class ScheduledFlight:
             await self._placer.place(self)
         except UnavailableError as error:
             raise exhausted(failure, "no other instance is ready") from error
-
-    def _spend_retry(self, failure: InstanceFailure) -> None:
-        context = self._context
-        if self.attempts >= context.settings.max_attempts:
-            raise exhausted(failure, f"{self.attempts} instances failed")
-        if not context.retries.withdraw(context.clock.monotonic_s()):
-            raise exhausted(failure, "the retry budget is spent")
-        self.pool.metrics.retries[failure.kind].inc()
 
     def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None:
         if self._done:

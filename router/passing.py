@@ -8,7 +8,7 @@ from router.ask import InstanceFailure, Outcome
 from router.context import ReplicaContext
 from router.departures import Departures
 from router.errors import UnavailableError
-from router.failures import exhausted, outcome_of
+from router.failures import exhausted, outcome_of, spend_retry
 from router.served_pool import ServedPool
 from statestore.base import FinishFacts, RequestRecord
 
@@ -109,10 +109,7 @@ class PassingFlight:
         if failure.server_fault:
             self.pool.breakers.failed(self.instance_id, now_s)
         try:
-            if self.attempts >= self._context.settings.max_attempts:
-                raise exhausted(failure, f"{self.attempts} instances failed")
-            if not self._context.retries.withdraw(now_s):
-                raise exhausted(failure, "the retry budget is spent")
+            spend_retry(failure, self.attempts, self._context)
             self.pool.metrics.retries[failure.kind].inc()
             self._take_off_again(failure)
         except Exception as error:

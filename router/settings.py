@@ -67,7 +67,9 @@ class RouterSettings(BaseModel):
 
     # retries -------------------------------------------------------------------------------------------------
     max_attempts: int = Field(3, ge=1, le=16, description="instances tried for a request at most")
-    retry_budget_share: float = Field(0.2, ge=0, le=1, description="retries at most, as a share of requests")
+    retry_budget_share: float = Field(
+        0.2, ge=0, le=1, description="retries at most, as a share of requests; a refused connection costs none"
+    )
     retry_budget_per_s: float = Field(10.0, ge=0, description="retries per second allowed beside that share")
     breaker_fault_limit: int = Field(5, ge=1, description="failures in a row that open an instance's breaker")
     breaker_cooldown_s: float = Field(5.0, gt=0, description="time an open breaker waits for its probe, seconds")

@@ -500,9 +500,22 @@ async def test_retries_stop_when_their_budget_is_spent(start_runtime: Any, store
     flight = await runtime.lifecycle.place(tools.ask())
 
     with pytest.raises(UpstreamError, match="budget"):
-        await flight.reroute(REFUSED)
+        await flight.reroute(InstanceFailure(FailureKind.CLOSED, "the connection broke"))
 
     assert await nothing_is_left(store, runtime, tools)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
+async def test_a_refused_connection_takes_nothing_from_the_budget(start_runtime: Any, tools: Any, path: str) -> None:
+    instances = tuple(tools.spec(name) for name in "abcd")
+    runtime = await start_runtime(instances=instances, retry_budget_share=0.0, retry_budget_per_s=0.0)
+    flight = await runtime.lifecycle.place(tools.ask(path=path))
+
+    await flight.reroute(REFUSED)
+    await flight.reroute(REFUSED)
+    assert flight.attempts == 3
+    with pytest.raises(UpstreamError, match="3 instances failed"):
+        await flight.reroute(REFUSED)
 
 
 async def test_when_every_instance_failed_the_last_failure_is_told(start_runtime: Any, store: Any, tools: Any) -> None:
