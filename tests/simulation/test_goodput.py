@@ -4,7 +4,7 @@ from scheduling.settings import SchedulingSettings
 from simulation.bounds import goodput_bound, on_time_bound, sustainable_rate
 from simulation.goodput import GoodputJob, find_goodput, run_goodput
 from simulation.presets import find_preset
-from simulation.runs import RunJob, map_jobs, run_all
+from simulation.runs import RunJob
 from simulation.scenario import Scenario
 from simulation.simulate import simulate
 from simulation.sources import TraceSource
@@ -43,20 +43,3 @@ def test_no_run_beats_the_bounds() -> None:
         assert simulate(trace, SCENARIO).effective_capacity <= on_time_bound(trace, ENGINE, 2, 5.0)
     assert on_time_bound(SOURCE.load(200.0), ENGINE, 2, 5.0) < 0.5
     assert sustainable_rate(SOURCE.load(), ENGINE, 4) == pytest.approx(2 * sustainable_rate(SOURCE.load(), ENGINE, 2))
-
-
-def test_runs_in_processes_give_what_runs_here_give_in_the_order_of_the_jobs() -> None:
-    small = TraceSource("uniform", requests=60)
-    jobs = [RunJob(small, SCENARIO, rate) for rate in (8.0, 2.0, 5.0)]
-
-    assert run_all(jobs, workers=2) == run_all(jobs, workers=1)
-    assert [round(result.rate_per_s) for result in run_all(jobs, workers=1)] == [8, 2, 5]
-
-
-def test_an_error_in_a_process_reaches_the_caller() -> None:
-    with pytest.raises(ZeroDivisionError):
-        list(map_jobs(_divide, [1, 0], workers=2))
-
-
-def _divide(by: int) -> float:
-    return 1 / by

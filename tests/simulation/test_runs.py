@@ -5,46 +5,84 @@ import sys
 import time
 from pathlib import Path
 
-SCRIPT = """
+from scheduling.settings import SchedulingSettings
+from simulation.presets import find_preset
+from simulation.runs import RunJob, map_jobs, run_all
+from simulation.scenario import Scenario
+from simulation.sources import TraceSource
+
+SCENARIO = Scenario(SchedulingSettings(policy="dualmap"), find_preset("qwen2.5-7b-910b4").engine, instances=2)
+
+WAITING_POOL = """
 import os, sys, time
-from pathlib import Path
 from simulation.runs import map_jobs
 
 def work(folder):
-    Path(folder, str(os.getpid())).touch()
-    time.sleep(120)
+    open(os.path.join(folder, str(os.getpid())), "w").close()
+    time.sleep(0.01)
 
 if __name__ == "__main__":
-    list(map_jobs(work, [sys.argv[1]] * 2, workers=2))
+    for _ in map_jobs(work, [sys.argv[1]] * 100_000, 2):
+        pass
 """
 
 
-def is_alive(pid: int) -> bool:
+def test_runs_in_processes_give_what_runs_here_give_in_the_order_of_the_jobs() -> None:
+    small = TraceSource("uniform", requests=60)
+    jobs = [RunJob(small, SCENARIO, rate) for rate in (8.0, 2.0, 5.0)]
+
+    assert run_all(jobs, workers=2) == run_all(jobs, workers=1)
+    assert [round(result.rate_per_s) for result in run_all(jobs, workers=1)] == [8, 2, 5]
+
+
+def test_each_result_is_told_as_it_comes() -> None:
+    heard: list[float] = []
+
+    run_all([RunJob(TraceSource("uniform", requests=20), SCENARIO, 2.0)], 1, lambda r: heard.append(r.rate_per_s))
+
+    assert len(heard) == 1
+
+
+def test_an_error_in_a_process_reaches_the_caller() -> None:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat")
-    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+        list(map_jobs(_divide, [1, 0], workers=2))
+    except ZeroDivisionError:
+        return
+    raise AssertionError("the error was lost")
 
 
-def test_the_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
-    # Given a parent with two processes at work
-    script, folder = tmp_path / "script.py", tmp_path / "pids"
-    script.write_text(SCRIPT)
+def _divide(by: int) -> float:
+    return 1 / by
+
+
+def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "pool.py"
+    script.write_text(WAITING_POOL)
+    folder = tmp_path / "pids"
     folder.mkdir()
     parent = subprocess.Popen(
-        [sys.executable, str(script), str(folder)], env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        [sys.executable, str(script), str(folder)],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        stderr=subprocess.DEVNULL,
     )
-    deadline_s = time.monotonic() + 30
-    while len(list(folder.iterdir())) < 2:
-        assert time.monotonic() < deadline_s, "the processes never started"
-        time.sleep(0.02)
+    _until(lambda: len(list(folder.iterdir())) == 2)
 
     parent.send_signal(signal.SIGKILL)
     parent.wait()
 
-    pids = [int(path.name) for path in folder.iterdir()]
-    while any(is_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline_s, "they outlive their parent"
-        time.sleep(0.02)
+    _until(lambda: not any(_alive(int(path.name)) for path in folder.iterdir()))
+
+
+def _until(holds: object) -> None:
+    assert callable(holds)
+    deadline_s = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
