@@ -39,25 +39,29 @@ class Mean:
 class Ranking:
     """Competitors by one figure, in every seed."""
 
-    orders: tuple[tuple[str, ...], ...]
-    """Names in each seed, best first."""
+    orders: tuple[tuple[tuple[str, ...], ...], ...]
+    """Places in each seed, best first; competitors with equal figures share one."""
 
     @classmethod
     def of(cls, figures: Mapping[str, Sequence[float]], *, highest_first: bool = True) -> Ranking:
-        """Equal figures keep the order of ``figures``."""
         seeds = len(next(iter(figures.values())))
-        sign = -1 if highest_first else 1
-        return cls(tuple(tuple(sorted(figures, key=lambda name: sign * figures[name][seed])) for seed in range(seeds)))
+        orders = []
+        for seed in range(seeds):
+            places: dict[float, list[str]] = {}
+            for name, values in figures.items():
+                places.setdefault(values[seed], []).append(name)
+            orders.append(tuple(tuple(places[value]) for value in sorted(places, reverse=highest_first)))
+        return cls(tuple(orders))
 
     @property
     def firsts(self) -> Mapping[str, int]:
-        """In how many seeds each came first; those that never did are missing."""
-        return Counter(order[0] for order in self.orders)
+        """In how many seeds each came first, alone or with others; those that never did are missing."""
+        return Counter(name for order in self.orders for name in order[0])
 
     @property
     def winner_holds(self) -> bool:
-        """Whether the same came first in every seed."""
-        return len(self.firsts) == 1
+        """Whether one and the same came first in every seed."""
+        return len(self.orders) in self.firsts.values()
 
     @property
     def holds(self) -> bool:

@@ -115,7 +115,8 @@ def _comparison(values: Mapping[str, Sequence[float]], what: str, *, relative: b
 def _ranking_note(ranking: Ranking) -> str:
     seeds = len(ranking.orders)
     if ranking.holds:
-        return f"The ranking is the same in every seed: {' > '.join(ranking.orders[0])}."
+        order = " > ".join(" = ".join(place) for place in ranking.orders[0])
+        return f"The ranking is the same in every seed: {order}."
     firsts = ", ".join(f"{name} in {count}/{seeds}" for name, count in ranking.firsts.items())
     return f"First: {firsts}; the order behind differs between seeds."
 

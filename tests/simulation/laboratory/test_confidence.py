@@ -30,7 +30,7 @@ def test_an_infinite_value_makes_the_mean_infinite() -> None:
 def test_a_ranking_that_holds_is_the_same_in_every_seed() -> None:
     ranking = Ranking.of({"a": (3.0, 9.0), "b": (2.0, 8.0), "c": (1.0, 7.0)})
 
-    assert ranking.orders == (("a", "b", "c"),) * 2
+    assert ranking.orders == ((("a",), ("b",), ("c",)),) * 2
     assert ranking.holds and ranking.winner_holds
 
 
@@ -42,8 +42,12 @@ def test_a_winner_may_hold_while_the_order_behind_does_not() -> None:
 
 
 def test_where_small_is_good_the_smallest_is_first() -> None:
-    assert Ranking.of({"a": (3.0,), "b": (2.0,)}, highest_first=False).orders == (("b", "a"),)
+    assert Ranking.of({"a": (3.0,), "b": (2.0,)}, highest_first=False).orders == ((("b",), ("a",)),)
 
 
-def test_equal_figures_keep_their_order() -> None:
-    assert Ranking.of({"b": (1.0,), "a": (1.0,)}).orders == (("b", "a"),)
+def test_equal_figures_share_a_place() -> None:
+    ranking = Ranking.of({"b": (1.0, 3.0), "a": (1.0, 2.0), "c": (0.0, 0.0)})
+
+    assert ranking.orders[0] == (("b", "a"), ("c",))
+    assert ranking.firsts == {"b": 2, "a": 1}
+    assert ranking.winner_holds and not ranking.holds
