@@ -42,16 +42,18 @@ class FleetPlan:
     children: tuple[ChildSpec, ...]
     ops_ports: tuple[int, ...]
     """Each replica's own port, in order."""
+    store_shown_as: str
+    """The store's URL for people."""
 
     @property
     def endpoint(self) -> str:
         """The base URL that clients use."""
         return endpoint(self.settings)
 
-    def with_store_url(self, url: str) -> FleetPlan:
-        """The same fleet on another store."""
+    def with_store(self, url: str, *, shown_as: str) -> FleetPlan:
+        """The same fleet on another store; ``url`` is for its processes."""
         store = self.settings.store.model_copy(update={"url": url})
-        return replace(self, settings=self.settings.model_copy(update={"store": store}))
+        return replace(self, settings=self.settings.model_copy(update={"store": store}), store_shown_as=shown_as)
 
 
 def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str], config_file: str) -> FleetPlan:
@@ -81,7 +83,7 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
         "emulator": emulator,
     }
     children = _children(config_file, size, ops_ports, emulated)
-    return FleetPlan(settings.model_copy(update=changed), children, ops_ports)
+    return FleetPlan(settings.model_copy(update=changed), children, ops_ports, settings.store.url)
 
 
 def _children(config_file: str, size: FleetSize, ops_ports: Sequence[int], emulated: bool) -> tuple[ChildSpec, ...]:

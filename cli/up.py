@@ -106,8 +106,8 @@ async def _store(plan: FleetPlan, directory: Path, status: LiveStatus) -> AsyncI
     named = "url" in settings.model_fields_set and not settings.url.startswith("embedded://")
     async with contextlib.AsyncExitStack() as stack:
         if not named:
-            private = private_store(free_ports(1)[0], directory / "store.pid", status.say)
-            plan = plan.with_store_url(await stack.enter_async_context(private))
+            private = await stack.enter_async_context(private_store(free_ports(1)[0], directory, status.say))
+            plan = plan.with_store(private.url, shown_as=private.tcp_url)
         try:
             store = await open_store(plan.settings.store, scheduling=plan.settings.scheduling)
         except StoreError as error:
@@ -203,7 +203,7 @@ def welcome(plan: FleetPlan, took_s: float, directory: Path) -> str:
             f"The fleet is ready after {took_s:.1f} s (its instances are{emulated} emulated). Ctrl-C stops it.",
             "",
             f"  endpoint  {plan.endpoint}/v1   (model {model!r}, any API key)",
-            f"  store     {plan.settings.store.url}",
+            f"  store     {plan.store_shown_as}",
             f"  logs      {directory}",
             "",
             "Try it:",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -71,6 +72,17 @@ def test_stopping_twice_and_starting_again_are_allowed() -> None:
             assert client.ping()
     finally:
         server.stop()
+
+
+def test_it_listens_on_a_socket_for_processes_and_on_a_port_for_people(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with EmbeddedValkey(port=port, unix_socket=tmp_path / "store.sock") as server:
+        assert server.url == f"unix://{tmp_path}/store.sock"
+        assert server.tcp_url == f"redis://127.0.0.1:{port}/0"
+        with redis.Redis.from_url(server.url) as process, redis.Redis.from_url(server.tcp_url) as person:
+            process.set("seen", "by both")
+            assert person.get("seen") == b"by both"
 
 
 def test_a_taken_port_is_an_error_that_quotes_the_servers_log(valkey_server: EmbeddedValkey) -> None:
