@@ -10,7 +10,8 @@ from typing import Any
 
 from statestore.endpoint import Endpoint
 from statestore.errors import StoreError, StoreUnavailableError
-from statestore.wire import Argument, PushHandler, Wire
+from statestore.packing import Argument, pack
+from statestore.wire import PushHandler, Wire
 
 Resolve = Callable[[], Awaitable[Endpoint]]
 """Where the pool's server is at this moment; asked before every attempt to connect."""
@@ -61,19 +62,23 @@ class Connection:
             StoreUnavailableError: no connection, connection lost, or no answer in time.
             StoreError: the server refused the command; see ``statestore.replies``.
         """
+        return self.send(pack(arguments), timeout_s)
+
+    def send(self, command: bytes, timeout_s: float | None = None) -> Awaitable[Any]:
+        """``command`` for what is packed already."""
         wire = self._wire
         if wire is not None:
-            return wire.send(arguments, timeout_s)
-        return self._command_once_connected(arguments, timeout_s)
+            return wire.send(command, timeout_s)
+        return self._send_once_connected(command, timeout_s)
 
     def post(self, *arguments: Argument) -> None:
         """Send a command whose reply arrives as a push (SUBSCRIBE); lost when there is no connection."""
         if self._wire is not None:
-            self._wire.post(arguments)
+            self._wire.post(pack(arguments))
 
-    async def _command_once_connected(self, arguments: tuple[Argument, ...], timeout_s: float | None) -> Any:
+    async def _send_once_connected(self, command: bytes, timeout_s: float | None) -> Any:
         wire = await self.connect()
-        return await wire.send(arguments, timeout_s)
+        return await wire.send(command, timeout_s)
 
     async def connect(self) -> Wire:
         """The connection, made now if there is none.
@@ -135,7 +140,7 @@ class Connection:
             )
         try:
             for arguments in endpoint.greeting():
-                await wire.send(arguments)
+                await wire.send(pack(arguments))
         except BaseException:
             wire.abort()
             raise

@@ -64,7 +64,7 @@ class EmbeddedValkey:
 
     def __init__(self, *, port: int | None = None, unix_socket: Path | None = None) -> None:
         """Listens on ``unix_socket`` if given, on ``port`` of the loopback address if given; on a free port if neither
-        is. A process on the same machine pays a tenth less for calls through the socket."""
+        is. For a process on this machine calls through the socket are the cheaper ones."""
         self._wanted_port = port
         self._unix_socket = unix_socket
         self._port = 0

@@ -23,7 +23,6 @@ _SWEEPS_PER_TIMEOUT = 4
 _PUSHES = frozenset({b"message", b"subscribe", b"unsubscribe"})
 _NO_REPLY_YET = object()
 
-Argument = bytes | str | int | float
 PushHandler = Callable[[list[Any]], None]
 
 
@@ -49,28 +48,28 @@ class Wire(asyncio.Protocol):
         self._overdue: asyncio.Future[Any] | None = None
 
     # commands ----------------------------------------------------------------------------------------------
-    def send(self, arguments: tuple[Argument, ...], timeout_s: float | None = None) -> asyncio.Future[Any]:
-        """Send a command with the rest of this turn's; the future has its reply or a ``StoreError``."""
+    def send(self, command: bytes, timeout_s: float | None = None) -> asyncio.Future[Any]:
+        """Send a packed command with the rest of this turn's; the future has its reply or a ``StoreError``."""
         future = self._loop.create_future()
         in_flight = self._in_flight
         if self._transport is None or len(in_flight) >= MAX_IN_FLIGHT:
             future.set_exception(StoreUnavailableError("the store is too far behind: too many calls wait for it"))
             return future
-        self._write(arguments)
+        self._write(command)
         in_flight.append((future, self._loop.time() + (timeout_s or self._timeout_s)))
         if self._sweep_timer is None:
             self._sweep_later()
         return future
 
-    def post(self, arguments: tuple[Argument, ...]) -> None:
-        """Send a command whose reply is a push and not waited for."""
+    def post(self, command: bytes) -> None:
+        """Send a packed command whose reply is a push and not waited for."""
         if self._transport is not None:
-            self._write(arguments)
+            self._write(command)
 
-    def _write(self, arguments: tuple[Argument, ...]) -> None:
+    def _write(self, command: bytes) -> None:
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing.append(hiredis.pack_command(arguments))  # type: ignore[arg-type]  # the stub knows tuples of one
+        self._outgoing.append(command)
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []

@@ -8,9 +8,9 @@ from typing import Any
 
 from statestore.connection import Connection
 from statestore.errors import StoreError
+from statestore.packing import Argument, ScriptPacker, pack
 from statestore.replies import ScriptMissingError
 from statestore.scripts import Script
-from statestore.wire import Argument
 
 TestClock = Callable[[], int]
 """Milliseconds; takes the place of the server's clock, so that tests and twins can be driven in lockstep."""
@@ -25,6 +25,7 @@ class Calls:
         self.connection = connection
         self._scripts = scripts
         self._test_clock = test_clock
+        self._packer = ScriptPacker()
 
     async def script(self, name: str, keys: Sequence[bytes], *arguments: Argument) -> Any:
         """Run a script by its hash, loading it where the server does not know it. ARGV[1] is put in front."""
@@ -32,12 +33,12 @@ class Calls:
         if script.key_count is not None and len(keys) != script.key_count:
             raise StoreError(f"script {name} takes {script.key_count} keys, not {len(keys)}")
         clock = "" if self._test_clock is None else self._test_clock()
-        call = (script.sha, len(keys), *keys, clock, *arguments)
+        call = self._packer.pack(script.sha, keys, (clock, *arguments))
         try:
-            return await self.connection.command("EVALSHA", *call)
+            return await self.connection.send(call)
         except ScriptMissingError:
             await self.connection.command("SCRIPT", "LOAD", script.source)
-            return await self.connection.command("EVALSHA", *call)
+            return await self.connection.send(call)
 
     async def command(self, *arguments: Argument) -> Any:
         return await self.connection.command(*arguments)
@@ -46,7 +47,7 @@ class Calls:
         """Run commands as one transaction: nothing comes between them."""
         wire = await self.connection.connect()
         # No await between them: on a shared connection nobody else's command may slip in.
-        futures = [wire.send(arguments) for arguments in (("MULTI",), *commands, ("EXEC",))]
+        futures = [wire.send(pack(arguments)) for arguments in (("MULTI",), *commands, ("EXEC",))]
         replies: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
         results = replies[-1] if isinstance(replies[-1], list) else []
         for reply in (*replies, *results):

@@ -1,0 +1,50 @@
+"""Commands as the bytes that a server reads (RESP)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import hiredis
+
+Argument = bytes | str | int | float
+
+MAX_PACKED_KEYS = 65_536
+"""Keys kept packed. More, which takes more than ten thousand instances, are packed anew from time to time."""
+
+
+def pack(arguments: Sequence[Argument]) -> bytes:
+    """A command and its arguments."""
+    packed: bytes = hiredis.pack_command(tuple(arguments))  # type: ignore[arg-type]  # the stub knows tuples of one
+    return packed
+
+
+class PackedKeys(dict[bytes, bytes]):
+    """Keys as they stand in a command."""
+
+    def __missing__(self, key: bytes) -> bytes:
+        if len(self) >= MAX_PACKED_KEYS:
+            self.clear()
+        packed = self[key] = b"$%d\r\n%b\r\n" % (len(key), key)
+        return packed
+
+
+class ScriptPacker:
+    """Packs calls of scripts. The same few keys come back with every request, so each of them is packed once."""
+
+    def __init__(self) -> None:
+        self._keys = PackedKeys()
+        self._heads: dict[tuple[str, int, int], bytes] = {}
+
+    def pack(self, sha: str, keys: Sequence[bytes], arguments: Sequence[Argument]) -> bytes:
+        """EVALSHA of the script; the same bytes as ``pack`` makes."""
+        form = (sha, len(keys), len(arguments))
+        head = self._heads.get(form)
+        if head is None:
+            parts = b"*%d\r\n" % (3 + len(keys) + len(arguments))
+            head = self._heads[form] = parts + _without_count(pack(("EVALSHA", sha, len(keys))))
+        return b"".join((head, *map(self._keys.__getitem__, keys), _without_count(pack(arguments))))
+
+
+def _without_count(command: bytes) -> bytes:
+    """A packed command less the number of its parts."""
+    return command[command.index(b"\n") + 1 :]
