@@ -39,4 +39,5 @@ class Chain:
 
     def uncached_tokens(self, hit_blocks: int) -> int:
         """Prompt tokens left to prefill after a hit, at least 1."""
-        return self.prompt_tokens - self.hit_tokens(hit_blocks)
+        # ``hit_tokens`` written out: a decision asks this for every instance it weighs.
+        return self.prompt_tokens - min(hit_blocks, (self.prompt_tokens - 1) // self.block_tokens) * self.block_tokens

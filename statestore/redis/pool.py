@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
 
 import orjson
 
@@ -26,10 +25,11 @@ from statestore.base import (
 from statestore.connection import Connection
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
+from statestore.packing import Argument
 from statestore.redis import codec
 from statestore.redis.calls import Calls
 from statestore.redis.leader import LeaderCalls
-from statestore.redis.packed_chains import PackedChains
+from statestore.redis.packed_chains import PackedChain, PackedChains
 from statestore.redis.placed import PlacedRequests
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.redis.views import Views
@@ -61,6 +61,20 @@ class RedisPool(LeaderCalls):
         self._placed = placed
         self._remembers_holders = build_policy(scheduling).looks_beyond
         self._chains = PackedChains()
+        # What every reservation brings, put together once.
+        self._reserve_keys = (
+            keys.meta,
+            keys.requests,
+            keys.replicas,
+            keys.arrivals,
+            keys.wanted_rebalances,
+            *keys.holders,
+        )
+        self._arrival_bounds = (
+            b"%d" % scheduling.hotness_window_requests,
+            b"%d" % (scheduling.max_key_blocks * _HASH_BYTES),
+        )
+        self._holder_marks = b"%d" % scheduling.holder_marks
         self._views = Views(keys, calls, scheduling.bytes_per_token)
 
     async def close(self) -> None:
@@ -137,28 +151,17 @@ class RedisPool(LeaderCalls):
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         keys, target = self._keys, reservation.instance_id
         former = self._placed.get(reservation.request_id) or target
-        arguments = self._reserve_arguments(reservation)
-        marks = self._marks_to_stamp(reservation.chain)
+        packed = self._chains.of(reservation.chain)
+        arguments = self._reserve_arguments(reservation, packed)
         for _ in range(_MAX_MOVES):
             status, detail = await self._calls.script(
                 "reserve_request",
-                (
-                    keys.meta,
-                    keys.requests,
-                    keys.replicas,
-                    keys.arrivals,
-                    keys.wanted_rebalances,
-                    *keys.holders,
-                    *keys.account(target),
-                    *keys.account(former),
-                    keys.lightest,
-                ),
+                (*self._reserve_keys, *keys.account(target), *keys.account(former), keys.lightest),
                 *arguments,
                 former,
-                self._scheduling.hotness_window_requests,
-                self._scheduling.max_key_blocks * _HASH_BYTES,
-                marks,
-                self._scheduling.holder_marks,
+                *self._arrival_bounds,
+                self._marks_to_stamp(packed),
+                self._holder_marks,
             )
             if status != b"moved":
                 outcome = ReserveOutcome(_STATUSES[status], detail)
@@ -168,33 +171,33 @@ class RedisPool(LeaderCalls):
             former = detail.decode()
         raise StoreUnavailableError(f"request {reservation.request_id} keeps moving: try again")
 
-    def _reserve_arguments(self, reservation: Reservation) -> tuple[Any, ...]:
+    def _reserve_arguments(self, reservation: Reservation, packed: PackedChain) -> tuple[Argument, ...]:
         seen = reservation.seen_pending_tokens
         return (
             self._terms,
             codec.reservation_json(reservation),
-            self._chains.of(reservation.chain).hashes,
+            packed.hashes,
             reservation.chain.block_tokens,
             "" if seen is None else seen,
             reservation.tolerance_tokens,
             "1" if reservation.overloaded else "",
         )
 
-    def _marks_to_stamp(self, chain: Chain) -> bytes:
-        return self._chains.of(chain).marks if self._remembers_holders else b""
+    def _marks_to_stamp(self, packed: PackedChain) -> bytes:
+        return packed.marks if self._remembers_holders else b""
 
     async def first_token(self, request_id: str, instance_id: str, chain: Chain) -> bool:
-        keys = self._keys
+        keys, packed = self._keys, self._chains.of(chain)
         reply = await self._calls.script(
             "prefill_request",
             (keys.requests, *keys.holders, *keys.account(instance_id), keys.lightest),
             self._terms,
             request_id,
             instance_id,
-            self._chains.of(chain).hashes,
+            packed.hashes,
             chain.block_tokens,
-            self._marks_to_stamp(chain),
-            self._scheduling.holder_marks,
+            self._marks_to_stamp(packed),
+            self._holder_marks,
         )
         return bool(reply)
 
