@@ -4,7 +4,7 @@ An embedded Valkey, one replica, no HTTP: ``Lifecycle.place`` alone, one request
 finish, so that the fleet stays unloaded. CPU is that of this process (all threads) during the loop, measured once
 for the placing alone and once with the transitions that follow in the background.
 
-    python benchmarks/dispatch_path.py [--requests 2000] [--instances 8,500] [--policy dualmap]
+    python benchmarks/dispatch_path.py [--requests 2000] [--instances 8,500] [--policy NAME]
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--instances", default="8,500", help="sizes of the fleet")
     parser.add_argument("--prompt-bytes", default="2048,32768", help="sizes of the prompt")
-    parser.add_argument("--policy", default="dualmap")
+    parser.add_argument("--policy", default=SchedulingSettings().policy)
     options = parser.parse_args()
     for prompt_bytes in map(int, options.prompt_bytes.split(",")):
         for instances in map(int, options.instances.split(",")):

@@ -42,6 +42,8 @@ class StorePlacer:
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
+        calls = context.metrics.store_calls
+        self._observing, self._reserving = calls["observe"], calls["reserve"]
 
     async def place(self, flight: ScheduledFlight) -> None:
         """Reserve an instance for the flight, and wait for the grant if it is held there.
@@ -122,8 +124,7 @@ class StorePlacer:
         self, flight: ScheduledFlight, instance_ids: tuple[str, ...], *, horizon: bool = False
     ) -> Observation:
         pool = flight.pool
-        call = self._context.metrics.store_calls["observe"]
-        seen = await measured(call, pool.store.observe(instance_ids, flight.chain, horizon=horizon))
+        seen = await measured(self._observing, pool.store.observe(instance_ids, flight.chain, horizon=horizon))
         pool.view.note(seen)
         pool.loads.update(seen.loads)
         return seen
@@ -202,8 +203,7 @@ class StorePlacer:
             tolerance_tokens=scheduling.reserve_tolerance_tokens,
             overloaded=decision.overloaded,
         )
-        reserve = self._context.metrics.store_calls["reserve"]
-        outcome = await measured(reserve, flight.pool.store.reserve(flight.reservation))
+        outcome = await measured(self._reserving, flight.pool.store.reserve(flight.reservation))
         flight.explanation.rounds[-1].status = outcome.status
         return outcome.status
 

@@ -62,9 +62,9 @@ def pack_marks(chain: Chain) -> bytes:
 def horizon_from(chain: Chain, holders: Sequence[bytes], place: int, lightest: Sequence[bytes]) -> Horizon:
     """From the reply of ``observe_horizon``: the place of the holders' mark counts from 1, 0 for none."""
     return Horizon(
-        tuple(holder.decode() for holder in holders),
+        tuple([holder.decode() for holder in holders]),
         mark_depths(chain)[place - 1] if place else 0,
-        tuple((name.decode(), float(score)) for name, score in zip(lightest[::2], lightest[1::2], strict=True)),
+        tuple([(name.decode(), float(score)) for name, score in zip(lightest[::2], lightest[1::2], strict=True)]),
     )
 
 
