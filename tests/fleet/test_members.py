@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from fleet_process import Fleet, until
+import pytest
+from fleet_process import Fleet, running_fleet, until
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A fleet that stays within the pair: the default policy would find the prompts where they were before."""
+    words = ("--policy", "dualmap", "--replicas", "2", "--workers", "1", "--time-scale", "20")
+    with running_fleet(tmp_path_factory.mktemp("members"), words) as started:
+        yield started
 
 
 def placements(fleet: Fleet, count: int = 40) -> dict[int, str]:
