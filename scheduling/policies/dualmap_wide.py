@@ -80,12 +80,13 @@ class DualMapWide:
         queueing_s = remaining_queueing_s(load, self.decode_stall_s)
         late_s = settings.late_weight * load.late_tokens / tokens_per_s
         recompute_s = settings.recompute_weight * uncached_tokens / tokens_per_s
-        missed = queueing_s + uncached_tokens / tokens_per_s > query.slo_s
+        missed = queueing_s + (uncached_tokens + settings.step_tokens) / tokens_per_s > query.slo_s
         return queueing_s + late_s + recompute_s + (settings.miss_penalty * query.slo_s if missed else 0.0)
 
     def _ttft_s(self, query: RouteQuery, load: InstanceLoad) -> float:
-        uncached_tokens = query.chain.uncached_tokens(load.hit_blocks)
-        return remaining_queueing_s(load, self.decode_stall_s) + compute_s(load, uncached_tokens)
+        """Prefill starts with an engine step, and the one under way has to end first."""
+        tokens = query.chain.uncached_tokens(load.hit_blocks) + self.settings.step_tokens
+        return remaining_queueing_s(load, self.decode_stall_s) + compute_s(load, tokens)
 
     def _recompute_s(self, query: RouteQuery, tokens_per_s: float, hit_blocks: int) -> float:
         return self.settings.recompute_weight * query.chain.uncached_tokens(hit_blocks) / tokens_per_s
