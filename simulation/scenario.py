@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from scheduling.settings import SchedulingSettings
 from simulation.engine_types import EngineConfig
@@ -44,6 +45,8 @@ class Scenario:
     dispatch_window_tokens: int = 4096
     max_queued_requests: int = UNLIMITED
     """Held requests of one instance; one more is refused."""
+    late_requests: Literal["serve", "refuse"] = "serve"
+    """What becomes of a request whose expected TTFT exceeds its SLO, as ``router.late_requests`` has it."""
     changes: tuple[FleetChange, ...] = ()
     skip_requests: int = 0
     """Requests at the start that load the fleet but stay out of the results."""

@@ -186,6 +186,9 @@ class Simulation:
         decision = self._decide(chain, expected_output_tokens, view, now_ms)
         outcome.expected_ttft_s = decision.expected_ttft_s
         outcome.expected_cached_tokens = max(0, request.input_tokens - decision.uncached_tokens)
+        if self._scenario.late_requests == "refuse" and decision.expected_ttft_s > scheduling.slo_ttft_s:
+            del self._chains[request_id]
+            return
         reservation = Reservation(
             request_id=request_id,
             replica_id=_REPLICA,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,6 +33,7 @@ class ScenarioOptions(BaseModel):
     dispatch_window_tokens: int | None = Field(None, ge=1)
     max_queued_requests: int | None = Field(None, ge=0)
     rebalance_interval_s: float | None = Field(None, gt=0)
+    late_requests: Literal["serve", "refuse"] | None = None
 
 
 SCENARIO_OPTIONS = tuple(ScenarioOptions.model_fields)

@@ -147,6 +147,17 @@ def test_instances_that_join_take_load_and_those_that_leave_finish_theirs() -> N
     assert all(outcome.finish_s is not None for outcome in record.outcomes)
 
 
+def test_late_requests_are_refused_where_the_operator_wants_it() -> None:
+    overload = CONVERSATION.at_rate(8.0)
+
+    serving = simulate(overload, scenario("dualmap-wide"))
+    refusing = simulate(overload, scenario("dualmap-wide", late_requests="refuse"))
+
+    assert serving.refused == 0 < refusing.refused
+    assert refusing.ttft_s.p90 < 5 < serving.ttft_s.p90, "those that are let in need not wait for the others"
+    assert refusing.effective_capacity >= serving.effective_capacity
+
+
 def test_a_request_that_no_engine_can_serve_is_refused_and_counted() -> None:
     small = replace(ENGINE, max_model_len=4096)
 
