@@ -2,7 +2,7 @@
 -- KEYS  1 meta, 2 lightest, 3 holders of the new generation, 4 of the old; then 4 per instance: account, queue,
 --       running, kv
 -- ARGV  1 test clock ms or ''; 2 chain, packed; 3 marks of the chain, packed
--- Reply {holder ids, place of their mark from 1 on or 0, {id, score, id, score}, as observe_instances}
+-- Reply {holder ids, place of their mark from 1 on or 0, {id, score, id, score}, JSON as of observe_instances}
 -- Clock the server's, passed on so that the reader decays and measures with it
 -- include: observation
 -- include: holders

@@ -1,7 +1,7 @@
 -- One instance's load and its held requests in the order of granting: those that stepped behind come last.
 -- KEYS  1 requests, 2-6 account, queue, running, kv, late of the instance
 -- ARGV  1 test clock ms or ''
--- Reply {now ms, account fields + queued, running, cached | 0, {request as JSON, …}}
+-- Reply {now ms, JSON: [account fields + queued, running, cached, 0] | null, {request as JSON, …}}
 -- Clock the server's
 -- include: clock
 -- include: load
@@ -14,4 +14,4 @@ for _, list_key in ipairs({ KEYS[3], KEYS[6] }) do
     end
   end
 end
-return { store_now_ms(), read_load(2) or 0, held }
+return { store_now_ms(), read_load(2, 0), held }

@@ -8,17 +8,15 @@ from typing import Any
 
 import orjson
 
-from scheduling.chain import Chain
 from scheduling.decision import Horizon
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from scheduling.load_window import decayed_tokens
 from scheduling.prefill_rate import learned_tokens_per_s
-from scheduling.prefix_holders import mark_depths
-from statestore.base import Grant, Lease, ReplicaInfo, RequestRecord, RequestState, Reservation
+from statestore.base import Grant, Lease, Observation, ReplicaInfo, RequestRecord, RequestState, Reservation
 from statestore.ledger.replicas import RETIRED
 
-_STATES = {state.value.encode(): state for state in InstanceState}
+_STATES = {state.value: state for state in InstanceState}
 
 LOAD_FIELDS = (
     "state",
@@ -54,16 +52,11 @@ def pack_chain(hashes: Sequence[int]) -> bytes:
     return struct.pack(f">{len(hashes)}Q", *hashes)
 
 
-def pack_marks(chain: Chain) -> bytes:
-    """The chain's marks, packed like a chain; see ``scheduling.prefix_holders``."""
-    return pack_chain([chain.hashes[depth - 1] for depth in mark_depths(chain)])
-
-
-def horizon_from(chain: Chain, holders: Sequence[bytes], place: int, lightest: Sequence[bytes]) -> Horizon:
-    """From the reply of ``observe_horizon``: the place of the holders' mark counts from 1, 0 for none."""
+def horizon_from(depths: Sequence[int], holders: Sequence[bytes], place: int, lightest: Sequence[bytes]) -> Horizon:
+    """From the reply of ``observe_horizon``: the place of the holders' mark in ``depths`` counts from 1, 0 for none."""
     return Horizon(
         tuple([holder.decode() for holder in holders]),
-        mark_depths(chain)[place - 1] if place else 0,
+        depths[place - 1] if place else 0,
         tuple([(name.decode(), float(score)) for name, score in zip(lightest[::2], lightest[1::2], strict=True)]),
     )
 
@@ -100,24 +93,59 @@ def spec_from(instance_id: str, values: Sequence[bytes | None]) -> InstanceSpec 
     )
 
 
-def load_from(instance_id: str, values: Sequence[Any], now_ms: int) -> InstanceLoad:
-    """The load from the values of ``LOAD_FIELDS``, then queued, running, cached and perhaps the hit."""
-    pending_tokens = int(values[1])
+def load_figures(texts: Sequence[bytes]) -> list[Any]:
+    """``LOAD_FIELDS`` as figures, from the texts that are stored."""
+    state, *numbers = texts
+    return [state.decode(), *map(orjson.loads, numbers)]
+
+
+def observation_from(instance_ids: Sequence[str], text: bytes, horizon: Horizon | None) -> Observation:
+    """From the reply of ``observe_instances``."""
+    epoch, tree_version, sequence, now_ms, *found = orjson.loads(text)
+    loads = {
+        instance_id: load_from(instance_id, figures, now_ms)
+        for instance_id, figures in zip(instance_ids, found, strict=True)
+        if figures is not None
+    }
+    return Observation(epoch, tree_version, sequence, loads, horizon)
+
+
+def load_from(instance_id: str, figures: Sequence[Any], now_ms: int) -> InstanceLoad:
+    """The load from what ``shared/load.lua`` replies: ``LOAD_FIELDS``, then queued, running, cached and hit."""
+    (
+        state,
+        pending_tokens,
+        dispatched_tokens,
+        context_tokens,
+        window_tokens,
+        window_ms,
+        rate_tokens,
+        rate_busy_s,
+        last_prefill_ms,
+        work_since_ms,
+        kv_capacity_tokens,
+        late_tokens,
+        late_requests,
+        queued_requests,
+        running_requests,
+        cached_blocks,
+        hit_blocks,
+    ) = figures
     return InstanceLoad(
         instance_id,
-        _STATES[values[0]],
+        _STATES[state],
         pending_tokens,
-        int(values[2]),
-        values[13] + int(values[12]),
-        values[14],
-        int(values[3]),
-        values[15],
-        decayed_tokens(float(values[4]), int(values[5]), now_ms),
-        learned_tokens_per_s(float(values[6]), float(values[7])),
-        max(0, now_ms - max(int(values[8]), int(values[9]))) / 1000 if pending_tokens > 0 else 0.0,
-        int(values[10]),
-        values[16] if len(values) > 16 else 0,
-        int(values[11]),
+        dispatched_tokens,
+        queued_requests + late_requests,
+        running_requests,
+        context_tokens,
+        cached_blocks,
+        decayed_tokens(window_tokens, window_ms, now_ms),
+        learned_tokens_per_s(rate_tokens, rate_busy_s),
+        max(0, now_ms - max(last_prefill_ms, work_since_ms)) / 1000 if pending_tokens > 0 else 0.0,
+        kv_capacity_tokens,
+        hit_blocks,
+        late_tokens,
     )
 
 

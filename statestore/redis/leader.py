@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+import orjson
+
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad
 from statestore.base import Arrival, Lease, MigrateStatus, QueueSnapshot, RequestRecord
@@ -55,21 +57,21 @@ class LeaderCalls:
             page = instance_ids[first : first + _LOADS_PER_CALL]
             keys = [key for instance_id in page for key in self._keys.account(instance_id).of_load]
             now_ms, *replies = await self._calls.script("read_loads", keys)
-            for instance_id, reply in zip(page, replies, strict=True):
-                if reply:
-                    loads[instance_id] = codec.load_from(instance_id, reply, now_ms)
+            for instance_id, text in zip(page, replies, strict=True):
+                if (figures := orjson.loads(text)) is not None:
+                    loads[instance_id] = codec.load_from(instance_id, figures, now_ms)
         return loads
 
     async def queue(self, instance_id: str) -> QueueSnapshot | None:
-        now_ms, load, texts = await self._calls.script(
+        now_ms, load, requests = await self._calls.script(
             "read_queue", (self._keys.requests, *self._keys.account(instance_id))
         )
-        if not load:
+        if (figures := orjson.loads(load)) is None:
             return None
-        held = tuple(codec.record_from(text) for text in texts)
+        held = tuple(codec.record_from(text) for text in requests)
         others = sorted({record.alternative_id for record in held if record.alternative_id is not None})
         alternatives = await self._loads_of(others) if others else {}
-        return QueueSnapshot(now_ms, codec.load_from(instance_id, load, now_ms), held, alternatives)
+        return QueueSnapshot(now_ms, codec.load_from(instance_id, figures, now_ms), held, alternatives)
 
     async def migrate(
         self, request_id: str, source_id: str, target_id: str, *, reason: str, fence: int

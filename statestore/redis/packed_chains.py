@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from scheduling.chain import Chain
-from statestore.redis.codec import pack_chain, pack_marks
+from scheduling.prefix_holders import mark_depths
+from statestore.redis.codec import pack_chain
 
 KEPT_CHAINS = 256
 
@@ -15,6 +16,12 @@ class PackedChain(NamedTuple):
     hashes: bytes
     marks: bytes
     """See ``scheduling.prefix_holders``."""
+    mark_depths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, chain: Chain) -> PackedChain:
+        hashes, depths = chain.hashes, mark_depths(chain)
+        return cls(chain, pack_chain(hashes), pack_chain([hashes[depth - 1] for depth in depths]), depths)
 
 
 class PackedChains:
@@ -27,7 +34,7 @@ class PackedChains:
     def of(self, chain: Chain) -> PackedChain:
         packed = self._packed.get(id(chain))
         if packed is None:
-            packed = self._packed[id(chain)] = PackedChain(chain, pack_chain(chain.hashes), pack_marks(chain))
+            packed = self._packed[id(chain)] = PackedChain.of(chain)
             if len(self._packed) > KEPT_CHAINS:
                 del self._packed[next(iter(self._packed))]
         return packed

@@ -130,23 +130,16 @@ class RedisPool(LeaderCalls):
 
     # the life of a request -------------------------------------------------------------------------------
     async def observe(self, instance_ids: Sequence[str], chain: Chain, *, horizon: bool = False) -> Observation:
-        keys, packed, beyond = [self._keys.meta], self._chains.of(chain), None
+        keys, packed = [self._keys.meta], self._chains.of(chain)
         if horizon:
             keys += (self._keys.lightest, *self._keys.holders)
         for instance_id in instance_ids:
             keys += self._keys.account(instance_id).of_load
-        if horizon:
-            *found, seen = await self._calls.script("observe_horizon", keys, packed.hashes, packed.marks)
-            beyond = codec.horizon_from(chain, *found)
-        else:
+        if not horizon:
             seen = await self._calls.script("observe_instances", keys, packed.hashes)
-        epoch, tree_version, sequence, now_ms, *replies = seen
-        loads = {
-            instance_id: codec.load_from(instance_id, reply, now_ms)
-            for instance_id, reply in zip(instance_ids, replies, strict=True)
-            if reply
-        }
-        return Observation(int(epoch), int(tree_version), sequence, loads, beyond)
+            return codec.observation_from(instance_ids, seen, None)
+        *found, seen = await self._calls.script("observe_horizon", keys, packed.hashes, packed.marks)
+        return codec.observation_from(instance_ids, seen, codec.horizon_from(packed.mark_depths, *found))
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         keys, target = self._keys, reservation.instance_id

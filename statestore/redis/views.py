@@ -59,7 +59,7 @@ class Views:
             spec = codec.spec_from(instance_id, values)
             if spec is not None:
                 specs[instance_id] = spec
-                loads[instance_id] = codec.load_from(instance_id, [*load, *counts], now_ms)
+                loads[instance_id] = codec.load_from(instance_id, [*codec.load_figures(load), *counts, 0], now_ms)
         versions = pairs_from(meta)
         records = codec.records_from(requests).values()
         return PoolSnapshot(
