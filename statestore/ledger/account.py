@@ -57,12 +57,12 @@ class InstanceAccount:
         """Whether the instance is given its held requests at all."""
         return self.spec.state in SERVING
 
-    def has_room(self) -> bool:
-        """Whether one more request may be dispatched."""
+    def has_room(self, windows: int = 1) -> bool:
+        """Whether one more request may be dispatched, with so many dispatch windows to fill."""
         spec = self.spec
         return (
             spec.state in SERVING
-            and self.dispatched_tokens < spec.dispatch_window_tokens
+            and self.dispatched_tokens < windows * spec.dispatch_window_tokens
             and len(self.running) < spec.max_running_requests
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from scheduling.queue_order import Waiting, is_overdue, pick_on_time, steps_behind
+from scheduling.queue_order import CALM_WINDOWS, Waiting, is_calm, is_overdue, pick_on_time, steps_behind
 from scheduling.settings import SchedulingSettings
 from statestore.ledger.account import InstanceAccount
 from statestore.ledger.live import LiveRequest, Rank, by_deadline, by_sequence
@@ -59,8 +59,10 @@ class DeadlineOrder:
         self._max_hold_ms = max_hold_ms
 
     def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
-        if len(account.queue) or not account.has_room():
+        if len(account.queue):
             return False
+        if not account.has_room():
+            return self._has_calm_room(account, deadline_ms, now_ms, uncached_tokens)
         if not steps_behind(Waiting(deadline_ms, uncached_tokens), now_ms, account.rate.tokens_per_s):
             return True
         return account.dispatched_tokens == 0  # then nobody is late either, see dispatch_next
@@ -83,8 +85,23 @@ class DeadlineOrder:
             yield _dispatched(account, account.late.head(), now_ms)
 
     def _on_time(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
-        if not len(account.queue) or not account.has_room():
-            return
+        if len(account.queue) and account.has_room():
+            yield from self._planned(account, now_ms)
+        while len(account.queue) and self._has_calm_room(account, account.queue.head().deadline_ms, now_ms):
+            yield _dispatched(account, account.queue.head(), now_ms)
+
+    def _has_calm_room(
+        self, account: InstanceAccount, earliest_deadline_ms: int, now_ms: int, more_tokens: int = 0
+    ) -> bool:
+        """Whether one more request may be dispatched because no deadline is at stake."""
+        on_time_tokens = account.pending_tokens - account.late_tokens + more_tokens
+        return (
+            not len(account.late)
+            and account.has_room(CALM_WINDOWS)
+            and is_calm(earliest_deadline_ms, now_ms, on_time_tokens, account.rate.tokens_per_s)
+        )
+
+    def _planned(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
         requests = list(account.queue)
         waiting = [_waiting(request) for request in requests]
         while requests and account.has_room():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.queue_order import Waiting, is_overdue, pick_on_time, steps_behind
+from scheduling.queue_order import Waiting, is_calm, is_overdue, pick_on_time, steps_behind
 
 TOKENS_PER_S = 1000.0  # one token per millisecond
 
@@ -47,6 +47,11 @@ def test_the_longest_steps_aside_for_two_that_fit() -> None:
 def test_when_nobody_can_make_it_the_shortest_is_the_likeliest() -> None:
     queue = [Waiting(10, 30), Waiting(11, 20), Waiting(12, 20)]
     assert pick_on_time(queue, 0, 50, TOKENS_PER_S) == 1
+
+
+@pytest.mark.parametrize(("earliest_deadline_ms", "calm"), [(3_000, True), (2_999, False)])
+def test_it_is_calm_while_all_the_work_ends_before_the_earliest_deadline(earliest_deadline_ms: int, calm: bool) -> None:
+    assert is_calm(earliest_deadline_ms, 1_000, on_time_tokens=200, tokens_per_s=100.0) is calm
 
 
 @pytest.mark.parametrize(("now_ms", "behind"), [(60, False), (61, True)])

@@ -131,6 +131,53 @@ async def test_a_deadline_does_not_move_with_a_retry(pool: PoolStore, clock: Han
     assert await dispatched(pool, ["retried", "newer"]) == ["retried"]
 
 
+# calm --------------------------------------------------------------------------------------------------------
+def a_window_of(tokens: int, **changes: object) -> InstanceSpec:
+    return one_at_a_time(dispatch_window_tokens=tokens, **changes)
+
+
+async def test_while_no_deadline_is_at_stake_an_instance_is_given_four_windows(pool: PoolStore) -> None:
+    await pool.put_instance(a_window_of(400))
+
+    for number in range(4):
+        assert await pool.reserve(reservation(f"r{number}", slo_ms=60_000, uncached_tokens=400)) == DISPATCHED
+    await hold(pool, "one too many", 60_000)
+    await pool.first_token("r0", "a", CHAIN)
+
+    assert await dispatched(pool, ["one too many"]) == ["one too many"]
+    await assert_sums_hold(pool)
+
+
+async def test_who_could_be_late_behind_all_that_is_dispatched_is_held(pool: PoolStore) -> None:
+    await pool.put_instance(a_window_of(400))
+    await pool.reserve(reservation("first", slo_ms=60_000, uncached_tokens=400))
+
+    await hold(pool, "tight", 7_999)
+    await hold(pool, "relaxed", 60_000)
+    await pool.finish("first")
+
+    assert await dispatched(pool, ["tight", "relaxed"]) == ["tight", "relaxed"]
+
+
+async def test_somebody_late_ends_the_calm(pool: PoolStore) -> None:
+    await busy(pool, a_window_of(400))
+    await hold(pool, "late", 1)
+
+    await hold(pool, "relaxed", 60_000)
+
+    assert await late_of(pool) == ["late"]
+
+
+async def test_a_queue_without_places_lets_pass_who_need_not_wait(pool: PoolStore) -> None:
+    await pool.put_instance(a_window_of(400, max_queued_requests=0))
+    await pool.reserve(reservation("first", slo_ms=60_000, uncached_tokens=400))
+
+    tight = await pool.reserve(reservation("tight", slo_ms=7_999, uncached_tokens=400))
+
+    assert tight.status is ReserveStatus.QUEUE_FULL
+    assert await pool.reserve(reservation("relaxed", slo_ms=8_000, uncached_tokens=400)) == DISPATCHED
+
+
 # stepping behind ---------------------------------------------------------------------------------------------
 async def test_who_cannot_make_it_any_more_steps_behind_and_is_counted_apart(pool: PoolStore, clock: HandClock) -> None:
     fence = await lead(pool)

@@ -84,9 +84,9 @@ local function serves(account)
   return account.state == 'ready' or account.state == 'draining'
 end
 
--- Whether one more request may be dispatched.
-local function has_room(account)
+-- Whether one more request may be dispatched, with so many dispatch windows to fill (one if not said).
+local function has_room(account, windows)
   return serves(account)
-    and account.dispatched_tokens < account.dispatch_window_tokens
+    and account.dispatched_tokens < (windows or 1) * account.dispatch_window_tokens
     and redis.call('ZCARD', account.running_key) < account.max_running_requests
 end

@@ -5,10 +5,21 @@
 -- Who is granted and when; twin of statestore/ledger/order.py.
 local HELD_PER_CALL = 500
 
+-- Whether one more request may be dispatched because no deadline is at stake.
+local function has_calm_room(account, earliest_deadline_ms, now_ms, more_tokens)
+  local on_time_tokens = account.pending_tokens - account.late_tokens + more_tokens
+  return account.late_requests == 0
+    and has_room(account, CALM_WINDOWS)
+    and is_calm(earliest_deadline_ms, now_ms, on_time_tokens, tokens_per_s(account))
+end
+
 -- Whether one more request would be dispatched without a wait, so that no limit of the queue concerns it.
 local function takes_at_once(account, uncached_tokens, deadline_ms, now_ms)
-  if redis.call('ZCARD', account.queue_key) > 0 or not has_room(account) then
+  if redis.call('ZCARD', account.queue_key) > 0 then
     return false
+  end
+  if not has_room(account) then
+    return by_deadline and has_calm_room(account, deadline_ms, now_ms, uncached_tokens)
   end
   if not by_deadline or not steps_behind(deadline_ms, uncached_tokens, now_ms, tokens_per_s(account)) then
     return true
@@ -94,6 +105,20 @@ local function oldest_late(requests_key, account)
   return request_id and read_request(requests_key, request_id)
 end
 
+-- Dispatches who waits while no deadline is at stake.
+local function grant_calmly(requests_key, account, now_ms, caller_id)
+  local granted = 0
+  while account.late_requests == 0 and has_room(account, CALM_WINDOWS) do
+    local head = redis.call('ZRANGE', account.queue_key, 0, 0, 'WITHSCORES')
+    if not head[1] or not has_calm_room(account, tonumber(head[2]), now_ms, 0) then
+      break
+    end
+    grant(requests_key, account, read_request(requests_key, head[1]), now_ms, caller_id)
+    granted = granted + 1
+  end
+  return granted
+end
+
 -- Looking at a whole queue costs in proportion to it, so that is done when there is room to give away and by the sweep.
 local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep)
   local granted, waiting = 0, {}
@@ -115,6 +140,7 @@ local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep
     grant(requests_key, account, read_request(requests_key, request_id), now_ms, caller_id)
     granted = granted + 1
   end
+  granted = granted + grant_calmly(requests_key, account, now_ms, caller_id)
   while late and account.dispatched_tokens == 0 and has_room(account) do
     grant(requests_key, account, late, now_ms, caller_id)
     granted = granted + 1

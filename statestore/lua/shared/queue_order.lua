@@ -1,8 +1,13 @@
 -- Twin of scheduling/queue_order.py: who can still be on time, and whom to grant next of those (Moore-Hodgson).
 local PLANNED_REQUESTS = 256
+local CALM_WINDOWS = 4
 
 local function steps_behind(deadline_ms, uncached_tokens, now_ms, rate)
   return now_ms + uncached_tokens * 1000 / rate > deadline_ms
+end
+
+local function is_calm(earliest_deadline_ms, now_ms, on_time_tokens, rate)
+  return now_ms + on_time_tokens * 1000 / rate <= earliest_deadline_ms
 end
 
 local function is_overdue(enqueued_ms, now_ms)
