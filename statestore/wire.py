@@ -1,8 +1,9 @@
 """One connection to a Redis server: commands out in batches, replies back in order.
 
 Commands of all callers within one turn of the event loop leave in one write, so a busy replica pays for the
-kernel and the server's wake-up once per batch. Replies are matched by order, as RESP prescribes. There is no
-timer per command: a sweep looks at the oldest one alone, as no younger reply can overtake it.
+kernel and the server's wake-up once per batch. A command that finds nothing under way leaves at once: an idle server
+need not wait for the next turn. Replies are matched by order, as RESP prescribes. There is no timer per command: a
+sweep looks at the oldest one alone, as no younger reply can overtake it.
 """
 
 from __future__ import annotations
@@ -49,13 +50,16 @@ class Wire(asyncio.Protocol):
 
     # commands ----------------------------------------------------------------------------------------------
     def send(self, command: bytes, timeout_s: float | None = None) -> asyncio.Future[Any]:
-        """Send a packed command with the rest of this turn's; the future has its reply or a ``StoreError``."""
+        """Send a packed command, at once or with its turn's others; the future has its reply or a ``StoreError``."""
         future = self._loop.create_future()
-        in_flight = self._in_flight
-        if self._transport is None or len(in_flight) >= MAX_IN_FLIGHT:
+        in_flight, transport = self._in_flight, self._transport
+        if transport is None or len(in_flight) >= MAX_IN_FLIGHT:
             future.set_exception(StoreUnavailableError("the store is too far behind: too many calls wait for it"))
             return future
-        self._write(command)
+        if in_flight or self._outgoing:
+            self._write(command)
+        else:
+            transport.write(command)
         in_flight.append((future, self._loop.time() + (timeout_s or self._timeout_s)))
         if self._sweep_timer is None:
             self._sweep_later()

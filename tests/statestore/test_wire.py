@@ -77,7 +77,7 @@ async def connect(server: ScriptedServer) -> AsyncIterator[Callable[..., Connect
         await one.close()
 
 
-async def test_commands_of_one_turn_leave_in_one_write_and_are_answered_in_order(
+async def test_commands_of_one_turn_leave_in_one_write_after_the_first_and_are_answered_in_order(
     server: ScriptedServer, connect: Callable[..., Connection]
 ) -> None:
     connection = connect()
@@ -88,7 +88,7 @@ async def test_commands_of_one_turn_leave_in_one_write_and_are_answered_in_order
     answers = await asyncio.gather(*(_result(connection.command("ECHO", f"{number}")) for number in range(100)))
 
     assert answers == [b"%d" % number for number in range(100)]
-    assert len(server.reads) == 1
+    assert len(server.reads) <= 2
 
 
 async def test_callers_that_come_while_it_connects_share_the_attempt(
