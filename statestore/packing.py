@@ -35,16 +35,12 @@ class ScriptPacker:
         self._keys = PackedKeys()
         self._heads: dict[tuple[str, int, int], bytes] = {}
 
-    def pack(self, sha: str, keys: Sequence[bytes], arguments: Sequence[Argument]) -> bytes:
+    def pack(self, sha: str, keys: Sequence[bytes], arguments: tuple[Argument, ...]) -> bytes:
         """EVALSHA of the script; the same bytes as ``pack`` makes."""
         form = (sha, len(keys), len(arguments))
         head = self._heads.get(form)
         if head is None:
             parts = b"*%d\r\n" % (3 + len(keys) + len(arguments))
-            head = self._heads[form] = parts + _without_count(pack(("EVALSHA", sha, len(keys))))
-        return b"".join((head, *map(self._keys.__getitem__, keys), _without_count(pack(arguments))))
-
-
-def _without_count(command: bytes) -> bytes:
-    """A packed command less the number of its parts."""
-    return command[command.index(b"\n") + 1 :]
+            head = self._heads[form] = parts + pack(("EVALSHA", sha, len(keys))).removeprefix(b"*3\r\n")
+        tail = pack(arguments).removeprefix(b"*%d\r\n" % len(arguments))
+        return b"".join((head, *map(self._keys.__getitem__, keys), tail))

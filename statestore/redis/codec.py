@@ -17,6 +17,7 @@ from statestore.base import Grant, Lease, Observation, ReplicaInfo, RequestRecor
 from statestore.ledger.replicas import RETIRED
 
 _STATES = {state.value: state for state in InstanceState}
+_HELD = RequestState.HELD.value
 
 LOAD_FIELDS = (
     "state",
@@ -156,7 +157,7 @@ def reservation_json(reservation: Reservation) -> bytes:
         "request_id": reservation.request_id,
         "replica_id": reservation.replica_id,
         "instance_id": reservation.instance_id,
-        "state": RequestState.HELD.value,
+        "state": _HELD,
         "attempt": reservation.attempt,
         "uncached_tokens": reservation.uncached_tokens,
         "prompt_tokens": reservation.chain.prompt_tokens,

@@ -61,7 +61,9 @@ class RedisPool(LeaderCalls):
         self._placed = placed
         self._remembers_holders = build_policy(scheduling).looks_beyond
         self._chains = PackedChains()
-        # What every reservation brings, put together once.
+        # What every call brings, put together once.
+        self._load_keys = (keys.meta,)
+        self._horizon_keys = (keys.meta, keys.lightest, *keys.holders)
         self._reserve_keys = (
             keys.meta,
             keys.requests,
@@ -130,9 +132,7 @@ class RedisPool(LeaderCalls):
 
     # the life of a request -------------------------------------------------------------------------------
     async def observe(self, instance_ids: Sequence[str], chain: Chain, *, horizon: bool = False) -> Observation:
-        keys, packed = [self._keys.meta], self._chains.of(chain)
-        if horizon:
-            keys += (self._keys.lightest, *self._keys.holders)
+        packed, keys = self._chains.of(chain), [*(self._horizon_keys if horizon else self._load_keys)]
         for instance_id in instance_ids:
             keys += self._keys.account(instance_id).of_load
         if not horizon:
