@@ -4,12 +4,17 @@ An embedded Valkey, one replica, no HTTP: ``Lifecycle.place`` alone, one request
 finish, so that the fleet stays unloaded. CPU is that of this process (all threads) during the loop, measured once
 for the placing alone and once with the transitions that follow in the background.
 
+The floor is what two round trips cost that carry nothing and that nobody packs, reads or accounts for: a placement
+makes two, so that much of its CPU belongs to the kernel and the event loop.
+
     python benchmarks/dispatch_path.py [--requests 2000] [--instances 8,500] [--policy NAME]
+    python benchmarks/dispatch_path.py --floor
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import statistics
@@ -108,13 +113,50 @@ async def measure(instances: int, requests: int, prompt_bytes: int, policy: str)
         await store.close()
 
 
+class BareConnection(asyncio.Protocol):
+    """One command at a time, its reply unread."""
+
+    def __init__(self) -> None:
+        self.replied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.replied.set_result(None)
+
+
+async def measure_floor(requests: int) -> dict[str, float]:
+    """Two bare round trips to the same server over the same kind of socket, batch by batch like placements."""
+    loop = asyncio.get_running_loop()
+    socket_path = Path(tempfile.mkdtemp(prefix="dualmap-")) / "valkey.sock"
+    store = await open_store(StoreSettings(url=f"embedded://{socket_path}"), scheduling=SchedulingSettings())
+    try:
+        transport, bare = await loop.create_unix_connection(BareConnection, str(socket_path))
+        cpu_us: list[float] = []
+        wall_us: list[float] = []
+        for _ in range(requests // BATCH):
+            cpu_s, wall_s = time.process_time(), time.perf_counter()
+            for _ in range(2 * BATCH):
+                bare.replied = loop.create_future()
+                transport.write(b"*1\r\n$4\r\nPING\r\n")
+                await bare.replied
+            wall_us.append((time.perf_counter() - wall_s) / BATCH * 1e6)
+            cpu_us.append((time.process_time() - cpu_s) / BATCH * 1e6)
+        transport.close()
+        return {"wall_us_p50": round(statistics.median(wall_us), 1), "cpu_us": round(statistics.median(cpu_us), 1)}
+    finally:
+        await store.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--instances", default="8,500", help="sizes of the fleet")
     parser.add_argument("--prompt-bytes", default="2048,32768", help="sizes of the prompt")
     parser.add_argument("--policy", default=SchedulingSettings().policy)
+    parser.add_argument("--floor", action="store_true", help="measure two bare round trips instead")
     options = parser.parse_args()
+    if options.floor:
+        print(json.dumps({"two_bare_round_trips": uvloop.run(measure_floor(options.requests))}))
+        return
     for prompt_bytes in map(int, options.prompt_bytes.split(",")):
         for instances in map(int, options.instances.split(",")):
             figures = uvloop.run(measure(instances, options.requests, prompt_bytes, options.policy))
