@@ -33,10 +33,13 @@ def remaining_queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STAL
     its whole length. The time since the last one ended tells how far it should have come; only what exceeds the
     time that all dispatched tokens need counts as a stall.
     """
-    dispatched_s = load.dispatched_tokens / load.prefill_tokens_per_s
-    waiting_s = (load.pending_tokens - load.late_tokens) / load.prefill_tokens_per_s
-    overdue_s = load.stalled_s - dispatched_s
-    remaining_s = waiting_s - min(load.stalled_s, dispatched_s)
+    stalled_s, tokens_per_s = load.stalled_s, load.prefill_tokens_per_s
+    dispatched_s = load.dispatched_tokens / tokens_per_s
+    waiting_s = (load.pending_tokens - load.late_tokens) / tokens_per_s
+    if stalled_s <= dispatched_s:
+        return waiting_s - stalled_s
+    overdue_s = stalled_s - dispatched_s
+    remaining_s = waiting_s - dispatched_s
     return remaining_s + overdue_s if overdue_s >= decode_stall_s else remaining_s
 
 
