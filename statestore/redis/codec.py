@@ -53,15 +53,6 @@ def pack_chain(hashes: Sequence[int]) -> bytes:
     return struct.pack(f">{len(hashes)}Q", *hashes)
 
 
-def horizon_from(depths: Sequence[int], holders: Sequence[bytes], place: int, lightest: Sequence[bytes]) -> Horizon:
-    """From the reply of ``observe_horizon``: the place of the holders' mark in ``depths`` counts from 1, 0 for none."""
-    return Horizon(
-        tuple([holder.decode() for holder in holders]),
-        depths[place - 1] if place else 0,
-        tuple([(name.decode(), float(score)) for name, score in zip(lightest[::2], lightest[1::2], strict=True)]),
-    )
-
-
 def unpack_chain(packed: bytes) -> tuple[int, ...]:
     return struct.unpack(f">{len(packed) // 8}Q", packed)
 
@@ -100,9 +91,20 @@ def load_figures(texts: Sequence[bytes]) -> list[Any]:
     return [state.decode(), *map(orjson.loads, numbers)]
 
 
-def observation_from(instance_ids: Sequence[str], text: bytes, horizon: Horizon | None) -> Observation:
+def observation_from(instance_ids: Sequence[str], text: bytes) -> Observation:
     """From the reply of ``observe_instances``."""
-    epoch, tree_version, sequence, now_ms, *found = orjson.loads(text)
+    return _observation(instance_ids, orjson.loads(text), None)
+
+
+def wide_observation_from(instance_ids: Sequence[str], text: bytes, depths: Sequence[int]) -> Observation:
+    """From the reply of ``observe_horizon``: the place of the holders' mark in ``depths`` counts from 1, 0 for none."""
+    holders, place, lightest, seen = orjson.loads(text)
+    beyond = Horizon(tuple(holders), depths[place - 1] if place else 0, tuple([(name, s) for name, s in lightest]))
+    return _observation(instance_ids, seen, beyond)
+
+
+def _observation(instance_ids: Sequence[str], seen: Sequence[Any], horizon: Horizon | None) -> Observation:
+    epoch, tree_version, sequence, now_ms, *found = seen
     loads = {
         instance_id: load_from(instance_id, figures, now_ms)
         for instance_id, figures in zip(instance_ids, found, strict=True)

@@ -137,9 +137,9 @@ class RedisPool(LeaderCalls):
             keys += self._keys.account(instance_id).of_load
         if not horizon:
             seen = await self._calls.script("observe_instances", keys, packed.hashes)
-            return codec.observation_from(instance_ids, seen, None)
-        *found, seen = await self._calls.script("observe_horizon", keys, packed.hashes, packed.marks)
-        return codec.observation_from(instance_ids, seen, codec.horizon_from(packed.mark_depths, *found))
+            return codec.observation_from(instance_ids, seen)
+        seen = await self._calls.script("observe_horizon", keys, packed.hashes, packed.marks)
+        return codec.wide_observation_from(instance_ids, seen, packed.mark_depths)
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         keys, target = self._keys, reservation.instance_id

@@ -1,3 +1,4 @@
+-- include: json_list
 -- What a reader needs to know an instance's load: the raw figures, since the reader has the rules to interpret them. In
 -- JSON, which a reader parses at once and without a conversion for every figure. What is stored is written as it is, so
 -- that no digit is lost.
@@ -13,5 +14,5 @@ local function read_load(first, hit)
     load[#load + 1] = redis.call('ZCARD', KEYS[first + place])
   end
   load[#load + 1] = hit
-  return '[' .. table.concat(load, ',') .. ']'
+  return json_list(load)
 end

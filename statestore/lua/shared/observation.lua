@@ -10,5 +10,5 @@ local function observation(meta_key, first_key, chain)
   for first = first_key, #KEYS, 4 do
     reply[#reply + 1] = read_load(first, hit_blocks(KEYS[first + 3], chain))
   end
-  return '[' .. table.concat(reply, ',') .. ']'
+  return json_list(reply)
 end
