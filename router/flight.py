@@ -108,7 +108,8 @@ class ScheduledFlight:
         self._prefilled = True
         call = self._context.metrics.store_calls["first_token"]
         request_id, instance_id, chain, store = self.request_id, self.instance_id, self.chain, self.pool.store
-        self._context.outbox.post(lambda: measured(call, store.first_token(request_id, instance_id, chain)))
+        seen = self.ask.stream  # otherwise it is presumed, or the end of the whole answer
+        self._context.outbox.post(lambda: measured(call, store.first_token(request_id, instance_id, chain, seen=seen)))
 
     def _count_ttft(self) -> None:
         ttft_s = self.age_s

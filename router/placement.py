@@ -202,6 +202,7 @@ class StorePlacer:
             seen_pending_tokens=decision.seen_pending_tokens if checked else None,
             tolerance_tokens=scheduling.reserve_tolerance_tokens,
             overloaded=decision.overloaded,
+            ttft_features=decision.ttft_features,
         )
         outcome = await measured(self._reserving, flight.pool.store.reserve(flight.reservation))
         flight.explanation.rounds[-1].status = outcome.status

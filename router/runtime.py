@@ -174,6 +174,7 @@ def _served_pool(
             call_later=context.call_later,
             poll_s=settings.held_poll_s,
             timeout_s=settings.hold_timeout_of(scheduling),
+            refuses_late=settings.late_requests == "refuse",
             call=calls["held_states"],
         ),
         policy=build_policy(scheduling),

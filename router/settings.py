@@ -62,7 +62,7 @@ class RouterSettings(BaseModel):
     total_timeout_s: float = Field(3600.0, gt=0, description="time for a whole request, seconds")
 
     late_requests: Literal["serve", "refuse"] = Field(
-        "serve", description="what becomes of requests that no instance is expected to answer within their SLO"
+        "serve", description="what becomes of requests that cannot be answered within their SLO any more"
     )
 
     # retries -------------------------------------------------------------------------------------------------

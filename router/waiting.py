@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from router.deadlines import CallLater
-from router.errors import HoldTimeoutError
+from router.errors import HoldTimeoutError, SloUnreachableError
 from router.metrics import StoreCall, measured
 from statestore.base import Grant, PoolStore, RequestRecord, RequestState
 from statestore.clock import Clock
@@ -27,13 +27,15 @@ class Waiter:
     answer has been read.
     """
 
-    __slots__ = ("_future", "_grant", "attempt", "held", "request_id")
+    __slots__ = ("_future", "_grant", "attempt", "held", "request_id", "retry_after_s")
 
     def __init__(self, request_id: str, attempt: int) -> None:
         self.request_id = request_id
         self.attempt = attempt
         self.held = False
         """The store has said so: from now on its record must exist."""
+        self.retry_after_s: Callable[[], float] = lambda: 0.0
+        """How long a client that is turned away should stay away."""
         self._grant: Grant | None = None
         self._future: asyncio.Future[Grant] | None = None
 
@@ -65,8 +67,10 @@ class WaitingRoom:
         call_later: CallLater,
         poll_s: float,
         timeout_s: float,
+        refuses_late: bool,
         call: StoreCall,
     ) -> None:
+        """With ``refuses_late`` a request that stepped behind its deadline while it was held is turned away."""
         self._call_later = call_later
         self._pool = pool
         self._call = call
@@ -74,6 +78,7 @@ class WaitingRoom:
         self._clock = clock
         self._poll_s = poll_s
         self._timeout_s = timeout_s
+        self._refuses_late = refuses_late
         self._waiters: dict[str, Waiter] = {}
 
     def expect(self, request_id: str, attempt: int) -> Waiter:
@@ -94,21 +99,22 @@ class WaitingRoom:
 
         Raises:
             HoldTimeoutError: it has not come within the hold timeout.
+            SloUnreachableError: it stepped behind its deadline, and late requests are refused.
             ReservationLostError: the store does not know the request any more.
         """
-        waiter.held = True
-        timer = self._call_later(max(0.0, self._timeout_s - held_s), lambda: self._give_up(waiter, retry_after_s))
+        waiter.held, waiter.retry_after_s = True, retry_after_s
+        timer = self._call_later(max(0.0, self._timeout_s - held_s), lambda: self._give_up(waiter))
         try:
             return await waiter.grant()
         finally:
             timer.cancel()
 
-    def _give_up(self, waiter: Waiter, retry_after_s: Callable[[], float]) -> None:
+    def _give_up(self, waiter: Waiter) -> None:
         waiter.failed(
             HoldTimeoutError(
                 f"no instance had room within {self._timeout_s:g} s; try again later, or raise scheduling.max_hold_s"
                 " (or router.hold_timeout_s where it is set)",
-                retry_after_s=retry_after_s(),
+                retry_after_s=waiter.retry_after_s(),
             )
         )
 
@@ -160,3 +166,11 @@ class WaitingRoom:
             waiter.failed(ReservationLostError(waiter.request_id))
         elif record.attempt == waiter.attempt and record.state is not RequestState.HELD:
             waiter.granted(Grant(record.request_id, record.instance_id, record.attempt))
+        elif record.late and self._refuses_late and waiter.attempt == 1:
+            waiter.failed(
+                SloUnreachableError(
+                    "requests with less to compute went first, and the first token cannot come in time any more; try"
+                    " again later, or allow more time with x-slo-ttft-ms",
+                    retry_after_s=waiter.retry_after_s(),
+                )
+            )

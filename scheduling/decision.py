@@ -9,6 +9,7 @@ from typing import Protocol
 from scheduling.chain import Chain
 from scheduling.errors import NoInstanceError as NoInstanceError
 from scheduling.instance import InstanceLoad
+from scheduling.ttft_model import TtftFeatures
 from scheduling.values import value
 from scheduling.view import ClusterView
 
@@ -56,6 +57,8 @@ class Decision:
     """Both candidates were past the SLO: the rebalancer is asked to look at the instance now."""
     seen_pending_tokens: int | None = None
     """Pending tokens the decision relied on; the reservation re-checks them. None: it did not look."""
+    ttft_features: TtftFeatures | None = None
+    """What the expected TTFT was learned from, for the instance's model to learn more. None: it was not."""
 
 
 @value

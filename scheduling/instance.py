@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from scheduling.ttft_model import PRIOR_WEIGHTS, Weights
 from scheduling.values import value
 
 
@@ -77,6 +78,8 @@ class InstanceLoad:
     """Blocks at the head of the chain in question that the instance is believed to hold."""
     late_tokens: int = 0
     """The part of ``pending_tokens`` whose requests stepped behind: they wait until nobody on time does."""
+    ttft_weights: Weights = PRIOR_WEIGHTS
+    """What the instance's first tokens have taught so far, see ``scheduling.ttft_model``."""
 
     @property
     def kv_usage(self) -> float:

@@ -39,11 +39,10 @@ class DualMapWideSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    recompute_weight: float = Field(6.0, ge=1, description="weight of a request's recompute beside work ahead of it")
+    recompute_weight: float = Field(3.0, ge=1, description="weight of a request's recompute beside work ahead of it")
     rebalance: bool = Field(False, description="let held requests migrate to the second best instance")
     miss_penalty: float = Field(2.0, ge=0, description="cost of an expected miss, in TTFT SLOs")
     late_weight: float = Field(0.05, ge=0, le=1, description="weight of work that stepped behind its deadline")
-    step_tokens: int = Field(256, ge=0, description="wait for the engine's step under way, as tokens to prefill")
 
 
 class PrebleSettings(BaseModel):

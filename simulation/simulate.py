@@ -26,7 +26,7 @@ from simulation.leader import HotnessKeeper, Rebalancer
 from simulation.results import LoadSample, RequestOutcome, RunRecord, RunResult, summarize
 from simulation.scenario import UNLIMITED, Dispatch, FleetChange, Scenario
 from simulation.traces import Trace, TraceRequest
-from statestore.base import Reservation, ReserveStatus
+from statestore.base import RequestState, Reservation, ReserveStatus
 from statestore.ledger import PoolLedger, upkeep
 
 OnProgress = Callable[[int], None]
@@ -200,6 +200,7 @@ class Simulation:
             alternative_id=decision.alternative_id,
             alternative_uncached_tokens=decision.alternative_uncached_tokens,
             overloaded=decision.overloaded,
+            ttft_features=decision.ttft_features,
         )
         status = self._ledger.reserve(reservation, now_ms).status
         if status is ReserveStatus.DISPATCHED:
@@ -273,8 +274,18 @@ class Simulation:
         self._dispatch_granted(now_s)
 
     def _grant_overdue(self, now_s: float) -> None:
+        if self._scenario.late_requests == "refuse":
+            self._refuse_late(int(now_s * 1000))
         upkeep.grant_overdue(self._ledger, int(now_s * 1000))
         self._dispatch_granted(now_s)
+
+    def _refuse_late(self, now_ms: int) -> None:
+        """Turn away who stepped behind while held, as the routers do when they look their held requests up."""
+        for account in self._ledger.accounts.values():
+            for request in [*account.late]:
+                if request.state is RequestState.HELD:  # one that leaves may make room for the next
+                    self._ledger.finish(request.request_id, now_ms)
+                    del self._chains[request.request_id]
 
     def _sample(self, now_s: float) -> None:
         accounts = [a for _, a in sorted(self._ledger.accounts.items()) if a.spec.state is InstanceState.READY]

@@ -24,6 +24,7 @@ from scheduling.chain import Chain
 from scheduling.decision import Horizon
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.ttft_model import TtftFeatures
 from scheduling.values import value
 
 
@@ -69,6 +70,8 @@ class Reservation:
     """STALE when the instance's pending tokens exceed ``seen_pending_tokens`` by more than this."""
     overloaded: bool = False
     """Ask the rebalancer to look at the instance now."""
+    ttft_features: TtftFeatures | None = None
+    """What the instance's TTFT model is taught with when the first token comes; of a first attempt only."""
 
 
 @value
@@ -265,9 +268,12 @@ class PoolStore(Protocol):
         and the load window. A repetition of the same attempt reports HELD or DISPATCHED as it stands now.
         """
 
-    async def first_token(self, request_id: str, instance_id: str, chain: Chain) -> bool:
-        """The prefill is done: release pending tokens, stamp the prefill clock, learn the prefill rate,
+    async def first_token(self, request_id: str, instance_id: str, chain: Chain, *, seen: bool = True) -> bool:
+        """The prefill is done: release pending tokens, stamp the prefill clock, learn the prefill rate and TTFT,
         confirm the KV metadata (after a migration: on the instance that did the work), grant who is next.
+
+        Not ``seen``, but presumed from expected times: nothing is learned from it. TTFT is learned from the requests
+        that their instance served as they came: first attempts, neither migrated nor behind their deadline.
 
         False if the request is unknown, elsewhere, or already past this point.
         """

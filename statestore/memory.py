@@ -100,8 +100,8 @@ class MemoryPool:
         self.deliver_grants()
         return outcome
 
-    async def first_token(self, request_id: str, instance_id: str, chain: Chain) -> bool:
-        released = self.ledger.first_token(request_id, instance_id, chain, self._now_ms())
+    async def first_token(self, request_id: str, instance_id: str, chain: Chain, *, seen: bool = True) -> bool:
+        released = self.ledger.first_token(request_id, instance_id, chain, self._now_ms(), seen=seen)
         self.deliver_grants()
         return released
 

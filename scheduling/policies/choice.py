@@ -8,6 +8,7 @@ from scheduling.decision import Decision, Reason, RouteQuery
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.ttft import expected_ttft_s
+from scheduling.ttft_model import TtftFeatures
 
 Cost = tuple[float, ...]
 """Compared element by element: later elements only break ties."""
@@ -50,12 +51,14 @@ def decide(
     decode_stall_s: float,
     *,
     ttft_s: float | None = None,
+    features: TtftFeatures | None = None,
     overloaded: bool = False,
     looked_at_load: bool = True,
 ) -> Decision:
     """The decision for ``chosen``; with nothing to choose from the reason is ONLY_ONE.
 
-    ``ttft_s`` is what the policy itself expects; None for the usual estimate.
+    ``ttft_s`` is what the policy itself expects, learned from ``features`` if there are any; None for the usual
+    estimate.
     """
     uncached_tokens = query.chain.uncached_tokens(chosen.hit_blocks)
     return Decision(
@@ -70,6 +73,7 @@ def decide(
         ),
         overloaded=overloaded,
         seen_pending_tokens=chosen.pending_tokens if looked_at_load else None,
+        ttft_features=features,
     )
 
 

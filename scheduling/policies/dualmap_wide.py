@@ -11,7 +11,8 @@ from scheduling.instance import InstanceLoad
 from scheduling.policies.choice import Cost, decide, usable
 from scheduling.policies.pair import PAIR, pair_of
 from scheduling.settings import DualMapWideSettings
-from scheduling.ttft import compute_s, remaining_queueing_s
+from scheduling.ttft import learned_ttft_s, remaining_queueing_s, ttft_features
+from scheduling.ttft_model import TtftFeatures
 from scheduling.view import ClusterView
 
 
@@ -68,6 +69,7 @@ class DualMapWide:
             self._reason(query, loads, chosen),
             self.decode_stall_s,
             ttft_s=ttft_s,
+            features=self._features(query, chosen),
             overloaded=self.rebalances and other is not None and ttft_s > query.slo_s,
         )
 
@@ -80,13 +82,18 @@ class DualMapWide:
         queueing_s = remaining_queueing_s(load, self.decode_stall_s)
         late_s = settings.late_weight * load.late_tokens / tokens_per_s
         recompute_s = settings.recompute_weight * uncached_tokens / tokens_per_s
-        missed = queueing_s + (uncached_tokens + settings.step_tokens) / tokens_per_s > query.slo_s
+        missed = self._ttft_s(query, load) > query.slo_s
         return queueing_s + late_s + recompute_s + (settings.miss_penalty * query.slo_s if missed else 0.0)
 
     def _ttft_s(self, query: RouteQuery, load: InstanceLoad) -> float:
-        """Prefill starts with an engine step, and the one under way has to end first."""
-        tokens = query.chain.uncached_tokens(load.hit_blocks) + self.settings.step_tokens
-        return remaining_queueing_s(load, self.decode_stall_s) + compute_s(load, tokens)
+        uncached_tokens = query.chain.uncached_tokens(load.hit_blocks)
+        cached_tokens = query.chain.prompt_tokens - uncached_tokens
+        return learned_ttft_s(load, uncached_tokens, cached_tokens, self.decode_stall_s)
+
+    def _features(self, query: RouteQuery, load: InstanceLoad) -> TtftFeatures:
+        uncached_tokens = query.chain.uncached_tokens(load.hit_blocks)
+        cached_tokens = query.chain.prompt_tokens - uncached_tokens
+        return ttft_features(load, uncached_tokens, cached_tokens, self.decode_stall_s)
 
     def _recompute_s(self, query: RouteQuery, tokens_per_s: float, hit_blocks: int) -> float:
         return self.settings.recompute_weight * query.chain.uncached_tokens(hit_blocks) / tokens_per_s

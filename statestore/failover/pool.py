@@ -134,11 +134,11 @@ class FailoverPool(SharedCalls):
                 return outcome
         return await local.reserve(reservation)
 
-    async def first_token(self, request_id: str, instance_id: str, chain: Chain) -> bool:
+    async def first_token(self, request_id: str, instance_id: str, chain: Chain, *, seen: bool = True) -> bool:
         local = self._local if self._settled is None else await self._local_pool()
         if local is None:
             try:
-                released = await self._primary.first_token(request_id, instance_id, chain)
+                released = await self._primary.first_token(request_id, instance_id, chain, seen=seen)
             except StoreUnavailableError as error:
                 local = self._degrade(error)
             else:
@@ -146,7 +146,7 @@ class FailoverPool(SharedCalls):
                 if self._local is None:
                     return released
                 local = self._local  # another call found the store away meanwhile
-        return await local.first_token(request_id, instance_id, chain)
+        return await local.first_token(request_id, instance_id, chain, seen=seen)
 
     async def finish(self, request_id: str, *, attempt: int | None = None, facts: FinishFacts | None = None) -> bool:
         local = self._local if self._settled is None else await self._local_pool()

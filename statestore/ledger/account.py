@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.load_window import LoadWindow
 from scheduling.prefill_rate import PrefillRate, prefill_busy_s
+from scheduling.ttft_model import TtftModel
 from statestore.base import RequestState
 from statestore.ledger.kv import KvMetadata
 from statestore.ledger.live import HeldQueue, LiveRequest, Rank, by_sequence
@@ -28,6 +29,7 @@ class InstanceAccount:
         "rate",
         "running",
         "spec",
+        "ttft_model",
         "window",
         "work_since_ms",
     )
@@ -40,6 +42,7 @@ class InstanceAccount:
         self.context_tokens = 0
         self.window = LoadWindow()
         self.rate = PrefillRate.prior(spec.prefill_tokens_per_s)
+        self.ttft_model = TtftModel()
         self.last_prefill_ms = 0
         self.work_since_ms = 0
         """When pending work came to an idle instance, or a down one came back to it."""
@@ -127,15 +130,22 @@ class InstanceAccount:
         self.context_tokens += request.context_tokens
         self.running[request.request_id] = request
 
-    def prefilled(self, request: LiveRequest, now_ms: int) -> None:
-        """Release a dispatched request's pending tokens, stamp the prefill clock and learn the rate."""
+    def prefilled(self, request: LiveRequest, now_ms: int, *, seen: bool) -> None:
+        """Release a dispatched request's pending tokens and stamp the prefill clock; learn, if it was seen."""
         self.pending_tokens -= request.uncached_tokens
         self.dispatched_tokens -= request.uncached_tokens
-        busy_s = prefill_busy_s(now_ms, self.last_prefill_ms, request.dispatched_ms)
-        self.rate = self.rate.after(request.uncached_tokens, busy_s)
+        if seen:
+            self._learn(request, now_ms)
         self.last_prefill_ms = now_ms
         request.state = RequestState.PREFILLED
         request.prefilled_ms = now_ms
+
+    def _learn(self, request: LiveRequest, now_ms: int) -> None:
+        busy_s = prefill_busy_s(now_ms, self.last_prefill_ms, request.dispatched_ms)
+        self.rate = self.rate.after(request.uncached_tokens, busy_s)
+        if request.ttft_features is not None and not request.late:
+            ttft_s = max(0, now_ms - request.enqueued_ms) / 1000
+            self.ttft_model = self.ttft_model.after(request.ttft_features, ttft_s)
 
     def stamp(self, hashes: tuple[int, ...], block_tokens: int) -> None:
         """Believe that the instance holds the chain, as far as its cache can."""
@@ -175,4 +185,5 @@ class InstanceAccount:
             spec.kv_capacity_tokens,
             hit_blocks,
             self.late_tokens,
+            self.ttft_model.weights,
         )

@@ -28,6 +28,7 @@ class LiveRequest:
         "sequence",
         "slo_ms",
         "state",
+        "ttft_features",
         "uncached_tokens",
     )
 
@@ -50,6 +51,8 @@ class LiveRequest:
         self.late = False
         self.kv_instance_id = reservation.instance_id
         """The instance whose KV metadata the chain was stamped on; '' when none is known to have it."""
+        self.ttft_features = reservation.ttft_features
+        """What the first token will teach; None: nothing, as it says little of the instance."""
 
     @classmethod
     def adopted(cls, record: RequestRecord) -> LiveRequest:
@@ -58,6 +61,7 @@ class LiveRequest:
         for name in RequestRecord.__dataclass_fields__:
             setattr(request, name, getattr(record, name))
         request.kv_instance_id = ""
+        request.ttft_features = None
         return request
 
     @property

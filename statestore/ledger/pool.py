@@ -151,6 +151,7 @@ class PoolLedger:
             self.arrivals.add(now_ms, reservation.chain.hashes)
         else:
             request = LiveRequest(reservation, former.enqueued_ms, former.sequence)
+            request.ttft_features = None
             self._release(former)
             if former.instance_id != reservation.instance_id:
                 self.grant_next(self.accounts[former.instance_id], now_ms)
@@ -164,12 +165,12 @@ class PoolLedger:
         self.grant_next(account, now_ms, caller=request)
         return self._standing(request)
 
-    def first_token(self, request_id: str, instance_id: str, chain: Chain, now_ms: int) -> bool:
+    def first_token(self, request_id: str, instance_id: str, chain: Chain, now_ms: int, *, seen: bool = True) -> bool:
         request = self.requests.get(request_id)
         if request is None or request.instance_id != instance_id or request.state is not RequestState.DISPATCHED:
             return False
         account = self.accounts[instance_id]
-        account.prefilled(request, now_ms)
+        account.prefilled(request, now_ms, seen=seen)
         if request.kv_instance_id != instance_id:
             self._stamp(account, chain)
             request.kv_instance_id = instance_id
@@ -221,6 +222,7 @@ class PoolLedger:
         request.alternative_id = source_id
         request.alternative_uncached_tokens = request.uncached_tokens
         request.instance_id = target_id
+        request.ttft_features = None
         request.uncached_tokens = there
         self.enter(target, request, now_ms)
         target.window = target.window.add(now_ms, there)

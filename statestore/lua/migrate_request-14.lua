@@ -38,6 +38,7 @@ request.alternative_id = ARGV[4]
 request.alternative_uncached_tokens = request.uncached_tokens
 request.instance_id = ARGV[5]
 request.uncached_tokens = uncached_there
+request.ttft_features = nil
 enter_anew(target, request, now_ms)
 write_request(KEYS[2], request)
 add_to_window(target, now_ms, uncached_there)

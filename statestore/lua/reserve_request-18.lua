@@ -70,6 +70,7 @@ if not former and not room and is_full(account, request.uncached_tokens, now_ms 
 end
 if former then
   request.sequence = former.sequence
+  request.ttft_features = nil
   leave(former_account, former)
   if former_account.id ~= account.id then
     grant_next(requests_key, former_account, now_ms)

@@ -13,6 +13,7 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from scheduling.load_window import decayed_tokens
 from scheduling.prefill_rate import learned_tokens_per_s
+from scheduling.ttft_model import PRIOR_WEIGHTS
 from statestore.base import Grant, Lease, Observation, ReplicaInfo, RequestRecord, RequestState, Reservation
 from statestore.ledger.replicas import RETIRED
 
@@ -33,6 +34,7 @@ LOAD_FIELDS = (
     "kv_capacity_tokens",
     "late_tokens",
     "late_requests",
+    "ttft_weights",
 )
 """The fields of an account that ``shared/load.lua`` reads, in its order."""
 
@@ -85,9 +87,9 @@ def spec_from(instance_id: str, values: Sequence[bytes | None]) -> InstanceSpec 
     )
 
 
-def load_figures(texts: Sequence[bytes]) -> list[Any]:
+def load_figures(texts: Sequence[bytes | None]) -> list[Any]:
     """``LOAD_FIELDS`` as figures, from the texts that are stored."""
-    state, *numbers = texts
+    state, *numbers = (text or b"null" for text in texts)
     return [state.decode(), *map(orjson.loads, numbers)]
 
 
@@ -129,6 +131,7 @@ def load_from(instance_id: str, figures: Sequence[Any], now_ms: int) -> Instance
         kv_capacity_tokens,
         late_tokens,
         late_requests,
+        ttft_weights,
         queued_requests,
         running_requests,
         cached_blocks,
@@ -149,6 +152,7 @@ def load_from(instance_id: str, figures: Sequence[Any], now_ms: int) -> Instance
         kv_capacity_tokens,
         hit_blocks,
         late_tokens,
+        PRIOR_WEIGHTS if ttft_weights is None else tuple(ttft_weights),
     )
 
 
@@ -174,6 +178,8 @@ def reservation_json(reservation: Reservation) -> bytes:
     }
     if reservation.alternative_id is not None:  # Lua has no null that compares well
         fields["alternative_id"] = reservation.alternative_id
+    if reservation.ttft_features is not None:
+        fields["ttft_features"] = [*reservation.ttft_features]
     return orjson.dumps(fields)
 
 

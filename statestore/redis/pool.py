@@ -179,7 +179,7 @@ class RedisPool(LeaderCalls):
     def _marks_to_stamp(self, packed: PackedChain) -> bytes:
         return packed.marks if self._remembers_holders else b""
 
-    async def first_token(self, request_id: str, instance_id: str, chain: Chain) -> bool:
+    async def first_token(self, request_id: str, instance_id: str, chain: Chain, *, seen: bool = True) -> bool:
         keys, packed = self._keys, self._chains.of(chain)
         reply = await self._calls.script(
             "prefill_request",
@@ -191,6 +191,7 @@ class RedisPool(LeaderCalls):
             chain.block_tokens,
             self._marks_to_stamp(packed),
             self._holder_marks,
+            "1" if seen else "",
         )
         return bool(reply)
 

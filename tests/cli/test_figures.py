@@ -44,7 +44,7 @@ async def test_figures_add_up_over_instances() -> None:
     store = MemoryStore(SchedulingSettings())
     await store.open()
     pool = store.pool("default")
-    await pool.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY, dispatch_window_tokens=100))
+    await pool.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY, dispatch_window_tokens=1))
     await pool.set_instance_state("a", InstanceState.READY)
     for number in range(3):
         chain = Chain((number,), 128, 128)

@@ -32,7 +32,7 @@ async def _populate(url: str) -> None:
     store = await open_store(StoreSettings(url=url), scheduling=SchedulingSettings())
     pool = store.pool("default")
     for name in ("a", "b"):
-        await pool.put_instance(InstanceSpec(name, f"http://{name}", dispatch_window_tokens=100))
+        await pool.put_instance(InstanceSpec(name, f"http://{name}", dispatch_window_tokens=1))
         await pool.set_instance_state(name, InstanceState.READY)
     await pool.heartbeat("replica-1", 60_000, {"requests": "3"})
     for number in range(3):

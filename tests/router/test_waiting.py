@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from router.errors import HoldTimeoutError
+from router.errors import HoldTimeoutError, SloUnreachableError
 from router.metrics import RouterMetrics
 from router.waiting import ReservationLostError, WaitingRoom
 from scheduling.chain import Chain
-from statestore.base import Grant, Reservation
+from statestore.base import Grant, RequestRecord, RequestState, Reservation
 
 CHAIN = Chain((1, 2), 16, 1200)
 
 
-def room(pool: Any, clock: Any) -> WaitingRoom:
-    call = RouterMetrics(["default"]).store_calls["held_states"]
+def room(pool: Any, clock: Any, *, refuses_late: bool = False) -> WaitingRoom:
     return WaitingRoom(
-        pool, replica_id="r", clock=clock, call_later=clock.call_later, poll_s=1.0, timeout_s=10.0, call=call
+        pool,
+        replica_id="r",
+        clock=clock,
+        call_later=clock.call_later,
+        poll_s=1.0,
+        timeout_s=10.0,
+        refuses_late=refuses_late,
+        call=RouterMetrics(["default"]).store_calls["held_states"],
     )
 
 
@@ -131,3 +138,34 @@ async def test_a_stream_that_ends_is_opened_again(store: Any, clock: Any, tools:
 
     assert (await asyncio.wait_for(task, 5)).instance_id == "a"
     listening.cancel()
+
+
+class Records:
+    """A pool that knows one held request, which stepped behind."""
+
+    def __init__(self, attempt: int) -> None:
+        self._record = RequestRecord(
+            "x", "r", "a", RequestState.HELD, attempt, 1200, 1200, 10, 5000, 0, 0, 0, None, 0, 1, late=True
+        )
+
+    async def held_states(self, request_ids: Sequence[str]) -> dict[str, RequestRecord]:
+        return {"x": self._record}
+
+
+@pytest.mark.parametrize(("refuses_late", "attempt", "refused"), [(True, 1, True), (True, 2, False), (False, 1, False)])
+async def test_who_steps_behind_is_turned_away_where_late_requests_are_and_nothing_was_tried_yet(
+    clock: Any, tools: Any, refuses_late: bool, attempt: int, refused: bool
+) -> None:
+    waiting = room(Records(attempt), clock, refuses_late=refuses_late)
+    task = asyncio.create_task(waiting.wait(waiting.expect("x", attempt), 0.0, lambda: 7.0))
+    await tools.settle()
+
+    await waiting.look_up()
+    await tools.settle()
+
+    assert task.done() is refused
+    if refused:
+        with pytest.raises(SloUnreachableError) as turned_away:
+            await task
+        assert turned_away.value.retry_after_s == 7.0
+    task.cancel()

@@ -154,7 +154,7 @@ def test_late_requests_are_refused_where_the_operator_wants_it() -> None:
     refusing = simulate(overload, scenario("dualmap-wide", late_requests="refuse"))
 
     assert serving.refused == 0 < refusing.refused
-    assert refusing.ttft_s.p90 < 5 < serving.ttft_s.p90, "those that are let in need not wait for the others"
+    assert refusing.ttft_s.p90 < 6 < serving.ttft_s.p90, "those that are let in need not wait for the others"
     assert refusing.effective_capacity >= serving.effective_capacity
 
 

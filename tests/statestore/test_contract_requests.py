@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from scheduling.instance import InstanceState
+from scheduling.ttft_model import PRIOR_WEIGHTS, TtftFeatures, modelled_ttft_s
 from statestore.base import (
     FinishFacts,
     Grant,
@@ -252,6 +253,54 @@ async def test_the_prefill_rate_is_learned_from_busy_time_alone(pool: PoolStore,
         await pool.first_token(f"r{number}", "a", CHAIN)
 
     assert (await pool.loads())["a"].prefill_tokens_per_s == pytest.approx(2000, rel=0.05)
+
+
+FEATURES = TtftFeatures(queueing_ms=0, compute_ms=500, attention=20, context_tokens=100_000)
+
+
+async def weights(pool: PoolStore, instance_id: str = "a") -> tuple[float, ...]:
+    return (await pool.loads())[instance_id].ttft_weights
+
+
+async def test_an_instance_that_has_taught_nothing_expects_the_papers_ttft(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+
+    assert await weights(pool) == PRIOR_WEIGHTS
+
+
+async def test_the_ttft_is_learned_from_the_time_since_the_request_came(pool: PoolStore, clock: HandClock) -> None:
+    await pool.put_instance(instance("a", dispatch_window_tokens=10_000))
+    for number in range(60):
+        await pool.reserve(reservation(f"r{number}", ttft_features=FEATURES))
+        clock.advance(800)
+        await pool.first_token(f"r{number}", "a", CHAIN)
+
+    assert modelled_ttft_s(await weights(pool), 0.0, 0.5, 20, 100_000) == pytest.approx(0.8, rel=0.05)
+
+
+async def test_a_presumed_first_token_teaches_nothing(pool: PoolStore, clock: HandClock) -> None:
+    await pool.put_instance(instance("a"))
+    before = (await pool.loads())["a"]
+    await pool.reserve(reservation("r", ttft_features=FEATURES))
+    clock.advance(9000)
+
+    assert await pool.first_token("r", "a", CHAIN, seen=False)
+
+    load = (await pool.loads())["a"]
+    assert (load.ttft_weights, load.prefill_tokens_per_s) == (before.ttft_weights, before.prefill_tokens_per_s)
+    assert load.pending_tokens == 0
+
+
+async def test_a_retry_teaches_no_ttft_because_its_time_is_not_one_instances(pool: PoolStore, clock: HandClock) -> None:
+    await pool.put_instance(instance("a"))
+    await pool.put_instance(instance("b"))
+    await pool.reserve(reservation("r", "a", ttft_features=FEATURES))
+    clock.advance(9000)
+    await pool.reserve(reservation("r", "b", attempt=2, ttft_features=FEATURES))
+
+    await pool.first_token("r", "b", CHAIN)
+
+    assert await weights(pool, "b") == PRIOR_WEIGHTS
 
 
 # finish ------------------------------------------------------------------------------------------------------

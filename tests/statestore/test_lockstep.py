@@ -17,6 +17,7 @@ from scheduling.chain import Chain
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
+from scheduling.ttft_model import TtftFeatures
 from statestore.base import FinishFacts, Grant, Lease, PoolStore, RequestRecord, RequestState
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreError
@@ -50,6 +51,13 @@ slos_ms = st.sampled_from((20, 80, 500, 5000, 60_000))
 picks = st.integers(0, 7)
 uncached_tokens = st.integers(1, 600)
 ready_instances = st.sampled_from(("a", "b"))
+ttft_features = st.none() | st.builds(
+    TtftFeatures,
+    queueing_ms=st.integers(0, 30_000),
+    compute_ms=st.integers(0, 3000),
+    attention=st.integers(0, 500),
+    context_tokens=st.integers(0, 1_000_000),
+)
 finish_facts = st.none() | st.builds(
     FinishFacts, st.none() | st.integers(60_000, 90_000), st.none() | st.integers(17_000, 20_000)
 )
@@ -130,7 +138,7 @@ class Twins(RuleBasedStateMachine):
         for spec in (instance("a", kv_capacity_tokens=900), instance("b", kv_capacity_tokens=900)):
             self.both(lambda pool, spec=spec: pool.put_instance(spec))
         for uncached in (300, 400, 500, 600, 100):
-            self.reserve_new("a", "b", CHAINS[2], uncached, slo_ms=5000)
+            self.reserve_new("a", "b", CHAINS[2], uncached, slo_ms=5000, features=None)
 
     def put_instance(
         self, instance_id: str, state: InstanceState, window: int, running: int, queued: int, kv_blocks: int
@@ -172,6 +180,7 @@ class Twins(RuleBasedStateMachine):
         tolerance=st.integers(0, 500),
         overloaded=st.booleans(),
         slo_ms=slos_ms,
+        features=ttft_features,
     )
     def reserve(
         self,
@@ -186,6 +195,7 @@ class Twins(RuleBasedStateMachine):
         tolerance: int,
         overloaded: bool,
         slo_ms: int,
+        features: TtftFeatures | None,
     ) -> None:
         made = reservation(
             request_id,
@@ -200,6 +210,7 @@ class Twins(RuleBasedStateMachine):
             tolerance_tokens=tolerance,
             overloaded=overloaded,
             slo_ms=slo_ms,
+            ttft_features=features,
         )
         self.both(lambda pool: pool.reserve(made))
 
@@ -209,9 +220,16 @@ class Twins(RuleBasedStateMachine):
         request_chain=chains,
         uncached=uncached_tokens,
         slo_ms=slos_ms,
+        features=ttft_features,
     )
     def reserve_new(
-        self, instance_id: str, alternative_id: str, request_chain: Chain, uncached: int, slo_ms: int
+        self,
+        instance_id: str,
+        alternative_id: str,
+        request_chain: Chain,
+        uncached: int,
+        slo_ms: int,
+        features: TtftFeatures | None,
     ) -> None:
         unused = [name for name in REQUESTS if name not in self.memory.ledger.requests]
         if unused:
@@ -223,6 +241,7 @@ class Twins(RuleBasedStateMachine):
                 alternative_id=alternative_id,
                 alternative_uncached_tokens=uncached + 7,
                 slo_ms=slo_ms,
+                ttft_features=features,
             )
             self.both(lambda pool: pool.reserve(made))
 
@@ -231,11 +250,12 @@ class Twins(RuleBasedStateMachine):
         live = [request for request in self.memory.ledger.requests.values() if request.state in wanted]
         return live[number % len(live)] if live else None
 
-    @rule(number=picks, request_chain=chains)
-    def first_token(self, number: int, request_chain: Chain) -> None:
+    @rule(number=picks, request_chain=chains, seen=st.sampled_from((True, True, False)))
+    def first_token(self, number: int, request_chain: Chain, seen: bool) -> None:
         request = self.pick(number, RequestState.DISPATCHED)
         if request is not None:
-            self.both(lambda pool: pool.first_token(request.request_id, request.instance_id, request_chain))
+            request_id, instance_id = request.request_id, request.instance_id
+            self.both(lambda pool: pool.first_token(request_id, instance_id, request_chain, seen=seen))
 
     def first_token_of_anything(self, request_id: str, instance_id: str, request_chain: Chain) -> None:
         self.both(lambda pool: pool.first_token(request_id, instance_id, request_chain))

@@ -14,6 +14,7 @@ import pytest
 
 from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
+from scheduling.ttft_model import TtftFeatures
 from statestore.base import RequestState
 from statestore.embedded import EmbeddedValkey
 from tests.statestore.samples import SCHEDULING
@@ -78,13 +79,16 @@ class Traffic:
             tolerance=0,
             overloaded=rng.random() < 0.1,
             slo_ms=rng.choice((20, 150, 150, 500, 2000, 60_000)),
+            features=TtftFeatures(
+                rng.randrange(5000), rng.randrange(1, 900), rng.randrange(90), rng.randrange(500_000)
+            ),
         )
 
     def pass_time(self) -> None:
         self.twins.time_passes(self.rng.choice((1, 10, 50, 100, 400, 400, 9000)))
 
     def first_token(self) -> None:
-        self.twins.first_token(self.rng.randrange(100), self.rng.choice(CHAINS))
+        self.twins.first_token(self.rng.randrange(100), self.rng.choice(CHAINS), self.rng.random() < 0.9)
 
     def finish(self) -> None:
         self.twins.finish(self.rng.randrange(100), None)

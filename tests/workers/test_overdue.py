@@ -18,7 +18,7 @@ def scheduling() -> SchedulingSettings:
 @pytest.fixture
 async def granter(pool, fence, metrics, add_instance, reserve):
     """For instance a, which is full and finishes nothing, with a request held."""
-    await add_instance("a", dispatch_window_tokens=1000)
+    await add_instance("a", dispatch_window_tokens=1)
     await reserve("running", "a")
     await reserve("held", "a")
     return OverdueGranter(pool, fence, interval_s=1.0, metrics=metrics)

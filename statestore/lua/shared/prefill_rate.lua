@@ -7,5 +7,4 @@ local function learn_rate(account, now_ms, tokens, dispatched_ms)
   local keep = MEMORY_S / (MEMORY_S + busy_s)
   account.rate_tokens = account.rate_tokens * keep + tokens
   account.rate_busy_s = account.rate_busy_s * keep + busy_s
-  account.last_prefill_ms = now_ms
 end

@@ -1,0 +1,113 @@
+"""The expected TTFT as an instance's own history tells it: a linear model, learned online.
+
+``ttft_s = w . (1, queueing, compute, attention, context)``. The paper's formula (``scheduling.ttft``) is the prior: one
+second for each second of queueing and of compute. Experience adds what a prefill rate alone cannot tell: the wait for
+an engine step, the attention of new tokens to a long cached prompt, and decoding, which shares every step and grows
+with the context in KV memory.
+
+Recursive least squares with exponential forgetting (S. Haykin, "Adaptive Filter Theory"). Errors count relative to
+the TTFT that was seen, and a surprise teaches no more than one of ``SURPRISE_SHARE`` of it would: most of them
+are requests whose instance was given others before their first token. Plain arithmetic in a fixed order, so
+that the Lua twin in the state store agrees to the last digit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from scheduling.values import value
+
+Weights = tuple[float, ...]
+"""Seconds per scaled feature, in the order of ``scaled``."""
+
+FEATURES = 5
+PRIOR_WEIGHTS: Weights = (0.03, 1.0, 1.0, 0.0, 0.0)
+PRIOR_COVARIANCE: tuple[float, ...] = tuple(
+    float(row == column) for row in range(FEATURES) for column in range(FEATURES)
+)
+KEEP = 0.98
+"""Of every former observation's weight at each new one: about fifty are remembered."""
+SURPRISE_SHARE = 0.2
+LEAST_TTFT_S = 0.1
+"""Shorter ones count as this long: their error is an engine step's, not the model's."""
+UNCERTAIN = 10.0
+"""Variance from which on nothing is forgotten: what the requests of late did not show must not be forgotten too."""
+
+
+class TtftFeatures(NamedTuple):
+    """What is known of a request and its instance when it is placed; integers, so that no store rounds them."""
+
+    queueing_ms: int
+    """Prefill of the work ahead, see ``scheduling.ttft.remaining_queueing_s``."""
+    compute_ms: int
+    """Prefill of the own uncached tokens."""
+    attention: int
+    """Millions of pairs of an uncached token and a token before it."""
+    context_tokens: int
+    """Context of the instance's running requests: KV memory in use."""
+
+
+@value
+class TtftModel:
+    """What one instance has taught so far."""
+
+    weights: Weights = PRIOR_WEIGHTS
+    covariance: tuple[float, ...] = PRIOR_COVARIANCE
+    """Of the weights, row by row."""
+
+    def after(self, features: TtftFeatures, ttft_s: float) -> TtftModel:
+        """The model after one more first token, ``ttft_s`` >= 0 after its request came."""
+        unit_s = max(LEAST_TTFT_S, ttft_s)
+        seen = [part / unit_s for part in scaled(features)]
+        weights, covariance = self.weights, self.covariance
+        limit = SURPRISE_SHARE
+        error = ttft_s / unit_s - _dot(weights, seen)
+        error = min(limit, max(-limit, error))
+        spread = [_dot(covariance[row * FEATURES : (row + 1) * FEATURES], seen) for row in range(FEATURES)]
+        keep = KEEP if _largest_variance(covariance) < UNCERTAIN else 1.0
+        scale = keep + _dot(seen, spread)
+        return TtftModel(
+            tuple([weight + part / scale * error for weight, part in zip(weights, spread, strict=True)]),
+            tuple(
+                [
+                    (covariance[row * FEATURES + column] - spread[row] * spread[column] / scale) / keep
+                    for row in range(FEATURES)
+                    for column in range(FEATURES)
+                ]
+            ),
+        )
+
+
+def scaled(features: TtftFeatures) -> tuple[float, float, float, float, float]:
+    """The features in units that make all of them about one: s, s, 100 million pairs, million tokens."""
+    queueing_ms, compute_ms, attention, context_tokens = features
+    return 1.0, queueing_ms / 1000, compute_ms / 1000, attention / 100, context_tokens / 1_000_000
+
+
+def modelled_ttft_s(
+    weights: Weights, queueing_s: float, compute_s: float, attention: float, context_tokens: int
+) -> float:
+    """The expected TTFT, never negative; for the meaning of the figures see ``TtftFeatures``."""
+    fixed, per_queueing, per_compute, per_attention, per_context = weights
+    ttft_s = (
+        fixed
+        + per_queueing * queueing_s
+        + per_compute * compute_s
+        + per_attention * attention / 100
+        + per_context * context_tokens / 1_000_000
+    )
+    return max(0.0, ttft_s)
+
+
+def attention_pairs(uncached_tokens: int, cached_tokens: int) -> int:
+    """Millions of pairs that the attention of a prefill looks at."""
+    return uncached_tokens * (2 * cached_tokens + uncached_tokens) // 2_000_000
+
+
+def _dot(one: Weights | list[float], other: tuple[float, ...] | list[float]) -> float:
+    """Not ``sum``, which later Pythons compensate for rounding, and Lua does not."""
+    return one[0] * other[0] + one[1] * other[1] + one[2] * other[2] + one[3] * other[3] + one[4] * other[4]
+
+
+def _largest_variance(covariance: tuple[float, ...]) -> float:
+    return max(covariance[:: FEATURES + 1])

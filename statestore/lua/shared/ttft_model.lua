@@ -1,0 +1,60 @@
+-- Twin of scheduling/ttft_model.py: an instance's expected TTFT, learned by recursive least squares. The account keeps
+-- weights and covariance as JSON; an instance that has taught nothing has neither.
+local FEATURES = 5
+local KEEP = 0.98
+local SURPRISE_SHARE = 0.2
+local LEAST_TTFT_S = 0.1
+local UNCERTAIN = 10
+
+local function prior()
+  local covariance = {}
+  for place = 1, FEATURES * FEATURES do
+    covariance[place] = (place - 1) % (FEATURES + 1) == 0 and 1 or 0
+  end
+  return { 0.03, 1, 1, 0, 0 }, covariance
+end
+
+local function dot(one, first, other)
+  return one[first] * other[1] + one[first + 1] * other[2] + one[first + 2] * other[3] + one[first + 3] * other[4]
+    + one[first + 4] * other[5]
+end
+
+local function json_of(numbers)
+  local texts = {}
+  for place, number in ipairs(numbers) do
+    texts[place] = exact(number)
+  end
+  return '[' .. table.concat(texts, ',') .. ']'
+end
+
+local function learn_ttft(account, features, ttft_s)
+  local weights, covariance = prior()
+  local known = redis.call('HMGET', account.key, 'ttft_weights', 'ttft_covariance')
+  if known[1] and known[2] then
+    weights, covariance = cjson.decode(known[1]), cjson.decode(known[2])
+  end
+  local unit_s = math.max(LEAST_TTFT_S, ttft_s)
+  local queueing_ms, compute_ms, attention, context_tokens = unpack(features)
+  local seen = {
+    1 / unit_s, queueing_ms / 1000 / unit_s, compute_ms / 1000 / unit_s, attention / 100 / unit_s,
+    context_tokens / 1000000 / unit_s,
+  }
+  local surprise = ttft_s / unit_s - dot(weights, 1, seen)
+  surprise = math.min(SURPRISE_SHARE, math.max(-SURPRISE_SHARE, surprise))
+  local spread, largest = {}, 0
+  for row = 1, FEATURES do
+    local first = (row - 1) * FEATURES
+    spread[row] = dot(covariance, first + 1, seen)
+    largest = math.max(largest, covariance[first + row])
+  end
+  local keep = largest < UNCERTAIN and KEEP or 1
+  local scale = keep + dot(seen, 1, spread)
+  for row = 1, FEATURES do
+    weights[row] = weights[row] + spread[row] / scale * surprise
+    for column = 1, FEATURES do
+      local place = (row - 1) * FEATURES + column
+      covariance[place] = (covariance[place] - spread[row] * spread[column] / scale) / keep
+    end
+  end
+  redis.call('HSET', account.key, 'ttft_weights', json_of(weights), 'ttft_covariance', json_of(covariance))
+end

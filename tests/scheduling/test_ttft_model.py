@@ -1,0 +1,101 @@
+"""The learned TTFT: its prior, what it learns, and what it must not do."""
+
+from __future__ import annotations
+
+import random
+from functools import reduce
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.ttft_model import TtftFeatures, TtftModel, attention_pairs, modelled_ttft_s, scaled
+
+TRUTH = (0.08, 1.1, 0.7, 0.5, 0.2)
+"""Weights of an instance that this file makes up."""
+
+features = st.builds(
+    TtftFeatures,
+    queueing_ms=st.integers(0, 60_000),
+    compute_ms=st.integers(0, 10_000),
+    attention=st.integers(0, 1_000),
+    context_tokens=st.integers(0, 2_000_000),
+)
+
+
+def requests(seed: int, count: int) -> list[TtftFeatures]:
+    rng = random.Random(seed)
+    return [
+        TtftFeatures(rng.randrange(3000), rng.randrange(1, 2000), rng.randrange(300), rng.randrange(800_000))
+        for _ in range(count)
+    ]
+
+
+def true_ttft_s(one: TtftFeatures) -> float:
+    return sum(weight * part for weight, part in zip(TRUTH, scaled(one), strict=True))
+
+
+def expected_s(model: TtftModel, one: TtftFeatures) -> float:
+    queueing_ms, compute_ms, attention, context_tokens = one
+    return modelled_ttft_s(model.weights, queueing_ms / 1000, compute_ms / 1000, attention, context_tokens)
+
+
+def taught(model: TtftModel, seen: list[TtftFeatures]) -> TtftModel:
+    return reduce(lambda known, one: known.after(one, true_ttft_s(one)), seen, model)
+
+
+def test_without_experience_it_is_the_papers_formula_and_the_wait_for_a_step() -> None:
+    assert expected_s(TtftModel(), TtftFeatures(2000, 500, 77, 400_000)) == pytest.approx(2.53)
+
+
+def test_it_finds_what_a_prefill_rate_cannot_tell() -> None:
+    model = taught(TtftModel(), requests(seed=1, count=400))
+
+    for one in requests(seed=2, count=50):
+        assert expected_s(model, one) == pytest.approx(true_ttft_s(one), rel=0.03)
+
+
+def test_it_follows_an_instance_that_changes() -> None:
+    model = TtftModel()
+    for one in requests(seed=3, count=400):
+        model = model.after(one, 2 * true_ttft_s(one))
+
+    model = taught(model, requests(seed=4, count=400))
+
+    for one in requests(seed=5, count=50):
+        assert expected_s(model, one) == pytest.approx(true_ttft_s(one), rel=0.1)
+
+
+def test_one_request_in_twenty_that_others_held_up_changes_little() -> None:
+    model = TtftModel()
+    for number, one in enumerate(requests(seed=6, count=600)):
+        model = model.after(one, true_ttft_s(one) * (8 if number % 20 == 0 else 1))
+
+    for one in requests(seed=7, count=50):
+        assert expected_s(model, one) == pytest.approx(true_ttft_s(one), rel=0.15)
+
+
+def test_requests_that_are_all_alike_do_not_make_it_forget_the_rest() -> None:
+    model = taught(TtftModel(), requests(seed=8, count=400))
+    alike = TtftFeatures(0, 100, 1, 0)
+
+    model = taught(model, [alike] * 5000)
+
+    for one in requests(seed=9, count=50):
+        assert expected_s(model, one) == pytest.approx(true_ttft_s(one), rel=0.2)
+
+
+@given(st.lists(st.tuples(features, st.floats(0, 600)), max_size=60), features)
+def test_whatever_it_sees_it_stays_finite_and_expects_no_negative_time(
+    history: list[tuple[TtftFeatures, float]], one: TtftFeatures
+) -> None:
+    model = reduce(lambda known, seen: known.after(*seen), history, TtftModel())
+
+    assert 0 <= expected_s(model, one) < float("inf")
+    assert all(abs(part) < 1e6 for part in (*model.weights, *model.covariance))
+
+
+def test_attention_counts_pairs_of_new_tokens_with_all_before_them() -> None:
+    assert attention_pairs(uncached_tokens=1000, cached_tokens=0) == 0
+    assert attention_pairs(uncached_tokens=10_000, cached_tokens=0) == 50
+    assert attention_pairs(uncached_tokens=1000, cached_tokens=20_000) == 20
