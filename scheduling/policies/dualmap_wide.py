@@ -47,10 +47,13 @@ class DualMapWide:
     def beyond(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> tuple[str, ...]:
         """Those that could still be cheaper than the best candidate, judged by what the horizon tells of them."""
         left = usable(query, loads)
+        deepest = max([horizon.holder_blocks, *[load.hit_blocks for load in left]])
+        for load in left:
+            if load.pending_tokens == 0 and load.hit_blocks == deepest:
+                return ()  # idle, and nobody is known to hold more
         costs_s = [self._cost_s(query, load) for load in left]
         limit_s = min(costs_s)
         best = left[costs_s.index(limit_s)]
-        deepest = max(horizon.holder_blocks, *[load.hit_blocks for load in loads.values()])
         recompute_s = self._recompute_s(query, best.prefill_tokens_per_s, deepest)
         if recompute_s >= limit_s:
             return ()
