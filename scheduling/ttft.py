@@ -9,7 +9,7 @@ ran out of KV memory may decode for seconds without finishing a prefill; once it
 from __future__ import annotations
 
 from scheduling.instance import InstanceLoad
-from scheduling.ttft_model import TtftFeatures, attention_pairs, modelled_ttft_s
+from scheduling.ttft_model import TtftFeatures, attention_pairs
 
 DECODE_STALL_S = 3.0
 """Default of ``decode_stall_s``: the paper's T."""
@@ -44,25 +44,10 @@ def remaining_queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STAL
     return remaining_s + overdue_s if overdue_s >= decode_stall_s else remaining_s
 
 
-def learned_ttft_s(
-    load: InstanceLoad, uncached_tokens: int, cached_tokens: int, decode_stall_s: float = DECODE_STALL_S
-) -> float:
-    """TTFT of a request that would queue last, corrected by what the instance has taught."""
-    return modelled_ttft_s(
-        load.ttft_weights,
-        remaining_queueing_s(load, decode_stall_s),
-        uncached_tokens / load.prefill_tokens_per_s,
-        attention_pairs(uncached_tokens, cached_tokens),
-        load.context_tokens,
-    )
-
-
-def ttft_features(
-    load: InstanceLoad, uncached_tokens: int, cached_tokens: int, decode_stall_s: float = DECODE_STALL_S
-) -> TtftFeatures:
-    """What ``learned_ttft_s`` looks at, as the instance's model is taught it when the first token comes."""
+def ttft_features(load: InstanceLoad, queueing_s: float, uncached_tokens: int, cached_tokens: int) -> TtftFeatures:
+    """What an instance's model expects a TTFT from, and is taught with when the first token comes."""
     return TtftFeatures(
-        int(1000 * remaining_queueing_s(load, decode_stall_s)),
+        int(1000 * queueing_s),
         int(1000 * uncached_tokens / load.prefill_tokens_per_s),
         attention_pairs(uncached_tokens, cached_tokens),
         load.context_tokens,

@@ -84,15 +84,13 @@ def scaled(features: TtftFeatures) -> tuple[float, float, float, float, float]:
     return 1.0, queueing_ms / 1000, compute_ms / 1000, attention / 100, context_tokens / 1_000_000
 
 
-def modelled_ttft_s(
-    weights: Weights, queueing_s: float, compute_s: float, attention: float, context_tokens: int
-) -> float:
-    """The expected TTFT, never negative; for the meaning of the figures see ``TtftFeatures``."""
+def modelled_ttft_s(weights: Weights, features: TtftFeatures) -> float:
+    """The expected TTFT; never negative."""
     fixed, per_queueing, per_compute, per_attention, per_context = weights
+    queueing_ms, compute_ms, attention, context_tokens = features
     ttft_s = (
         fixed
-        + per_queueing * queueing_s
-        + per_compute * compute_s
+        + (per_queueing * queueing_ms + per_compute * compute_ms) / 1000
         + per_attention * attention / 100
         + per_context * context_tokens / 1_000_000
     )

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from scheduling.decision import Decision, Horizon, Reason, RouteQuery
 from scheduling.instance import InstanceLoad
 from scheduling.policies.choice import Cost, decide, usable
 from scheduling.policies.pair import PAIR, pair_of
 from scheduling.settings import DualMapWideSettings
-from scheduling.ttft import learned_ttft_s, remaining_queueing_s, ttft_features
-from scheduling.ttft_model import TtftFeatures
+from scheduling.ttft import remaining_queueing_s, ttft_features
+from scheduling.ttft_model import TtftFeatures, modelled_ttft_s
 from scheduling.view import ClusterView
+
+
+class _Offer(NamedTuple):
+    """What one instance would mean for the request."""
+
+    load: InstanceLoad
+    features: TtftFeatures
+    ttft_s: float
+    cost_s: float
+
+
+def _cost_s(offer: _Offer) -> float:
+    return offer.cost_s
+
+
+def _rank(offer: _Offer) -> Cost:
+    return offer.cost_s, offer.load.kv_usage
 
 
 @dataclass(frozen=True)
@@ -51,10 +68,9 @@ class DualMapWide:
         for load in left:
             if load.pending_tokens == 0 and load.hit_blocks == deepest:
                 return ()  # idle, and nobody is known to hold more
-        costs_s = [self._cost_s(query, load) for load in left]
-        limit_s = min(costs_s)
-        best = left[costs_s.index(limit_s)]
-        recompute_s = self._recompute_s(query, best.prefill_tokens_per_s, deepest)
+        best = min([self._offer(query, load) for load in left], key=_cost_s)
+        recompute_s = self._recompute_s(query.chain.uncached_tokens(deepest), best.load)
+        limit_s = best.cost_s
         if recompute_s >= limit_s:
             return ()
         lightest = [name for name, queueing_s in horizon.lightest if queueing_s + recompute_s < limit_s]
@@ -62,44 +78,31 @@ class DualMapWide:
         return tuple(name for name in names if name not in loads and name not in query.excluded)
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
-        ranked = sorted(usable(query, loads), key=lambda load: self._rank(query, load))
-        chosen, other = ranked[0], ranked[1] if len(ranked) > 1 else None
-        ttft_s = self._ttft_s(query, chosen)
+        best, *others = sorted([self._offer(query, load) for load in usable(query, loads)], key=_rank)
         return decide(
             query,
-            chosen,
-            other,
-            self._reason(query, loads, chosen),
+            best.load,
+            others[0].load if others else None,
+            self._reason(query, loads, best.load),
             self.decode_stall_s,
-            ttft_s=ttft_s,
-            features=self._features(query, chosen),
-            overloaded=self.rebalances and other is not None and ttft_s > query.slo_s,
+            ttft_s=best.ttft_s,
+            features=best.features,
+            overloaded=self.rebalances and bool(others) and best.ttft_s > query.slo_s,
         )
 
-    def _rank(self, query: RouteQuery, load: InstanceLoad) -> Cost:
-        return self._cost_s(query, load), load.kv_usage
-
-    def _cost_s(self, query: RouteQuery, load: InstanceLoad) -> float:
-        settings, tokens_per_s = self.settings, load.prefill_tokens_per_s
+    def _offer(self, query: RouteQuery, load: InstanceLoad) -> _Offer:
+        settings = self.settings
         uncached_tokens = query.chain.uncached_tokens(load.hit_blocks)
         queueing_s = remaining_queueing_s(load, self.decode_stall_s)
-        late_s = settings.late_weight * load.late_tokens / tokens_per_s
-        recompute_s = settings.recompute_weight * uncached_tokens / tokens_per_s
-        missed = self._ttft_s(query, load) > query.slo_s
-        return queueing_s + late_s + recompute_s + (settings.miss_penalty * query.slo_s if missed else 0.0)
+        features = ttft_features(load, queueing_s, uncached_tokens, query.chain.prompt_tokens - uncached_tokens)
+        ttft_s = modelled_ttft_s(load.ttft_weights, features)
+        late_s = settings.late_weight * load.late_tokens / load.prefill_tokens_per_s
+        missed_s = settings.miss_penalty * query.slo_s if ttft_s > query.slo_s else 0.0
+        cost_s = queueing_s + late_s + self._recompute_s(uncached_tokens, load) + missed_s
+        return _Offer(load, features, ttft_s, cost_s)
 
-    def _ttft_s(self, query: RouteQuery, load: InstanceLoad) -> float:
-        uncached_tokens = query.chain.uncached_tokens(load.hit_blocks)
-        cached_tokens = query.chain.prompt_tokens - uncached_tokens
-        return learned_ttft_s(load, uncached_tokens, cached_tokens, self.decode_stall_s)
-
-    def _features(self, query: RouteQuery, load: InstanceLoad) -> TtftFeatures:
-        uncached_tokens = query.chain.uncached_tokens(load.hit_blocks)
-        cached_tokens = query.chain.prompt_tokens - uncached_tokens
-        return ttft_features(load, uncached_tokens, cached_tokens, self.decode_stall_s)
-
-    def _recompute_s(self, query: RouteQuery, tokens_per_s: float, hit_blocks: int) -> float:
-        return self.settings.recompute_weight * query.chain.uncached_tokens(hit_blocks) / tokens_per_s
+    def _recompute_s(self, uncached_tokens: int, load: InstanceLoad) -> float:
+        return self.settings.recompute_weight * uncached_tokens / load.prefill_tokens_per_s
 
     def _reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: InstanceLoad) -> Reason:
         """Candidates come first in ``loads``; whoever else was asked is from beyond the pair."""

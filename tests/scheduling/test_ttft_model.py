@@ -36,8 +36,7 @@ def true_ttft_s(one: TtftFeatures) -> float:
 
 
 def expected_s(model: TtftModel, one: TtftFeatures) -> float:
-    queueing_ms, compute_ms, attention, context_tokens = one
-    return modelled_ttft_s(model.weights, queueing_ms / 1000, compute_ms / 1000, attention, context_tokens)
+    return modelled_ttft_s(model.weights, one)
 
 
 def taught(model: TtftModel, seen: list[TtftFeatures]) -> TtftModel:

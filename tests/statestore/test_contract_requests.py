@@ -275,7 +275,7 @@ async def test_the_ttft_is_learned_from_the_time_since_the_request_came(pool: Po
         clock.advance(800)
         await pool.first_token(f"r{number}", "a", CHAIN)
 
-    assert modelled_ttft_s(await weights(pool), 0.0, 0.5, 20, 100_000) == pytest.approx(0.8, rel=0.05)
+    assert modelled_ttft_s(await weights(pool), FEATURES) == pytest.approx(0.8, rel=0.05)
 
 
 async def test_a_presumed_first_token_teaches_nothing(pool: PoolStore, clock: HandClock) -> None:
