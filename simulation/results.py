@@ -18,7 +18,10 @@ class RequestOutcome:
     input_tokens: int
     output_tokens: int
     slo_s: float
+    chosen_id: str = ""
+    """The instance whose queue it was put into; a migration may take it to another."""
     instance_id: str = ""
+    """The instance that got it."""
     key_blocks: int = 0
     """Length of its hash key."""
     expected_ttft_s: float = 0.0
@@ -122,6 +125,11 @@ class RunResult:
     ttft_error_p90: float
     ttft_error_s: Percentiles
     """The same in seconds."""
+    undisturbed_share: float
+    """Share of the answered requests that are undisturbed: see ``undisturbed``."""
+    undisturbed_error_p50: float
+    """|expected - actual| / actual TTFT over the undisturbed alone: what an estimate could have known."""
+    undisturbed_error_p90: float
     longest_hold_s: float
     """Longest wait in the fleet of an answered request."""
     span_s: float
@@ -159,7 +167,9 @@ def summarize(record: RunRecord) -> RunResult:
     answered = [outcome for outcome in counted if outcome.finish_s is not None]
     input_tokens = max(1, sum(outcome.input_tokens for outcome in answered))
     bound_tokens = sum(record.infinite_cached_tokens[record.skip_requests :])
-    errors = sorted(o.ttft_error_s / max(o.ttft_s, 1e-9) for o in answered)
+    alone = undisturbed(record.outcomes)
+    calm = [o for o, kept in zip(counted, alone[record.skip_requests :], strict=True) if kept]
+    errors, calm_errors = _relative_errors(answered), _relative_errors(calm)
     busy = [sample.cv for sample in record.samples if any(sample.pending_tokens)]
     return RunResult(
         policy=record.policy,
@@ -179,15 +189,45 @@ def summarize(record: RunRecord) -> RunResult:
         migrations=record.migrations,
         preemptions=record.preemptions,
         key_blocks=dict(sorted(Counter(outcome.key_blocks for outcome in counted).items())),
-        ttft_error_p50=quantile(errors, 0.5) if errors else 0.0,
-        ttft_error_p90=quantile(errors, 0.9) if errors else 0.0,
+        ttft_error_p50=errors.p50,
+        ttft_error_p90=errors.p90,
         ttft_error_s=Percentiles.of([outcome.ttft_error_s for outcome in answered]),
+        undisturbed_share=len(calm) / max(1, len(answered)),
+        undisturbed_error_p50=calm_errors.p50,
+        undisturbed_error_p90=calm_errors.p90,
         longest_hold_s=max((o.held_s for o in answered), default=0.0),
         span_s=max((o.finish_s for o in answered if o.finish_s is not None), default=0.0),
         samples=tuple(record.samples),
         timeline=tuple(_timeline(record.outcomes)),
         labels=dict(record.labels),
     )
+
+
+def undisturbed(outcomes: Sequence[RequestOutcome]) -> list[bool]:
+    """Per outcome: it was answered by the instance chosen for it, which was given no other request in between.
+
+    A request disturbs from its arrival on the instance chosen for it, and from its dispatch on the one that it was
+    moved to. Of requests that arrive together, those later in order disturb those before.
+    """
+    given: dict[str, list[tuple[float, int]]] = {}
+    for index, outcome in enumerate(outcomes):
+        if outcome.chosen_id:
+            given.setdefault(outcome.chosen_id, []).append((outcome.arrival_s, index))
+        if outcome.instance_id != outcome.chosen_id and outcome.dispatched_s is not None:
+            given.setdefault(outcome.instance_id, []).append((outcome.dispatched_s, index))
+    kept = [False] * len(outcomes)
+    for instance_id, moments in given.items():
+        moments.sort()
+        following_s = [moment_s for moment_s, _ in moments[1:]] + [float("inf")]
+        for (_, index), next_s in zip(moments, following_s, strict=True):
+            outcome = outcomes[index]
+            if outcome.instance_id == outcome.chosen_id == instance_id and outcome.first_token_s is not None:
+                kept[index] = outcome.finish_s is not None and next_s > outcome.first_token_s
+    return kept
+
+
+def _relative_errors(outcomes: Sequence[RequestOutcome]) -> Percentiles:
+    return Percentiles.of([outcome.ttft_error_s / max(outcome.ttft_s, 1e-9) for outcome in outcomes])
 
 
 def _tpot_s(outcome: RequestOutcome) -> float:

@@ -203,10 +203,12 @@ class Simulation:
             ttft_features=decision.ttft_features,
         )
         status = self._ledger.reserve(reservation, now_ms).status
+        if status not in (ReserveStatus.DISPATCHED, ReserveStatus.HELD):
+            del self._chains[request_id]  # refused: its queue is full
+            return
+        outcome.chosen_id = decision.instance_id
         if status is ReserveStatus.DISPATCHED:
             self._submit(request_id, decision.instance_id, now_s)
-        elif status is not ReserveStatus.HELD:
-            del self._chains[request_id]  # refused: its queue is full
 
     def _decide(self, chain: Chain, expected_output_tokens: int, view: ClusterView, now_ms: int) -> Decision:
         query = RouteQuery(

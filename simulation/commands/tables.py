@@ -34,6 +34,7 @@ MORE_COLUMNS: dict[str, Show] = {
     "preempted": lambda r: str(r.preemptions),
     "refused": lambda r: str(r.refused),
     "TTFT error": lambda r: f"{r.ttft_error_p50:.0%}",
+    "undisturbed": lambda r: f"{r.undisturbed_error_p50:.0%}",
 }
 
 

@@ -24,6 +24,11 @@ class Figures:
     error_p50_s: float
     """The same in seconds."""
     error_p90_s: float
+    undisturbed_share: float
+    """Share of the answered whose instance was given no other request between their decision and first token."""
+    undisturbed_error_p50: float
+    """|expected - actual| / actual TTFT over these."""
+    undisturbed_error_p90: float
     refused: int
     migrations: int
 
@@ -41,6 +46,9 @@ class Figures:
             error_p90=result.ttft_error_p90,
             error_p50_s=result.ttft_error_s.p50,
             error_p90_s=result.ttft_error_s.p90,
+            undisturbed_share=result.undisturbed_share,
+            undisturbed_error_p50=result.undisturbed_error_p50,
+            undisturbed_error_p90=result.undisturbed_error_p90,
             refused=result.refused,
             migrations=result.migrations,
         )

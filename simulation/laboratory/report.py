@@ -66,6 +66,9 @@ RATE_COLUMNS: Mapping[str, tuple[str, float, int]] = {
     "P90 %": ("error_p90", 100, 0),
     "P50 s": ("error_p50_s", 1, 2),
     "P90 s": ("error_p90_s", 1, 2),
+    "undisturbed %": ("undisturbed_share", 100, 0),
+    "undisturbed P50 %": ("undisturbed_error_p50", 100, 0),
+    "undisturbed P90 %": ("undisturbed_error_p90", 100, 0),
 }
 """Column: figure, factor, digits."""
 NARROW_COLUMNS = frozenset({"on time %", "TTFT P90 s", "E2E P99 s", "hit %", "error P50 %"})

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from simulation.results import LoadSample, Percentiles, RequestOutcome, RunRecord, summarize
+from simulation.results import LoadSample, Percentiles, RequestOutcome, RunRecord, summarize, undisturbed
 
 
-def outcome(arrival_s: float, ttft_s: float | None, e2e_s: float | None, **more: int) -> RequestOutcome:
+def outcome(arrival_s: float, ttft_s: float | None, e2e_s: float | None, **more: int | str) -> RequestOutcome:
     made = RequestOutcome(arrival_s, input_tokens=1000, output_tokens=11, slo_s=5.0, expected_ttft_s=1.0)
     made.first_token_s = None if ttft_s is None else arrival_s + ttft_s
     made.finish_s = None if e2e_s is None else arrival_s + e2e_s
@@ -95,3 +95,54 @@ def test_the_error_of_the_estimate_is_told_in_seconds_too() -> None:
     result = summarize(record(outcome(0, 4.0, 6.0), outcome(1, 1.0, 2.0), outcome(2, 0.5, 2.0)))
 
     assert result.ttft_error_s.p50 == pytest.approx(0.5)
+
+
+def on(instance_id: str, arrival_s: float, ttft_s: float, chosen_id: str | None = None) -> RequestOutcome:
+    """Answered by this instance; another than the chosen one got it a second after its arrival."""
+    made = outcome(arrival_s, ttft_s, ttft_s + 1, instance_id=instance_id, chosen_id=chosen_id or instance_id)
+    made.dispatched_s = arrival_s + 1 if chosen_id else arrival_s
+    return made
+
+
+def test_who_comes_to_the_same_instance_before_the_first_token_disturbs() -> None:
+    outcomes = [on("a", 0.0, 2.0), on("b", 0.5, 2.0), on("a", 1.9, 1.0), on("b", 2.6, 1.0), on("a", 2.9, 1.0)]
+
+    assert undisturbed(outcomes) == [False, True, False, True, True], "one at the very first token disturbs, too"
+
+
+def test_of_requests_that_arrive_together_the_last_is_undisturbed() -> None:
+    assert undisturbed([on("a", 1.0, 2.0), on("a", 1.0, 2.0)]) == [False, True]
+
+
+def test_a_moved_request_disturbs_both_instances_and_is_disturbed_itself() -> None:
+    outcomes = [on("a", 0.0, 1.5), on("b", 0.0, 1.5), on("b", 0.1, 3.0, chosen_id="a"), on("b", 2.0, 1.0)]
+
+    assert undisturbed(outcomes) == [False, False, False, True]
+
+
+def test_a_request_that_its_queue_refused_disturbs_nobody_and_one_without_an_answer_is_not_counted() -> None:
+    refused, given_up = outcome(0.5, None, None), outcome(9.0, None, None, chosen_id="a")
+
+    assert undisturbed([on("a", 0.0, 2.0), refused, given_up]) == [True, False, False]
+
+
+def test_the_error_over_the_undisturbed_stands_beside_the_error_over_all() -> None:
+    outcomes = [on("a", 0.0, 4.0), on("a", 1.0, 4.0), on("b", 2.0, 1.25)]  # expected after a second
+
+    result = summarize(record(*outcomes))
+
+    assert result.undisturbed_share == pytest.approx(2 / 3)
+    assert result.undisturbed_error_p50 == pytest.approx((0.75 + 0.2) / 2)
+    assert result.ttft_error_p50 == pytest.approx(0.75)
+
+
+def test_a_request_before_the_counted_ones_is_in_no_share() -> None:
+    result = summarize(record(on("a", 0.0, 1.0), on("a", 0.5, 1.0), on("a", 1.2, 1.0), skip_requests=1))
+
+    assert result.undisturbed_share == pytest.approx(0.5)
+
+
+def test_with_nobody_undisturbed_there_is_no_error_to_tell() -> None:
+    result = summarize(record(outcome(0, None, None)))
+
+    assert (result.undisturbed_share, result.undisturbed_error_p50, result.undisturbed_error_p90) == (0.0, 0.0, 0.0)

@@ -52,6 +52,14 @@ def test_the_same_run_gives_the_same_result_to_the_last_digit(policy: PolicyName
     assert figures(simulate(trace, scenario(policy))) == figures(simulate(trace, scenario(policy)))
 
 
+def test_requests_far_apart_are_undisturbed_and_many_of_a_busy_fleet_are_not() -> None:
+    apart, busy = (simulate(TraceSource("uniform", 200).load(rate), scenario()) for rate in (0.05, 4.0))
+
+    assert apart.undisturbed_share > 0.9
+    assert 0 < busy.undisturbed_share < apart.undisturbed_share
+    assert busy.undisturbed_error_p50 != busy.ttft_error_p50
+
+
 def test_no_engine_hits_more_than_an_endless_shared_cache_would() -> None:
     result = simulate(CONVERSATION.at_rate(3.0), scenario())
 

@@ -14,7 +14,8 @@ from simulation.laboratory.variants import parse_variant
 FLEET = Fleet(Workload("uniform", "uniform"), "qwen2.5-7b-910b4", 8, 800)
 FIGURES = Figures(
     on_time=0.9, ttft_p50_s=1.0, ttft_p90_s=2.0, e2e_p99_s=60.0, hit_rate=0.5, infinite_hit_rate=0.6,
-    longest_hold_s=12.0, error_p50=0.1, error_p90=0.3, error_p50_s=0.2, error_p90_s=0.7, refused=0, migrations=3,
+    longest_hold_s=12.0, error_p50=0.1, error_p90=0.3, error_p50_s=0.2, error_p90_s=0.7,
+    undisturbed_share=0.25, undisturbed_error_p50=0.05, undisturbed_error_p90=0.15, refused=0, migrations=3,
 )  # fmt: skip
 
 
@@ -69,6 +70,7 @@ def test_a_rate_tells_every_figure_with_its_interval() -> None:
     assert ours["on time %"] == "90.0 ± 0.0"
     assert ours["hold s"] == "12.0 ± 0.0"
     assert ours["first"] == "2/2"
+    assert (ours["undisturbed %"], ours["undisturbed P90 %"]) == ("25 ± 0", "15 ± 0")
     assert "on time: ours against the best other, peer: +10.0 ± 0.0 points." in table.notes
     assert "First: ours in 2/2; the order behind differs between seeds." in table.notes
 

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,18 @@ def test_a_broken_file_is_made_anew(tmp_path: Path) -> None:
 
     assert cache.figures(JOB) == first
     assert [left.name for left in tmp_path.iterdir()] == [path.name], "no partial file is left"
+
+
+def test_a_file_without_a_figure_that_came_later_is_made_anew(tmp_path: Path) -> None:
+    cache = RunCache(tmp_path)
+    first = cache.figures(JOB)
+    (path,) = tmp_path.iterdir()
+    older = json.loads(path.read_text())
+    del older["undisturbed_share"]
+    path.write_text(json.dumps(older))
+
+    assert cache.figures(JOB) == first
+    assert json.loads(path.read_text())["undisturbed_share"] == first.undisturbed_share
 
 
 def test_everything_that_a_run_depends_on_is_in_its_key(tmp_path: Path) -> None:
