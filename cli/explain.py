@@ -83,7 +83,7 @@ def _ending(story: dict[str, Any]) -> str:
     reported = story["reported_cached_tokens"]
     return (
         f"Went to {story['instance_id'] or 'nobody'}: held {seconds('held_s')}, "
-        f"first token {seconds('first_token_s')}, "
+        f"first token {seconds('first_token_s')} (expected {seconds('expected_ttft_s')}), "
         f"done {seconds('done_s')}, outcome {story['outcome'] or 'still open'}\n"
         f"Cached tokens: expected {story['expected_cached_tokens']:,}, "
         f"reported {'nothing' if reported is None else f'{reported:,}'}"

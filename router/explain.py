@@ -62,6 +62,8 @@ class Explanation:
     instance_id: str | None = None
     """Where it was dispatched at last; differs from the decision's when it was migrated while held."""
     held_s: float | None = None
+    expected_ttft_s: float | None = None
+    """By the last decision that was reserved, counted from that decision."""
     first_token_s: float | None = None
     done_s: float | None = None
     outcome: str | None = None

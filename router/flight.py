@@ -77,6 +77,11 @@ class ScheduledFlight:
         self._context.live.rename(self, f"{self.ask.request_id}-{secrets.token_hex(4)}")
         self._context.decisions.rename(self.explanation, self.request_id)
 
+    @property
+    def expected_ttft_s(self) -> float | None:
+        """None once it was placed again: the time of the first try is in no estimate."""
+        return self.explanation.expected_ttft_s if self.store_attempt == 1 else None
+
     # transitions ------------------------------------------------------------------------------------------------
     def dispatched(self, instance_id: str, url: str, *, tokens_ahead: int) -> None:
         """The instance may be given the request now; ``tokens_ahead`` of others are to be prefilled before it."""
@@ -117,6 +122,11 @@ class ScheduledFlight:
         metrics.ttft_s.observe(ttft_s)
         (metrics.slo_met if ttft_s <= self.slo_s else metrics.slo_missed).inc()
         self.explanation.first_token_s = ttft_s
+        expected_s = self.expected_ttft_s
+        if expected_s is not None and ttft_s > 0:
+            error_s = abs(expected_s - ttft_s)
+            metrics.estimate_error_s.observe(error_s)
+            metrics.estimate_error_ratio.observe(error_s / ttft_s)
 
     async def reroute(self, failure: InstanceFailure) -> None:
         failed_id = self.instance_id

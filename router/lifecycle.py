@@ -41,6 +41,10 @@ class Flight(Protocol):
     attempts: int
 
     @property
+    def expected_ttft_s(self) -> float | None:
+        """TTFT that its placement expected; None when it was placed by nothing that expects one, or again."""
+
+    @property
     def departures(self) -> Departures:
         """Tells that ``instance_id`` was given up, to whoever waits for its first byte."""
 

@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 _WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 _CALL_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_ERROR_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
+_ERROR_RATIO_BOUNDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 
 STORE_CALLS = ("observe", "reserve", "first_token", "finish", "held_states", "membership", "heartbeat", "snapshot")
 
@@ -51,6 +53,8 @@ class PoolMetrics:
         self.reasons = {reason: metrics.decisions.labels(pool, reason.value) for reason in Reason}
         self.retries = {kind: metrics.retries.labels(pool, kind.value) for kind in FailureKind}
         self.ttft_s = metrics.ttft_s.labels(pool)
+        self.estimate_error_s = metrics.estimate_error_s.labels(pool)
+        self.estimate_error_ratio = metrics.estimate_error_ratio.labels(pool)
         self.hold_s = metrics.hold_s.labels(pool)
         self.decision_s = metrics.decision_s.labels(pool)
         self.slo_met = metrics.slo.labels(pool, "met")
@@ -95,6 +99,16 @@ class RouterMetrics:
         self.ttft_s = make.histogram(
             "dualmap_ttft_seconds", "Request parsed to first token, streamed answers", "pool", bounds=_WAIT_BOUNDS_S
         )
+        self.estimate_error_s = make.histogram(
+            "dualmap_ttft_estimate_error_seconds",
+            "|expected - measured| TTFT of streamed requests that were placed once",
+            "pool", bounds=_ERROR_BOUNDS_S,
+        )  # fmt: skip
+        self.estimate_error_ratio = make.histogram(
+            "dualmap_ttft_estimate_error_ratio",
+            "The same, over the measured TTFT",
+            "pool", bounds=_ERROR_RATIO_BOUNDS,
+        )  # fmt: skip
         self.hold_s = make.histogram("dualmap_hold_seconds", "Time held before dispatch", "pool", bounds=_WAIT_BOUNDS_S)
         self.decision_s = make.histogram(
             "dualmap_decision_seconds", "Request parsed to reservation made", "pool", bounds=_CALL_BOUNDS_S

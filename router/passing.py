@@ -48,6 +48,7 @@ class PassingFlight:
     """A passed request. It has no prefill to account for: only its end and its retries matter."""
 
     expected_cached_tokens = 0
+    expected_ttft_s = None
 
     def __init__(
         self, request_id: str, *, model: str, pool: ServedPool, traffic: PassingTraffic, context: ReplicaContext

@@ -211,6 +211,7 @@ class StorePlacer:
     def _placed(self, flight: ScheduledFlight, decision: Decision) -> None:
         flight.pool.breakers.sending(decision.instance_id, self._context.clock.monotonic_s())
         flight.pool.metrics.reasons[decision.reason].inc()
+        flight.explanation.expected_ttft_s = decision.expected_ttft_s
         if flight.attempts == 0:
             flight.pool.metrics.decision_s.observe(flight.age_s)
 

@@ -160,12 +160,16 @@ class _Forwarding:
     # what goes to the client ---------------------------------------------------------------------------------
     def _fleet_fields(self) -> list[Header]:
         flight = self._flight
-        return [
+        fields: list[Header] = [
             (b"x-request-id", flight.request_id.encode()),
             (b"x-dualmap-instance", flight.instance_id.encode()),
             (b"x-dualmap-cached-tokens", b"%d" % flight.expected_cached_tokens),
             (b"x-dualmap-attempts", b"%d" % flight.attempts),
         ]
+        expected_s: float | None = getattr(flight, "expected_ttft_s", None)  # a measuring stand-in expects nothing
+        if expected_s is not None:
+            fields.append((b"x-dualmap-expected-ttft-ms", b"%.1f" % (1000.0 * expected_s)))
+        return fields
 
     def _pass_on(self, answer: HeldAnswer) -> None:
         """No instance took the request: the last one's own error says more than ours would."""

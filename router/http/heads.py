@@ -41,6 +41,7 @@ _NOT_PASSED_DOWN: Final = HOP_FIELDS | {
     b"x-dualmap-instance",
     b"x-dualmap-cached-tokens",
     b"x-dualmap-attempts",
+    b"x-dualmap-expected-ttft-ms",
 }
 
 

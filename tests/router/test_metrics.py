@@ -59,6 +59,41 @@ async def test_the_story_of_a_request_is_counted(start_runtime: Any, clock: Any,
     assert sample(runtime, "dualmap_replica_requests", pool="default") == 0.0
 
 
+async def test_the_error_of_the_estimate_is_counted_at_the_first_token(
+    start_runtime: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    flight = await runtime.lifecycle.place(tools.ask("x" * 4000))
+    assert flight.expected_ttft_s == pytest.approx(1.0), "1,000 tokens at 1,000 a second"
+    await clock.advance(1.25)
+    flight.first_token()
+    flight.first_token()
+    flight.finish(Outcome.COMPLETED)
+
+    seconds, ratio = "dualmap_ttft_estimate_error_seconds", "dualmap_ttft_estimate_error_ratio"
+    assert sample(runtime, f"{seconds}_sum", pool="default") == pytest.approx(0.25)
+    assert sample(runtime, f"{ratio}_sum", pool="default") == pytest.approx(0.25 / 1.25)
+    assert sample(runtime, f"{ratio}_count", pool="default") == 1.0
+    assert (flight.explanation.expected_ttft_s, flight.explanation.first_token_s) == pytest.approx((1.0, 1.25))
+
+
+async def test_a_request_that_was_placed_again_or_does_not_stream_says_nothing_of_the_estimate(
+    start_runtime: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    again = await runtime.lifecycle.place(tools.ask("x" * 400))
+    await again.reroute(InstanceFailure(FailureKind.CONNECT))
+    whole = await runtime.lifecycle.place(tools.ask("y" * 400, stream=False))
+    await clock.advance(2.0)
+    again.first_token()
+    for flight in (again, whole):
+        flight.finish(Outcome.COMPLETED)
+
+    assert again.expected_ttft_s is None
+    assert sample(runtime, "dualmap_ttft_seconds_count", pool="default") == 1.0
+    assert sample(runtime, "dualmap_ttft_estimate_error_ratio_count", pool="default") == 0.0
+
+
 async def test_the_page_can_be_rendered_with_the_fleets_gauges(start_runtime: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     flight = await runtime.lifecycle.place(tools.ask("x" * 4000))

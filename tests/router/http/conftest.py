@@ -53,6 +53,7 @@ class FakeFlight:
     instance_url: str = ""
     instance_id: str = "i0"
     expected_cached_tokens: int = 128
+    expected_ttft_s: float | None = 0.25
     attempts: int = 1
     first_tokens: int = 0
     failures: list[InstanceFailure] = field(default_factory=list)
@@ -71,6 +72,7 @@ class FakeFlight:
             raise UpstreamError(f"no instance is left: {failure}")
         self.instance_url = self.urls[self.attempts]
         self.instance_id = f"i{self.attempts}"
+        self.expected_ttft_s = None
         self.attempts += 1
 
     def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None:

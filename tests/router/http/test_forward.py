@@ -55,6 +55,7 @@ async def test_an_answer_passes_with_the_fleets_fields(fleet) -> None:
     assert answer.headers["x-dualmap-instance"] == "i0"
     assert answer.headers["x-dualmap-cached-tokens"] == "128"
     assert answer.headers["x-dualmap-attempts"] == "1"
+    assert answer.headers["x-dualmap-expected-ttft-ms"] == "250.0"
     sent = instance.talks[0].headers
     assert sent["x-request-id"] == "mine"
     assert sent["traceparent"] == "00-aa-bb-01"
@@ -294,6 +295,7 @@ async def test_an_instance_that_fails_before_the_first_byte_costs_the_client_not
     answer = await client.answer()
     assert answer.status == 200 and answer.whole and answer.body.endswith(b"data: [DONE]\n\n")
     assert answer.headers["x-dualmap-instance"] == "i1" and answer.headers["x-dualmap-attempts"] == "2"
+    assert "x-dualmap-expected-ttft-ms" not in answer.headers, "it was of the first try"
     flight = lifecycle.flight
     assert [failure.kind for failure in flight.failures] == [kind]
     assert flight.outcome is Outcome.COMPLETED and len(flight.finished) == 1

@@ -41,6 +41,7 @@ def test_fields_of_the_instance_connection_and_forged_fleet_fields_stay_there() 
         (b"x-hop", b"1"),
         (b"transfer-encoding", b"chunked"),
         (b"x-dualmap-instance", b"forged"),
+        (b"x-dualmap-expected-ttft-ms", b"1"),
         (b"content-type", b"text/plain"),
     ]
     assert fields_for_client(fields) == [(b"content-type", b"text/plain")]
