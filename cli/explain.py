@@ -78,7 +78,8 @@ def _load_cells(load: dict[str, Any]) -> tuple[str, ...]:
 
 def _ending(story: dict[str, Any]) -> str:
     def seconds(name: str) -> str:
-        return "–" if story[name] is None else f"{story[name]:.3f} s"
+        value = story.get(name)  # a replica of another version may not know it
+        return "–" if value is None else f"{value:.3f} s"
 
     reported = story["reported_cached_tokens"]
     return (

@@ -12,6 +12,7 @@ and hotness window divided by it (``simulation.time_scale`` does that for its se
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -233,6 +234,7 @@ class _Replay:
             failure=failure,
             instance_id=headers.get("x-dualmap-instance", UNKNOWN_INSTANCE),
             attempts=_whole(headers.get("x-dualmap-attempts"), 1),
+            expected_ttft_s=_expected_ttft_s(headers.get("x-dualmap-expected-ttft-ms"), scale),
             ttft_s=None if first_s is None else (first_s - sent_s) * scale,
             e2e_s=None if failure is not None else (end_s - sent_s) * scale,
             prompt_tokens=_whole(stream.usage.get("prompt_tokens"), 0),
@@ -257,6 +259,15 @@ def _failure(response: Response, stream: AnswerStream) -> str | None:
     if stream.first_content_s is None:
         return "no content"
     return "aborted by the instance" if stream.finish_reason == "abort" else None
+
+
+def _expected_ttft_s(header_ms: str | None, time_scale: float) -> float | None:
+    """In engine seconds; None if there is none, or nonsense."""
+    try:
+        expected_s = float(header_ms or "nan") / 1000 * time_scale
+    except ValueError:
+        return None
+    return expected_s if math.isfinite(expected_s) else None
 
 
 def _whole(value: object, default: int) -> int:

@@ -37,6 +37,8 @@ class ReplayedRequest:
     attempts: int = 1
     ttft_s: float | None = None
     """From sending to the first content."""
+    expected_ttft_s: float | None = None
+    """As the router estimated it when it placed the request; None: it does not say."""
     e2e_s: float | None = None
     prompt_tokens: int = 0
     """As the instance counted them; 0 if it did not say."""
@@ -74,6 +76,11 @@ class ReplayReport:
     ttft_s: Percentiles
     e2e_s: Percentiles
     tpot_s: Percentiles
+    ttft_error_p50: float | None
+    """|expected - actual| / actual TTFT over the requests whose estimate the router told; None: of none."""
+    ttft_error_p90: float | None
+    ttft_error_s: Percentiles | None
+    """The same in seconds."""
     hit_rate: float
     """Share of prompt tokens that instances report as cached."""
     load_cv: float | None
@@ -111,6 +118,7 @@ def summarize_replay(record: ReplayRecord) -> ReplayReport:
     """The figures of a replay."""
     counted = [request for request in record.requests if request.index >= record.skip_requests]
     answered = [request for request in counted if request.failure is None]
+    errors, errors_s = _estimate_errors(answered)
     ttfts = [request.ttft_s for request in answered if request.ttft_s is not None]
     failures = Counter(request.failure for request in record.requests if request.failure is not None)
     busy = [sample.cv for sample in record.samples if any(sample.pending_tokens)]
@@ -132,6 +140,9 @@ def summarize_replay(record: ReplayRecord) -> ReplayReport:
         ttft_s=Percentiles.of(ttfts),
         e2e_s=Percentiles.of([request.e2e_s for request in answered if request.e2e_s is not None]),
         tpot_s=Percentiles.of([tpot for request in answered if (tpot := _tpot_s(request)) is not None]),
+        ttft_error_p50=errors.p50 if errors else None,
+        ttft_error_p90=errors.p90 if errors else None,
+        ttft_error_s=errors_s,
         hit_rate=_hit_rate(answered),
         load_cv=fmean(busy) if busy else None,
         migrations=record.migrations,
@@ -146,6 +157,20 @@ def _tpot_s(request: ReplayedRequest) -> float | None:
     if request.ttft_s is None or request.e2e_s is None or request.completion_tokens < 2:
         return None
     return (request.e2e_s - request.ttft_s) / (request.completion_tokens - 1)
+
+
+def _estimate_errors(requests: Sequence[ReplayedRequest]) -> tuple[Percentiles | None, Percentiles | None]:
+    """Of the TTFT estimates that were told: relative to the actual TTFT, and in seconds."""
+    pairs = [
+        (request.expected_ttft_s, request.ttft_s)
+        for request in requests
+        if request.expected_ttft_s is not None and request.ttft_s
+    ]
+    if not pairs:
+        return None, None
+    errors_s = [abs(expected_s - actual_s) for expected_s, actual_s in pairs]
+    ratios = [error_s / actual_s for error_s, (_, actual_s) in zip(errors_s, pairs, strict=True)]
+    return Percentiles.of(ratios), Percentiles.of(errors_s)
 
 
 def _hit_rate(requests: Sequence[ReplayedRequest]) -> float:
@@ -173,6 +198,7 @@ def report_rows(report: ReplayReport) -> list[tuple[str, str]]:
         ("sent / answered / failed", f"{report.sent} / {report.answered} / {report.failed}"),
         (f"TTFT within {report.slo_ttft_s:g} s", f"{report.effective_capacity:.1%}"),
         ("TTFT P50 / P90 / P99", _seconds(report.ttft_s)),
+        ("TTFT estimate's error P50 / P90", _estimate_error(report)),
         ("E2E P50 / P90 / P99", _seconds(report.e2e_s)),
         ("time per output token P50 / P90", f"{report.tpot_s.p50 * 1e3:.0f} / {report.tpot_s.p90 * 1e3:.0f} ms"),
         ("hit rate", f"{report.hit_rate:.1%}"),
@@ -210,6 +236,13 @@ def report_tables(report: ReplayReport) -> tuple[Table, Table]:
 def record_lines(requests: Sequence[ReplayedRequest]) -> bytes:
     """Every request's record as JSON lines."""
     return b"".join(orjson.dumps(asdict(request), option=orjson.OPT_APPEND_NEWLINE) for request in requests)
+
+
+def _estimate_error(report: ReplayReport) -> str:
+    if report.ttft_error_p50 is None or report.ttft_error_p90 is None or report.ttft_error_s is None:
+        return "not told"
+    seconds = report.ttft_error_s
+    return f"{report.ttft_error_p50:.0%} / {report.ttft_error_p90:.0%}, {seconds.p50:.2f} / {seconds.p90:.2f} s"
 
 
 def _seconds(times_s: Percentiles) -> str:

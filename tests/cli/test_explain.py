@@ -11,9 +11,9 @@ from cli.explain import tell
 
 def told(**changes: Any) -> str:
     story = {
-        "request_id": "r", "model": "m", "pool": "default", "policy": "dualmap", "replica_id": "replica-1", "slo_s": 5.0,
-        "prompt_tokens": 1000, "chain_blocks": 7, "key_blocks": 2, "hash_key": "00ff", "rounds": [], "failures": [],
-        "instance_id": "a", "held_s": 0.5, "expected_ttft_s": 1.5, "first_token_s": 1.25, "done_s": 2.0,
+        "request_id": "r", "model": "m", "pool": "default", "policy": "dualmap", "replica_id": "replica-1",
+        "slo_s": 5.0, "prompt_tokens": 1000, "chain_blocks": 7, "key_blocks": 2, "hash_key": "00ff", "rounds": [],
+        "failures": [], "instance_id": "a", "held_s": 0.5, "expected_ttft_s": 1.5, "first_token_s": 1.25, "done_s": 2.0,
         "outcome": "completed", "expected_cached_tokens": 128, "reported_cached_tokens": None, **changes,
     }  # fmt: skip
     console = Console(width=200)

@@ -143,3 +143,34 @@ async def test_the_emulator_does_what_the_engine_model_does(emulator: EmulatedIn
         assert record.requests[0].cached_tokens == modelled.tokens
         assert record.requests[0].ttft_s is not None
         assert record.requests[0].ttft_s >= (modelled.time_s - start_s) * 0.98
+
+
+ANSWER = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+    b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "expected_s"),
+    [
+        ("x-dualmap-expected-ttft-ms: 50.5\r\n", 0.0505 * SCALE),
+        ("x-dualmap-expected-ttft-ms: soon\r\n", None),
+        ("", None),
+    ],
+)
+async def test_the_routers_estimate_is_read_in_engine_seconds(field: str, expected_s: float | None) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{field}content-length: {len(ANSWER)}\r\n\r\n"
+        writer.write(head.encode() + ANSWER)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        record = await replay(make_trace(1), ReplayOptions(url=url, model="m", time_scale=SCALE))
+
+    assert record.requests[0].failure is None
+    assert record.requests[0].expected_ttft_s == (None if expected_s is None else pytest.approx(expected_s))

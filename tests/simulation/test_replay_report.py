@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 import pytest
 from rich.console import Console
@@ -17,10 +19,13 @@ from simulation.replay_report import (
 from simulation.results import LoadSample
 
 
-def answered(index: int, ttft_s: float, instance_id: str = "i-1", cached_tokens: int = 0) -> ReplayedRequest:
+def answered(
+    index: int, ttft_s: float, instance_id: str = "i-1", cached_tokens: int = 0, expected_ttft_s: float | None = None
+) -> ReplayedRequest:
     return ReplayedRequest(
         index=index, arrival_s=float(index), lag_s=0.0, input_tokens=100, instance_id=instance_id, ttft_s=ttft_s,
         e2e_s=ttft_s + 1.0, prompt_tokens=100, completion_tokens=11, cached_tokens=cached_tokens,
+        expected_ttft_s=expected_ttft_s,
     )  # fmt: skip
 
 
@@ -61,6 +66,23 @@ def test_failed_requests_are_not_on_time_and_skipped_ones_are_only_counted() -> 
     assert report.failures == {"status 503": 1}
 
 
+def test_the_estimate_is_judged_by_the_requests_that_tell_it() -> None:
+    requests = (
+        answered(0, 1.0, expected_ttft_s=9.0),  # left out, as are all its figures
+        answered(1, 2.0, expected_ttft_s=1.0),
+        answered(2, 1.0, expected_ttft_s=1.1),
+        answered(3, 4.0, expected_ttft_s=3.2),
+        answered(4, 1.0),
+        failed(5, "timeout"),
+    )
+    report = summarize_replay(replace(RECORD, requests=requests))
+    assert report.ttft_error_s is not None
+    assert (report.ttft_error_p50, report.ttft_error_s.p50) == pytest.approx((0.2, 0.8))
+    assert report.ttft_error_p90 == pytest.approx(0.44)
+    assert dict(report_rows(report))["TTFT estimate's error P50 / P90"] == "20% / 44%, 0.80 / 0.96 s"
+    assert orjson.loads(report.to_json())["ttft_error_s"]["p90"] == pytest.approx(0.96)
+
+
 def test_the_report_goes_to_json_and_to_a_table() -> None:
     report = summarize_replay(RECORD)
     loaded = orjson.loads(report.to_json())
@@ -79,4 +101,6 @@ def test_the_report_goes_to_json_and_to_a_table() -> None:
 def test_nothing_answered_gives_a_report_of_nothing() -> None:
     report = summarize_replay(ReplayRecord("made", "http://x", 1.0, 1.0, 5.0, 0, (failed(0, "timeout"),), 0, (), None))
     assert (report.effective_capacity, report.hit_rate, report.load_cv, report.migrations) == (0.0, 0.0, None, None)
-    assert dict(report_rows(report))["migrations"] == "not observed"
+    assert (report.ttft_error_p50, report.ttft_error_p90, report.ttft_error_s) == (None, None, None)
+    rows = dict(report_rows(report))
+    assert (rows["migrations"], rows["TTFT estimate's error P50 / P90"]) == ("not observed", "not told")
