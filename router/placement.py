@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from router.context import ReplicaContext
@@ -12,9 +11,9 @@ from router.flight import ScheduledFlight
 from router.metrics import measured
 from router.served_pool import ServedPool
 from router.waiting import ReservationLostError, Waiter
-from scheduling.decision import Decision, Horizon, RouteQuery
+from scheduling.decision import Decision, RouteQuery, SecondLook
 from scheduling.errors import NoInstanceError
-from scheduling.instance import InstanceLoad, InstanceSpec
+from scheduling.instance import InstanceSpec
 from scheduling.ttft import queueing_s
 from statestore.base import Grant, Observation, Reservation, ReserveStatus
 
@@ -102,23 +101,26 @@ class StorePlacer:
 
     # deciding ---------------------------------------------------------------------------------------------------
     async def _decide(self, flight: ScheduledFlight, search: _Search) -> Decision:
-        pool = flight.pool
+        policy = flight.pool.policy
         while True:
             try:
                 query, candidates = self._ask(flight, search)
-                seen = await self._observe(flight, candidates, horizon=pool.policy.looks_beyond)
-                loads = seen.loads
-                if seen.horizon is not None:
-                    further = self._beyond(pool, search, query, loads, seen.horizon)
-                    if further:
+                seen = await self._observe(flight, candidates, horizon=policy.looks_beyond)
+                query, loads = _query(flight, query.excluded, seen.sequence), seen.loads
+                if seen.horizon is None:
+                    answer: Decision | SecondLook = policy.choose(query, loads)
+                else:
+                    answer = policy.choose_or_look(query, loads, seen.horizon)
+                if isinstance(answer, SecondLook):
+                    if further := self._not_blocked(flight.pool, search, answer.instance_ids):
                         loads = {**loads, **(await self._observe(flight, further)).loads}
                         candidates += further
-                decision = pool.policy.choose(_query(flight, query.excluded, seen.sequence), loads)
+                    answer = policy.choose(query, loads)
             except NoInstanceError:
-                await self._widen(pool, search)
+                await self._widen(flight.pool, search)
                 continue
-            flight.explanation.rounds.append(Round.of(candidates, loads, decision, flight.store_attempt))
-            return decision
+            flight.explanation.rounds.append(Round.of(candidates, loads, answer, flight.store_attempt))
+            return answer
 
     async def _observe(
         self, flight: ScheduledFlight, instance_ids: tuple[str, ...], *, horizon: bool = False
@@ -129,15 +131,12 @@ class StorePlacer:
         pool.loads.update(seen.loads)
         return seen
 
-    def _beyond(
-        self, pool: ServedPool, search: _Search, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon
-    ) -> tuple[str, ...]:
-        """Whom else the policy wants to see, none of them behind an open breaker."""
-        further = pool.policy.beyond(query, loads, horizon)
-        if not further or search.ignore_breakers:
-            return further
+    def _not_blocked(self, pool: ServedPool, search: _Search, instance_ids: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of them that are not behind an open breaker."""
+        if search.ignore_breakers:
+            return instance_ids
         blocked = pool.breakers.blocked(self._context.clock.monotonic_s())
-        return tuple(instance_id for instance_id in further if instance_id not in blocked)
+        return tuple(instance_id for instance_id in instance_ids if instance_id not in blocked)
 
     def _ask(self, flight: ScheduledFlight, search: _Search) -> tuple[RouteQuery, tuple[str, ...]]:
         """The question and the candidates it leads to, none of them behind an open breaker if there are others.

@@ -73,6 +73,13 @@ class Horizon:
     """The least loaded ready instances with the queueing time of their on-time work in seconds, least first."""
 
 
+@value
+class SecondLook:
+    """Not a decision yet: instances whose loads the policy wants to see as well."""
+
+    instance_ids: tuple[str, ...]
+
+
 class Policy(Protocol):
     """A scheduling policy: pure functions. Implementations hold settings, never state."""
 
@@ -86,7 +93,7 @@ class Policy(Protocol):
 
     @property
     def looks_beyond(self) -> bool:
-        """Whether the observation of the candidates shall carry a Horizon and ``beyond`` be asked."""
+        """Whether the candidates are observed with a Horizon and ``choose_or_look`` is asked, not ``choose``."""
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
         """The instances whose loads the policy wants to see, most preferred first; no network.
@@ -102,8 +109,13 @@ class Policy(Protocol):
             NoInstanceError: ``loads`` holds no ready instance.
         """
 
-    def beyond(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> tuple[str, ...]:
-        """Further instances whose loads are worth a second look, few and none of ``loads``; () for most requests.
+    def choose_or_look(
+        self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon
+    ) -> Decision | SecondLook:
+        """``choose``, unless others are worth a second look first: seldom, few, and none of ``loads``.
 
         ``choose`` then gets both looks' loads, the candidates' first.
+
+        Raises:
+            NoInstanceError: ``loads`` holds no ready instance.
         """

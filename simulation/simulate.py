@@ -220,9 +220,13 @@ class Simulation:
         candidates = self._policy.candidates(query, view)
         seen = self._ledger.observe(candidates, chain, now_ms, horizon=self._policy.looks_beyond)
         loads = self._as_seen(seen.loads)
-        if seen.horizon is not None and (further := self._policy.beyond(query, loads, seen.horizon)):
-            loads |= self._as_seen(self._ledger.observe(further, chain, now_ms).loads)
-        return self._policy.choose(query, loads)
+        if seen.horizon is None:
+            return self._policy.choose(query, loads)
+        answer = self._policy.choose_or_look(query, loads, seen.horizon)
+        if isinstance(answer, Decision):
+            return answer
+        further = self._ledger.observe(answer.instance_ids, chain, now_ms)
+        return self._policy.choose(query, loads | self._as_seen(further.loads))
 
     def _as_seen(self, loads: Mapping[str, InstanceLoad]) -> dict[str, InstanceLoad]:
         if not self._direct:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from scheduling.decision import Decision, Horizon, Reason, RouteQuery
+from scheduling.decision import Decision, Horizon, Reason, RouteQuery, SecondLook
 from scheduling.instance import InstanceLoad
 from scheduling.policies.choice import Cost, decide, usable
 from scheduling.policies.pair import PAIR, pair_of
@@ -23,10 +23,6 @@ class _Offer(NamedTuple):
     features: TtftFeatures
     ttft_s: float
     cost_s: float
-
-
-def _cost_s(offer: _Offer) -> float:
-    return offer.cost_s
 
 
 def _rank(offer: _Offer) -> Cost:
@@ -61,14 +57,29 @@ class DualMapWide:
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
         return pair_of(query, view, self.max_key_blocks)
 
-    def beyond(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> tuple[str, ...]:
+    def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
+        return self._decision(query, loads, self._offers(query, loads))
+
+    def choose_or_look(
+        self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon
+    ) -> Decision | SecondLook:
+        offers = self._offers(query, loads)
+        further = self._further(query, loads, offers, horizon)
+        return SecondLook(further) if further else self._decision(query, loads, offers)
+
+    def _offers(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> list[_Offer]:
+        """Of those that may be chosen, the best first."""
+        return sorted([self._offer(query, load) for load in usable(query, loads)], key=_rank)
+
+    def _further(
+        self, query: RouteQuery, loads: Mapping[str, InstanceLoad], offers: list[_Offer], horizon: Horizon
+    ) -> tuple[str, ...]:
         """Those that could still be cheaper than the best candidate, judged by what the horizon tells of them."""
-        left = usable(query, loads)
-        deepest = max([horizon.holder_blocks, *[load.hit_blocks for load in left]])
-        for load in left:
-            if load.pending_tokens == 0 and load.hit_blocks == deepest:
+        deepest = max([horizon.holder_blocks, *[offer.load.hit_blocks for offer in offers]])
+        for offer in offers:
+            if offer.load.pending_tokens == 0 and offer.load.hit_blocks == deepest:
                 return ()  # idle, and nobody is known to hold more
-        best = min([self._offer(query, load) for load in left], key=_cost_s)
+        best = offers[0]
         recompute_s = self._recompute_s(query.chain.uncached_tokens(deepest), best.load)
         limit_s = best.cost_s
         if recompute_s >= limit_s:
@@ -77,8 +88,8 @@ class DualMapWide:
         names = dict.fromkeys((*horizon.holders, *lightest))
         return tuple(name for name in names if name not in loads and name not in query.excluded)
 
-    def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
-        best, *others = sorted([self._offer(query, load) for load in usable(query, loads)], key=_rank)
+    def _decision(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], offers: list[_Offer]) -> Decision:
+        best, *others = offers
         return decide(
             query,
             best.load,

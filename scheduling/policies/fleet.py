@@ -23,8 +23,8 @@ class FleetPolicy(ABC):
     rebalances: bool = False
     looks_beyond: ClassVar[bool] = False
 
-    def beyond(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> tuple[str, ...]:
-        return ()
+    def choose_or_look(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> Decision:
+        return self.choose(query, loads)
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
         if not query.excluded:

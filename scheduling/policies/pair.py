@@ -28,8 +28,8 @@ class PairPolicy(ABC):
     rebalances: bool = False
     looks_beyond: ClassVar[bool] = False
 
-    def beyond(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> tuple[str, ...]:
-        return ()
+    def choose_or_look(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> Decision:
+        return self.choose(query, loads)
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
         return pair_of(query, view, self.max_key_blocks)
