@@ -6,9 +6,10 @@ of one shrink the worst overload from Θ(√(m log n / n)) to log log n.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import xxhash
 
@@ -26,7 +27,8 @@ class Ring:
 
     seed: int
     virtual_nodes: int
-    positions: tuple[int, ...] = ()
+    positions: array[int] = field(default_factory=lambda: array("Q"))
+    """Unboxed: a search among 64,000 numbers strewn over the heap would miss the caches at every step."""
     owners: tuple[str, ...] = ()
 
     def successor(self, key: int) -> str:
@@ -47,7 +49,7 @@ class Ring:
             for instance_id in joining
             for position in _anchor_positions(instance_id, self.seed, self.virtual_nodes)
         )
-        merged_positions: list[int] = []
+        merged_positions = array("Q")
         merged_owners: list[str] = []
         done = 0
         for position, owner in anchors:
@@ -59,9 +61,9 @@ class Ring:
             done = index
         merged_positions += positions[done:]
         merged_owners += owners[done:]
-        return Ring(self.seed, self.virtual_nodes, tuple(merged_positions), tuple(merged_owners))
+        return Ring(self.seed, self.virtual_nodes, merged_positions, tuple(merged_owners))
 
-    def _without(self, leaving: Iterable[str]) -> tuple[Sequence[int], Sequence[str]]:
+    def _without(self, leaving: Iterable[str]) -> tuple[array[int], Sequence[str]]:
         gone = sorted(
             _insertion_index(self.positions, self.owners, position, instance_id)
             for instance_id in leaving
@@ -69,7 +71,7 @@ class Ring:
         )
         if not gone:
             return self.positions, self.owners
-        positions: list[int] = []
+        positions = array("Q")
         owners: list[str] = []
         done = 0
         for index in gone:

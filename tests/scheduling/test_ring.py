@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from statistics import mean, pstdev
 
@@ -97,7 +98,7 @@ def test_keys_spread_evenly_over_the_members(count: int, virtual_nodes: int, spr
 
 
 def test_a_key_beyond_the_last_anchor_wraps_around() -> None:
-    ring = Ring(RING_SEEDS[0], 1, (1, 2), ("a", "b"))
+    ring = Ring(RING_SEEDS[0], 1, array("Q", (1, 2)), ("a", "b"))
 
     assert ring.successor(0) == "a"
 
@@ -105,7 +106,7 @@ def test_a_key_beyond_the_last_anchor_wraps_around() -> None:
 def test_anchors_on_the_same_spot_are_ordered_by_id() -> None:
     # given a ring whose anchors all fall together, as two hashes rarely do
     position = Ring(0, 1).with_change((), ["b"]).positions[0]
-    crowded = Ring(0, 1, (position, position), ("a", "c"))
+    crowded = Ring(0, 1, array("Q", (position, position)), ("a", "c"))
 
     grown = crowded.with_change((), ["b"])
 
