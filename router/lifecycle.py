@@ -23,7 +23,7 @@ from router.flight import ScheduledFlight
 from router.passing import PassingFlight, PassingTraffic
 from router.placement import StorePlacer
 from router.pools import PoolDirectory, Route
-from router.prompt import ReadPrompt, read_prompt
+from router.prompt import read_prompt
 from router.served_pool import ServedPool
 from statestore.base import FinishFacts
 
@@ -87,8 +87,9 @@ class Lifecycle:
             if not ask.scheduled:
                 return self._pass_on(ask, route)
             # Read before anything is entered: a bad body touches no state.
-            flight = self._open(ask, route, self._read(ask, route))
+            flight = self._open(ask, route)
             self._admit(flight)
+            self._context.decisions.add(flight.explanation)
             try:
                 await self._placer.place(flight)
             except BaseException as error:
@@ -118,28 +119,25 @@ class Lifecycle:
             raise
         return flight
 
-    def _read(self, ask: Ask, route: Route[ServedPool]) -> ReadPrompt:
-        pool = route.pool
-        return read_prompt(
+    def _open(self, ask: Ask, route: Route[ServedPool]) -> ScheduledFlight:
+        pool, scheduling, view = route.pool, route.pool.scheduling, route.pool.view.view
+        prompt = read_prompt(
             ask,
             model=pool.settings.model,
             lora=route.lora,
             rule=pool.blocks,
             bytes_per_token=pool.view.bytes_per_token,
-            default_output_tokens=pool.scheduling.expected_output_tokens,
+            default_output_tokens=scheduling.expected_output_tokens,
         )
-
-    def _open(self, ask: Ask, route: Route[ServedPool], prompt: ReadPrompt) -> ScheduledFlight:
-        pool, chain = route.pool, prompt.chain
-        view = pool.view.view
-        key_blocks = view.tree.key_blocks(chain, pool.scheduling.max_key_blocks)
+        chain = prompt.chain
+        key_blocks = view.tree.key_blocks(chain, scheduling.max_key_blocks)
         request_id = self._free_id(ask.request_id)
         explanation = Explanation(
             request_id=request_id,
             model=ask.model,
             pool=pool.settings.name,
             policy=pool.policy.name,
-            slo_s=ask.slo_s or pool.scheduling.slo_ttft_s,
+            slo_s=ask.slo_s or scheduling.slo_ttft_s,
             prompt_tokens=chain.prompt_tokens,
             chain_blocks=len(chain.hashes),
             key_blocks=key_blocks,
@@ -169,5 +167,3 @@ class Lifecycle:
         self._context.live.admit(flight)
         self._context.retries.deposit()
         flight.pool.metrics.in_flight.inc()
-        if isinstance(flight, ScheduledFlight):
-            self._context.decisions.add(flight.explanation)

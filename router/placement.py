@@ -54,35 +54,36 @@ class StorePlacer:
             HoldTimeoutError: it was held too long.
             StoreUnavailableError: the store is out of reach.
         """
-        search = _Search()
+        search, waiting = _Search(), flight.pool.waiting
         while True:
-            waiter = flight.pool.waiting.expect(flight.request_id, flight.store_attempt)
+            waiter = waiting.expect(flight.request_id, flight.store_attempt)
             try:
-                if await self._try(flight, search, waiter):
-                    return
+                decision = await self._decide(flight, search)
+                self._refuse_if_late(flight, decision)
+                status = await self._reserve(flight, decision, search)
+                if status is ReserveStatus.DISPATCHED:
+                    self._placed(flight, decision)
+                    return await self._dispatch(flight, decision.instance_id)
+                if status is ReserveStatus.HELD:
+                    self._placed(flight, decision)
+                    grant = await self._wait(flight, waiter)
+                    return await self._dispatch(flight, grant.instance_id, was_held=True)
+                await self._learn(flight, decision, status, search)
             except ReservationLostError:
                 # A newer attempt replaces whatever the store may remember of this one after all.
                 flight.store_attempt += 1
                 flight.pool.metrics.replaced.inc()
                 search = _Search()
             finally:
-                flight.pool.waiting.leave(waiter)
+                waiting.leave(waiter)
 
-    async def _try(self, flight: ScheduledFlight, search: _Search, waiter: Waiter) -> bool:
-        """One round; True when the flight may be sent."""
-        decision = await self._decide(flight, search)
-        self._refuse_if_late(flight, decision)
-        status = await self._reserve(flight, decision, search)
+    async def _learn(self, flight: ScheduledFlight, decision: Decision, status: ReserveStatus, search: _Search) -> None:
+        """Nothing was reserved: see to it that the next round decides otherwise.
+
+        Raises:
+            QueueFullError, UnavailableError: there were enough rounds.
+        """
         match status:
-            case ReserveStatus.DISPATCHED | ReserveStatus.HELD:
-                self._placed(flight, decision)
-                held = status is ReserveStatus.HELD
-                instance_id = (await self._wait(flight, waiter)).instance_id if held else decision.instance_id
-                spec = flight.pool.view.view.instances.get(instance_id) or await self._joined(flight, instance_id)
-                ahead = spec.dispatch_window_tokens if held else flight.pool.dispatched_tokens(instance_id)
-                flight.pool.metrics.hold_s.observe(flight.held_s)
-                flight.dispatched(instance_id, spec.url, tokens_ahead=ahead)
-                return True
             case ReserveStatus.STALE:
                 search.stale_rounds += 1
                 flight.pool.metrics.stale.inc()
@@ -97,7 +98,6 @@ class StorePlacer:
         search.rounds += 1
         if search.rounds >= MAX_ROUNDS:
             raise _nowhere(flight.pool, search)
-        return False
 
     # deciding ---------------------------------------------------------------------------------------------------
     async def _decide(self, flight: ScheduledFlight, search: _Search) -> Decision:
@@ -208,11 +208,20 @@ class StorePlacer:
         return outcome.status
 
     def _placed(self, flight: ScheduledFlight, decision: Decision) -> None:
-        flight.pool.breakers.sending(decision.instance_id, self._context.clock.monotonic_s())
-        flight.pool.metrics.reasons[decision.reason].inc()
+        pool, now_s = flight.pool, self._context.clock.monotonic_s()
+        pool.breakers.sending(decision.instance_id, now_s)
+        pool.metrics.reasons[decision.reason].inc()
         flight.explanation.expected_ttft_s = decision.expected_ttft_s
         if flight.attempts == 0:
-            flight.pool.metrics.decision_s.observe(flight.age_s)
+            pool.metrics.decision_s.observe(now_s - flight.started_s)
+
+    async def _dispatch(self, flight: ScheduledFlight, instance_id: str, *, was_held: bool = False) -> None:
+        """The request may go there now."""
+        pool = flight.pool
+        spec = pool.view.view.instances.get(instance_id) or await self._joined(flight, instance_id)
+        ahead = spec.dispatch_window_tokens if was_held else pool.dispatched_tokens(instance_id)
+        pool.metrics.hold_s.observe(flight.held_s)
+        flight.dispatched(instance_id, spec.url, tokens_ahead=ahead)
 
     async def _wait(self, flight: ScheduledFlight, waiter: Waiter) -> Grant:
         pool, reservation = flight.pool, flight.reservation

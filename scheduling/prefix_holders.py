@@ -29,5 +29,4 @@ def mark_depths(chain: Chain) -> tuple[int, ...]:
     if full_blocks == 0:
         return ()
     stride = mark_stride(chain.block_tokens)
-    depths = tuple(range(stride, full_blocks + 1, stride))
-    return depths if full_blocks % stride == 0 else (*depths, full_blocks)
+    return (*range(stride, full_blocks, stride), full_blocks)

@@ -33,14 +33,19 @@ class ScriptPacker:
 
     def __init__(self) -> None:
         self._keys = PackedKeys()
-        self._heads: dict[tuple[str, int, int], bytes] = {}
+        self._heads: dict[tuple[str, int, int], tuple[bytes, int]] = {}
+        """By form of the call: what it begins with, and how much of the packed arguments that replaces."""
 
     def pack(self, sha: str, keys: Sequence[bytes], arguments: tuple[Argument, ...]) -> bytes:
         """EVALSHA of the script; the same bytes as ``pack`` makes."""
         form = (sha, len(keys), len(arguments))
-        head = self._heads.get(form)
-        if head is None:
-            parts = b"*%d\r\n" % (3 + len(keys) + len(arguments))
-            head = self._heads[form] = parts + pack(("EVALSHA", sha, len(keys))).removeprefix(b"*3\r\n")
-        tail = pack(arguments).removeprefix(b"*%d\r\n" % len(arguments))
-        return b"".join((head, *map(self._keys.__getitem__, keys), tail))
+        known = self._heads.get(form)
+        if known is None:
+            known = self._heads[form] = _head(*form)
+        head, replaced_bytes = known
+        return b"".join((head, *map(self._keys.__getitem__, keys), pack(arguments)[replaced_bytes:]))
+
+
+def _head(sha: str, key_count: int, argument_count: int) -> tuple[bytes, int]:
+    parts = b"*%d\r\n" % (3 + key_count + argument_count)
+    return parts + pack(("EVALSHA", sha, key_count)).removeprefix(b"*3\r\n"), len(b"*%d\r\n" % argument_count)

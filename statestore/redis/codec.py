@@ -101,7 +101,7 @@ def observation_from(instance_ids: Sequence[str], text: bytes) -> Observation:
 def wide_observation_from(instance_ids: Sequence[str], text: bytes, depths: Sequence[int]) -> Observation:
     """From the reply of ``observe_horizon``: the place of the holders' mark in ``depths`` counts from 1, 0 for none."""
     holders, place, lightest, seen = orjson.loads(text)
-    beyond = Horizon(tuple(holders), depths[place - 1] if place else 0, tuple([(name, s) for name, s in lightest]))
+    beyond = Horizon(tuple(holders), depths[place - 1] if place else 0, tuple(map(tuple, lightest)))
     return _observation(instance_ids, seen, beyond)
 
 
