@@ -199,6 +199,7 @@ class BlindFlight:
         self.request_id, self.model = ask.request_id, ask.model
         self.instance_id, self.instance_url = "instance-0", url
         self.expected_cached_tokens, self.attempts = 0, 1
+        self.expected_ttft_s: float | None = None
         self.departures = departures
 
     def first_token(self) -> None: ...
