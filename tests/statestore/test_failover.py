@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from scheduling.instance import InstanceState
+from scheduling.settings import SchedulingSettings
 from statestore.base import Grant, PoolStore, RequestState, ReserveStatus
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreUnavailableError
@@ -35,18 +36,23 @@ async def shared(server: EmbeddedValkey) -> AsyncIterator[PoolStore]:
     await store.close()
 
 
+async def _replica_on(server: EmbeddedValkey, scheduling: SchedulingSettings) -> tuple[FailoverStore, FailoverPool]:
+    """A replica's store and pool, connected and told of the members."""
+    settings = StoreSettings(url=server.url, connect_timeout_s=0.5, command_timeout_s=0.4)
+    primary = RedisStore(settings, scheduling=scheduling)
+    await primary.open()
+    store = FailoverStore(primary, scheduling)
+    pool = store.pool("default")
+    await pool.membership()
+    return store, pool
+
+
 @pytest.fixture
 async def replica(server: EmbeddedValkey, shared: PoolStore) -> AsyncIterator[FailoverPool]:
     """A replica's pool with two ready instances, connected and told of them."""
     for instance_id in ("a", "b"):
         await shared.put_instance(instance(instance_id, dispatch_window_tokens=400))
-    primary = RedisStore(
-        StoreSettings(url=server.url, connect_timeout_s=0.5, command_timeout_s=0.4), scheduling=SCHEDULING
-    )
-    await primary.open()
-    store = FailoverStore(primary, SCHEDULING)
-    pool = store.pool("default")
-    await pool.membership()
+    store, pool = await _replica_on(server, SCHEDULING)
     yield pool
     await store.close()
 
@@ -127,13 +133,7 @@ async def test_without_the_store_nobody_is_held_longer_than_anybody_may_be(
 ) -> None:
     scheduling = SCHEDULING.model_copy(update={"queue_order": "deadline", "max_hold_s": 0.3})
     await shared.put_instance(instance("a", dispatch_window_tokens=400))
-    primary = RedisStore(
-        StoreSettings(url=server.url, connect_timeout_s=0.5, command_timeout_s=0.4), scheduling=scheduling
-    )
-    await primary.open()
-    store = FailoverStore(primary, scheduling)
-    pool = store.pool("default")
-    await pool.membership()
+    store, pool = await _replica_on(server, scheduling)
     stop(server)
     grants = pool.grants("one")
 
