@@ -48,7 +48,7 @@ def ttft_features(load: InstanceLoad, queueing_s: float, uncached_tokens: int, c
     """What an instance's model expects a TTFT from, and is taught with when the first token comes."""
     return TtftFeatures(
         int(1000 * queueing_s),
-        int(1000 * uncached_tokens / load.prefill_tokens_per_s),
+        int(1000 * compute_s(load, uncached_tokens)),
         attention_pairs(uncached_tokens, cached_tokens),
         load.context_tokens,
     )

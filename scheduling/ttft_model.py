@@ -86,15 +86,7 @@ def scaled(features: TtftFeatures) -> tuple[float, float, float, float, float]:
 
 def modelled_ttft_s(weights: Weights, features: TtftFeatures) -> float:
     """The expected TTFT; never negative."""
-    fixed, per_queueing, per_compute, per_attention, per_context = weights
-    queueing_ms, compute_ms, attention, context_tokens = features
-    ttft_s = (
-        fixed
-        + (per_queueing * queueing_ms + per_compute * compute_ms) / 1000
-        + per_attention * attention / 100
-        + per_context * context_tokens / 1_000_000
-    )
-    return max(0.0, ttft_s)
+    return max(0.0, _dot(weights, scaled(features)))
 
 
 def attention_pairs(uncached_tokens: int, cached_tokens: int) -> int:
