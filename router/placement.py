@@ -101,6 +101,16 @@ class StorePlacer:
 
     # deciding ---------------------------------------------------------------------------------------------------
     async def _decide(self, flight: ScheduledFlight, search: _Search) -> Decision:
+        """In turn with the replica's other placements; the caller reserves before it waits for anything else."""
+        turns = flight.pool.turns
+        has_turn = turns.take() or await turns.wait()
+        try:
+            return await self._decide_now(flight, search)
+        finally:
+            if has_turn:
+                turns.pass_on()
+
+    async def _decide_now(self, flight: ScheduledFlight, search: _Search) -> Decision:
         policy = flight.pool.policy
         while True:
             try:

@@ -25,6 +25,7 @@ from router.retry_budget import RetryBudget
 from router.served_pool import ServedPool
 from router.settings import RouterSettings
 from router.supervision import Supervisor
+from router.turns import Turns
 from router.view import ViewKeeper
 from router.waiting import WaitingRoom
 from scheduling.blocks import BlockRule
@@ -177,6 +178,7 @@ def _served_pool(
             refuses_late=settings.late_requests == "refuse",
             call=calls["held_states"],
         ),
+        turns=Turns(context.call_later),
         policy=build_policy(scheduling),
         breakers=BreakerPanel(
             BreakerRule(settings.breaker_fault_limit, settings.breaker_cooldown_s, settings.breaker_max_cooldown_s)

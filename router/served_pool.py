@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from router.breakers import BreakerPanel
 from router.departures import Departures
 from router.metrics import PoolMetrics
+from router.turns import Turns
 from router.view import ViewKeeper
 from router.waiting import WaitingRoom
 from scheduling.blocks import BlockRule
@@ -25,6 +26,7 @@ class ServedPool:
     view: ViewKeeper
     departures: Departures
     waiting: WaitingRoom
+    turns: Turns
     policy: Policy
     breakers: BreakerPanel
     metrics: PoolMetrics

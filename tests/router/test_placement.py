@@ -28,9 +28,9 @@ async def start_replica(valkey_url: str) -> AsyncIterator[StartReplica]:
     """Replicas on one Valkey, in real time."""
     started: list[tuple[Runtime, Store]] = []
 
-    async def start(**settings: Any) -> Runtime:
-        store = await open_store(StoreSettings(url=valkey_url), scheduling=FLAGS)
-        runtime = Runtime(RouterSettings(held_poll_s=0.2, **settings), FLAGS, store, [PoolSettings()])
+    async def start(scheduling: SchedulingSettings = FLAGS, **settings: Any) -> Runtime:
+        store = await open_store(StoreSettings(url=valkey_url), scheduling=scheduling)
+        runtime = Runtime(RouterSettings(held_poll_s=0.2, **settings), scheduling, store, [PoolSettings()])
         await runtime.start()
         started.append((runtime, store))
         return runtime
@@ -126,3 +126,26 @@ async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica
         flight.finish(Outcome.COMPLETED)
 
     assert len(taken) <= 2
+
+
+async def test_a_burst_is_spread_as_if_its_requests_came_one_by_one(start_replica: StartReplica, tools: Any) -> None:
+    replica = await start_replica(SchedulingSettings(policy="min-ttft", queue_order="fifo", block_tokens=16))
+    pool = replica.pools.pools["default"].store
+    for name in "abcd":
+        await pool.put_instance(tools.spec(name))
+
+    async def place(number: int) -> None:
+        await replica.lifecycle.place(tools.ask(f"{number} " + "word " * 1000))
+
+    for number in range(3):
+        await place(number)  # one instance has nothing to do, and all of a burst may want it
+    burst = [asyncio.create_task(place(number)) for number in range(3, 32)]
+
+    snapshot = await pool.snapshot()
+    async with asyncio.timeout(20):
+        while len(snapshot.requests) < 32:
+            snapshot = await pool.snapshot()
+    assert Counter(request.instance_id for request in snapshot.requests) == dict.fromkeys("abcd", 8)
+    for task in burst:
+        task.cancel()
+    await asyncio.gather(*burst, return_exceptions=True)
