@@ -9,7 +9,7 @@ from typing import Protocol
 from router.ask import Outcome
 from router.deadlines import CallLater
 from router.errors import ReplicaFullError
-from router.explain import DecisionLog
+from router.explain import DecisionLog, Explanation
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.recording import TrafficRecorder
@@ -30,6 +30,9 @@ class Live(Protocol):
     def record(self, now_ms: int) -> RequestRecord | None:
         """The request as the store should know it, at ``now_ms`` of the store's clock; None if it needs not."""
 
+    def explain(self) -> Explanation | None:
+        """Its story so far; None if it was passed on without a decision."""
+
     def finish(self, outcome: Outcome) -> None:
         """The request is over: release everything."""
 
@@ -49,6 +52,9 @@ class LiveRequests:
 
     def __iter__(self) -> Iterator[Live]:
         return iter(tuple(self._by_id.values()))
+
+    def get(self, request_id: str) -> Live | None:
+        return self._by_id.get(request_id)
 
     def admit(self, live: Live) -> None:
         """Enter a request whose id is not live here.

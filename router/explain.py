@@ -1,10 +1,10 @@
-"""Why a request went where it went: a bounded memory of this replica's recent decisions."""
+"""Why a request went where it went: its story, and a bounded memory of those that ended."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 from scheduling.decision import Decision
@@ -41,7 +41,7 @@ class Round:
         return cls(kept, seen, decision, attempt, considered=len(candidates))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """One request's story on this replica; times are seconds since it was parsed."""
 
@@ -57,8 +57,8 @@ class Explanation:
     tree_version: int
     epoch: int
     received_unix_s: float
-    rounds: list[Round] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
+    rounds: tuple[Round, ...] = ()
+    failures: tuple[str, ...] = ()
     instance_id: str | None = None
     """Where it was dispatched at last; differs from the decision's when it was migrated while held."""
     held_s: float | None = None
@@ -71,14 +71,9 @@ class Explanation:
     reported_cached_tokens: int | None = None
     reported_prompt_tokens: int | None = None
 
-    def dispatched(self, instance_id: str, held_s: float, expected_cached_tokens: int) -> None:
-        self.instance_id = instance_id
-        self.held_s = held_s
-        self.expected_cached_tokens = expected_cached_tokens
-
 
 class DecisionLog:
-    """The last ``limit`` explanations by request id; the oldest is forgotten first."""
+    """The explanations of the ``limit`` requests that ended last, by request id. Live ones explain themselves."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -91,20 +86,13 @@ class DecisionLog:
         if self._limit == 0:
             return
         self._entries[explanation.request_id] = explanation
+        self._entries.move_to_end(explanation.request_id)
         if len(self._entries) > self._limit:
             self._entries.popitem(last=False)
-
-    def rename(self, explanation: Explanation, request_id: str) -> None:
-        """Keep the explanation under another id from now on."""
-        if self._entries.get(explanation.request_id) is explanation:
-            del self._entries[explanation.request_id]
-            self._entries[request_id] = explanation
-        explanation.request_id = request_id
 
     def get(self, request_id: str) -> Explanation | None:
         return self._entries.get(request_id)
 
     def recent(self, limit: int) -> list[Explanation]:
-        """The newest first."""
-        newest = reversed(self._entries.values())
-        return [entry for entry, _ in zip(newest, range(limit), strict=False)]
+        """Who ended last comes first."""
+        return list(islice(reversed(self._entries.values()), limit))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Protocol
 
 from router.ask import Ask, InstanceFailure, Outcome
@@ -10,9 +11,10 @@ from router.context import ReplicaContext
 from router.deadlines import TimerHandle, prefill_delay_s
 from router.departures import Departures
 from router.errors import UnavailableError, from_exception
-from router.explain import Explanation
+from router.explain import Explanation, Round
 from router.failures import exhausted, outcome_of, spend_retry
 from router.metrics import measured
+from router.pools import Route
 from router.prompt import ReadPrompt
 from router.served_pool import ServedPool
 from statestore.base import FinishFacts, RequestRecord, RequestState, Reservation
@@ -29,36 +31,47 @@ class ScheduledFlight:
     The flight is the only owner of what it reserved: whatever ends it calls ``finish``, which releases once.
     """
 
+    # Where it is; what starts the same for every flight is its class's until it changes.
+    instance_id = ""
+    instance_url = ""
+    expected_cached_tokens = 0
+    attempts = 0
+    store_attempt = 1
+    """Counts reservations that replaced one another, also of requests the store had lost."""
+    failed: frozenset[str] = frozenset()
+    """Instances that this request failed on."""
+    reservation: Reservation | None = None
+    """The last one sent; whether it took effect may be unknown."""
+    held_s = 0.0
+    _dispatched = False
+    _prefilled = False
+    _done = False
+    _release: TimerHandle | None = None
+    # Its story, see ``Explanation``.
+    _failures: tuple[str, ...] = ()
+    _expected_ttft_s: float | None = None
+    _first_token_s: float | None = None
+    _ended_s: float | None = None
+    _outcome: Outcome | None = None
+    _reported = FinishFacts()
+
     def __init__(
-        self, ask: Ask, *, request_id: str, model: str, prompt: ReadPrompt, pool: ServedPool, context: ReplicaContext,
-        placer: Placer, explanation: Explanation,
+        self, ask: Ask, *, request_id: str, route: Route[ServedPool], prompt: ReadPrompt, context: ReplicaContext,
+        placer: Placer,
     ) -> None:  # fmt: skip
+        pool = route.pool
         self.request_id = request_id
-        self.model = model
-        self.instance_id = ""
-        self.instance_url = ""
-        self.expected_cached_tokens = 0
-        self.attempts = 0
+        self.model = route.model
         self.ask = ask
         self.prompt = prompt
         self.chain = prompt.chain
         self.pool = pool
-        self.explanation = explanation
-        self.slo_s = explanation.slo_s
-        self.store_attempt = 1
-        """Counts reservations that replaced one another, also of requests the store had lost."""
-        self.failed: frozenset[str] = frozenset()
-        """Instances that this request failed on."""
-        self.reservation: Reservation | None = None
-        """The last one sent; whether it took effect may be unknown."""
-        self.held_s = 0.0
+        self.slo_s = ask.slo_s or pool.scheduling.slo_ttft_s
         self.started_s = context.clock.monotonic_s()
+        self.rounds: list[Round] = []
+        self._view = pool.view.view
         self._context = context
         self._placer = placer
-        self._dispatched = False
-        self._prefilled = False
-        self._done = False
-        self._release: TimerHandle | None = None
 
     @property
     def pool_name(self) -> str:
@@ -75,14 +88,17 @@ class ScheduledFlight:
     def rename(self) -> None:
         """Take another id: the client's own is that of another live request."""
         self._context.live.rename(self, f"{self.ask.request_id}-{secrets.token_hex(4)}")
-        self._context.decisions.rename(self.explanation, self.request_id)
 
     @property
     def expected_ttft_s(self) -> float | None:
         """None once it was placed again: the time of the first try is in no estimate."""
-        return self.explanation.expected_ttft_s if self.store_attempt == 1 else None
+        return self._expected_ttft_s if self.store_attempt == 1 else None
 
     # transitions ------------------------------------------------------------------------------------------------
+    def placed(self, expected_ttft_s: float) -> None:
+        """A reservation was made, by a decision that expects so much from then on."""
+        self._expected_ttft_s = expected_ttft_s
+
     def dispatched(self, instance_id: str, url: str, *, tokens_ahead: int) -> None:
         """The instance may be given the request now; ``tokens_ahead`` of others are to be prefilled before it."""
         uncached_tokens = self._uncached_tokens_on(instance_id)
@@ -90,7 +106,6 @@ class ScheduledFlight:
         self.expected_cached_tokens = max(0, self.chain.prompt_tokens - uncached_tokens)
         self.attempts += 1
         self._dispatched = True
-        self.explanation.dispatched(instance_id, self.held_s, self.expected_cached_tokens)
         if not self.ask.stream:
             rate = self.pool.prefill_rate(instance_id)
             delay_s = prefill_delay_s(tokens_ahead, uncached_tokens, rate)
@@ -121,7 +136,7 @@ class ScheduledFlight:
         metrics = self.pool.metrics
         metrics.ttft_s.observe(ttft_s)
         (metrics.slo_met if ttft_s <= self.slo_s else metrics.slo_missed).inc()
-        self.explanation.first_token_s = ttft_s
+        self._first_token_s = ttft_s
         expected_s = self.expected_ttft_s
         if expected_s is not None and ttft_s > 0:
             error_s = abs(expected_s - ttft_s)
@@ -135,7 +150,7 @@ class ScheduledFlight:
         if failure.server_fault:
             self.pool.breakers.failed(failed_id, self._context.clock.monotonic_s())
         self.failed |= {failed_id}
-        self.explanation.failures.append(f"{failed_id}: {failure}")
+        self._failures += (f"{failed_id}: {failure}",)
         try:
             spend_retry(failure, self.attempts, self._context)
             self.pool.metrics.retries[failure.kind].inc()
@@ -163,6 +178,7 @@ class ScheduledFlight:
         self._count_end(outcome, facts)
         if self.reservation is not None:
             self._send_finish(self._taught(facts))
+        self._context.decisions.add(self.explain())
 
     def _send_finish(self, facts: FinishFacts | None) -> None:
         call = self._context.metrics.store_calls["finish"]
@@ -175,10 +191,10 @@ class ScheduledFlight:
         return FinishFacts(self.prompt.text_bytes, facts.prompt_tokens, facts.cached_tokens, facts.output_tokens)
 
     def _count_end(self, outcome: Outcome, facts: FinishFacts | None) -> None:
-        metrics, explanation = self.pool.metrics, self.explanation
+        metrics = self.pool.metrics
         metrics.in_flight.dec()
         metrics.outcomes[outcome].inc()
-        explanation.outcome, explanation.done_s = outcome.value, self.age_s
+        self._outcome, self._ended_s = outcome, self.age_s
         if self._dispatched:
             self.pool.breakers.judge(self.instance_id, outcome, self._context.clock.monotonic_s())
         if outcome is Outcome.COMPLETED:
@@ -186,8 +202,7 @@ class ScheduledFlight:
             metrics.hit_tokens_expected.inc(self.expected_cached_tokens)
             self._record(facts or FinishFacts())
         if facts is not None and facts.prompt_tokens is not None:
-            explanation.reported_prompt_tokens = facts.prompt_tokens
-            explanation.reported_cached_tokens = facts.cached_tokens
+            self._reported = facts
             if facts.cached_tokens is not None:
                 metrics.prompt_tokens_reported.inc(facts.prompt_tokens)
                 metrics.hit_tokens_reported.inc(facts.cached_tokens)
@@ -198,12 +213,47 @@ class ScheduledFlight:
         if recorder is not None:
             prompt_tokens = facts.prompt_tokens or self.chain.prompt_tokens
             output_tokens = facts.output_tokens or self.prompt.expected_output_tokens
-            recorder.record(self.explanation.received_unix_s, self.chain, prompt_tokens, output_tokens)
+            recorder.record(self._received_unix_s, self.chain, prompt_tokens, output_tokens)
 
     def _stop_release_timer(self) -> None:
         if self._release is not None:
             self._release.cancel()
             self._release = None
+
+    # its story --------------------------------------------------------------------------------------------------
+    def explain(self) -> Explanation:
+        """What has happened so far."""
+        view, chain = self._view, self.chain
+        key_blocks = view.tree.key_blocks(chain, self.pool.scheduling.max_key_blocks)
+        return Explanation(
+            request_id=self.request_id,
+            model=self.ask.model,
+            pool=self.pool_name,
+            policy=self.pool.policy.name,
+            slo_s=self.slo_s,
+            prompt_tokens=chain.prompt_tokens,
+            chain_blocks=len(chain.hashes),
+            key_blocks=key_blocks,
+            hash_key=chain.prefix_hash(key_blocks),
+            tree_version=view.tree_version,
+            epoch=view.epoch,
+            received_unix_s=self._received_unix_s,
+            rounds=tuple(self.rounds),
+            failures=self._failures,
+            instance_id=self.instance_id or None,
+            held_s=self.held_s if self.attempts else None,
+            expected_ttft_s=self._expected_ttft_s,
+            first_token_s=self._first_token_s,
+            done_s=self._ended_s,
+            outcome=self._outcome and self._outcome.value,
+            expected_cached_tokens=self.expected_cached_tokens,
+            reported_cached_tokens=self._reported.cached_tokens,
+            reported_prompt_tokens=self._reported.prompt_tokens,
+        )
+
+    @property
+    def _received_unix_s(self) -> float:
+        return time.time() - self.age_s
 
     # accounts ---------------------------------------------------------------------------------------------------
     def _uncached_tokens_on(self, instance_id: str) -> int:

@@ -10,14 +10,12 @@
 from __future__ import annotations
 
 import secrets
-import time
 from typing import Protocol
 
 from router.ask import Ask, InstanceFailure, Outcome
 from router.context import ReplicaContext
 from router.departures import Departures
 from router.errors import from_exception
-from router.explain import Explanation
 from router.failures import outcome_of
 from router.flight import ScheduledFlight
 from router.passing import PassingFlight, PassingTraffic
@@ -89,7 +87,6 @@ class Lifecycle:
             # Read before anything is entered: a bad body touches no state.
             flight = self._open(ask, route)
             self._admit(flight)
-            self._context.decisions.add(flight.explanation)
             try:
                 await self._placer.place(flight)
             except BaseException as error:
@@ -120,41 +117,22 @@ class Lifecycle:
         return flight
 
     def _open(self, ask: Ask, route: Route[ServedPool]) -> ScheduledFlight:
-        pool, scheduling, view = route.pool, route.pool.scheduling, route.pool.view.view
+        pool = route.pool
         prompt = read_prompt(
             ask,
             model=pool.settings.model,
             lora=route.lora,
             rule=pool.blocks,
             bytes_per_token=pool.view.bytes_per_token,
-            default_output_tokens=scheduling.expected_output_tokens,
-        )
-        chain = prompt.chain
-        key_blocks = view.tree.key_blocks(chain, scheduling.max_key_blocks)
-        request_id = self._free_id(ask.request_id)
-        explanation = Explanation(
-            request_id=request_id,
-            model=ask.model,
-            pool=pool.settings.name,
-            policy=pool.policy.name,
-            slo_s=ask.slo_s or scheduling.slo_ttft_s,
-            prompt_tokens=chain.prompt_tokens,
-            chain_blocks=len(chain.hashes),
-            key_blocks=key_blocks,
-            hash_key=chain.prefix_hash(key_blocks),
-            tree_version=view.tree_version,
-            epoch=view.epoch,
-            received_unix_s=time.time(),
+            default_output_tokens=pool.scheduling.expected_output_tokens,
         )
         return ScheduledFlight(
             ask,
-            request_id=request_id,
-            model=route.model,
+            request_id=self._free_id(ask.request_id),
+            route=route,
             prompt=prompt,
-            pool=pool,
             context=self._context,
             placer=self._placer,
-            explanation=explanation,
         )
 
     def _free_id(self, request_id: str) -> str:

@@ -76,6 +76,9 @@ class PassingFlight:
     def record(self, now_ms: int) -> RequestRecord | None:
         return None
 
+    def explain(self) -> None:
+        return None
+
     def take_off(self) -> None:
         """Choose an instance.
 

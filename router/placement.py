@@ -129,7 +129,7 @@ class StorePlacer:
             except NoInstanceError:
                 await self._widen(flight.pool, search)
                 continue
-            flight.explanation.rounds.append(Round.of(candidates, loads, answer, flight.store_attempt))
+            flight.rounds.append(Round.of(candidates, loads, answer, flight.store_attempt))
             return answer
 
     async def _observe(
@@ -214,14 +214,14 @@ class StorePlacer:
             ttft_features=decision.ttft_features,
         )
         outcome = await measured(self._reserving, flight.pool.store.reserve(flight.reservation))
-        flight.explanation.rounds[-1].status = outcome.status
+        flight.rounds[-1].status = outcome.status
         return outcome.status
 
     def _placed(self, flight: ScheduledFlight, decision: Decision) -> None:
         pool, now_s = flight.pool, self._context.clock.monotonic_s()
         pool.breakers.sending(decision.instance_id, now_s)
         pool.metrics.reasons[decision.reason].inc()
-        flight.explanation.expected_ttft_s = decision.expected_ttft_s
+        flight.placed(decision.expected_ttft_s)
         if flight.attempts == 0:
             pool.metrics.decision_s.observe(now_s - flight.started_s)
 

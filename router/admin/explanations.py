@@ -35,8 +35,7 @@ async def explain(
     Asked of any replica: what it did not place itself it asks of its peers, by the operation address they
     advertise (`router.ops_port`).
     """
-    explanation = runtime.context.decisions.get(request_id)
-    if explanation is not None:
+    if (explanation := _explanation(runtime, request_id)) is not None:
         return _story(runtime, explanation)
     if not local:
         told = await _ask_peers(request, runtime, request_id)
@@ -62,8 +61,15 @@ async def recent(
     runtime: RuntimeParam,
     limit: Annotated[int, Query(ge=1, le=1000, description="answers at most")] = 20,
 ) -> list[dict[str, Any]]:
-    """The latest decisions of this replica, newest first."""
-    return [_story(runtime, explanation) for explanation in runtime.context.decisions.recent(limit)]
+    """What this replica remembers: its live requests, the newest first, then those that ended, the last one first."""
+    context = runtime.context
+    live = [explanation for live in reversed([*context.live]) if (explanation := live.explain()) is not None][:limit]
+    return [_story(runtime, explanation) for explanation in (*live, *context.decisions.recent(limit - len(live)))]
+
+
+def _explanation(runtime: Runtime, request_id: str) -> Explanation | None:
+    live = runtime.context.live.get(request_id)
+    return runtime.context.decisions.get(request_id) if live is None else live.explain()
 
 
 def _story(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:

@@ -27,24 +27,13 @@ def test_a_limit_of_none_remembers_nothing() -> None:
     assert log.get("x") is None
 
 
-def test_a_renamed_request_is_found_under_its_new_name() -> None:
-    log, entry = DecisionLog(limit=3), explanation("old")
-    log.add(entry)
+def test_an_id_that_ends_again_is_the_newest_and_tells_its_last_story() -> None:
+    log, again = DecisionLog(limit=2), explanation("a")
+    for entry in (explanation("a"), explanation("b"), again, explanation("c")):
+        log.add(entry)
 
-    log.rename(entry, "new")
-
-    assert log.get("old") is None
-    assert log.get("new") is entry
-    assert entry.request_id == "new"
-
-
-def test_renaming_leaves_another_request_of_that_name_alone() -> None:
-    log, first, second = DecisionLog(limit=3), explanation("same"), explanation("same")
-    log.add(first)
-
-    log.rename(second, "other")
-
-    assert log.get("same") is first
+    assert log.get("a") is again
+    assert log.get("b") is None
 
 
 def test_a_round_over_the_whole_fleet_remembers_a_few_loads_with_the_chosen_one() -> None:

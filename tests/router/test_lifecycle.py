@@ -391,7 +391,7 @@ async def test_a_stale_decision_is_made_again_and_the_third_is_final(
     flight = await runtime.lifecycle.place(tools.ask())
 
     assert checks == [0, 0, None]
-    assert [round_.status for round_ in flight.explanation.rounds] == ["stale", "stale", "dispatched"]
+    assert [round_.status for round_ in flight.rounds] == ["stale", "stale", "dispatched"]
     flight.finish(Outcome.COMPLETED)
 
 
@@ -445,7 +445,7 @@ async def test_a_failed_instance_costs_the_client_nothing(start_runtime: Any, st
 
     await flight.reroute(REFUSED)
 
-    assert flight.instance_id == flight.explanation.rounds[0].decision.alternative_id
+    assert flight.instance_id == flight.rounds[0].decision.alternative_id
     assert flight.attempts == 2
     assert (await loads(store))[first].pending_tokens == 0
     await flight.reroute(REFUSED)
@@ -612,8 +612,8 @@ async def test_an_id_that_is_live_on_another_replica_gets_a_suffix(start_runtime
     second = await other.lifecycle.place(tools.ask(request_id="mine"))
 
     assert second.request_id.startswith("mine-")
-    assert other.context.decisions.get(second.request_id) is second.explanation
     second.finish(Outcome.COMPLETED)
+    assert other.context.decisions.get(second.request_id) is not None
     await tools.settle()
     assert await live(store) == {"mine": RequestState.DISPATCHED}
     first.finish(Outcome.COMPLETED)
@@ -628,7 +628,7 @@ async def test_an_alias_shares_the_models_cache_and_an_adapter_does_not(start_ru
     flights["tuned"] = await runtime.lifecycle.place(tools.ask(model="tuned"))
 
     assert [flights[name].model for name in ("base", "gpt", "tuned")] == ["base", "base", "tuned"]
-    keys = {name: flight.explanation.hash_key for name, flight in flights.items()}
+    keys = {name: flight.explain().hash_key for name, flight in flights.items()}
     assert keys["base"] == keys["gpt"] != keys["tuned"]
     for flight in flights.values():
         flight.finish(Outcome.COMPLETED)

@@ -45,7 +45,7 @@ async def make_busy(store: Any, *instance_ids: str) -> None:
 
 async def pair_of_the_prompt(runtime: Any, tools: Any) -> list[str]:
     flight = await runtime.lifecycle.place(tools.ask(PROMPT))
-    pair = flight.explanation.rounds[-1].candidates
+    pair = flight.rounds[-1].candidates
     flight.finish(Outcome.CLIENT_GONE)
     await runtime.context.outbox.flush(1.0)
     return list(pair[:2])
@@ -59,7 +59,7 @@ async def test_a_request_goes_past_a_busy_pair_to_an_idle_instance(start_runtime
     flight = await runtime.lifecycle.place(tools.ask(PROMPT))
 
     assert flight.instance_id not in pair
-    last = flight.explanation.rounds[-1]
+    last = flight.rounds[-1]
     assert last.decision.reason is Reason.BEYOND_PAIR
     assert set(last.loads) >= {flight.instance_id, *pair}
 
@@ -102,7 +102,7 @@ async def test_nobody_looks_behind_an_open_breaker(start_runtime: Any, store: An
     flight = await runtime.lifecycle.place(tools.ask(PROMPT))
 
     assert flight.instance_id == closed
-    assert opened not in flight.explanation.rounds[-1].loads
+    assert opened not in flight.rounds[-1].loads
 
 
 async def test_by_default_a_replica_waits_as_long_as_the_store_may_hold(

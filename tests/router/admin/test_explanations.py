@@ -32,6 +32,21 @@ async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client
     assert [entry["request_id"] for entry in (await client_of(runtime).get("/admin/explain")).json()] == ["one"]
 
 
+async def test_a_request_under_way_tells_its_story_so_far_and_is_listed_before_those_that_ended(
+    start_runtime: Any, client_of: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    (await runtime.lifecycle.place(tools.ask(request_id="ended"))).finish(Outcome.COMPLETED)
+    for name in ("older", "newer"):
+        await runtime.lifecycle.place(tools.ask(request_id=name))
+
+    story = (await client_of(runtime).get("/admin/explain/older")).json()
+    listed = (await client_of(runtime).get("/admin/explain")).json()
+
+    assert (story["instance_id"], story["outcome"], story["done_s"]) == ("a", None, None)
+    assert [entry["request_id"] for entry in listed] == ["newer", "older", "ended"]
+
+
 async def test_a_live_request_of_a_replica_that_cannot_be_asked_is_told_by_its_record(
     start_runtime: Any, client_of: Any, tools: Any
 ) -> None:
