@@ -43,8 +43,9 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     fleet = parser.add_argument_group("fleet")
+    names = ", ".join(POLICIES)
     fleet.add_argument(
-        "--policy", default="dualmap", metavar="P[,P…]", help="policies to compare, or 'all': " + ", ".join(POLICIES)
+        "--policy", metavar="P[,P…]", help=f"policies to compare, or 'all': {names} (none: scheduling.policy)"
     )
     fleet.add_argument("--instances", type=int, default=8, metavar="N", help="engine instances")
     fleet.add_argument("--preset", help="engine model: " + ", ".join(sorted(PRESETS)) + " (none: emulator.preset)")
@@ -110,7 +111,7 @@ def fleet_options(
             raise OptionError(f"--slo-s must be more than 0, found {arguments.slo_s}")
         scheduling = scheduling.model_copy(update={"slo_ttft_s": arguments.slo_s})
     return FleetOptions(
-        policies=policies_of(arguments.policy),
+        policies=(scheduling.policy,) if arguments.policy is None else policies_of(arguments.policy),
         scheduling=scheduling,
         engine=_engine(arguments.preset, engine),
         instances=arguments.instances,

@@ -9,10 +9,11 @@ from simulation.commands import simulate
 from simulation.settings import EngineSettings
 
 
-def run(*words: str) -> int:
+def run(*words: str, scheduling: SchedulingSettings | None = None) -> int:
     parser = argparse.ArgumentParser()
     simulate.add_arguments(parser)
-    return simulate.run(parser.parse_args([*words, "--quiet"]), SchedulingSettings(), EngineSettings())
+    arguments = parser.parse_args([*words, "--quiet"])
+    return simulate.run(arguments, scheduling or SchedulingSettings(), EngineSettings())
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +35,18 @@ def test_simulate_prints_a_table_and_writes_json_and_plots(tmp_path: Path, capsy
     assert {"on-time-share.svg", "pending-tokens.svg", "key-length.svg"} <= {
         path.name for path in (tmp_path / "plots").iterdir()
     }
+
+
+@pytest.mark.parametrize(
+    ("named", "simulated"), [([], ["preble"]), (["--policy", "dualmap,llm-d"], ["dualmap", "llm-d"])]
+)
+def test_the_configured_policy_is_simulated_unless_others_are_named(
+    named: list[str], simulated: list[str], tmp_path: Path
+) -> None:
+    words = ["--trace", "uniform:requests=20", "--instances", "2", "--workers", "1", "--json", str(tmp_path / "r.json")]
+
+    assert run(*words, *named, scheduling=SchedulingSettings(policy="preble")) == 0
+    assert [row["policy"] for row in json.loads((tmp_path / "r.json").read_text())] == simulated
 
 
 def test_goodput_prints_the_rate_and_the_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
