@@ -1,0 +1,44 @@
+"""The files of a fleet in containers fit the settings and each other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cli.configuration import load_settings
+from cli.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGURATIONS = [ROOT / "deploy" / "fleet.yaml", ROOT / "deploy" / "fleet-ascend.yaml"]
+COMPOSE = ROOT / "docker-compose.yml"
+
+_VARIABLE = re.compile(r"\$\{(?P<name>\w+):-(?P<default>[^}]*)\}")
+
+
+def service_environment(service: str, host: dict[str, str]) -> dict[str, str]:
+    """What a service's process finds in its environment when the host's is ``host``, as docker compose has it."""
+    document: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
+    environment: dict[str, str | None] = document["services"][service]["environment"]
+    passed = {name: host.get(name) if value is None else value for name, value in environment.items()}
+    return {
+        name: _VARIABLE.sub(lambda match: host.get(match["name"]) or match["default"], value)
+        for name, value in passed.items()
+        if value is not None
+    }
+
+
+def service_settings(service: str, host: dict[str, str], configuration: Path = CONFIGURATIONS[0]) -> Settings:
+    return load_settings((), service_environment(service, host), configuration)
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda path: path.name)
+def test_the_composed_fleet_runs_the_default_policy_unless_policy_names_another(configuration: Path) -> None:
+    default = Settings().scheduling.policy
+
+    assert load_settings((), {}, configuration).scheduling.policy == default
+    assert service_settings("router", {}, configuration).scheduling.policy == default
+    assert service_settings("router", {"POLICY": "preble"}, configuration).scheduling.policy == "preble"
