@@ -43,6 +43,8 @@ class ScheduledFlight:
     reservation: Reservation | None = None
     """The last one sent; whether it took effect may be unknown."""
     held_s = 0.0
+    """Time held until the last grant."""
+    _held_since_s: float | None = None
     _dispatched = False
     _prefilled = False
     _done = False
@@ -98,6 +100,16 @@ class ScheduledFlight:
     def placed(self, expected_ttft_s: float) -> None:
         """A reservation was made, by a decision that expects so much from then on."""
         self._expected_ttft_s = expected_ttft_s
+
+    def hold_began(self) -> None:
+        self._held_since_s = self.age_s
+
+    def hold_ended(self) -> None:
+        self.held_s, self._held_since_s = self._held_until_now_s(), None
+
+    def _held_until_now_s(self) -> float:
+        since_s = self._held_since_s
+        return self.held_s if since_s is None else self.held_s + self.age_s - since_s
 
     def dispatched(self, instance_id: str, url: str, *, tokens_ahead: int) -> None:
         """The instance may be given the request now; ``tokens_ahead`` of others are to be prefilled before it."""
@@ -241,7 +253,7 @@ class ScheduledFlight:
             rounds=tuple(self.rounds),
             failures=self._failures,
             instance_id=self.instance_id or None,
-            held_s=self.held_s if self.attempts else None,
+            held_s=self._held_until_now_s() if self.attempts or self.reservation else None,
             expected_ttft_s=self._expected_ttft_s,
             first_token_s=self._first_token_s,
             done_s=self._ended_s,

@@ -10,6 +10,7 @@ from router.explain import Round
 from router.flight import ScheduledFlight
 from router.metrics import measured
 from router.served_pool import ServedPool
+from router.turns import Turns
 from router.waiting import ReservationLostError, Waiter
 from scheduling.decision import Decision, RouteQuery, SecondLook
 from scheduling.errors import NoInstanceError
@@ -21,6 +22,8 @@ CHECKED_ROUNDS = 2
 """Decisions whose loads the reservation re-checks; the next one is taken as it is, so that a storm of
 arrivals cannot keep a request out of the fleet by moving the load between its every two steps."""
 MAX_ROUNDS = 12
+TURN_PATIENCE_S = 0.1
+"""Longest wait of one search for its turns, see ``router.turns``."""
 NO_INSTANCE_RETRY_S = 2.0
 
 
@@ -34,6 +37,9 @@ class _Search:
     full: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
     ignore_breakers: bool = False
+    in_turn: bool = True
+    """Whether the next look waits for its turn: not once something else than others' placements stood in the way."""
+    turn_patience_s: float = TURN_PATIENCE_S
 
 
 class StorePlacer:
@@ -83,6 +89,9 @@ class StorePlacer:
         Raises:
             QueueFullError, UnavailableError: there were enough rounds.
         """
+        if flight.store_attempt == 1:
+            flight.reservation = None  # no reservation of this request ever took effect: nothing to release
+        search.in_turn = status is ReserveStatus.STALE
         match status:
             case ReserveStatus.STALE:
                 search.stale_rounds += 1
@@ -101,36 +110,46 @@ class StorePlacer:
 
     # deciding ---------------------------------------------------------------------------------------------------
     async def _decide(self, flight: ScheduledFlight, search: _Search) -> Decision:
-        """In turn with the replica's other placements; the caller reserves before it waits for anything else."""
+        while True:
+            try:
+                return await self._decide_in_turn(flight, search)
+            except NoInstanceError:
+                await self._widen(flight.pool, search)
+
+    async def _decide_in_turn(self, flight: ScheduledFlight, search: _Search) -> Decision:
+        """The caller reserves before it waits for anything else: whoever is next sees that reservation."""
         turns = flight.pool.turns
-        has_turn = turns.take() or await turns.wait()
+        has_turn = search.in_turn and (turns.take() or await self._wait_for_turn(turns, search))
         try:
-            return await self._decide_now(flight, search)
+            return await self._look_and_decide(flight, search)
         finally:
             if has_turn:
                 turns.pass_on()
 
-    async def _decide_now(self, flight: ScheduledFlight, search: _Search) -> Decision:
+    async def _wait_for_turn(self, turns: Turns, search: _Search) -> bool:
+        before_s = self._context.clock.monotonic_s()
+        try:
+            return await turns.wait(search.turn_patience_s)
+        finally:
+            search.turn_patience_s -= self._context.clock.monotonic_s() - before_s
+
+    async def _look_and_decide(self, flight: ScheduledFlight, search: _Search) -> Decision:
+        """Raises NoInstanceError."""
         policy = flight.pool.policy
-        while True:
-            try:
-                query, candidates = self._ask(flight, search)
-                seen = await self._observe(flight, candidates, horizon=policy.looks_beyond)
-                query, loads = _query(flight, query.excluded, seen.sequence), seen.loads
-                if seen.horizon is None:
-                    answer: Decision | SecondLook = policy.choose(query, loads)
-                else:
-                    answer = policy.choose_or_look(query, loads, seen.horizon)
-                if isinstance(answer, SecondLook):
-                    if further := self._not_blocked(flight.pool, search, answer.instance_ids):
-                        loads = {**loads, **(await self._observe(flight, further)).loads}
-                        candidates += further
-                    answer = policy.choose(query, loads)
-            except NoInstanceError:
-                await self._widen(flight.pool, search)
-                continue
-            flight.rounds.append(Round.of(candidates, loads, answer, flight.store_attempt))
-            return answer
+        query, candidates = self._ask(flight, search)
+        seen = await self._observe(flight, candidates, horizon=policy.looks_beyond)
+        query, loads = _query(flight, query.excluded, seen.sequence), seen.loads
+        if seen.horizon is None:
+            answer: Decision | SecondLook = policy.choose(query, loads)
+        else:
+            answer = policy.choose_or_look(query, loads, seen.horizon)
+        if isinstance(answer, SecondLook):
+            if further := self._not_blocked(flight.pool, search, answer.instance_ids):
+                loads = {**loads, **(await self._observe(flight, further)).loads}
+                candidates += further
+            answer = policy.choose(query, loads)
+        flight.rounds.append(Round.of(candidates, loads, answer, flight.store_attempt))
+        return answer
 
     async def _observe(
         self, flight: ScheduledFlight, instance_ids: tuple[str, ...], *, horizon: bool = False
@@ -236,11 +255,12 @@ class StorePlacer:
     async def _wait(self, flight: ScheduledFlight, waiter: Waiter) -> Grant:
         pool, reservation = flight.pool, flight.reservation
         assert reservation is not None
-        before_s = flight.age_s
+        held_s = flight.held_s
+        flight.hold_began()
         try:
-            return await pool.waiting.wait(waiter, flight.held_s, lambda: pool.expected_wait_s(reservation.instance_id))
+            return await pool.waiting.wait(waiter, held_s, lambda: pool.expected_wait_s(reservation.instance_id))
         finally:
-            flight.held_s += flight.age_s - before_s
+            flight.hold_ended()
 
     async def _joined(self, flight: ScheduledFlight, instance_id: str) -> InstanceSpec:
         """An instance that joined after the last refresh, and the rebalancer knew it first."""

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from router.ask import FailureKind, InstanceFailure, Outcome
-from router.errors import RouterError
+from router.errors import QueueFullError, RouterError
+from router.placement import TURN_PATIENCE_S
 from router.runtime import Runtime
 from router.settings import RouterSettings
 from scheduling.settings import SchedulingSettings
-from statestore.base import Store
+from statestore.base import ReserveOutcome, ReserveStatus, Store
 from statestore.connect import open_store
 from statestore.settings import PoolSettings, StoreSettings
 
@@ -149,3 +150,42 @@ async def test_a_burst_is_spread_as_if_its_requests_came_one_by_one(start_replic
     for task in burst:
         task.cancel()
     await asyncio.gather(*burst, return_exceptions=True)
+
+
+async def test_all_rounds_of_a_refused_request_share_one_patience(start_runtime: Any, tools: Any) -> None:
+    tampered: list[Any] = []
+    runtime = await start_runtime(
+        instances=tuple(tools.spec(name, max_queued_requests=0) for name in "abcd"),
+        through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0],
+    )
+    pool = runtime.pools.pools["default"]
+    for name in "abcd":  # every instance has as much as it takes, and queues nothing
+        await runtime.lifecycle.place(tools.ask(name * 8000))
+    pool.turns.take()  # somebody looks for ever
+
+    refused = asyncio.create_task(runtime.lifecycle.place(tools.ask("x" * 8000)))
+    await runtime.context.clock.advance(TURN_PATIENCE_S)
+
+    with pytest.raises(QueueFullError):
+        await refused
+
+
+async def test_what_was_never_reserved_is_not_entered_anew(start_runtime: Any, tools: Any) -> None:
+    tampered: list[Any] = []
+    runtime = await start_runtime(
+        instances=(tools.spec("a"), tools.spec("b")),
+        through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0],
+    )
+    seen: list[Any] = []
+
+    async def between_rounds(*_: Any, **__: Any) -> None:
+        seen.append([live.record(0) for live in runtime.context.live])
+
+    async def stale_at_first(reservation: Any) -> Any:
+        return ReserveOutcome(ReserveStatus.STALE) if len(seen) == 1 else None
+
+    tampered[0].before.update(observe=between_rounds, reserve=stale_at_first)
+    flight = await runtime.lifecycle.place(tools.ask())
+
+    assert seen == [[None], [None]]
+    flight.finish(Outcome.COMPLETED)

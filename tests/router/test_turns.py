@@ -9,23 +9,27 @@ import pytest
 
 from router.turns import Turns
 
+PATIENCE_S = 1.0
+
+
+@pytest.fixture
+def turns(clock: Any) -> Turns:
+    return Turns(clock, clock.call_later)
+
 
 async def waits(turns: Turns, tools: Any) -> asyncio.Task[bool]:
-    task = asyncio.create_task(turns.wait())
+    task = asyncio.create_task(turns.wait(PATIENCE_S))
     await tools.settle()
     assert not task.done()
     return task
 
 
-def test_a_free_turn_is_taken_once(clock: Any) -> None:
-    turns = Turns(clock.call_later)
-
+def test_a_free_turn_is_taken_once(turns: Turns) -> None:
     assert turns.take()
     assert not turns.take()
 
 
-async def test_turns_are_passed_on_in_the_order_of_arrival_and_free_in_the_end(clock: Any, tools: Any) -> None:
-    turns = Turns(clock.call_later)
+async def test_turns_are_passed_on_in_the_order_of_arrival_and_free_in_the_end(turns: Turns, tools: Any) -> None:
     turns.take()
     first, second = await waits(turns, tools), await waits(turns, tools)
 
@@ -39,21 +43,36 @@ async def test_turns_are_passed_on_in_the_order_of_arrival_and_free_in_the_end(c
     assert turns.take()
 
 
-async def test_who_has_waited_long_goes_without_and_is_not_given_the_turn_later(clock: Any, tools: Any) -> None:
-    turns = Turns(clock.call_later, patience_s=1.0)
+async def test_who_has_waited_long_goes_without_and_is_not_given_the_turn_later(
+    turns: Turns, clock: Any, tools: Any
+) -> None:
     turns.take()
     impatient = await waits(turns, tools)
 
-    await clock.advance(1.0)
+    await clock.advance(PATIENCE_S)
 
     assert await impatient is False
     turns.pass_on()
     assert turns.take()
 
 
+async def test_nobody_joins_a_line_that_is_longer_than_its_patience(turns: Turns, clock: Any, tools: Any) -> None:
+    for _ in range(30):
+        turns.take()
+        await clock.advance(0.3)  # what a turn usually takes
+        turns.pass_on()
+    turns.take()
+
+    line = [await waits(turns, tools) for _ in range(3)]
+
+    assert await turns.wait(PATIENCE_S) is False
+    for waiting in line:
+        turns.pass_on()
+        assert await waiting
+
+
 @pytest.mark.parametrize("given", [False, True], ids=["while it waited", "just after it was given the turn"])
-async def test_a_cancelled_wait_keeps_no_turn(given: bool, clock: Any, tools: Any) -> None:
-    turns = Turns(clock.call_later)
+async def test_a_cancelled_wait_keeps_no_turn(given: bool, turns: Turns, tools: Any) -> None:
     turns.take()
     cancelled, next_one = await waits(turns, tools), await waits(turns, tools)
 
