@@ -6,25 +6,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.rebalance import HeldRequest, Move
 from scheduling.ttft import DECODE_STALL_S, queueing_s
+from scheduling.view import is_scheduled
 
 
 def plan_evacuation(
     held: Sequence[HeldRequest],
     lost_id: str,
     loads: Mapping[str, InstanceLoad],
+    instances: Mapping[str, InstanceSpec],
     decode_stall_s: float = DECODE_STALL_S,
 ) -> tuple[Move, ...]:
-    """A move for every held request, in queue order; () when no other instance is ready.
+    """A move for every held request, in queue order; () when no other of the ``instances`` is ready and scheduled.
 
     Outside its pair a request counts with its whole prompt. Tokens moved earlier in the plan count as load of
     their target, so a long queue spreads instead of burying the one that was idle. ``benefit_s`` is 0: there
     is no expected TTFT on a lost instance to compare with.
     """
     targets = _Targets(
-        (load for load in loads.values() if load.instance_id != lost_id and load.state is InstanceState.READY),
+        (load for load in loads.values() if load.instance_id != lost_id and _takes_requests(load, instances)),
         decode_stall_s,
     )
     moves: list[Move] = []
@@ -40,8 +42,13 @@ def plan_evacuation(
     return tuple(moves)
 
 
+def _takes_requests(load: InstanceLoad, instances: Mapping[str, InstanceSpec]) -> bool:
+    spec = instances.get(load.instance_id)
+    return load.state is InstanceState.READY and spec is not None and is_scheduled(spec)
+
+
 class _Targets:
-    """The ready instances by queueing time, as it would be after the moves planned so far."""
+    """The ready, scheduled instances by queueing time, as it would be after the moves planned so far."""
 
     def __init__(self, loads: Iterable[InstanceLoad], decode_stall_s: float) -> None:
         self._decode_stall_s = decode_stall_s

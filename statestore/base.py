@@ -171,7 +171,7 @@ class MigrateStatus(StrEnum):
     NOT_HELD = "not_held"
     """Granted, finished or moved meanwhile: nothing changed."""
     NOT_READY = "not_ready"
-    """The target is not ready: nothing changed."""
+    """The target is not ready, or does not take requests (role ``decode``): nothing changed."""
     QUEUE_FULL = "queue_full"
 
 

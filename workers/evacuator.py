@@ -1,11 +1,12 @@
-"""Evacuator: the held requests of an instance that left service move to instances that are ready."""
+"""Evacuator: the held requests of an instance that left service move to instances that take requests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from scheduling.evacuation import plan_evacuation
-from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.view import is_scheduled
 from statestore.base import PoolStore
 from statestore.queues import held_request
 from workers.glance import Sight
@@ -18,13 +19,13 @@ def reason_for(state: InstanceState) -> str:
     return "drain" if state is InstanceState.DRAINING else "instance_down"
 
 
-def plan_tick(loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
+def plan_tick(loads: Mapping[str, InstanceLoad], instances: Mapping[str, InstanceSpec]) -> tuple[str, ...]:
     """The instances to evacuate: out of service and with held requests, unless nobody could take them.
 
-    A draining instance would serve what waits for it, and does where no other is ready; moved, its requests are
-    served sooner, and so the drain ends sooner.
+    A draining instance would serve what waits for it, and does where no other takes requests; moved, its requests
+    are served sooner, and so the drain ends sooner.
     """
-    if not any(load.state is InstanceState.READY for load in loads.values()):
+    if not any(map(is_scheduled, instances.values())):
         return ()
     return tuple(
         instance_id
@@ -57,16 +58,17 @@ class Evacuator:
 
     async def tick(self) -> None:
         """Evacuate every instance that needs it. Raises StoreUnavailableError, LeaseLostError."""
-        for instance_id in plan_tick(await self._sight.loads()):
-            await self._evacuate(instance_id)
+        instances = (await self._sight.membership()).instances
+        for instance_id in plan_tick(await self._sight.loads(), instances):
+            await self._evacuate(instance_id, instances)
 
-    async def _evacuate(self, instance_id: str) -> None:
+    async def _evacuate(self, instance_id: str, instances: Mapping[str, InstanceSpec]) -> None:
         snapshot = await self._pool.queue(instance_id)
         loads = await self._pool.loads()
         left = loads.get(instance_id)
         if snapshot is None or left is None or left.state is InstanceState.READY:
             return
         held = tuple(held_request(record, snapshot.now_ms) for record in snapshot.held)
-        moves = plan_evacuation(held, instance_id, loads, self._decode_stall_s)
+        moves = plan_evacuation(held, instance_id, loads, instances, self._decode_stall_s)
         reason = reason_for(left.state)
         await execute_moves(self._pool, instance_id, moves, reason=reason, fence=self._fence, metrics=self._metrics)

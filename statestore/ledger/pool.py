@@ -15,6 +15,7 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
+from scheduling.view import is_scheduled
 from statestore.base import (
     FinishFacts,
     Grant,
@@ -211,7 +212,7 @@ class PoolLedger:
         if request is None or request.state is not RequestState.HELD or request.instance_id != source_id:
             return MigrateStatus.NOT_HELD
         target = self.accounts.get(target_id)
-        if target is None or target.spec.state is not InstanceState.READY or target_id == source_id:
+        if target is None or not is_scheduled(target.spec) or target_id == source_id:
             return MigrateStatus.NOT_READY
         there = request.alternative_uncached_tokens if target_id == request.alternative_id else request.prompt_tokens
         if self._is_full(target, there, request.deadline_ms, now_ms):

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from scheduling.evacuation import plan_evacuation
-from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from scheduling.rebalance import HeldRequest
 
 Load = Callable[..., InstanceLoad]
@@ -13,9 +14,14 @@ def held(name: str, other: str | None, *, there: int = 100, prompt: int = 1000) 
     return HeldRequest(name, 500, prompt, 5.0, 0.0, other, there)
 
 
-def targets(*loads: InstanceLoad, requests: list[HeldRequest]) -> list[tuple[str, str]]:
+def targets(*loads: InstanceLoad, requests: list[HeldRequest], **changed: dict[str, Any]) -> list[tuple[str, str]]:
+    """Who goes where; ``changed`` are figures of the instances of that name."""
     by_id = {each.instance_id: each for each in loads}
-    return [(move.request_id, move.target_id) for move in plan_evacuation(requests, "lost", by_id)]
+    instances = {
+        name: InstanceSpec(name, f"http://{name}", state=load.state, **changed.get(name, {}))
+        for name, load in by_id.items()
+    }
+    return [(move.request_id, move.target_id) for move in plan_evacuation(requests, "lost", by_id, instances)]
 
 
 def test_held_requests_go_to_their_other_candidate_while_it_is_ready(load: Load) -> None:
@@ -54,3 +60,13 @@ def test_nobody_is_sent_back_to_the_lost_instance_or_to_one_that_is_not_ready(lo
     draining = load("draining", state=InstanceState.DRAINING)
 
     assert targets(lost, draining, requests=[held("r1", "lost"), held("r2", "draining")]) == []
+
+
+def test_nobody_is_sent_to_a_decode_instance_or_to_one_that_is_no_member(load: Load) -> None:
+    decoder, prefill = load("decoder"), load("prefill", pending_tokens=9000)
+    requests = [held("r1", "decoder"), held("r2", None)]
+
+    moved = targets(decoder, prefill, requests=requests, decoder={"role": Role.DECODE}, prefill={"role": Role.PREFILL})
+
+    assert moved == [("r1", "prefill"), ("r2", "prefill")]
+    assert plan_evacuation(requests, "lost", {"stray": load("stray")}, {}) == ()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceState
+from scheduling.instance import InstanceState, Role
 from statestore.base import Lease, MigrateStatus, PoolStore, RequestState
 from statestore.errors import LeaseLostError
 from tests.statestore.samples import HandClock, chain, instance, reservation
@@ -129,6 +129,7 @@ async def test_a_request_moved_beyond_its_pair_counts_its_full_prompt(pool: Pool
 async def test_what_is_not_held_there_or_cannot_go_there_stays(pool: PoolStore, lease: Lease) -> None:
     await one_held_on_a(pool, max_queued_requests=0, max_running_requests=1)
     await pool.put_instance(instance("down", state=InstanceState.DOWN))
+    await pool.put_instance(instance("decoder", role=Role.DECODE))
     await pool.reserve(reservation("occupies-b", "b"))
 
     async def migrate(request_id: str, source: str, target: str) -> MigrateStatus:
@@ -139,6 +140,7 @@ async def test_what_is_not_held_there_or_cannot_go_there_stays(pool: PoolStore, 
         await migrate("unknown", "a", "b"),
         await migrate("r", "b", "a"),
         await migrate("r", "a", "down"),
+        await migrate("r", "a", "decoder"),
         await migrate("r", "a", "a"),
         await migrate("r", "a", "b"),
     ]
@@ -147,6 +149,7 @@ async def test_what_is_not_held_there_or_cannot_go_there_stays(pool: PoolStore, 
         MigrateStatus.NOT_HELD,
         MigrateStatus.NOT_HELD,
         MigrateStatus.NOT_HELD,
+        MigrateStatus.NOT_READY,
         MigrateStatus.NOT_READY,
         MigrateStatus.NOT_READY,
         MigrateStatus.QUEUE_FULL,

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from scheduling.chain import Chain
 from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceState
+from scheduling.instance import InstanceState, Role
 from scheduling.settings import SchedulingSettings
 from scheduling.ttft_model import TtftFeatures
 from statestore.base import FinishFacts, Grant, Lease, PoolStore, RequestRecord, RequestState
@@ -46,6 +46,7 @@ replicas = st.sampled_from(REPLICAS)
 requests = st.sampled_from(REQUESTS)
 chains = st.sampled_from(CHAINS)
 states = st.sampled_from(InstanceState)
+roles = st.sampled_from((Role.MIXED, Role.PREFILL, Role.DECODE))
 attempts = st.integers(1, 3)
 slos_ms = st.sampled_from((20, 80, 500, 5000, 60_000))
 picks = st.integers(0, 7)
@@ -141,10 +142,18 @@ class Twins(RuleBasedStateMachine):
             self.reserve_new("a", "b", CHAINS[2], uncached, slo_ms=5000, features=None)
 
     def put_instance(
-        self, instance_id: str, state: InstanceState, window: int, running: int, queued: int, kv_blocks: int
+        self,
+        instance_id: str,
+        state: InstanceState,
+        window: int,
+        running: int,
+        queued: int,
+        kv_blocks: int,
+        role: Role = Role.MIXED,
     ) -> None:
         spec = instance(
             instance_id,
+            role=role,
             state=state,
             dispatch_window_tokens=window,
             max_running_requests=running,
@@ -386,6 +395,7 @@ class Twins(RuleBasedStateMachine):
                     data.draw(st.integers(1, 3)),
                     data.draw(st.integers(0, 3)),
                     data.draw(st.integers(0, 9)),
+                    data.draw(roles),
                 )
             case 1:
                 self.set_state(instance_id, data.draw(states), data.draw(st.none() | states), data.draw(st.booleans()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import InstanceState
+from scheduling.instance import InstanceState, Role
 from workers.evacuator import Evacuator
 
 
@@ -52,6 +52,23 @@ async def test_with_nobody_ready_the_requests_stay_and_move_as_soon_as_somebody_
     assert (await pool.held_states(["r1"]))["r1"].instance_id == "b"
 
 
+async def test_a_decode_instance_takes_nobody_in(pool, evacuator, add_instance, reserve) -> None:
+    # given an idle decode instance, ready, besides one that is not ready yet
+    await add_instance("a", dispatch_window_tokens=1000)
+    await add_instance("decoder", role=Role.DECODE)
+    await add_instance("c", InstanceState.STARTING)
+    await reserve("running", "a")
+    await reserve("held", "a", other="c")
+    await pool.set_instance_state("a", InstanceState.DOWN)
+
+    await evacuator.tick()
+    assert (await pool.held_states(["held"]))["held"].instance_id == "a"
+
+    await pool.set_instance_state("c", InstanceState.READY)
+    await evacuator.tick()
+    assert (await pool.held_states(["held"]))["held"].instance_id == "c"
+
+
 async def test_what_waits_for_a_draining_instance_moves_and_what_runs_there_stays(
     pool, evacuator, add_instance, reserve
 ) -> None:
@@ -79,6 +96,8 @@ async def test_an_instance_that_is_back_in_service_keeps_its_queue(pool, evacuat
     await pool.set_instance_state("a", InstanceState.READY)
 
     class Outdated:
+        membership = pool.membership
+
         async def loads(self):
             return loads_then
 
