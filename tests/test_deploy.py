@@ -42,3 +42,24 @@ def test_the_composed_fleet_runs_the_default_policy_unless_policy_names_another(
     assert load_settings((), {}, configuration).scheduling.policy == default
     assert service_settings("router", {}, configuration).scheduling.policy == default
     assert service_settings("router", {"POLICY": "preble"}, configuration).scheduling.policy == "preble"
+
+
+def test_keys_of_the_host_close_the_composed_endpoint_and_reach_its_tools() -> None:
+    keys = {"DUALMAP_ROUTER__ADMIN_KEY": "boss", "DUALMAP_ROUTER__API_KEYS": "one,two"}
+
+    router, cli = service_settings("router", keys).router, service_settings("cli", keys).router
+
+    assert [key.get_secret_value() for key in router.api_keys] == ["one", "two"]
+    for settings in (router, cli):
+        assert settings.admin_key is not None
+        assert settings.admin_key.get_secret_value() == "boss"
+
+
+def test_a_host_without_keys_leaves_those_of_the_file_alone(tmp_path: Path) -> None:
+    configuration = tmp_path / "fleet.yaml"
+    configuration.write_text("router: {admin_key: boss, api_keys: [one]}")
+
+    router = service_settings("router", {}, configuration).router
+
+    assert router.admin_key is not None
+    assert len(router.api_keys) == 1
