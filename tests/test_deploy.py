@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from cli.admin_api import endpoint
 from cli.configuration import load_settings
 from cli.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGURATIONS = [ROOT / "deploy" / "fleet.yaml", ROOT / "deploy" / "fleet-ascend.yaml"]
 COMPOSE = ROOT / "docker-compose.yml"
+HAPROXY = ROOT / "deploy" / "haproxy" / "haproxy.cfg"
 
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+):-(?P<default>[^}]*)\}")
 
@@ -63,3 +66,11 @@ def test_a_host_without_keys_leaves_those_of_the_file_alone(tmp_path: Path) -> N
 
     assert router.admin_key is not None
     assert len(router.api_keys) == 1
+
+
+def test_the_composed_tools_ask_the_load_balancer_where_it_listens() -> None:
+    url = urlsplit(endpoint(service_settings("cli", {})))
+
+    assert url.hostname in yaml.safe_load(COMPOSE.read_text())["services"]
+    assert url.hostname == "haproxy"
+    assert f"bind :{url.port}\n" in HAPROXY.read_text()
