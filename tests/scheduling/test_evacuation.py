@@ -70,3 +70,26 @@ def test_nobody_is_sent_to_a_decode_instance_or_to_one_that_is_no_member(load: L
 
     assert moved == [("r1", "prefill"), ("r2", "prefill")]
     assert plan_evacuation(requests, "lost", {"stray": load("stray")}, {}) == ()
+
+
+def test_whoever_finds_the_queue_of_its_other_candidate_full_goes_to_the_least_loaded_with_room(load: Load) -> None:
+    busy = {"dispatched_tokens": 5000, "pending_tokens": 5000}
+
+    moved = targets(
+        load("full", **busy, queued_requests=9),
+        load("full-too", **busy, queued_requests=10),
+        load("open", **busy | {"pending_tokens": 9000}),
+        requests=[held("r1", "full"), held("r2", "full"), held("r3", "full-too")],
+        **{"full": {"max_queued_requests": 10}, "full-too": {"max_queued_requests": 10}},
+    )
+
+    assert moved == [("r1", "full"), ("r2", "open"), ("r3", "open")]
+
+
+def test_an_instance_that_dispatches_at_once_has_room_whatever_its_queue_takes(load: Load) -> None:
+    requests = [held(f"r{i}", "a") for i in range(4)]
+    figures = {"max_queued_requests": 1, "max_running_requests": 2}
+
+    moved = targets(load("a"), requests=requests, a=figures)
+
+    assert moved == [("r0", "a"), ("r1", "a"), ("r2", "a")], "two run, one is held, the last waits for another round"

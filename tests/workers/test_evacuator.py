@@ -69,6 +69,26 @@ async def test_a_decode_instance_takes_nobody_in(pool, evacuator, add_instance, 
     assert (await pool.held_states(["held"]))["held"].instance_id == "c"
 
 
+async def test_a_full_queue_of_the_other_candidate_keeps_nobody_on_a_lost_instance(
+    pool, evacuator, add_instance, reserve, value
+) -> None:
+    # given two held requests whose other candidate b has one place, and c, which has more to do
+    await add_instance("a", dispatch_window_tokens=1000)
+    await add_instance("b", dispatch_window_tokens=1000, max_queued_requests=1)
+    await add_instance("c", dispatch_window_tokens=1000)
+    for instance_id in "abc":
+        await reserve(f"running-{instance_id}", instance_id, 9000 if instance_id == "c" else 1000)
+    await reserve("r1", "a", other="b")
+    await reserve("r2", "a", other="b")
+    await pool.set_instance_state("a", InstanceState.DOWN)
+
+    await evacuator.tick()
+
+    after = await pool.held_states(["r1", "r2"])
+    assert (after["r1"].instance_id, after["r2"].instance_id) == ("b", "c")
+    assert value("dualmap_worker_migrations_total", reason="instance_down", status="queue_full") == 0
+
+
 async def test_what_waits_for_a_draining_instance_moves_and_what_runs_there_stays(
     pool, evacuator, add_instance, reserve
 ) -> None:
