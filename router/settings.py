@@ -39,7 +39,7 @@ class RouterSettings(BaseModel):
     max_requests: int = Field(4096, ge=1, description="requests in flight and held on this replica at most")
     max_connections: int = Field(8192, ge=1, description="client connections at most")
     max_body_bytes: int = Field(32 << 20, ge=1024, description="largest request body, bytes")
-    max_header_bytes: int = Field(64 << 10, ge=1024, description="largest request head, bytes")
+    max_header_bytes: int = Field(64 << 10, ge=1024, description="largest request head, and largest trailer, bytes")
     max_headers: int = Field(128, ge=8, description="header fields of a request at most")
     buffer_bytes: int = Field(256 << 10, ge=4096, description="bytes buffered per direction before reading stops")
     upstream_idle_connections: int = Field(256, ge=0, description="idle connections kept per instance at most")

@@ -70,6 +70,8 @@ class RequestReader:
         self._max_headers = max_headers
         self._parser = httptools.HttpRequestParser(self)
         self._complete: list[Request] = []
+        self._seen = False
+        """The present feed made the parser hand over a head, a piece of a body or the end of a request."""
         self._request: Request | None = None
         self._upgrading = False
         self.reading = False
@@ -86,7 +88,7 @@ class RequestReader:
         self._fields: list[Header] = []
         self._field_count = 0
         self._head_bytes = 0
-        self._fed_in_head = 0
+        self._fed_unseen = 0
         self._head_done = False
         self._body_parts: list[bytes] = []
         self._body_bytes = 0
@@ -96,15 +98,27 @@ class RequestReader:
     def feed(self, data: bytes) -> list[Request]:
         """Read on; returns the requests completed by ``data`` (which may be several, or none)."""
         self._complete = []
+        self._seen = False
         left = data
         while left:
             left = self._parse(left)
-        # A field that never ends grows inside the parser, unseen by on_header: count what was fed.
-        if self.reading and not self._head_done and not self._complete and not self.stopped:
-            self._fed_in_head += len(data)
-            if self._fed_in_head > self._max_header_bytes:
-                self._stop(HeadersTooLargeError(f"the request head is over {self._max_header_bytes} bytes"))
+        if self.reading and not self._seen and not self.stopped:
+            self._count_unseen(len(data))
         return self._complete
+
+    def _count_unseen(self, fed_bytes: int) -> None:
+        """A field that never ends, of the head or of a trailer, grows inside the parser, unseen by on_header: count
+        what was fed since the parser last handed over what it had."""
+        self._fed_unseen += fed_bytes
+        if self._fed_unseen > self._max_header_bytes:
+            part = "trailer" if self._head_done else "head"
+            refused = self._request.refusal if self._request is not None else None
+            self._stop(refused or HeadersTooLargeError(f"the request {part} is over {self._max_header_bytes} bytes"))
+
+    def _handed_over(self) -> None:
+        """The parser keeps nothing of what was fed so far, but for the end of the present feed."""
+        self._seen = True
+        self._fed_unseen = 0
 
     def _parse(self, data: bytes) -> bytes:
         """Feed the parser; returns what must be fed again."""
@@ -171,6 +185,7 @@ class RequestReader:
             self._fields.append((name.lower(), value.rstrip()))
 
     def on_headers_complete(self) -> None:
+        self._handed_over()
         self._head_done = True
         request = self._head()
         self._check_framing(request)
@@ -188,6 +203,7 @@ class RequestReader:
         self.expects_continue = request.refusal is None and (request.get(b"expect") or b"").lower() == b"100-continue"
 
     def on_body(self, piece: bytes) -> None:
+        self._handed_over()
         request = self._request
         assert request is not None
         self._body_bytes += len(piece)
@@ -200,6 +216,7 @@ class RequestReader:
         self._body_parts.append(piece)
 
     def on_message_complete(self) -> None:
+        self._handed_over()
         if self._upgrading:
             return
         request = self._request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.errors import InvalidApiKeyError, RouterError
-from router.http.request_reader import DISCARDED_BODY_BYTES, MAX_PIPELINED_REQUESTS, Request, RequestReader
+from router.http.request_reader import DISCARDED_BODY_BYTES, MAX_PIPELINED_REQUESTS, Judge, Request, RequestReader
 
 POST = b"POST /p HTTP/1.1\r\nhost: h\r\n"
 
@@ -127,6 +127,28 @@ def test_a_field_that_never_ends_is_refused_while_it_grows() -> None:
         fed += 100
         assert fed < 4000
     assert status_of(subject.refusal) == 431
+
+
+@pytest.mark.parametrize(("judge", "status"), [(accept, 431), (refuse, 401)])
+@pytest.mark.parametrize("before", [b"", b"GET /before HTTP/1.1\r\nhost: h\r\n\r\n"])
+def test_a_trailer_that_never_ends_is_refused_while_it_grows(judge: Judge, status: int, before: bytes) -> None:
+    subject, fed = reader(judge), 0
+    subject.feed(before + POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nx: ")
+    while not subject.stopped:
+        assert subject.feed(b"y" * 100) == []
+        fed += 100
+        assert fed < 4000
+    assert status_of(subject.refusal) == status
+
+
+def test_a_body_in_many_small_chunks_of_many_pieces_does_not_count_as_trailer() -> None:
+    subject = reader()
+    subject.feed(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+    for _ in range(900):
+        for piece in (b"1\r\n", b"z", b"\r\n"):
+            assert subject.feed(piece) == []
+    [request] = subject.feed(b"0\r\n\r\n")
+    assert len(request.body) == 900 and not subject.stopped
 
 
 def test_a_long_body_in_many_pieces_does_not_count_as_head() -> None:
