@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from statestore.base import Lease, PoolStore
 from statestore.clock import Clock
-from statestore.errors import LeaseLostError, StoreUnavailableError
+from statestore.errors import LeaseLostError, StoreError
 from workers.loop import worth_logging
 from workers.metrics import WorkerMetrics
 
@@ -100,7 +100,7 @@ class Election:
             try:
                 async with asyncio.timeout(self._lease_s):
                     lease = await self._pool.acquire_lease(self._owner, self._lease_ms)
-            except (StoreUnavailableError, TimeoutError) as error:
+            except (StoreError, TimeoutError) as error:  # a store that refuses this client may be put right
                 failures += 1
                 if worth_logging(failures):
                     log.warning("cannot campaign pool=%s failures=%d error=%r", self._pool.name, failures, error)
@@ -145,7 +145,7 @@ class Election:
                     self._term = await self._renew(self._term)
                 except LeaseLostError:
                     return "lost"
-                except (StoreUnavailableError, TimeoutError) as error:
+                except (StoreError, TimeoutError) as error:
                     log.warning("cannot renew pool=%s worker=%s error=%r", self._pool.name, self._owner, error)
             await self._pause(self._lease_s / 12, work)
         return _ending(work)
@@ -176,7 +176,7 @@ class Election:
         try:
             async with asyncio.timeout(self._lease_s):
                 await self._pool.release_lease(lease)
-        except (StoreUnavailableError, LeaseLostError, TimeoutError) as error:
+        except (StoreError, TimeoutError) as error:
             log.warning("lease not released pool=%s worker=%s error=%r", self._pool.name, self._owner, error)
         else:
             log.info("lease released pool=%s worker=%s fence=%d", self._pool.name, self._owner, lease.fence)

@@ -16,7 +16,7 @@ from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.base import Reservation, ReserveStatus
-from statestore.errors import StoreUnavailableError
+from statestore.errors import StoreError, StoreUnavailableError
 from statestore.memory import MemoryPool, MemoryStore
 from workers.loop import LoopContext
 from workers.metrics import WorkerMetrics
@@ -74,11 +74,12 @@ async def settle() -> None:
 
 
 class FlakyPool:
-    """A pool that can be out of reach: every call then fails as a dead connection does."""
+    """A pool that can be out of reach: every call then fails as a dead connection does, unless told otherwise."""
 
     def __init__(self, pool: MemoryPool) -> None:
         self.name = pool.name
         self.away = False
+        self.error: StoreError = StoreUnavailableError("the store is away")
         self.calls: list[str] = []
         self._pool = pool
 
@@ -86,7 +87,7 @@ class FlakyPool:
         async def call(*arguments: Any, **named: Any) -> Any:
             self.calls.append(method)
             if self.away:
-                raise StoreUnavailableError("the store is away")
+                raise self.error
             return await getattr(self._pool, method)(*arguments, **named)
 
         return call

@@ -10,7 +10,7 @@ import pytest
 
 from scheduling.instance import InstanceState
 from statestore.base import Lease
-from statestore.errors import LeaseLostError
+from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError
 from workers.leader import Election, Step, Term, plan_tick
 
 LEASE_S = 3.0
@@ -153,6 +153,38 @@ async def test_a_worker_leads_again_when_the_store_comes_back(clock, flaky, camp
 
     assert office.active == 1
     assert office.fences[1] > office.fences[0]
+
+
+@pytest.mark.parametrize("error", [StoreConfigurationError("NOAUTH"), StoreError("no such command")], ids=repr)
+async def test_a_store_that_refuses_its_calls_ends_a_term_and_no_campaign(clock, flaky, campaign, error) -> None:
+    # given a leader and a campaigner whose calls a new master refuses
+    flaky.error = error
+    _, first_office, first_task = campaign(flaky, "w1")
+    _, second_office, second_task = campaign(flaky, "w2")
+    await clock.advance(0.1)
+    flaky.away = True
+
+    await clock.advance(LEASE_S * 3)
+    assert not first_task.done() and not second_task.done()
+    assert (first_office.active, second_office.active) == (0, 0), "stepped down when the lease may have run out"
+
+    flaky.away = False
+    await clock.advance(LEASE_S)
+    assert first_office.active + second_office.active == 1
+
+
+async def test_a_lease_that_cannot_be_released_does_not_keep_a_worker_from_stopping(clock, flaky, campaign) -> None:
+    flaky.error = StoreConfigurationError("NOPERM")
+    _, office, task = campaign(flaky, "w1")
+    await clock.advance(0.1)
+    flaky.away = True
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert office.active == 0
+    assert flaky.calls[-1] == "release_lease"
 
 
 async def test_what_a_suspended_leader_writes_after_its_lease_is_refused(clock, pool, campaign, add_instance) -> None:
