@@ -17,7 +17,8 @@ from router.http.request_reader import Judge, Request
 OPS_BODY_BYTES: Final = 1 << 20
 """Largest body of a request that the ASGI app serves."""
 
-_FORM_MODEL: Final = re.compile(rb'name="?model"?[ \t]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
+# Bounded throughout: whatever a body repeats, each place where a match could begin costs a few lines at most.
+_FORM_MODEL: Final = re.compile(rb'name="?model"?[ \t]{0,16}\r\n(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,256})\r\n')
 _FORM_SEARCH_BYTES: Final = 64 << 10
 _PROMPT_FIELDS: Final = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 _COUNTS: Final = ("max_tokens", "max_completion_tokens", "n")
@@ -123,6 +124,6 @@ def _check_prompt(body: Mapping[str, Any], name: str) -> None:
 
 
 def _form_model(body: bytes) -> str:
-    """The ``model`` field of a form (audio uploads); "" when its first part does not name one."""
+    """The ``model`` field of a form (audio uploads), with up to 8 header lines more; "" if the first 64 KB have none."""
     found = _FORM_MODEL.search(body, 0, _FORM_SEARCH_BYTES)
     return found.group(1).decode("utf-8", "replace").strip() if found else ""
