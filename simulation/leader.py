@@ -1,6 +1,9 @@
 """The leader's work in virtual time: hotness tree, triggered rebalancing and sweeps.
 
-The rules are the scheduling core's and the transitions the ledger's, as in a worker; only the waiting differs.
+The rules are the scheduling core's and the transitions the ledger's, as in a worker. The waiting differs, and two
+things that a worker does are left out. It evacuates instances that drain; here they serve what they hold. And it
+spares the store: it ignores triggers after one that led to no move until the next sweep, and pauses after a round for
+as long as that took.
 """
 
 from __future__ import annotations
