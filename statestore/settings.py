@@ -30,7 +30,9 @@ class InstanceSettings(BaseModel):
     url: str = Field(pattern=r"^https?://", description="base URL of the vLLM server")
     role: Role = Field(Role.MIXED, description="mixed, prefill or decode")
     prefill_tokens_per_s: float = Field(8000.0, gt=0, description="prior of the learned prefill rate")
-    kv_capacity_tokens: int = Field(1_000_000, gt=0, description="KV cache size in tokens")
+    kv_capacity_tokens: int = Field(
+        1_000_000, gt=0, description="KV cache size in tokens, until the instance reports its own"
+    )
     dispatch_window_tokens: int = Field(
         4096, gt=0, description="room for dispatched, unprefilled tokens: two engine batches (max_num_batched_tokens)"
     )

@@ -30,7 +30,8 @@ class Known:
 def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, InstanceSpec]) -> tuple[InstanceSpec, ...]:
     """What to enter when a worker starts: new instances, and known ones whose configuration changed.
 
-    A known instance keeps its state and the KV capacity it reported itself.
+    A known instance keeps its state, and its KV capacity: mostly that is what it said of itself when it became
+    ready, and the store does not tell such a figure from a configured one.
     """
     changed = []
     for instance in configured:
@@ -41,6 +42,19 @@ def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, Inst
         if wanted != known:
             changed.append(wanted)
     return tuple(changed)
+
+
+def kept_capacities(
+    configured: Iterable[InstanceSettings], stored: Mapping[str, InstanceSpec]
+) -> tuple[tuple[InstanceSettings, int], ...]:
+    """The known instances to which another KV capacity is given by configuration, each with the one it keeps."""
+    return tuple(
+        (instance, stored[instance.id].kv_capacity_tokens)
+        for instance in configured
+        if "kv_capacity_tokens" in instance.model_fields_set
+        and instance.id in stored
+        and stored[instance.id].kv_capacity_tokens != instance.kv_capacity_tokens
+    )
 
 
 def plan_tick(known: Known, now: Membership) -> tuple[InstanceSpec, ...]:
@@ -68,6 +82,8 @@ class Registrar:
         """Apply the configuration once, afterwards watch for lost state. Raises StoreUnavailableError."""
         now = await self._pool.membership()
         starting = self._known is None
+        if starting:
+            self._tell_kept_capacities(now)
         missing = plan_start(self._configured, now.instances) if self._known is None else plan_tick(self._known, now)
         if missing and not starting:
             log.warning(
@@ -79,6 +95,16 @@ class Registrar:
             await self._enter_owed("start" if starting else "restored")
             now = await self._pool.membership()
             self._known = Known(now.epoch, now.instances)
+
+    def _tell_kept_capacities(self, now: Membership) -> None:
+        for instance, kept_tokens in kept_capacities(self._configured, now.instances):
+            log.info(
+                "capacity kept pool=%s instance=%s configured_tokens=%d kept_tokens=%d",
+                self._pool.name,
+                instance.id,
+                instance.kv_capacity_tokens,
+                kept_tokens,
+            )
 
     async def _enter_owed(self, cause: str) -> None:
         for instance_id, spec in tuple(self._owed.items()):

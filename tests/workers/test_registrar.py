@@ -73,6 +73,23 @@ async def test_a_changed_configuration_reaches_a_known_instance_and_keeps_what_w
     assert plan_start([moved], {"a": known}) == (replace(known, url="http://elsewhere:8000"),)
 
 
+async def test_a_capacity_that_is_configured_anew_is_kept_as_reported_and_the_log_says_so(
+    pool, registrar_of, caplog
+) -> None:
+    await registrar_of(pool).tick()
+    await pool.put_instance(replace(A.spec(), kv_capacity_tokens=123_456))
+    caplog.set_level("INFO")
+    caplog.clear()
+
+    await registrar_of(pool, PoolSettings(instances=(A, B.model_copy(update={"kv_capacity_tokens": 777})))).tick()
+
+    stored = (await pool.membership()).instances
+    assert (stored["a"].kv_capacity_tokens, stored["b"].kv_capacity_tokens) == (123_456, 500_000)
+    assert caplog.messages == ["capacity kept pool=default instance=b configured_tokens=777 kept_tokens=500000"], (
+        "of a, whose capacity is not configured, there is nothing to say"
+    )
+
+
 async def test_a_store_that_comes_back_empty_gets_back_what_was_there(
     pool, clock, scheduling, registrar_of, value
 ) -> None:
