@@ -122,3 +122,17 @@ def read_slo_s(header: str | None) -> float | None:
     if not 0.0 < slo_s <= MAX_SLO_S:
         raise InvalidRequestError(f"x-slo-ttft-ms must be milliseconds above 0 and up to {MAX_SLO_S * 1000:.0f}")
     return slo_s
+
+
+def read_count(body: Mapping[str, Any], param: str) -> int | None:
+    """The count in a field of the body (``max_tokens``, ``n``); None when it is absent or null.
+
+    Raises:
+        InvalidRequestError: not an integer, or below 0.
+    """
+    count = body.get(param)
+    if count is None:
+        return None
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise InvalidRequestError(f"{param} must be an integer, 0 or more", param=param)
+    return count

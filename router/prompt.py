@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
-from router.ask import Ask
+from router.ask import Ask, read_count
 from router.errors import InvalidRequestError
 from scheduling.blocks import BlockRule, TextPrompt, cache_seed
 from scheduling.chain import Chain
 from scheduling.errors import PromptError
 from scheduling.prompt import chat_prompt, completion_prompt
 from scheduling.values import value
+
+MAX_EXPECTED_OUTPUT_TOKENS: Final = 32_768
+"""What an answer is expected to take at most, whatever its request allows: a limit is no forecast, and this is as long
+as the answers of reasoning models get. An instance's KV capacity would be no bound: one request that names a limit
+beyond it would make the instance look full to the whole fleet for as long as it runs. The instance gets the limit as
+it was sent."""
 
 
 @value
@@ -21,6 +27,7 @@ class ReadPrompt:
     text_bytes: int | None
     """Length of the rendered text; None for token ids, which teach nothing about bytes per token."""
     expected_output_tokens: int
+    """Enters the shared load: the request's limit, at most ``MAX_EXPECTED_OUTPUT_TOKENS``, or the configured guess."""
 
 
 def read_prompt(
@@ -40,7 +47,8 @@ def read_prompt(
     seed = _unsalted_seed(model, lora) if salt is None else cache_seed(model, lora, salt)
     chain = rule.chain(prompt, seed, bytes_per_token)
     text_bytes = len(prompt.data) if isinstance(prompt, TextPrompt) else None
-    return ReadPrompt(chain, text_bytes, _output_limit(body) or default_output_tokens)
+    output_tokens = min(_output_limit(body) or 0, MAX_EXPECTED_OUTPUT_TOKENS)
+    return ReadPrompt(chain, text_bytes, output_tokens or default_output_tokens)
 
 
 @lru_cache(maxsize=1024)
@@ -58,10 +66,7 @@ def _cache_salt(body: Mapping[str, Any]) -> str | None:
 
 def _output_limit(body: Mapping[str, Any]) -> int | None:
     for param in ("max_completion_tokens", "max_tokens"):
-        limit = body.get(param)
-        if limit is None:
-            continue
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-            raise InvalidRequestError(f"{param!r} must be a number of tokens", param=param)
-        return limit
+        limit = read_count(body, param)
+        if limit is not None:
+            return limit
     return None

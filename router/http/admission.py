@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.ask import Ask, read_slo_s
+from router.ask import Ask, read_count, read_slo_s
 from router.errors import InvalidApiKeyError, InvalidRequestError, MethodNotAllowedError
 from router.http.paths import is_inference, needs_api_key
 from router.http.request_reader import Judge, Request
@@ -118,12 +118,10 @@ def _check_prompt(body: Mapping[str, Any], name: str) -> None:
     elif not isinstance(value, str | list) or not value:
         raise InvalidRequestError("prompt must be a non-empty string or array", param=name)
     for count in _COUNTS:
-        number = body.get(count)
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
-            raise InvalidRequestError(f"{count} must be an integer", param=count)
+        read_count(body, count)
 
 
 def _form_model(body: bytes) -> str:
-    """The ``model`` field of a form (audio uploads), with up to 8 header lines more; "" if the first 64 KB have none."""
+    """The ``model`` field of a form (audio uploads), with up to 8 more header lines; "" if 64 KB have none."""
     found = _FORM_MODEL.search(body, 0, _FORM_SEARCH_BYTES)
     return found.group(1).decode("utf-8", "replace").strip() if found else ""

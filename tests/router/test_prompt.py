@@ -34,6 +34,11 @@ def test_the_output_limit_of_the_request_counts_else_the_configured_guess(tools:
     assert read(tools, prompt="x", max_tokens=9, max_completion_tokens=7).expected_output_tokens == 7
 
 
+def test_a_limit_beyond_any_answer_is_expected_to_be_no_more_than_a_long_answer(tools: Any) -> None:
+    assert read(tools, prompt="x", max_tokens=32_768).expected_output_tokens == 32_768
+    assert read(tools, prompt="x", max_tokens=1_000_000_000).expected_output_tokens == 32_768
+
+
 def test_chat_and_completions_are_read_by_their_own_rules(tools: Any) -> None:
     chat = read(tools, "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
     assert chat.chain.prompt_tokens >= 1
@@ -56,3 +61,4 @@ def test_an_output_limit_that_is_no_number_of_tokens_is_refused(tools: Any, limi
     with pytest.raises(InvalidRequestError) as refused:
         read(tools, prompt="x", max_tokens=limit)
     assert refused.value.param == "max_tokens"
+    assert "0 or more" in refused.value.message

@@ -77,6 +77,8 @@ def test_an_ask_is_what_the_request_says() -> None:
         (chat(messages=["hi"]), "messages"),
         (chat(stream="yes"), "stream"),
         (chat(max_tokens="5"), "max_tokens"),
+        (chat(max_tokens=-1), "max_tokens"),
+        (chat(max_completion_tokens=1.5), "max_completion_tokens"),
         (chat(n=True), "n"),
     ],
 )
