@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise PlottingUnavailableError("plots need matplotlib: pip install 'dualmap-fleet[evaluation]'") from error
+        raise PlottingUnavailableError(f"plots need matplotlib: {sys.executable} -m pip install matplotlib") from error
 
 
 def svg(draw: Draw, *, width: float = 5.2, height: float = 3.4) -> str:

@@ -1,4 +1,5 @@
 import builtins
+import re
 import sys
 from collections.abc import Mapping
 
@@ -49,5 +50,6 @@ def test_without_matplotlib_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(builtins, "__import__", refuse)
     monkeypatch.delitem(sys.modules, "matplotlib", raising=False)
 
-    with pytest.raises(plots.PlottingUnavailableError, match=r"pip install 'dualmap-fleet\[evaluation\]'"):
+    way_out = f"{sys.executable} -m pip install matplotlib"
+    with pytest.raises(plots.PlottingUnavailableError, match=re.escape(way_out)):
         plots.require_matplotlib()
