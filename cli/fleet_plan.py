@@ -15,6 +15,7 @@ from cli.processes import ChildSpec
 from cli.settings import Settings
 from simulation.settings import EmulatorSettings
 from simulation.time_scale import scaled_scheduling
+from statestore.resolve import without_password
 from statestore.settings import InstanceSettings, PoolSettings
 
 # Stages in which children stop: whoever takes requests first, whoever serves them last.
@@ -43,7 +44,7 @@ class FleetPlan:
     ops_ports: tuple[int, ...]
     """Each replica's own port, in order."""
     store_shown_as: str
-    """The store's URL for people."""
+    """The store's URL for people, without a password."""
 
     @property
     def endpoint(self) -> str:
@@ -83,7 +84,7 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
         "emulator": emulator,
     }
     children = _children(config_file, size, ops_ports, emulated)
-    return FleetPlan(settings.model_copy(update=changed), children, ops_ports, settings.store.url)
+    return FleetPlan(settings.model_copy(update=changed), children, ops_ports, without_password(settings.store.url))
 
 
 def _children(config_file: str, size: FleetSize, ops_ports: Sequence[int], emulated: bool) -> tuple[ChildSpec, ...]:

@@ -19,6 +19,7 @@ from statestore.base import PoolSnapshot, Store
 from statestore.connect import open_store
 from statestore.errors import StoreError
 from statestore.keys import PoolKeys
+from statestore.resolve import without_password
 
 _RAW_SCHEMES = ("redis", "rediss", "unix")
 _VIEW_HELP = {
@@ -107,7 +108,8 @@ class RawPool:
         import redis
 
         if settings.store.url.partition("://")[0] not in _RAW_SCHEMES:
-            raise CommandError(f"this view reads Redis itself and needs a redis:// URL, not {settings.store.url!r}")
+            shown = without_password(settings.store.url)
+            raise CommandError(f"this view reads Redis itself and needs a redis:// URL, not {shown!r}")
         self._client: Any = redis.Redis.from_url(
             settings.store.url,
             socket_connect_timeout=settings.store.connect_timeout_s,

@@ -29,8 +29,8 @@ One tree of settings serves every command. A value is taken from the first of th
 
 Lists are JSON (`--pools '[{"name": "default"}]'`) or, for plain values, separated by commas. A wrong value or an
 unknown name stops the start with exit code 2 and a message that names the setting and where it came from.
-`dualmap settings` prints the values in effect. Replicas, workers and emulator of one fleet should be given the same
-file: `scheduling`, `store` and `pools` must agree.
+`dualmap settings` prints the values in effect, keys and passwords hidden. Replicas, workers and emulator of one fleet
+should be given the same file: `scheduling`, `store` and `pools` must agree.
 """
 
 
@@ -60,8 +60,17 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     else:
         import yaml
 
-        print(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), end="")
+        print(yaml.safe_dump(shown(settings), sort_keys=False), end="")
     return 0
+
+
+def shown(settings: Settings) -> dict[str, Any]:
+    """The settings as plain data for people: keys and the store's password are hidden."""
+    from statestore.resolve import without_password
+
+    tree = settings.model_dump(mode="json")
+    tree["store"]["url"] = without_password(settings.store.url)
+    return tree
 
 
 def markdown() -> str:

@@ -68,7 +68,7 @@ def resolver_of(url: str, timeout_s: float) -> Resolver:
         host, port = nodes[0]
         return Direct(replace(base, host=host, port=port, db=int(path[0]) if path else 0))
     except ValueError as error:
-        raise StoreConfigurationError(f"store URL {_without_password(url)!r}: {error}") from error
+        raise StoreConfigurationError(f"store URL {without_password(url)!r}: {error}") from error
 
 
 def _nodes(netloc: str, default_port: int) -> list[tuple[str, int]]:
@@ -88,7 +88,8 @@ def _tls(query: dict[str, list[str]]) -> ssl.SSLContext:
     return context
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
+    """A store URL as it may be shown: its user and password hidden."""
     credentials, at, rest = url.rpartition("@")
     return f"{credentials.partition('://')[0]}://***@{rest}" if at else url
 

@@ -91,3 +91,10 @@ def test_secrets_reach_the_children_and_the_file_can_be_read_back() -> None:
     tree = settings("--router.api_keys", "one,two", "--router.admin_key", "boss")
     again = Settings.model_validate(yaml.safe_load(yaml.safe_dump(plain(tree))))
     assert again == tree
+
+
+def test_the_store_is_shown_without_its_password_and_used_with_it() -> None:
+    url = "redis://fleet:hunter2@store:6379/0"
+    plan = plan_fleet(settings("--store.url", url), SIZE, (), "f")
+    assert plan.store_shown_as == "redis://***@store:6379/0"
+    assert plan.settings.store.url == url

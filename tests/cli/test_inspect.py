@@ -107,3 +107,10 @@ def test_a_pool_that_the_store_does_not_know_is_an_error_that_says_where_it_look
 def test_a_store_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "kv", "a", "--store.url", "redis://127.0.0.1:1/0"]) == 1
     assert "the store does not answer" in capsys.readouterr().err
+
+
+def test_an_error_names_the_store_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "hot", "--store.url", "redis+cluster://fleet:hunter2@store:7000"]) == 1
+    said = capsys.readouterr().err
+    assert "store:7000" in said
+    assert "hunter2" not in said

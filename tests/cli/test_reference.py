@@ -32,9 +32,11 @@ def test_nested_lists_are_listed_with_their_items() -> None:
 def test_the_settings_in_effect_are_printed_as_a_file_that_can_be_read_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["settings", "--router.port", "1234", "--router.admin_key", "hunter2"]) == 0
+    secrets = ["--router.admin_key", "hunter2", "--store.url", "redis://fleet:hunter2@store:6379/0"]
+    assert main(["settings", "--router.port", "1234", *secrets]) == 0
 
     printed = capsys.readouterr().out
 
     assert "hunter2" not in printed
+    assert "store:6379/0" in printed
     assert Settings.model_validate(yaml.safe_load(printed)).router.port == 1234

@@ -16,7 +16,7 @@ from statestore.embedded import EmbeddedValkey, server_binary
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
-from statestore.resolve import resolver_of
+from statestore.resolve import resolver_of, without_password
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, reservation
 
@@ -148,3 +148,17 @@ def form_cluster(nodes: list[tuple[redis.Redis, int]]) -> None:
     while any(client.cluster("info").get("cluster_state") != "ok" for client, _ in nodes):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://store:6379/0", "redis://store:6379/0"),
+        ("redis://:hunter2@store", "redis://***@store"),
+        ("rediss+sentinel://fleet:hunt@er2@one:1,two:2/MASTER", "rediss+sentinel://***@one:1,two:2/MASTER"),
+        ("unix://fleet:hunter2@/run/store.sock?db=1", "unix://***@/run/store.sock?db=1"),
+        ("memory://", "memory://"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert without_password(url) == shown
