@@ -62,8 +62,3 @@ def compute_s(load: InstanceLoad, uncached_tokens: int) -> float:
 def expected_ttft_s(load: InstanceLoad, uncached_tokens: int, decode_stall_s: float = DECODE_STALL_S) -> float:
     """TTFT of a request that would queue last on the instance."""
     return queueing_s(load, decode_stall_s) + uncached_tokens / load.prefill_tokens_per_s
-
-
-def ttft_slo_threshold(load: InstanceLoad, slo_s: float) -> int:
-    """Tokens the instance can prefill within the SLO: pending and own tokens beyond it will be late."""
-    return int(slo_s * load.prefill_tokens_per_s)

@@ -2,13 +2,11 @@
 
 Every request's prefill costs at least the arithmetic of its uncached tokens, with the hit that one endless cache
 shared by all instances would give it. N instances can do N seconds of it a second. Decoding, step overheads and
-waiting are left out of the on-time bounds, so these are above what is possible, never below. The sustainable rate
+waiting are left out of the bound of goodput, so it is above what is possible, never below. The sustainable rate
 adds each request's own decoding: above it queues grow without end, whatever the order.
 """
 
 from __future__ import annotations
-
-from itertools import accumulate
 
 from simulation.engine_types import EngineConfig
 from simulation.generators.calibration import cached_tokens_if_infinite
@@ -25,15 +23,6 @@ def prefill_costs_s(trace: Trace, engine: EngineConfig, skip: int = 0) -> list[f
         + costs.attention_pair_s * attention_pairs(hit, request.input_tokens - hit)
         for request, hit in zip(trace.requests[skip:], cached[skip:], strict=True)
     ]
-
-
-def on_time_bound(trace: Trace, engine: EngineConfig, instances: int, slo_s: float, skip: int = 0) -> float:
-    """No more than this share of the trace, at its own rate, can be on time: the cheapest requests that fit."""
-    costs_s = sorted(prefill_costs_s(trace, engine, skip))
-    span_s = trace.requests[-1].arrival_s - trace.requests[skip].arrival_s
-    budget_s = instances * (span_s + slo_s)
-    served = sum(total_s <= budget_s for total_s in accumulate(costs_s))
-    return served / len(costs_s)
 
 
 def goodput_bound(

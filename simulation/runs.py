@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
@@ -67,15 +67,3 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     Thread(target=watch, daemon=True).start()
-
-
-def run_all(
-    jobs: Iterable[RunJob], workers: int, on_done: Callable[[RunResult], None] | None = None
-) -> list[RunResult]:
-    """The results in the order of the jobs; ``on_done`` hears of each as it comes."""
-    results: list[RunResult] = []
-    for result in map_jobs(run_job, list(jobs), workers):
-        results.append(result)
-        if on_done is not None:
-            on_done(result)
-    return results

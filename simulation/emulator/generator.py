@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -47,13 +46,11 @@ class Generation:
 class Generator:
     """Runs one engine. Everything happens on one event loop; no call blocks."""
 
-    def __init__(self, settings: EmulatorSettings, *, on_cache_event: Callable[[Event], None] | None = None) -> None:
-        """``on_cache_event`` is told what enters and leaves the prefix cache."""
+    def __init__(self, settings: EmulatorSettings) -> None:
         self.config = settings.engine_config()
         self.clock = EngineClock(time.monotonic, settings.time_scale)
         self._settings = settings
-        self._on_cache_event = on_cache_event
-        self._engine = Engine(self.config, record_cache=on_cache_event is not None)
+        self._engine = Engine(self.config)
         self.metrics = InstanceMetrics(settings.served_model, self.config, self._engine.statistics)
         self._text = AnswerText()
         self._ids = count()
@@ -184,10 +181,6 @@ class Generator:
 
     # events -------------------------------------------------------------------------------------------------
     def _handle(self, event: Event) -> None:
-        if event.kind in (EventKind.STORED, EventKind.EVICTED):
-            if self._on_cache_event is not None:
-                self._on_cache_event(event)
-            return
         generation = self._generations.get(event.request_id)
         if generation is None:
             return

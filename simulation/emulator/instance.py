@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from simulation.emulator.connection import Connections, HttpConnection
 from simulation.emulator.endpoints import Endpoints
 from simulation.emulator.generator import Generator
-from simulation.engine_types import Event
 from simulation.settings import EmulatorSettings
 
 PORT_CLOSES_AFTER_S = 0.2
@@ -22,10 +20,8 @@ CLOSE_TIMEOUT_S = 2.0
 class EmulatedInstance:
     """Owns a listening socket and all its connections."""
 
-    def __init__(
-        self, settings: EmulatorSettings, port: int, *, on_cache_event: Callable[[Event], None] | None = None
-    ) -> None:
-        self.generator = Generator(settings, on_cache_event=on_cache_event)
+    def __init__(self, settings: EmulatorSettings, port: int) -> None:
+        self.generator = Generator(settings)
         self.endpoints = Endpoints(settings, self.generator, self.die)
         self._settings = settings
         self._port = port

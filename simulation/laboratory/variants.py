@@ -47,10 +47,6 @@ class Variant:
     scheduling: SchedulingSettings
     options: ScenarioOptions = field(default_factory=ScenarioOptions)
 
-    @property
-    def is_fifo(self) -> bool:
-        return self.scheduling.granting_order == "fifo"
-
     def scenario(self, engine: EngineConfig, instances: int, skip_requests: int) -> Scenario:
         return Scenario(
             scheduling=self.scheduling,

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.ttft import compute_s, expected_ttft_s, queueing_s, stall_s, ttft_slo_threshold
+from scheduling.ttft import compute_s, expected_ttft_s, queueing_s, stall_s
 
 
 def load(*, pending: int = 0, stalled_s: float = 0.0) -> InstanceLoad:
@@ -23,10 +23,3 @@ def test_a_decode_bottleneck_adds_its_silence_once_it_is_long_enough() -> None:
     assert expected_ttft_s(load(pending=2000, stalled_s=3.0), 0) == 4.0
     assert expected_ttft_s(load(pending=2000, stalled_s=1.5), 0, decode_stall_s=1.0) == 2.5
     assert (stall_s(load(stalled_s=2.9)), stall_s(load(stalled_s=7.0))) == (0.0, 7.0)
-
-
-def test_the_threshold_is_what_the_instance_can_prefill_within_the_slo() -> None:
-    threshold = ttft_slo_threshold(load(), slo_s=5.0)
-
-    assert threshold == 10_000
-    assert expected_ttft_s(load(pending=threshold - 500), 500) == 5.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scheduling.settings import SchedulingSettings
 from simulation.presets import find_preset
-from simulation.runs import RunJob, map_jobs, run_all
+from simulation.runs import RunJob, map_jobs, run_job
 from simulation.scenario import Scenario
 from simulation.sources import TraceSource
 
@@ -31,16 +31,10 @@ def test_runs_in_processes_give_what_runs_here_give_in_the_order_of_the_jobs() -
     small = TraceSource("uniform", requests=60)
     jobs = [RunJob(small, SCENARIO, rate) for rate in (8.0, 2.0, 5.0)]
 
-    assert run_all(jobs, workers=2) == run_all(jobs, workers=1)
-    assert [round(result.rate_per_s) for result in run_all(jobs, workers=1)] == [8, 2, 5]
+    here = list(map_jobs(run_job, jobs, workers=1))
 
-
-def test_each_result_is_told_as_it_comes() -> None:
-    heard: list[float] = []
-
-    run_all([RunJob(TraceSource("uniform", requests=20), SCENARIO, 2.0)], 1, lambda r: heard.append(r.rate_per_s))
-
-    assert len(heard) == 1
+    assert list(map_jobs(run_job, jobs, workers=2)) == here
+    assert [round(result.rate_per_s) for result in here] == [8, 2, 5]
 
 
 def test_an_error_in_a_process_reaches_the_caller() -> None:
