@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from router.errors import InvalidRequestError
+from scheduling.breaker import is_server_fault
 from scheduling.values import value
 
 # Paths whose prompts are scheduled; every other path is passed to any suitable instance of the pool.
@@ -77,7 +78,7 @@ class InstanceFailure:
     @property
     def server_fault(self) -> bool:
         """True when the instance is to blame: it counts for the circuit breaker. 4xx never do."""
-        return self.kind is not FailureKind.STATUS or (self.status or 500) >= 500
+        return self.kind is not FailureKind.STATUS or is_server_fault(self.status)
 
     @property
     def wasted_work(self) -> bool:

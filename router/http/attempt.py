@@ -8,6 +8,7 @@ from typing import Final
 from router.ask import FailureKind, InstanceFailure
 from router.http.heads import Header
 from router.http.sse import NO_ENDING, Ending, event_object, is_error
+from scheduling.breaker import is_server_fault
 from scheduling.values import value
 
 _RETRIED_STATUS: Final = frozenset({408, 429})
@@ -15,7 +16,7 @@ _RETRIED_STATUS: Final = frozenset({408, 429})
 
 def is_retried(status: int) -> bool:
     """True for a status that another instance may spare the client: 408, 429 and all of 5xx."""
-    return status >= 500 or status in _RETRIED_STATUS
+    return is_server_fault(status) or status in _RETRIED_STATUS
 
 
 @dataclass(frozen=True, slots=True)
