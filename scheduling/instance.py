@@ -77,7 +77,7 @@ class InstanceLoad:
     hit_blocks: int = 0
     """Blocks at the head of the chain in question that the instance is believed to hold."""
     late_tokens: int = 0
-    """The part of ``pending_tokens`` whose requests stepped behind: they wait until nobody on time does."""
+    """The part of ``pending_tokens`` that nobody on time waits for, see ``scheduling.queue_order.behind_tokens``."""
     ttft_weights: Weights = PRIOR_WEIGHTS
     """What the instance's first tokens have taught so far, see ``scheduling.ttft_model``."""
 

@@ -32,13 +32,21 @@ class Waiting(NamedTuple):
     uncached_tokens: int
 
 
+class Pick(NamedTuple):
+    """Whom to grant next, and what that plan means for the others."""
+
+    position: int
+    aside_tokens: int
+    """Uncached tokens of the others that stepped aside: they will not be ahead of anybody on time."""
+
+
 def steps_behind(request: Waiting, now_ms: int, tokens_per_s: float) -> bool:
     """Whether the deadline would pass before the first token even if the request were next on an idle instance."""
     return now_ms + request.uncached_tokens * 1000 / tokens_per_s > request.deadline_ms
 
 
-def pick_on_time(queue: Sequence[Waiting], now_ms: int, dispatched_tokens: int, tokens_per_s: float) -> int:
-    """Position of the request to grant next; the queue is in order of deadline and not empty.
+def pick_on_time(queue: Sequence[Waiting], now_ms: int, dispatched_tokens: int, tokens_per_s: float) -> Pick:
+    """The request to grant next; the queue is in order of deadline and not empty.
 
     Moore-Hodgson over the first ``PLANNED_REQUESTS``, behind the tokens already dispatched: the first of those that
     the plan keeps on time. If it keeps none, the one with the fewest tokens, which is the likeliest to make it after
@@ -47,6 +55,7 @@ def pick_on_time(queue: Sequence[Waiting], now_ms: int, dispatched_tokens: int, 
     end_ms = now_ms + dispatched_tokens * 1000 / tokens_per_s
     kept: list[tuple[int, int]] = []
     aside: set[int] = set()
+    aside_tokens = 0
     planned = queue[:PLANNED_REQUESTS]
     for position, request in enumerate(planned):
         heappush(kept, (-request.uncached_tokens, -position))
@@ -55,9 +64,19 @@ def pick_on_time(queue: Sequence[Waiting], now_ms: int, dispatched_tokens: int, 
             longest_tokens, longest = heappop(kept)
             end_ms += longest_tokens * 1000 / tokens_per_s
             aside.add(-longest)
+            aside_tokens -= longest_tokens
     if kept:
-        return next(position for position in range(len(planned)) if position not in aside)
-    return min(range(len(planned)), key=lambda position: planned[position].uncached_tokens)
+        return Pick(next(position for position in range(len(planned)) if position not in aside), aside_tokens)
+    shortest = min(range(len(planned)), key=lambda position: planned[position].uncached_tokens)
+    return Pick(shortest, aside_tokens - planned[shortest].uncached_tokens)
+
+
+def behind_tokens(pending_tokens: int, dispatched_tokens: int, late_tokens: int, aside_tokens: int) -> int:
+    """The part of an instance's pending tokens that a new request on time need not wait for.
+
+    That of requests that stepped behind, and of those that the last plan set aside, as far as they still wait.
+    """
+    return late_tokens + min(aside_tokens, pending_tokens - dispatched_tokens - late_tokens)
 
 
 def is_calm(earliest_deadline_ms: int, now_ms: int, on_time_tokens: int, tokens_per_s: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.load_window import LoadWindow
 from scheduling.prefill_rate import PrefillRate, prefill_busy_s
+from scheduling.queue_order import behind_tokens
 from scheduling.ttft_model import TtftModel
 from statestore.base import RequestState
 from statestore.ledger.kv import KvMetadata
@@ -18,6 +19,7 @@ class InstanceAccount:
     """The sums of one instance, kept equal to the sums over its requests by the methods that move them."""
 
     __slots__ = (
+        "aside_tokens",
         "context_tokens",
         "dispatched_tokens",
         "kv",
@@ -39,6 +41,8 @@ class InstanceAccount:
         self.pending_tokens = 0
         self.dispatched_tokens = 0
         self.late_tokens = 0
+        self.aside_tokens = 0
+        """Of queued requests that the last plan set aside, see ``scheduling.queue_order``."""
         self.context_tokens = 0
         self.window = LoadWindow()
         self.rate = PrefillRate.prior(spec.prefill_tokens_per_s)
@@ -165,7 +169,10 @@ class InstanceAccount:
         """Queueing time of the on-time work in seconds; up to a millisecond more the fuller KV memory is."""
         spec = self.spec
         kv_usage = min(1.0, self.context_tokens / max(1, spec.kv_capacity_tokens))
-        return (self.pending_tokens - self.late_tokens) / self.rate.tokens_per_s + kv_usage / 1000
+        return (self.pending_tokens - self._behind_tokens()) / self.rate.tokens_per_s + kv_usage / 1000
+
+    def _behind_tokens(self) -> int:
+        return behind_tokens(self.pending_tokens, self.dispatched_tokens, self.late_tokens, self.aside_tokens)
 
     def load(self, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
         spec = self.spec
@@ -184,6 +191,6 @@ class InstanceAccount:
             max(0, stalled_ms) / 1000,
             spec.kv_capacity_tokens,
             hit_blocks,
-            self.late_tokens,
+            self._behind_tokens(),
             self.ttft_model.weights,
         )

@@ -105,9 +105,10 @@ class DeadlineOrder:
         requests = list(account.queue)
         waiting = [_waiting(request) for request in requests]
         while requests and account.has_room():
-            position = 0
+            position, account.aside_tokens = 0, 0
             if len(requests) > 1:
-                position = pick_on_time(waiting, now_ms, account.dispatched_tokens, account.rate.tokens_per_s)
+                tokens_per_s = account.rate.tokens_per_s
+                position, account.aside_tokens = pick_on_time(waiting, now_ms, account.dispatched_tokens, tokens_per_s)
             del waiting[position]
             yield _dispatched(account, requests.pop(position), now_ms)
 

@@ -13,6 +13,7 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from scheduling.load_window import decayed_tokens
 from scheduling.prefill_rate import learned_tokens_per_s
+from scheduling.queue_order import behind_tokens
 from scheduling.ttft_model import PRIOR_WEIGHTS
 from statestore.base import Grant, Lease, Observation, ReplicaInfo, RequestRecord, RequestState, Reservation
 from statestore.ledger.replicas import RETIRED
@@ -34,6 +35,7 @@ LOAD_FIELDS = (
     "kv_capacity_tokens",
     "late_tokens",
     "late_requests",
+    "aside_tokens",
     "ttft_weights",
 )
 """The fields of an account that ``shared/load.lua`` reads, in its order."""
@@ -131,6 +133,7 @@ def load_from(instance_id: str, figures: Sequence[Any], now_ms: int) -> Instance
         kv_capacity_tokens,
         late_tokens,
         late_requests,
+        aside_tokens,
         ttft_weights,
         queued_requests,
         running_requests,
@@ -151,7 +154,7 @@ def load_from(instance_id: str, figures: Sequence[Any], now_ms: int) -> Instance
         max(0, now_ms - max(last_prefill_ms, work_since_ms)) / 1000 if pending_tokens > 0 else 0.0,
         kv_capacity_tokens,
         hit_blocks,
-        late_tokens,
+        behind_tokens(pending_tokens, dispatched_tokens, late_tokens, aside_tokens),
         PRIOR_WEIGHTS if ttft_weights is None else tuple(ttft_weights),
     )
 

@@ -23,7 +23,8 @@ local behind = {}
 for index, request in ipairs(waiting) do
   behind[index] = steps_behind(request.deadline_ms, request.uncached_tokens, now_ms, rate) and 1 or 0
 end
-return { pick_on_time(waiting, now_ms, dispatched_tokens, rate) - 1, behind }
+local position, aside_tokens = pick_on_time(waiting, now_ms, dispatched_tokens, rate)
+return { position - 1, aside_tokens, behind }
 """
 
 Queue = list[tuple[int, int]]
@@ -45,9 +46,9 @@ def assert_same(lua: Any, queue: Queue, dispatched_tokens: int, rate: float) -> 
     waiting = [Waiting(NOW_MS + due_ms, tokens) for due_ms, tokens in sorted(queue)]
     arguments = [part for request in waiting for part in request]
 
-    picked, behind = lua(args=[NOW_MS, dispatched_tokens, repr(rate), *arguments])
+    picked, aside_tokens, behind = lua(args=[NOW_MS, dispatched_tokens, repr(rate), *arguments])
 
-    assert picked == pick_on_time(waiting, NOW_MS, dispatched_tokens, rate)
+    assert (picked, aside_tokens) == pick_on_time(waiting, NOW_MS, dispatched_tokens, rate)
     assert behind == [steps_behind(request, NOW_MS, rate) for request in waiting]
     return int(picked)
 

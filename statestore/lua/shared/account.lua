@@ -4,7 +4,8 @@ local function read_account(first, instance_id)
   local values = redis.call('HMGET', KEYS[first],
     'state', 'dispatch_window_tokens', 'max_running_requests', 'max_queued_requests', 'kv_capacity_tokens',
     'pending_tokens', 'dispatched_tokens', 'context_tokens', 'window_tokens', 'window_ms',
-    'rate_tokens', 'rate_busy_s', 'last_prefill_ms', 'work_since_ms', 'kv_stamp', 'late_tokens', 'late_requests', 'role')
+    'rate_tokens', 'rate_busy_s', 'last_prefill_ms', 'work_since_ms', 'kv_stamp', 'late_tokens', 'late_requests', 'aside_tokens',
+    'role')
   if not values[1] then
     return nil
   end
@@ -32,7 +33,8 @@ local function read_account(first, instance_id)
     kv_stamp = tonumber(values[15]),
     late_tokens = tonumber(values[16]),
     late_requests = tonumber(values[17]),
-    role = values[18],
+    aside_tokens = tonumber(values[18]),
+    role = values[19],
   }
 end
 
@@ -46,6 +48,12 @@ local function tokens_per_s(account)
   return math.max(1, account.rate_tokens / account.rate_busy_s)
 end
 
+-- The part of the pending tokens that a new request on time need not wait for; twin of scheduling/queue_order.py.
+local function behind_tokens(account)
+  local waiting = account.pending_tokens - account.dispatched_tokens - account.late_tokens
+  return account.late_tokens + math.min(account.aside_tokens, waiting)
+end
+
 -- Keeps the ranking of ready, scheduled instances by the queueing time of their on-time work, in seconds; up to a
 -- millisecond more the fuller KV memory is.
 local function rank_account(account)
@@ -54,7 +62,7 @@ local function rank_account(account)
     return
   end
   local kv_usage = math.min(1, account.context_tokens / math.max(1, account.kv_capacity_tokens))
-  local on_time_s = (account.pending_tokens - account.late_tokens) / tokens_per_s(account)
+  local on_time_s = (account.pending_tokens - behind_tokens(account)) / tokens_per_s(account)
   redis.call('ZADD', KEYS[#KEYS], exact(on_time_s + kv_usage / 1000), account.id)
 end
 
@@ -71,7 +79,8 @@ local function write_account(account)
     'work_since_ms', account.work_since_ms,
     'kv_stamp', account.kv_stamp,
     'late_tokens', account.late_tokens,
-    'late_requests', account.late_requests)
+    'late_requests', account.late_requests,
+    'aside_tokens', account.aside_tokens)
   rank_account(account)
 end
 

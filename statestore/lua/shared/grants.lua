@@ -135,7 +135,8 @@ local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep
     late = oldest_late(requests_key, account)
   end
   while waiting[1] and has_room(account) do
-    local position = pick_on_time(waiting, now_ms, account.dispatched_tokens, tokens_per_s(account))
+    local position
+    position, account.aside_tokens = pick_on_time(waiting, now_ms, account.dispatched_tokens, tokens_per_s(account))
     local request_id = table.remove(waiting, position).request_id
     grant(requests_key, account, read_request(requests_key, request_id), now_ms, caller_id)
     granted = granted + 1

@@ -6,12 +6,12 @@ local function read_load(first, hit)
   local load = redis.call('HMGET', KEYS[first],
     'state', 'pending_tokens', 'dispatched_tokens', 'context_tokens', 'window_tokens', 'window_ms',
     'rate_tokens', 'rate_busy_s', 'last_prefill_ms', 'work_since_ms', 'kv_capacity_tokens', 'late_tokens', 'late_requests',
-    'ttft_weights')
+    'aside_tokens', 'ttft_weights')
   if not load[1] then
     return 'null'
   end
   load[1] = cjson.encode(load[1])
-  load[14] = load[14] or 'null'
+  load[15] = load[15] or 'null'
   for place = 1, 3 do
     load[#load + 1] = redis.call('ZCARD', KEYS[first + place])
   end

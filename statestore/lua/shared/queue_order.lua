@@ -55,14 +55,15 @@ local function pop(heap, waiting)
   end
 end
 
--- Position of the request to grant next in a list of {deadline_ms, uncached_tokens}, earliest deadline first.
+-- Position of the request to grant next in a list of {deadline_ms, uncached_tokens}, earliest deadline first, and the
+-- tokens of the others that stepped aside.
 local function pick_on_time(waiting, now_ms, dispatched_tokens, rate)
   if #waiting == 1 then
-    return 1
+    return 1, 0
   end
   local planned = math.min(#waiting, PLANNED_REQUESTS)
   local end_ms = now_ms + dispatched_tokens * 1000 / rate
-  local kept, aside = {}, {}
+  local kept, aside, aside_tokens = {}, {}, 0
   for position = 1, planned do
     push(kept, waiting, position)
     end_ms = end_ms + waiting[position].uncached_tokens * 1000 / rate
@@ -70,16 +71,17 @@ local function pick_on_time(waiting, now_ms, dispatched_tokens, rate)
       local longest = pop(kept, waiting)
       end_ms = end_ms - waiting[longest].uncached_tokens * 1000 / rate
       aside[longest] = true
+      aside_tokens = aside_tokens + waiting[longest].uncached_tokens
     end
   end
   local shortest = 1
   for position = 1, planned do
     if kept[1] and not aside[position] then
-      return position
+      return position, aside_tokens
     end
     if waiting[position].uncached_tokens < waiting[shortest].uncached_tokens then
       shortest = position
     end
   end
-  return shortest
+  return shortest, aside_tokens - waiting[shortest].uncached_tokens
 end
