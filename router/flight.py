@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from functools import partial
 from typing import Protocol
 
 from router.ask import Ask, InstanceFailure, Outcome
@@ -195,7 +196,8 @@ class ScheduledFlight:
     def _send_finish(self, facts: FinishFacts | None) -> None:
         call = self._context.metrics.store_calls["finish"]
         request_id, attempt, store = self.request_id, self.store_attempt, self.pool.store
-        self._context.outbox.post(lambda: measured(call, store.finish(request_id, attempt=attempt, facts=facts)))
+        finish = partial(store.finish, request_id, replica_id=self._context.replica_id, attempt=attempt, facts=facts)
+        self._context.outbox.post(lambda: measured(call, finish()))
 
     def _taught(self, facts: FinishFacts | None) -> FinishFacts | None:
         if facts is None or facts.prompt_tokens is None:

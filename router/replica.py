@@ -129,8 +129,9 @@ class Replica:
         }
         found = self._suspects.intersection(leftover)
         self._suspects = frozenset(leftover) - found
+        finish = partial(self._pool.store.finish, replica_id=context.replica_id)
         for record in (leftover[each] for each in found):
-            context.outbox.post(partial(self._pool.store.finish, record.request_id, attempt=record.attempt))
+            context.outbox.post(partial(finish, record.request_id, attempt=record.attempt))
         if found:
             context.metrics.reconciled.inc(len(found))
             log.warning("pool %s: released %d leftover requests", self._settings.name, len(found))

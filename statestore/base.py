@@ -278,10 +278,18 @@ class PoolStore(Protocol):
         False if the request is unknown, elsewhere, or already past this point.
         """
 
-    async def finish(self, request_id: str, *, attempt: int | None = None, facts: FinishFacts | None = None) -> bool:
+    async def finish(
+        self,
+        request_id: str,
+        *,
+        replica_id: str | None = None,
+        attempt: int | None = None,
+        facts: FinishFacts | None = None,
+    ) -> bool:
         """Release all that is left of the request and grant who is next; False if nothing was left.
 
-        With ``attempt`` given, a newer attempt of the same request is left alone.
+        With ``replica_id`` given, another replica's request of the same id is left alone: a replica that gave up before
+        it heard DUPLICATE has nothing to release. With ``attempt`` given, a newer attempt is left alone.
         """
 
     def grants(self, replica_id: str) -> AsyncIterator[Grant]:

@@ -105,8 +105,16 @@ class MemoryPool:
         self.deliver_grants()
         return released
 
-    async def finish(self, request_id: str, *, attempt: int | None = None, facts: FinishFacts | None = None) -> bool:
-        released = self.ledger.finish(request_id, self._now_ms(), attempt=attempt, facts=facts)
+    async def finish(
+        self,
+        request_id: str,
+        *,
+        replica_id: str | None = None,
+        attempt: int | None = None,
+        facts: FinishFacts | None = None,
+    ) -> bool:
+        now_ms = self._now_ms()
+        released = self.ledger.finish(request_id, now_ms, replica_id=replica_id, attempt=attempt, facts=facts)
         self.deliver_grants()
         return released
 

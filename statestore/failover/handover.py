@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from scheduling.instance import InstanceLoad
 from scheduling.prefill_rate import PrefillRate
 from scheduling.settings import SchedulingSettings
-from statestore.base import Membership, PoolStore, RequestRecord
+from statestore.base import Membership, PoolStore, RequestRecord, RequestState
 from statestore.ledger import PoolLedger, upkeep
 
 _BATCH = 256
@@ -42,38 +42,45 @@ def local_ledger(
     return ledger
 
 
+def owners(ledger: PoolLedger) -> dict[str, str]:
+    """Replica ids by the ids of the live requests."""
+    return {request_id: request.replica_id for request_id, request in ledger.requests.items()}
+
+
 def lost_members(found: Membership, known: Membership) -> bool:
     """Whether the store forgot members: their epoch only ever grows."""
     return found.epoch < known.epoch
 
 
 async def hand_back(
-    ledger: PoolLedger, ended: Collection[str], primary: PoolStore, found: Membership, known: Membership
+    ledger: PoolLedger, ended: Mapping[str, str], primary: PoolStore, found: Membership, known: Membership
 ) -> None:
     """Make the shared store say what this replica's ledger says of its own requests.
 
-    The replica holds the clients' connections, so of its own requests it knows best: those that ended are
-    finished; those that the store lost, or has in another state or place, are entered as they are. Members are
-    restored where the store lost them; what was removed there on purpose stays removed.
+    The replica holds the clients' connections, so of its own requests it knows best: those that ``ended`` (each with
+    its replica's id) are finished; those that the store lost, or has in another state or place, are entered as they
+    are. Another replica's live request of the same id stays in their place. Members are restored where the store lost
+    them; what was removed there on purpose stays removed.
     """
     if lost_members(found, known):
         missing = [account.spec for name, account in ledger.accounts.items() if name not in found.instances]
         await _each(missing, primary.put_instance)
-    await _each(ended, primary.finish)
+    await _each(ended.items(), lambda item: primary.finish(item[0], replica_id=item[1]))
     records = [request.record() for request in ledger.requests.values()]
     for batch in _batches(records):
         there = await primary.held_states([record.request_id for record in batch])
-        differing = [record.request_id for record in batch if not _same(record, there.get(record.request_id))]
-        await _each([request_id for request_id in differing if request_id in there], primary.finish)
-        await primary.adopt([record for record in batch if record.request_id in differing])
+        differing = [record for record in batch if not _same(record, there.get(record.request_id))]
+        known_there = [record for record in differing if record.request_id in there]
+        await _each(known_there, lambda record: primary.finish(record.request_id, replica_id=record.replica_id))
+        await primary.adopt(differing)
 
 
 def _same(mine: RequestRecord, there: RequestRecord | None) -> bool:
-    return there is not None and (mine.state, mine.instance_id, mine.attempt) == (
-        there.state,
-        there.instance_id,
-        there.attempt,
-    )
+    return there is not None and _standing(mine) == _standing(there)
+
+
+def _standing(record: RequestRecord) -> tuple[str, RequestState, str, int]:
+    return record.replica_id, record.state, record.instance_id, record.attempt
 
 
 async def _each(items: Iterable[T], call: Callable[[T], Awaitable[object]]) -> None:

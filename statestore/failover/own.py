@@ -55,9 +55,9 @@ class OwnRequests:
             del self._requests[request_id]
 
     def seen(self, record: RequestRecord) -> None:
-        """The store reported one of them as it is; a former attempt's record says nothing."""
+        """The store reported one of them as it is; a former attempt's or another replica's says nothing."""
         request = self._requests.get(record.request_id)
-        if request is not None and record.attempt == request.attempt:
+        if request is not None and (record.replica_id, record.attempt) == (request.replica_id, request.attempt):
             self._requests[record.request_id] = LiveRequest.adopted(record)
 
     def replace_all(self, records: Iterable[RequestRecord]) -> None:

@@ -32,7 +32,7 @@ from statestore.base import (
 from statestore.clock import Clock, RealClock
 from statestore.errors import StoreError, StoreUnavailableError
 from statestore.failover.delegate import SharedCalls
-from statestore.failover.handover import hand_back, local_ledger, lost_members
+from statestore.failover.handover import hand_back, local_ledger, lost_members, owners
 from statestore.failover.own import OwnRequests
 from statestore.feed import GrantFeeds
 from statestore.ledger import upkeep
@@ -69,8 +69,8 @@ class FailoverPool(SharedCalls):
         self._loads: dict[str, InstanceLoad] = {}
         self._sequence = 0
         self._local: MemoryPool | None = None
-        self._shared: set[str] = set()
-        """Requests that the store may know while this replica is on its own."""
+        self._shared: dict[str, str] = {}
+        """Requests that the store may know while this replica is on its own, each with its replica's id."""
         self._settled: asyncio.Event | None = None
         self._early_grants: list[tuple[str, Grant]] = []
         self._returning: asyncio.Task[None] | None = None
@@ -127,10 +127,10 @@ class FailoverPool(SharedCalls):
                 outcome = await self._primary.reserve(reservation)
             except StoreUnavailableError as error:
                 local = self._degrade(error)
-                self._shared.add(reservation.request_id)  # it may have taken effect
+                self._shared[reservation.request_id] = reservation.replica_id  # it may have taken effect
             else:
                 self._own.reserved(reservation, outcome, self._now_ms(), self._sequence)
-                self._pass_on(reservation.request_id)
+                self._pass_on(reservation)
                 return outcome
         return await local.reserve(reservation)
 
@@ -148,11 +148,18 @@ class FailoverPool(SharedCalls):
                 local = self._local  # another call found the store away meanwhile
         return await local.first_token(request_id, instance_id, chain, seen=seen)
 
-    async def finish(self, request_id: str, *, attempt: int | None = None, facts: FinishFacts | None = None) -> bool:
+    async def finish(
+        self,
+        request_id: str,
+        *,
+        replica_id: str | None = None,
+        attempt: int | None = None,
+        facts: FinishFacts | None = None,
+    ) -> bool:
         local = self._local if self._settled is None else await self._local_pool()
         if local is None:
             try:
-                released = await self._primary.finish(request_id, attempt=attempt, facts=facts)
+                released = await self._primary.finish(request_id, replica_id=replica_id, attempt=attempt, facts=facts)
             except StoreUnavailableError as error:
                 local = self._degrade(error)
             else:
@@ -160,7 +167,7 @@ class FailoverPool(SharedCalls):
                 if self._local is None:
                     return released
                 local = self._local
-        return await local.finish(request_id, attempt=attempt, facts=facts)
+        return await local.finish(request_id, replica_id=replica_id, attempt=attempt, facts=facts)
 
     async def held_states(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
         local = await self._local_pool()
@@ -236,19 +243,19 @@ class FailoverPool(SharedCalls):
         _log.warning("pool %s: on its own, without the store: %s", self.name, error)
         own = self._own.records()
         ledger = local_ledger(self._scheduling, self._known, self._loads, own, self._now_ms(), self._sequence)
-        self._shared = set(ledger.requests)
+        self._shared = owners(ledger)
         self._local = MemoryPool(self.name, ledger, self._now_ms, feeds=self._feeds)
         self._local.deliver_grants()
         self._returning = asyncio.get_running_loop().create_task(self._return())
         return self._local
 
-    def _pass_on(self, request_id: str) -> None:
+    def _pass_on(self, reservation: Reservation) -> None:
         """The store answered, but another call found it away meanwhile: the ledger has to know the request too."""
         if self._local is not None:
-            records = [record for record in self._own.records() if record.request_id == request_id]
+            records = [record for record in self._own.records() if record.request_id == reservation.request_id]
             upkeep.adopt(self._local.ledger, records, self._now_ms())
             self._local.deliver_grants()
-            self._shared.add(request_id)
+            self._shared[reservation.request_id] = reservation.replica_id
 
     async def _return(self) -> None:
         """Probe the store until a hand-over succeeds; meanwhile nobody leads, so grant who was held too long."""
@@ -271,8 +278,8 @@ class FailoverPool(SharedCalls):
         local, known = self._local, self._known
         assert local is not None and known is not None
         settled = self._settled = asyncio.Event()
-        ended = [request_id for request_id in self._shared if request_id not in local.ledger.requests]
-        self._shared.update(local.ledger.requests)  # a hand-over that fails halfway has shared some of them
+        ended = {name: owner for name, owner in self._shared.items() if name not in local.ledger.requests}
+        self._shared.update(owners(local.ledger))  # a hand-over that fails halfway has shared some of them
         try:
             await hand_back(local.ledger, ended, self._primary, found, known)
             self._known = await self._primary.membership()

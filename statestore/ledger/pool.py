@@ -179,10 +179,18 @@ class PoolLedger:
         return True
 
     def finish(
-        self, request_id: str, now_ms: int, *, attempt: int | None = None, facts: FinishFacts | None = None
+        self,
+        request_id: str,
+        now_ms: int,
+        *,
+        replica_id: str | None = None,
+        attempt: int | None = None,
+        facts: FinishFacts | None = None,
     ) -> bool:
         request = self.requests.get(request_id)
-        if request is None or (attempt is not None and request.attempt > attempt):
+        if request is None or replica_id not in (None, request.replica_id):
+            return False
+        if attempt is not None and request.attempt > attempt:
             return False
         self._release(request)
         if facts is not None and facts.prompt_bytes and facts.prompt_tokens:

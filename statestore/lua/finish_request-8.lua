@@ -1,14 +1,18 @@
 -- Releases whatever is left of a request and grants who is next.
 -- KEYS  1 meta, 2 requests, 3-7 account, queue, running, kv, late of the instance, 8 lightest
--- ARGV  1 test clock ms or '', 2 terms, 3 request id, 4 instance id, 5 attempt or '' for any,
---       6 prior bytes per token, 7 prompt bytes or '', 8 prompt tokens or ''
--- Reply 1; 0 if nothing was left or a newer attempt lives; the instance id where the request really is
+-- ARGV  1 test clock ms or '', 2 terms, 3 request id, 4 instance id, 5 replica id or '' for any, 6 attempt or '' for any,
+--       7 prior bytes per token, 8 prompt bytes or '', 9 prompt tokens or ''
+-- Reply 1; 0 if nothing was left, another replica's request has the id or a newer attempt lives; the instance id where
+--       the request really is
 -- Clock the server's
 -- include: clock
 -- include: grants
 -- include: text_ratio
 local request = read_request(KEYS[2], ARGV[3])
-if not request or (ARGV[5] ~= '' and request.attempt > tonumber(ARGV[5])) then
+if not request or (ARGV[5] ~= '' and request.replica_id ~= ARGV[5]) then
+  return 0
+end
+if ARGV[6] ~= '' and request.attempt > tonumber(ARGV[6]) then
   return 0
 end
 if request.instance_id ~= ARGV[4] then
@@ -21,8 +25,8 @@ if not account then
   return 1 -- its instance was deleted by hand
 end
 leave(account, request)
-if ARGV[7] ~= '' and ARGV[8] ~= '' then
-  learn_text_ratio(KEYS[1], ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]))
+if ARGV[8] ~= '' and ARGV[9] ~= '' then
+  learn_text_ratio(KEYS[1], ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]))
 end
 grant_next(KEYS[2], account, now_ms)
 write_account(account)

@@ -195,7 +195,14 @@ class RedisPool(LeaderCalls):
         )
         return bool(reply)
 
-    async def finish(self, request_id: str, *, attempt: int | None = None, facts: FinishFacts | None = None) -> bool:
+    async def finish(
+        self,
+        request_id: str,
+        *,
+        replica_id: str | None = None,
+        attempt: int | None = None,
+        facts: FinishFacts | None = None,
+    ) -> bool:
         keys = self._keys
         instance_id = self._placed.get(request_id) or await self._look_up(request_id)
         for _ in range(_MAX_MOVES):
@@ -207,6 +214,7 @@ class RedisPool(LeaderCalls):
                 self._terms,
                 request_id,
                 instance_id,
+                "" if replica_id is None else replica_id,
                 "" if attempt is None else attempt,
                 self._scheduling.bytes_per_token,
                 (facts.prompt_bytes if facts is not None else None) or "",

@@ -604,6 +604,31 @@ async def test_an_id_that_is_live_on_this_replica_gets_a_suffix(start_runtime: A
     assert await nothing_is_left(store, runtime, tools)
 
 
+async def test_who_leaves_before_its_id_is_known_to_be_taken_releases_nothing_of_the_other_replica(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    tampered = tools.Tampered(store)
+    one = await start_runtime(instances=(tools.spec("a"),))
+    other = await start_runtime(through=lambda _: tampered)
+    first = await one.lifecycle.place(tools.ask(request_id="same"))
+    reserving = asyncio.Event()
+
+    async def under_way(*_: Any) -> None:
+        reserving.set()
+        await asyncio.Event().wait()
+
+    tampered.before["reserve"] = under_way
+    leaving = asyncio.create_task(other.lifecycle.place(tools.ask(request_id="same")))
+    await reserving.wait()
+    leaving.cancel()
+    await tools.settle()
+
+    assert "finish" in tampered.calls
+    assert (await store.pool("default").held_states(["same"]))["same"].replica_id == "replica-1"
+    first.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, one, tools)
+
+
 async def test_an_id_that_is_live_on_another_replica_gets_a_suffix(start_runtime: Any, store: Any, tools: Any) -> None:
     one = await start_runtime(instances=(tools.spec("a"),))
     other = await start_runtime()

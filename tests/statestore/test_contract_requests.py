@@ -336,6 +336,18 @@ async def test_finishing_a_former_attempt_leaves_the_newer_one_alone(pool: PoolS
     assert (former, latest) == (False, True)
 
 
+async def test_finishing_leaves_another_replicas_request_of_that_id_alone(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    await pool.reserve(reservation("r", replica_id="one"))
+
+    duplicate = await pool.finish("r", replica_id="two", attempt=1)
+    kept = await record(pool, "r")
+    own = await pool.finish("r", replica_id="one", attempt=1)
+
+    assert (duplicate, kept.replica_id, own) == (False, "one", True)
+    await assert_sums_hold(pool)
+
+
 async def test_finishing_a_request_that_moved_finds_it(pool: PoolStore) -> None:
     for instance_id in ("a", "b"):
         await pool.put_instance(instance(instance_id, dispatch_window_tokens=1))

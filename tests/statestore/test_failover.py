@@ -235,12 +235,31 @@ async def test_after_a_partition_the_store_believes_the_replica_about_its_own_re
     assert (view.loads["a"].pending_tokens, view.loads["b"].pending_tokens) == (400, 400)
 
 
-async def freeze(server: EmbeddedValkey, replica: FailoverPool) -> None:
+async def test_after_a_partition_another_replicas_request_of_the_same_id_stays(
+    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+) -> None:
+    for request_id in ("live here too", "over here"):
+        await shared.reserve(reservation(request_id, replica_id="two"))
+    others = await shared.held_states(["live here too", "over here"])
+    await freeze(server, replica, reserving="over here")
+
+    await replica.reserve(reservation("live here too"))
+    await replica.finish("over here", replica_id="one", attempt=1)
+    await until(lambda: not replica.degraded)
+    seen = await replica.held_states(["live here too"])
+    finished = await replica.finish("live here too", replica_id="one", attempt=1)
+
+    assert await shared.held_states(["live here too", "over here"]) == others
+    assert (seen["live here too"].replica_id, finished) == ("two", False)
+    assert (await shared.loads())["a"].pending_tokens == 800
+
+
+async def freeze(server: EmbeddedValkey, replica: FailoverPool, *, reserving: str | None = None) -> None:
     """Keep the server from answering until the replica has given it up, then let it answer again."""
 
     os.kill(server.server_pid, signal.SIGSTOP)
     try:
-        await replica.observe(["a"], CHAIN)
+        await (replica.observe(["a"], CHAIN) if reserving is None else replica.reserve(reservation(reserving)))
     finally:
         os.kill(server.server_pid, signal.SIGCONT)
     assert replica.degraded

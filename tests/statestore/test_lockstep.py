@@ -273,10 +273,11 @@ class Twins(RuleBasedStateMachine):
     def finish(self, number: int, facts: FinishFacts | None) -> None:
         request = self.pick(number, *RequestState)
         if request is not None:
-            self.both(lambda pool: pool.finish(request.request_id, facts=facts))
+            request_id, replica_id = request.request_id, request.replica_id
+            self.both(lambda pool: pool.finish(request_id, replica_id=replica_id, facts=facts))
 
-    def finish_of_anything(self, request_id: str, attempt: int | None) -> None:
-        self.both(lambda pool: pool.finish(request_id, attempt=attempt))
+    def finish_of_anything(self, request_id: str, replica_id: str | None, attempt: int | None) -> None:
+        self.both(lambda pool: pool.finish(request_id, replica_id=replica_id, attempt=attempt))
 
     @rule(number=picks, destination=instances)
     def migrate(self, number: int, destination: str) -> None:
@@ -411,7 +412,7 @@ class Twins(RuleBasedStateMachine):
             case 0:
                 self.first_token_of_anything(request_id, instance_id, data.draw(chains))
             case 1:
-                self.finish_of_anything(request_id, data.draw(st.none() | attempts))
+                self.finish_of_anything(request_id, data.draw(st.none() | replicas), data.draw(st.none() | attempts))
             case 2:
                 self.migrate_anything(request_id, instance_id, data.draw(instances), data.draw(st.booleans()))
             case 3:
