@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 
 class ReservationLostError(Exception):
-    """The store no longer knows a held request (it came back empty, or reaped it): it must be placed again."""
+    """The store no longer knows a held request (it came back empty, or reaped it; another replica's may have its id
+    by now): it must be placed again."""
 
 
 class Waiter:
@@ -162,7 +163,7 @@ class WaitingRoom:
             self._settle(waiter, records.get(waiter.request_id))
 
     def _settle(self, waiter: Waiter, record: RequestRecord | None) -> None:
-        if record is None:
+        if record is None or record.replica_id != self._replica_id:
             waiter.failed(ReservationLostError(waiter.request_id))
         elif record.attempt == waiter.attempt and record.state is not RequestState.HELD:
             waiter.granted(Grant(record.request_id, record.instance_id, record.attempt))

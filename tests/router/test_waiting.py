@@ -111,6 +111,20 @@ async def test_a_request_that_the_store_does_not_know_is_lost(store: Any, clock:
         await task
 
 
+async def test_a_request_whose_id_is_another_replicas_by_now_is_lost(store: Any, clock: Any, tools: Any) -> None:
+    pool = store.pool("default")
+    await pool.put_instance(tools.spec("a"))
+    await pool.reserve(Reservation("x", "another", "a", CHAIN, 1200, 10, 5000))
+    waiting = room(pool, clock)
+    task = asyncio.create_task(waiting.wait(waiting.expect("x", 1), 0.0, lambda: 1.0))
+    await tools.settle()
+
+    await waiting.look_up()
+
+    with pytest.raises(ReservationLostError):
+        await task
+
+
 async def test_leaving_removes_only_ones_own_entry(clock: Any) -> None:
     waiting = room(None, clock)
     old = waiting.expect("x", 1)
