@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cli.errors import CommandError
 from cli.parent import PARENT_PIPE_VARIABLE
@@ -88,8 +89,11 @@ class ProcessGroup:
                 tail = "\n".join(f"  {line}" for line in log_tail(child.log))
                 raise CommandError(f"{child.spec.name} ended with exit code {child.process.returncode}:\n{tail}")
 
-    async def stop(self, stage_timeout_s: float) -> None:
-        """Stop all children stage by stage; what has not ended after ``stage_timeout_s`` is killed."""
+    async def stop(self, stage_timeout_s: float, at_once: asyncio.Event) -> None:
+        """Stop all children stage by stage; what has not ended after ``stage_timeout_s`` is killed.
+
+        Nobody is waited for once ``at_once`` is set: all that still run are killed.
+        """
         for child in self.children:
             if child.keeper is not None:
                 child.keeper.cancel()
@@ -100,7 +104,7 @@ class ProcessGroup:
                 for child in self.children
                 if child.spec.stop_stage == stage and child.process and child.process.returncode is None
             ]
-            await _end(processes, stage_timeout_s)
+            await _end(processes, stage_timeout_s, at_once)
         for descriptor in (self._read_end, self._write_end):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -135,20 +139,21 @@ class ProcessGroup:
             await self._spawn(child)
 
 
-async def _end(processes: Sequence[asyncio.subprocess.Process], timeout_s: float) -> None:
+async def _end(processes: Sequence[asyncio.subprocess.Process], timeout_s: float, at_once: asyncio.Event) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-    waits = [asyncio.create_task(process.wait()) for process in processes]
+    ended: asyncio.Future[Any] = asyncio.gather(*(process.wait() for process in processes))
+    hurried: asyncio.Future[Any] = asyncio.create_task(at_once.wait())
     try:
-        if waits:
-            await asyncio.wait(waits, timeout=timeout_s)
-    finally:  # a second Ctrl-C cancels the wait: kill at once
+        await asyncio.wait({ended, hurried}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        hurried.cancel()
         for process in processes:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-    await asyncio.gather(*waits)
+    await ended
 
 
 def log_tail(log: Path) -> list[str]:

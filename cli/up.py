@@ -79,23 +79,43 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     return code
 
 
+class StopSignals:
+    """What the user's signals ask for. To be made where the event loop runs; handles signals from then on."""
+
+    def __init__(self) -> None:
+        self.stopping = asyncio.Event()
+        """End the fleet in order: Ctrl-C, SIGTERM or SIGHUP came."""
+        self.at_once = asyncio.Event()
+        """Kill what still runs: another Ctrl-C came. A terminal that closes may send SIGHUP twice by itself."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupted)
+        for signal_number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(signal_number, self.stopping.set)
+
+    def _interrupted(self) -> None:
+        if self.stopping.is_set():
+            self.at_once.set()
+        self.stopping.set()
+
+
 async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path) -> int:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(signal_number, stopping.set)
+    signals = StopSignals()
+    stopping = signals.stopping
     size = FleetSize(arguments.replicas, arguments.workers, arguments.instances)
     config = directory / "fleet.yaml"
     plan = plan_fleet(settings, size, arguments.instance_url, str(config))
     started_s = time.monotonic()
     with LiveStatus(Console(), _LINE_EVERY) as status:
         status.say("starting …")
-        async with _store(plan, directory, status) as (plan, store), _children(plan, config, status) as group:
+        async with (
+            _store(plan, directory, status) as (plan, store),
+            _children(plan, config, status, signals.at_once) as group,
+        ):
             if await _until_ready(plan, group, store, stopping):
                 group.settled()
                 status.say(welcome(plan, time.monotonic() - started_s, directory))
                 await _show_until(stopping, plan, store, status, arguments.status_interval_s)
-            status.say("stopping …")
+            status.say("stopping … (another Ctrl-C kills what still runs)")
     return 0
 
 
@@ -117,7 +137,9 @@ async def _store(plan: FleetPlan, directory: Path, status: LiveStatus) -> AsyncI
 
 
 @contextlib.asynccontextmanager
-async def _children(plan: FleetPlan, config: Path, status: LiveStatus) -> AsyncIterator[ProcessGroup]:
+async def _children(
+    plan: FleetPlan, config: Path, status: LiveStatus, at_once: asyncio.Event
+) -> AsyncIterator[ProcessGroup]:
     write_config(plan, config)
     # What the environment said is in the file by now; in a child it would come before the file again.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}
@@ -126,7 +148,7 @@ async def _children(plan: FleetPlan, config: Path, status: LiveStatus) -> AsyncI
         await asyncio.gather(*(group.start(child) for child in plan.children))
         yield group
     finally:
-        await group.stop(_STAGE_TIMEOUT_S)
+        await group.stop(_STAGE_TIMEOUT_S, at_once)
 
 
 def write_config(plan: FleetPlan, config: Path) -> None:

@@ -26,10 +26,15 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-async def group(tmp_path: Path, said: list[str]) -> AsyncIterator[ProcessGroup]:
+def at_once() -> asyncio.Event:
+    return asyncio.Event()
+
+
+@pytest.fixture
+async def group(tmp_path: Path, said: list[str], at_once: asyncio.Event) -> AsyncIterator[ProcessGroup]:
     group = ProcessGroup(tmp_path, os.environ, said.append, command=(sys.executable, "-c"))
     yield group
-    await group.stop(0.5)
+    await group.stop(0.5, at_once)
 
 
 def script(name: str, source: str, stage: int = 0) -> ChildSpec:
@@ -76,13 +81,15 @@ async def test_a_child_that_ends_before_the_fleet_is_up_fails_the_start_with_its
         group.check()
 
 
-async def test_stopping_goes_by_stages_and_kills_who_does_not_listen(group: ProcessGroup) -> None:
+async def test_stopping_goes_by_stages_and_kills_who_does_not_listen(
+    group: ProcessGroup, at_once: asyncio.Event
+) -> None:
     stubborn = await group.start(script("stubborn", STUBBORN, stage=0))
     polite = await group.start(script("polite", SLEEPER, stage=1))
     for child in (stubborn, polite):
         await until(lambda child=child: child.log.read_text() != "", "the child is up")  # type: ignore[misc]
 
-    await group.stop(0.3)
+    await group.stop(0.3, at_once)
 
     assert stubborn.process is not None
     assert polite.process is not None
@@ -90,10 +97,25 @@ async def test_stopping_goes_by_stages_and_kills_who_does_not_listen(group: Proc
     assert polite.process.returncode == -signal.SIGTERM
 
 
-async def test_a_stopped_fleet_does_not_come_back(group: ProcessGroup, said: list[str]) -> None:
+async def test_whoever_is_in_a_hurry_waits_for_no_stage(group: ProcessGroup, at_once: asyncio.Event) -> None:
+    # given children of two stages that do not listen, and a stop that waits for the first
+    children = [await group.start(script(f"stubborn-{stage}", STUBBORN, stage)) for stage in (0, 1)]
+    for child in children:
+        await until(lambda child=child: child.log.read_text() != "", "the child is up")  # type: ignore[misc]
+    stop = asyncio.create_task(group.stop(1000.0, at_once))
+    await asyncio.sleep(0.05)
+    assert not stop.done()
+
+    at_once.set()
+    await stop
+
+    assert [child.process.returncode for child in children if child.process] == [-signal.SIGKILL] * 2
+
+
+async def test_a_stopped_fleet_does_not_come_back(group: ProcessGroup, said: list[str], at_once: asyncio.Event) -> None:
     child = await group.start(script("sleeper", SLEEPER))
     group.settled()
-    await group.stop(5.0)
+    await group.stop(5.0, at_once)
     await asyncio.sleep(0.4)  # longer than the first restart delay
     assert child.pid is None
     assert said == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -36,6 +37,27 @@ def test_it_gets_ready_answers_its_own_curl_line_and_ctrl_c_leaves_no_process(tm
         port = int(fleet.store_url.rpartition(":")[2].partition("/")[0])
         with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             pass
+
+
+def test_another_ctrl_c_kills_whoever_does_not_end(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, SMALL) as fleet:
+        # given children of every stage that cannot hear a request to end, for whom a stop waits 18 s
+        pids = fleet.pids()
+        deaf = [pids[name] for name in ("router-1", "worker-1", "instances")]
+        try:
+            for pid in deaf:
+                os.kill(pid, signal.SIGSTOP)
+            fleet.process.send_signal(signal.SIGINT)
+            until(lambda: "stopping" in fleet.output, "it stops")
+
+            fleet.process.send_signal(signal.SIGINT)
+
+            assert fleet.process.wait(12) == 0
+            assert [name for name, pid in pids.items() if alive(pid)] == []
+            assert not fleet.directory.exists()
+        finally:
+            for pid in filter(alive, deaf):
+                os.kill(pid, signal.SIGKILL)
 
 
 def curl(words: list[str]) -> bytes:
