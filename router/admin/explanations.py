@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import httpx
 from fastapi import APIRouter, Path, Query, Request
@@ -23,7 +24,19 @@ PEER_TIMEOUT_S = 1.0
 LocalOnly = Annotated[bool, Query(description="do not ask the other replicas")]
 
 
-@routes.get("/explain/{request_id}")
+@routes.get("/explain")
+@routes.get("/explain/", include_in_schema=False)  # else a request without an id
+async def recent(
+    runtime: RuntimeParam,
+    limit: Annotated[int, Query(ge=1, le=1000, description="answers at most")] = 20,
+) -> list[dict[str, Any]]:
+    """What this replica remembers: its live requests, the newest first, then those that ended, the last one first."""
+    context = runtime.context
+    live = [explanation for live in reversed([*context.live]) if (explanation := live.explain()) is not None][:limit]
+    return [_story(runtime, explanation) for explanation in (*live, *context.decisions.recent(limit - len(live)))]
+
+
+@routes.get("/explain/{request_id:path}")
 async def explain(
     request: Request,
     runtime: RuntimeParam,
@@ -54,17 +67,6 @@ async def explain(
         "decisions (router.explanations)",
         param="request_id",
     )
-
-
-@routes.get("/explain")
-async def recent(
-    runtime: RuntimeParam,
-    limit: Annotated[int, Query(ge=1, le=1000, description="answers at most")] = 20,
-) -> list[dict[str, Any]]:
-    """What this replica remembers: its live requests, the newest first, then those that ended, the last one first."""
-    context = runtime.context
-    live = [explanation for live in reversed([*context.live]) if (explanation := live.explain()) is not None][:limit]
-    return [_story(runtime, explanation) for explanation in (*live, *context.decisions.recent(limit - len(live)))]
 
 
 def _explanation(runtime: Runtime, request_id: str) -> Explanation | None:
@@ -102,7 +104,7 @@ async def _ask_peers(request: Request, runtime: Runtime, request_id: str) -> dic
 
 async def _ask_peer(client: httpx.AsyncClient, url: str, request_id: str) -> dict[str, Any] | None:
     try:
-        answer = await client.get(f"{url}/admin/explain/{request_id}", params={"local": "true"})
+        answer = await client.get(f"{url}/admin/explain/{quote(request_id, safe='')}", params={"local": "true"})
     except httpx.HTTPError:
         return None
     if answer.status_code != 200:

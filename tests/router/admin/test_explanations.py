@@ -32,6 +32,19 @@ async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client
     assert [entry["request_id"] for entry in (await client_of(runtime).get("/admin/explain")).json()] == ["one"]
 
 
+@pytest.mark.parametrize("sent", ["/admin/explain/team/a=1", "/admin/explain/team%2Fa%3D1"])
+async def test_an_id_may_have_every_character_that_a_request_id_may_have(
+    start_runtime: Any, client_of: Any, tools: Any, sent: str
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    await runtime.lifecycle.place(tools.ask(request_id="team/a=1"))
+
+    assert (await client_of(runtime).get(sent)).json()["request_id"] == "team/a=1"
+    for listing in ("/admin/explain", "/admin/explain/"):
+        answer = (await client_of(runtime).get(listing)).json()
+        assert [entry["request_id"] for entry in answer] == ["team/a=1"]
+
+
 async def test_a_request_under_way_tells_its_story_so_far_and_is_listed_before_those_that_ended(
     start_runtime: Any, client_of: Any, tools: Any
 ) -> None:
@@ -72,8 +85,10 @@ def peer() -> Iterator[str]:
 
     class Peer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = self.path == "/admin/explain/far?local=true" and self.headers["authorization"] == "Bearer root"
-            body = orjson.dumps({"request_id": "far", "rounds": []})
+            asked = (
+                self.path == "/admin/explain/far%2Foff?local=true" and self.headers["authorization"] == "Bearer root"
+            )
+            body = orjson.dumps({"request_id": "far/off", "rounds": []})
             self.send_response(200 if asked else 404)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -101,5 +116,5 @@ async def test_a_peer_that_placed_it_is_asked_with_the_same_key(
     await store.pool("default").heartbeat("live-peer", 60_000, {"ops_url": peer})
     client = client_of(runtime, headers={"authorization": "Bearer root"})
 
-    assert (await client.get("/admin/explain/far")).json() == {"request_id": "far", "rounds": []}
-    assert (await client.get("/admin/explain/far?local=true")).status_code == 404
+    assert (await client.get("/admin/explain/far/off")).json() == {"request_id": "far/off", "rounds": []}
+    assert (await client.get("/admin/explain/far/off?local=true")).status_code == 404
