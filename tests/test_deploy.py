@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import pytest
@@ -74,3 +77,35 @@ def test_the_composed_tools_ask_the_load_balancer_where_it_listens() -> None:
     assert url.hostname in yaml.safe_load(COMPOSE.read_text())["services"]
     assert url.hostname == "haproxy"
     assert f"bind :{url.port}\n" in HAPROXY.read_text()
+
+
+class HealthHandler(BaseHTTPRequestHandler):
+    statuses: ClassVar[list[int]] = []
+
+    def do_GET(self) -> None:
+        self.send_response(self.statuses.pop(0) if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_load_balancer_is_healthy_while_its_own_health_says_so() -> None:
+    probe = yaml.safe_load(COMPOSE.read_text())["services"]["haproxy"]["healthcheck"]["test"]
+    kind, *command, script = (part.replace("$$", "$") for part in probe)
+    port = re.search(r"/dev/tcp/127\.0\.0\.1/(\d+)", script)
+    assert kind == "CMD"
+    assert port is not None
+    assert f"bind :{port[1]}\n    monitor-uri /health\n" in HAPROXY.read_text()
+
+    with HTTPServer(("127.0.0.1", 0), HealthHandler) as server:
+        script = script.replace(port[1], str(server.server_port))
+        HealthHandler.statuses = [200, 503]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        outcomes = [subprocess.run([*command, script], timeout=20).returncode for _ in range(2)]
+        server.shutdown()
+        thread.join()
+
+    assert outcomes == [0, 1]
+    assert subprocess.run([*command, script], timeout=20, stderr=subprocess.DEVNULL).returncode != 0, "nobody listens"
