@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from scheduling.instance import InstanceState
 from scheduling.rebalance import Move
 from statestore.errors import StoreUnavailableError
+from workers import evacuator, rebalancer
 from workers.moves import execute_moves
+
+PAGE_OF_KEYS = Path(__file__).parents[2] / "docs" / "redis-keys.md"
 
 
 @pytest.fixture
@@ -50,3 +57,13 @@ async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_
     assert moved == 40
     assert loads["a"].queued_requests == 100 - moved
     assert loads["a"].pending_tokens + loads["b"].pending_tokens == 1010
+
+
+def test_the_page_of_keys_names_the_reasons_there_are() -> None:
+    reasons = {rebalancer.REASON, *map(evacuator.reason_for, InstanceState)}
+
+    section = PAGE_OF_KEYS.read_text(encoding="utf-8").partition("\n## `migrations`\n")[2].partition("\n## ")[0]
+    text, example = section.split("```")[:2]
+
+    assert set(re.findall(r"`(\w+)`", text)) == reasons
+    assert set(re.findall(r'"([a-z_]+)"', example)) <= reasons
