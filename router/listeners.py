@@ -32,6 +32,12 @@ def port_of(listener: socket.socket) -> int:
     return port
 
 
+def advertised_url(host: str, port: int) -> str:
+    """The base URL by which other machines reach what listens on ``host`` and ``port``."""
+    name = advertised_host(host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
 def advertised_host(host: str) -> str:
     """The host by which other machines reach what listens on ``host``."""
     return socket.gethostname() if host in ("0.0.0.0", "::", "") else host

@@ -19,7 +19,7 @@ from prometheus_client import disable_created_metrics
 
 from router.app import create_app
 from router.http import build_data_plane, http_protocol
-from router.listeners import advertised_host, bind, port_of
+from router.listeners import advertised_url, bind, port_of
 from router.runtime import Runtime
 from router.settings import RouterSettings
 from scheduling.settings import SchedulingSettings
@@ -212,5 +212,5 @@ async def _when_store_is_there(step: Callable[[], Awaitable[T]], will: _Will) ->
 
 def _info(router: RouterSettings, listeners: Sequence[socket.socket]) -> dict[str, str]:
     """What the fleet is told about this replica: its own port if it has one, else the endpoint."""
-    host, port = advertised_host(router.host), port_of(listeners[-1])
-    return {"ops_url": f"http://{host}:{port}", "pid": str(os.getpid()), "host": socket.gethostname()}
+    ops_url = advertised_url(router.host, port_of(listeners[-1]))
+    return {"ops_url": ops_url, "pid": str(os.getpid()), "host": socket.gethostname()}
