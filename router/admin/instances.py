@@ -120,7 +120,7 @@ async def remove_instance(
     """Drain an instance, and forget it once it has nothing left to do.
 
     409 when it still has requests after `wait_s`: it stays draining, and the call can be repeated. An instance
-    that is configured comes back when a router starts.
+    that is configured comes back when a worker starts.
     """
     await _apply(pool, instance_id, InstanceEvent.DRAIN)
     clock = runtime.context.clock

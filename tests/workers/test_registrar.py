@@ -54,15 +54,17 @@ async def test_registering_twice_changes_nothing(pool, registrar_of) -> None:
     assert await pool.membership() == before
 
 
-async def test_what_an_operator_removes_stays_removed(pool, registrar_of) -> None:
+async def test_what_an_operator_removes_stays_removed_until_a_worker_starts(pool, registrar_of) -> None:
     registrar = registrar_of(pool)
     await registrar.tick()
 
     await pool.remove_instance("a")
     for _ in range(3):
         await registrar.tick()
-
     assert list((await pool.membership()).instances) == ["b"]
+
+    await registrar_of(pool).tick()
+    assert list((await pool.membership()).instances) == ["a", "b"]
 
 
 async def test_a_changed_configuration_reaches_a_known_instance_and_keeps_what_was_learned() -> None:
