@@ -34,6 +34,17 @@ should be given the same file: `scheduling`, `store` and `pools` must agree.
 """
 
 
+_NAMES = {
+    "str": "text",
+    "int": "integer",
+    "float": "number",
+    "bool": "true, false",
+    "SecretStr": "text",
+    "Path": "path",
+}
+"""What the reference calls a type."""
+
+
 @dataclass(frozen=True, slots=True)
 class SettingRow:
     """One setting as the reference shows it."""
@@ -126,8 +137,7 @@ def _kind(annotation: Any) -> str:
     members = getattr(annotation, "__members__", None)
     if members:
         return ", ".join(f"`{member.value}`" for member in members.values())
-    names = {"str": "text", "int": "integer", "float": "number", "bool": "true, false", "SecretStr": "text"}
-    return names.get(getattr(annotation, "__name__", ""), re.sub(r"^\w+\.", "", str(annotation)))
+    return _NAMES.get(getattr(annotation, "__name__", ""), re.sub(r"^\w+\.", "", str(annotation)))
 
 
 def _default(field: FieldInfo) -> str:

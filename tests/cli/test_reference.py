@@ -24,6 +24,12 @@ def test_every_setting_is_described() -> None:
     assert [row.path for row in rows if not row.description] == []
 
 
+def test_every_type_has_a_name_that_no_programmer_needs() -> None:
+    rows = {row.path: row.kind for _, _, rows in sections() for row in rows}
+    assert rows["router.record_dir"] == "path or none"
+    assert [path for path, kind in rows.items() if "<" in kind] == []
+
+
 def test_nested_lists_are_listed_with_their_items() -> None:
     paths = {row.path for _, _, rows in sections() for row in rows}
     assert {"router.port", "pools[].model", "pools[].instances[].url"} <= paths
