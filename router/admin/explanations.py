@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from itertools import islice
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -32,7 +33,8 @@ async def recent(
 ) -> list[dict[str, Any]]:
     """What this replica remembers: its live requests, the newest first, then those that ended, the last one first."""
     context = runtime.context
-    live = [explanation for live in reversed([*context.live]) if (explanation := live.explain()) is not None][:limit]
+    told = (live.explain() for live in reversed([*context.live]))  # one after the other, no more than are listed
+    live = list(islice((explanation for explanation in told if explanation is not None), limit))
     return [_story(runtime, explanation) for explanation in (*live, *context.decisions.recent(limit - len(live)))]
 
 

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from router.ask import Outcome
+from router.flight import ScheduledFlight
 
 
 async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client_of: Any, tools: Any) -> None:
@@ -58,6 +59,25 @@ async def test_a_request_under_way_tells_its_story_so_far_and_is_listed_before_t
 
     assert (story["instance_id"], story["outcome"], story["done_s"]) == ("a", None, None)
     assert [entry["request_id"] for entry in listed] == ["newer", "older", "ended"]
+
+
+async def test_no_more_live_requests_are_explained_than_are_listed(
+    start_runtime: Any, client_of: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a", dispatch_window_tokens=100_000),))
+    for number in range(5):
+        await runtime.lifecycle.place(tools.ask(request_id=f"r{number}"))
+    explained: list[str] = []
+    explain = ScheduledFlight.explain
+
+    def counted(flight: ScheduledFlight) -> Any:
+        explained.append(flight.request_id)
+        return explain(flight)
+
+    monkeypatch.setattr(ScheduledFlight, "explain", counted)
+    listed = (await client_of(runtime).get("/admin/explain?limit=2")).json()
+
+    assert [entry["request_id"] for entry in listed] == explained == ["r4", "r3"]
 
 
 async def test_a_live_request_of_a_replica_that_cannot_be_asked_is_told_by_its_record(
