@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict
+from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -16,7 +18,7 @@ from router.admin.scope import RuntimeParam
 from router.errors import NotFoundError
 from router.explain import Explanation
 from router.runtime import Runtime
-from statestore.base import ReplicaInfo, RequestRecord
+from statestore.base import RequestRecord
 
 routes = APIRouter(prefix="/admin", tags=["explanations"])
 
@@ -52,23 +54,31 @@ async def explain(
     """
     if (explanation := _explanation(runtime, request_id)) is not None:
         return _story(runtime, explanation)
-    if not local:
-        told = await _ask_peers(request, runtime, request_id)
-        if told is not None:
-            return told
+    told, silent = (None, []) if local else await _ask_peers(request, runtime, request_id)
+    if told is not None:
+        return told
     record = await _live_record(runtime, request_id)
     if record is not None:
+        not_asked = "was not asked" if local else "could not be asked"
         return {
             "request_id": request_id,
             "replica_id": record.replica_id,
             "record": asdict(record),
-            "note": "the replica that placed it keeps the explanation, but could not be asked",
+            "note": f"the replica that placed it keeps the explanation, but {not_asked}",
         }
     raise NotFoundError(
-        f"no replica remembers request {request_id!r}: each keeps its last {runtime.context.settings.explanations} "
-        "decisions (router.explanations)",
+        f"{_who_forgot(local, silent)} request {request_id!r}: each keeps the last"
+        f" {runtime.context.settings.explanations} requests that ended (router.explanations)",
         param="request_id",
     )
+
+
+def _who_forgot(local: bool, silent: Sequence[str]) -> str:
+    if local:
+        return "this replica does not remember"
+    if silent:
+        return f"{', '.join(silent)} could not be asked, and no other replica remembers"
+    return "no replica remembers"
 
 
 def _explanation(runtime: Runtime, request_id: str) -> Explanation | None:
@@ -92,34 +102,39 @@ async def _live_record(runtime: Runtime, request_id: str) -> RequestRecord | Non
     return None
 
 
-async def _ask_peers(request: Request, runtime: Runtime, request_id: str) -> dict[str, Any] | None:
-    """The first peer's answer that has one. Peers that do not answer in time are passed over."""
+async def _ask_peers(request: Request, runtime: Runtime, request_id: str) -> tuple[dict[str, Any] | None, list[str]]:
+    """The first answer of a peer that has one, and the ids of the peers that could not be asked in time."""
     peers = await _peers(runtime)
     if not peers:
-        return None
+        return None, []
     key = presented_key(request)
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(timeout=PEER_TIMEOUT_S, headers=headers) as client:
-        answers = await asyncio.gather(*(_ask_peer(client, url, request_id) for url in peers))
-    return next((answer for answer in answers if answer is not None), None)
+    # No environment proxies: they are for the way out of a data centre, not for the replicas in it.
+    async with httpx.AsyncClient(timeout=PEER_TIMEOUT_S, headers=headers, trust_env=False) as client:
+        answers = await asyncio.gather(*(_ask_peer(client, url, request_id) for url in peers.values()))
+    silent = [replica_id for replica_id, answer in zip(peers, answers, strict=True) if answer is None]
+    return next((answer for answer in answers if answer), None), silent
 
 
 async def _ask_peer(client: httpx.AsyncClient, url: str, request_id: str) -> dict[str, Any] | None:
+    """What the peer remembers, empty if nothing; None if it could not be asked."""
     try:
         answer = await client.get(f"{url}/admin/explain/{quote(request_id, safe='')}", params={"local": "true"})
-    except httpx.HTTPError:
+        if answer.status_code == HTTPStatus.NOT_FOUND:
+            return {}
+        story = answer.json() if answer.status_code == HTTPStatus.OK else None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return None
-    if answer.status_code != 200:
+    if not isinstance(story, dict):
         return None
-    story: dict[str, Any] = answer.json()
-    return story if "rounds" in story else None
+    return story if "rounds" in story else {}
 
 
-async def _peers(runtime: Runtime) -> list[str]:
-    """Addresses of the other replicas, each once although it is in every pool."""
-    replicas: dict[str, ReplicaInfo] = {}
+async def _peers(runtime: Runtime) -> dict[str, str]:
+    """Addresses of the other replicas by their ids, "" of one that advertises none."""
+    peers: dict[str, str] = {}
     for pool in runtime.pools.pools:
         for replica in (await runtime.fleet.get(pool)).replicas:
-            replicas[replica.replica_id] = replica
-    replicas.pop(runtime.context.replica_id, None)
-    return [url for replica in replicas.values() if (url := replica.info.get("ops_url"))]
+            peers[replica.replica_id] = replica.info.get("ops_url") or peers.get(replica.replica_id, "")
+    peers.pop(runtime.context.replica_id, None)
+    return peers

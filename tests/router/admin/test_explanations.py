@@ -96,7 +96,7 @@ async def test_a_live_request_of_a_replica_that_cannot_be_asked_is_told_by_its_r
 async def test_a_request_that_nobody_remembers_is_404(start_runtime: Any, client_of: Any) -> None:
     answer = await client_of(await start_runtime()).get("/admin/explain/none")
     assert answer.status_code == 404
-    assert "router.explanations" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["message"].startswith("no replica remembers request 'none'")
 
 
 @pytest.fixture
@@ -108,8 +108,9 @@ def peer() -> Iterator[str]:
             asked = (
                 self.path == "/admin/explain/far%2Foff?local=true" and self.headers["authorization"] == "Bearer root"
             )
-            body = orjson.dumps({"request_id": "far/off", "rounds": []})
-            self.send_response(200 if asked else 404)
+            elsewhere = self.path.startswith("/other/")
+            body = b"<html>" if elsewhere else orjson.dumps({"request_id": "far/off", "rounds": []})
+            self.send_response(200 if asked or elsewhere else 404)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -138,3 +139,35 @@ async def test_a_peer_that_placed_it_is_asked_with_the_same_key(
 
     assert (await client.get("/admin/explain/far/off")).json() == {"request_id": "far/off", "rounds": []}
     assert (await client.get("/admin/explain/far/off?local=true")).status_code == 404
+
+
+async def test_peers_that_could_not_be_asked_are_named(
+    start_runtime: Any, client_of: Any, store: Any, peer: str
+) -> None:
+    runtime = await start_runtime(admin_key="root")
+    pool = store.pool("default")
+    await pool.heartbeat("knows-nothing", 60_000, {"ops_url": peer})
+    await pool.heartbeat("no-address", 60_000, {})
+    await pool.heartbeat("no-bracket", 60_000, {"ops_url": "http://fd00::7:80:80"})
+    await pool.heartbeat("no-json", 60_000, {"ops_url": f"{peer}/other"})
+    client = client_of(runtime, headers={"authorization": "Bearer root"})
+
+    answer = await client.get("/admin/explain/none")
+    here = await client.get("/admin/explain/none?local=true")
+
+    message = answer.json()["error"]["message"]
+    assert message.startswith("no-address, no-bracket, no-json could not be asked, and no other replica remembers")
+    assert "the last 2048 requests that ended (router.explanations)" in message
+    assert here.json()["error"]["message"].startswith("this replica does not remember")
+
+
+async def test_a_peer_is_asked_past_the_environments_proxy(
+    start_runtime: Any, client_of: Any, store: Any, peer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    runtime = await start_runtime(admin_key="root")
+    await store.pool("default").heartbeat("live-peer", 60_000, {"ops_url": peer})
+
+    answer = await client_of(runtime, headers={"authorization": "Bearer root"}).get("/admin/explain/far/off")
+
+    assert answer.json() == {"request_id": "far/off", "rounds": []}
