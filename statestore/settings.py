@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from scheduling.instance import InstanceSpec, Role
+
+BaseUrl = Annotated[str, Field(pattern=r"^https?://"), AfterValidator(lambda url: url.rstrip("/"))]
+"""Where a server is; a path, with its slash, is appended to it."""
 
 
 class StoreSettings(BaseModel):
@@ -27,7 +32,7 @@ class InstanceSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$", description="stable id; moves of an id move its keys")
-    url: str = Field(pattern=r"^https?://", description="base URL of the vLLM server")
+    url: BaseUrl = Field(description="base URL of the vLLM server")
     role: Role = Field(Role.MIXED, description="mixed, prefill or decode")
     prefill_tokens_per_s: float = Field(8000.0, gt=0, description="prior of the learned prefill rate")
     kv_capacity_tokens: int = Field(
@@ -42,7 +47,7 @@ class InstanceSettings(BaseModel):
     def spec(self) -> InstanceSpec:
         """The instance as a store keeps it: STARTING, until a health check succeeds."""
         same = InstanceSettings.model_fields.keys() - {"id", "url"}  # a subclass may have fields of its own
-        return InstanceSpec(instance_id=self.id, url=self.url.rstrip("/"), **self.model_dump(include=same))
+        return InstanceSpec(instance_id=self.id, url=self.url, **self.model_dump(include=same))
 
 
 class PoolSettings(BaseModel):

@@ -14,7 +14,7 @@ from router.served_pool import ServedPool
 from scheduling.errors import TransitionError
 from scheduling.instance import InstanceLoad, InstanceSpec
 from scheduling.lifecycle import InstanceEvent, next_state
-from statestore.settings import InstanceSettings
+from statestore.settings import BaseUrl, InstanceSettings
 
 routes = APIRouter(prefix="/admin/instances", tags=["instances"])
 
@@ -30,7 +30,7 @@ class InstanceChanges(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: str | None = Field(None, pattern=r"^https?://", description="base URL of the vLLM server")
+    url: BaseUrl | None = Field(None, description="base URL of the vLLM server")
     prefill_tokens_per_s: float | None = Field(None, gt=0, description="prior of the learned prefill rate")
     kv_capacity_tokens: int | None = Field(None, gt=0, description="KV cache size in tokens")
     dispatch_window_tokens: int | None = Field(None, gt=0, description="room for dispatched, unprefilled tokens")

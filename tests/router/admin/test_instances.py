@@ -51,6 +51,19 @@ async def test_an_update_changes_what_it_names_and_nothing_else(
     assert (spec.max_running_requests, spec.kv_capacity_tokens, spec.state) == (3, 7, InstanceState.READY)
 
 
+async def test_a_url_is_kept_without_its_last_slash_however_it_comes(
+    start_runtime: Any, client_of: Any, store: Any, tools: Any
+) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a"),)))
+
+    changed = await client.patch("/admin/instances/a", json={"url": "http://elsewhere:8000/vllm/"})
+    wrong = await client.patch("/admin/instances/a", json={"url": "elsewhere:8000"})
+
+    assert changed.json()["url"] == "http://elsewhere:8000/vllm"
+    assert (await store.pool("default").membership()).instances["a"].url == "http://elsewhere:8000/vllm"
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "url")
+
+
 async def test_draining_and_resuming_reach_the_other_replica(
     start_runtime: Any, client_of: Any, clock: Any, tools: Any
 ) -> None:
