@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from http import HTTPStatus
 from typing import Any
@@ -24,8 +25,12 @@ from router.errors import (
     from_exception,
 )
 from router.health import health_report
+from router.listeners import is_loopback
 from router.runtime import Runtime, package_version
+from router.settings import RouterSettings
 from statestore.errors import StoreError
+
+log = logging.getLogger(__name__)
 
 DESCRIPTION = """
 Operation of one replica of a DualMap fleet. Whatever changes here changes for the whole fleet, through its shared
@@ -43,11 +48,21 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.state.started_unix_s = int(time.time())
     _answer_errors(app)
     _add_operation(app, runtime)
+    _warn_of_open_admin(settings)
     admin_keys = [settings.admin_key] if settings.admin_key is not None else []
     needs_admin = [Depends(require_key(admin_keys, "send the admin key as 'Authorization: Bearer KEY'"))]
     for part in (instances, inspection, explanations):
         app.include_router(part.routes, dependencies=needs_admin)
     return app
+
+
+def _warn_of_open_admin(settings: RouterSettings) -> None:
+    """Say it where somebody else may come by: inference asks for keys, or other machines reach the replica."""
+    if settings.admin_key is None and (settings.api_keys or not is_loopback(settings.host)):
+        log.warning(
+            "/admin asks for no key: whoever reaches this replica may add, drain and remove instances;"
+            " set router.admin_key"
+        )
 
 
 def _add_operation(app: FastAPI, runtime: Runtime) -> None:

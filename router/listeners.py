@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 
@@ -36,6 +37,14 @@ def advertised_url(host: str, port: int) -> str:
     """The base URL by which other machines reach what listens on ``host`` and ``port``."""
     name = advertised_host(host)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def advertised_host(host: str) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from router.app import create_app
 from router.runtime import Runtime
 from router.settings import RouterSettings
 from statestore.errors import StoreUnavailableError
@@ -93,6 +96,26 @@ async def test_keys_guard_models_and_admin_each_their_own(start_runtime: Any, cl
     assert refused.json()["error"]["code"] == "invalid_api_key"
     assert refused.headers["www-authenticate"] == "Bearer"
     assert (await client.get("/admin/instances", headers={"x-api-key": "root"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({}, False),
+        ({"host": "localhost"}, False),
+        ({"host": "::1"}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "router-1.internal"}, True),
+        ({"api_keys": ["user"]}, True),
+        ({"api_keys": ["user"], "admin_key": "root", "host": "0.0.0.0"}, False),
+    ],
+)
+async def test_an_open_admin_that_others_may_reach_is_warned_of(
+    start_runtime: Any, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], warned: bool
+) -> None:
+    create_app(await start_runtime(**settings))
+
+    assert ("router.admin_key" in caplog.text) is warned
 
 
 async def test_every_error_has_openais_shape(start_runtime: Any, client_of: Any, store: Any) -> None:
