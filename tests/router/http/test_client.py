@@ -274,13 +274,18 @@ async def test_an_idle_connection_is_closed_without_a_word(fleet, kit) -> None:
 
 async def test_an_answer_that_takes_longer_than_a_client_may_idle_is_not_cut(fleet, kit) -> None:
     async def slow(talk):
-        await asyncio.sleep(0.5)
+        [connection] = router.state.connections
+        connection.sweep(asyncio.get_running_loop().time() + 3600)
         await talk.answer({"ok": 1})
 
-    _, _, router = await fleet(slow, keep_alive_s=0.1, client_timeout_s=0.1)
+    _, _, router = await fleet(slow)
     client = await router.connect()
     client.request(kit.CHAT, chat("q"))
     assert (await client.answer()).json() == {"ok": 1}
+    await kit.eventually(lambda: router.state.total_requests == 1)
+    [connection] = router.state.connections
+    connection.sweep(asyncio.get_running_loop().time() + 3600)
+    assert await client.closed(), "idle for as long, it is closed"
 
 
 # ends ----------------------------------------------------------------------------------------------------------

@@ -589,7 +589,7 @@ async def test_a_half_closed_client_counts_as_gone(fleet, kit) -> None:
 
 
 # back-pressure -------------------------------------------------------------------------------------------------
-async def test_a_slow_client_slows_the_instance_down(fleet, kit) -> None:
+async def test_a_slow_client_slows_the_instance_down(kit, start_instance, start_router) -> None:
     sent, total = 0, 10_000_000
 
     async def flood(talk):
@@ -602,14 +602,18 @@ async def test_a_slow_client_slows_the_instance_down(fleet, kit) -> None:
             sent += 50_000
         await talk.end_stream()
 
-    lifecycle, _, client = await fleet(flood, settings={"buffer_bytes": 64 << 10})
+    def is_held_back() -> bool:
+        sources = [connection._source for connection in router.state.connections]
+        return any(source is not None and source.paused for source in sources)
+
+    instance = await start_instance(flood)
+    lifecycle = kit.Lifecycle([instance.url])
+    router = await start_router(lifecycle, buffer_bytes=64 << 10)
+    client = await router.connect()
     client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
     client.writer.transport.pause_reading()
     client.chat(stream=True)
-    before = -1
-    while before != sent or sent == 0:
-        before = sent
-        await asyncio.sleep(0.2)  # until the instance is stopped: nothing moves any more
+    await kit.eventually(is_held_back)
     assert sent < total, "the router took all of it"
     client.writer.transport.resume_reading()
     got, tail = 0, b""

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-
 from router.http.sweeper import Sweeper
 
 
@@ -34,7 +32,7 @@ async def test_what_is_discarded_is_left_alone_and_an_empty_sweeper_sets_no_time
     swept = item.swept
     sweeper.add(item)
     await kit.eventually(lambda: item.swept > swept)
+    timer = sweeper._timer
+    assert timer is not None
     sweeper.close()
-    swept = item.swept
-    await asyncio.sleep(0.05)
-    assert item.swept == swept
+    assert timer.cancelled() and sweeper._timer is None and not len(sweeper)
