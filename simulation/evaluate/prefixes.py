@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from simulation import plots
 from simulation.evaluate.plan import Plan, Workload, scenario_for
@@ -24,34 +24,11 @@ def shared_prefix_section(plan: Plan) -> Section:
     }
     shares = {name: _shared_shares(workload) for name, workload in sources.items()}
     tokens = {name: sorted(cached_tokens_if_infinite(w.source.load())) for name, w in sources.items()}
-    figures = {name: trace_figures(workload.source.load()) for name, workload in sources.items()}
-    rows: list[list[Cell]] = [
-        [
-            name,
-            figure.requests,
-            figure.mean_input_tokens,
-            figure.mean_output_tokens,
-            100 * figure.infinite_cache_hit,
-            *(100 * share for share in (*figure.root_shares, 0.0, 0.0)[:3]),
-            figure.burst_mean,
-        ]
-        for name, figure in figures.items()
-    ]
-    columns = (
-        "trace",
-        "requests",
-        "mean input",
-        "mean output",
-        "endless-cache hit %",
-        "root 1 %",
-        "root 2 %",
-        "root 3 %",
-    )
     return Section(
         name="prefixes",
         title="Shared prefixes",
         question="How much of each prompt somebody sent before: the share and the length of its longest known prefix.",
-        tables=[DataTable("The traces as run (prompts capped)", (*columns, "arrivals per 3 s"), rows)],
+        tables=[_traces_table(sources)],
         plots=[
             Plot(
                 "Share of the prompt",
@@ -69,6 +46,27 @@ def shared_prefix_section(plan: Plan) -> Section:
             ),
         ],
     )  # fmt: skip
+
+
+def _traces_table(sources: Mapping[str, Workload]) -> DataTable:
+    figures = {name: trace_figures(workload.source.load()) for name, workload in sources.items()}
+    rows: list[list[Cell]] = [
+        [
+            name,
+            figure.requests,
+            figure.mean_input_tokens,
+            figure.mean_output_tokens,
+            100 * figure.infinite_cache_hit,
+            *(100 * share for share in (*figure.root_shares, 0.0, 0.0)[:3]),
+            figure.burst_mean,
+        ]
+        for name, figure in figures.items()
+    ]
+    columns = (
+        "trace", "requests", "mean input", "mean output", "endless-cache hit %", "root 1 %", "root 2 %", "root 3 %",
+        "arrivals per 3 s",
+    )  # fmt: skip
+    return DataTable("The traces as run (prompts capped)", columns, rows)
 
 
 def _shared_shares(workload: Workload) -> list[float]:
