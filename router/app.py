@@ -66,9 +66,7 @@ def _warn_of_open_admin(settings: RouterSettings) -> None:
 
 
 def _add_operation(app: FastAPI, runtime: Runtime) -> None:
-    needs_api_key = require_key(
-        runtime.context.settings.api_keys, "send a valid API key as 'Authorization: Bearer KEY'"
-    )
+    needs_api_key = require_key(runtime.context.settings.api_keys)
 
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, Any]:

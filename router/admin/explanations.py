@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 from fastapi import APIRouter, Path, Query, Request
 
-from router.admin.auth import presented_key
+from router.admin.auth import key_of
 from router.admin.scope import RuntimeParam
 from router.errors import NotFoundError
 from router.explain import Explanation
@@ -107,8 +107,8 @@ async def _ask_peers(request: Request, runtime: Runtime, request_id: str) -> tup
     peers = await _peers(runtime)
     if not peers:
         return None, []
-    key = presented_key(request)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    key = key_of(request)
+    headers = {b"authorization": b"Bearer " + key} if key else {}
     # No environment proxies: they are for the way out of a data centre, not for the replicas in it.
     async with httpx.AsyncClient(timeout=PEER_TIMEOUT_S, headers=headers, trust_env=False) as client:
         answers = await asyncio.gather(*(_ask_peer(client, url, request_id) for url in peers.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router.http.admission import ApiKeys
+from router.api_keys import ApiKeys
 from router.http.observer import NullObserver, Observer
 from router.http.sweeper import Sweeper
 from router.http.upstream_pool import UpstreamPool

@@ -95,7 +95,16 @@ async def test_keys_guard_models_and_admin_each_their_own(start_runtime: Any, cl
     refused = await client.get("/admin/instances")
     assert refused.json()["error"]["code"] == "invalid_api_key"
     assert refused.headers["www-authenticate"] == "Bearer"
-    assert (await client.get("/admin/instances", headers={"x-api-key": "root"})).status_code == 200
+    assert (await client.get("/admin/instances", headers={"x-api-key": " root "})).status_code == 200
+
+
+async def test_a_key_may_have_any_letters_on_this_side_too(start_runtime: Any, client_of: Any) -> None:
+    client = client_of(await start_runtime(api_keys=["schlüssel"], admin_key="ключ"))
+
+    models = await client.get("/v1/models", headers={b"authorization": "Bearer schlüssel".encode()})
+    admin = await client.get("/admin/instances", headers={b"x-api-key": "ключ".encode()})
+
+    assert (models.status_code, admin.status_code) == (200, 200)
 
 
 @pytest.mark.parametrize(

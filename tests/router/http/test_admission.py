@@ -3,8 +3,9 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from router.api_keys import ApiKeys
 from router.errors import InvalidApiKeyError, InvalidRequestError, MethodNotAllowedError, RouterError
-from router.http.admission import OPS_BODY_BYTES, ApiKeys, make_judge, read_ask
+from router.http.admission import OPS_BODY_BYTES, make_judge, read_ask
 from router.http.request_reader import Request
 
 CHAT = "/v1/chat/completions"
@@ -18,24 +19,6 @@ def request(path: str = CHAT, body: object = None, method: str = "POST", **field
 
 def chat(**changes: object) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": "hi"}], **changes}
-
-
-def test_without_keys_everybody_may_ask() -> None:
-    ApiKeys([]).check(request())
-
-
-@pytest.mark.parametrize("fields", [{"authorization": "Bearer b"}, {"authorization": "bearer  b "}, {"x_api_key": "b"}])
-def test_any_of_the_keys_opens(fields: dict[str, str]) -> None:
-    ApiKeys(["a", "b"]).check(request(**fields))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"authorization": "Bearer c"}, {"authorization": "Basic b"}, {"authorization": "Bearer "}, {"x_api_key": "é"}],
-)
-def test_no_key_and_wrong_keys_are_refused(fields: dict[str, str]) -> None:
-    with pytest.raises(InvalidApiKeyError):
-        ApiKeys(["a", "b"]).check(request(**fields))
 
 
 def test_the_judge_knows_methods_keys_and_limits_by_path() -> None:
