@@ -355,8 +355,8 @@ class PoolStore(Protocol):
         """Replicas whose lease ran out, and owners of requests that have no lease at all."""
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
-        """Finish every request of an expired replica and forget it; returns how many. A replica that is
-        alive again is left alone."""
+        """Finish every request of an expired replica, the latest first, and forget it; returns how many. A replica
+        that is alive again is left alone."""
 
     async def repair(self, *, fence: int) -> int:
         """Recompute every instance's sums from its requests; returns how many sums were off."""

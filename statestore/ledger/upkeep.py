@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from scheduling.hotness import HotnessTree
 from statestore.base import PoolSnapshot, RequestRecord
 from statestore.ledger.live import LiveRequest
 from statestore.ledger.pool import PoolLedger
+
+Reaped = TypeVar("Reaped", RequestRecord, LiveRequest)
 
 
 def adopt(ledger: PoolLedger, records: Sequence[RequestRecord], now_ms: int) -> int:
@@ -31,11 +34,16 @@ def reap(ledger: PoolLedger, replica_id: str, now_ms: int) -> int:
     """Finish every request of a replica without a running lease and forget it; returns how many."""
     if ledger.replicas.alive(replica_id, now_ms):
         return 0
-    left = [request.request_id for request in ledger.requests.values() if request.replica_id == replica_id]
-    for request_id in left:
-        ledger.finish(request_id, now_ms)
+    left = latest_first(request for request in ledger.requests.values() if request.replica_id == replica_id)
+    for request in left:
+        ledger.finish(request.request_id, now_ms)
     ledger.replicas.forget(replica_id)
     return len(left)
+
+
+def latest_first(requests: Iterable[Reaped]) -> list[Reaped]:
+    """The order of reaping: who waits goes before who would make room for it, so that nobody is granted in vain."""
+    return sorted(requests, key=lambda request: (request.sequence, request.request_id), reverse=True)
 
 
 def repair(ledger: PoolLedger, now_ms: int) -> int:

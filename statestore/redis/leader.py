@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import orjson
 
@@ -12,6 +12,7 @@ from scheduling.instance import InstanceLoad
 from statestore.base import Arrival, Lease, MigrateStatus, QueueSnapshot, RequestRecord
 from statestore.connection import Connection
 from statestore.keys import PoolKeys
+from statestore.ledger.upkeep import latest_first
 from statestore.redis import codec
 from statestore.redis.calls import Calls
 from statestore.redis.codec import pairs_from
@@ -154,21 +155,21 @@ class LeaderCalls:
     async def reap(self, replica_id: str, *, fence: int) -> int:
         """As the contract says, atomic per request: a replica that comes back halfway keeps the rest."""
         reaped = 0
-        async for record in self._requests_of(replica_id):
+        for record in latest_first(await self._requests_of(replica_id)):
             reaped += await self._reap_request(record, fence)
         keys = (self._keys.leader, self._keys.replicas)
         await self._calls.script("forget_replica", keys, replica_id, fence)
         return reaped
 
-    async def _requests_of(self, replica_id: str) -> AsyncIterator[RequestRecord]:
+    async def _requests_of(self, replica_id: str) -> list[RequestRecord]:
+        found: dict[str, RequestRecord] = {}
         cursor = b"0"
         while True:
             cursor, flat = await self._calls.command("HSCAN", self._keys.requests, cursor, "COUNT", _SCAN_PAGE)
-            for record in codec.records_from(flat[1::2]).values():
-                if record.replica_id == replica_id:
-                    yield record
+            page = codec.records_from(flat[1::2])
+            found |= {name: record for name, record in page.items() if record.replica_id == replica_id}
             if int(cursor) == 0:
-                return
+                return [*found.values()]
 
     async def _reap_request(self, record: RequestRecord, fence: int) -> int:
         instance_id, keys = record.instance_id, self._keys
