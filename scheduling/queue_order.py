@@ -32,12 +32,16 @@ class Waiting(NamedTuple):
     uncached_tokens: int
 
 
-class Pick(NamedTuple):
-    """Whom to grant next, and what that plan means for the others."""
+class Plan(NamedTuple):
+    """Whom to grant next, and whom for now not at all."""
 
-    position: int
+    first: int
+    """Position in the queue."""
     aside_tokens: int
-    """Uncached tokens of the others that stepped aside: they will not be ahead of anybody on time."""
+    """Uncached tokens of those set aside: they will not be ahead of anybody on time."""
+
+
+NOBODY_WAITS = Plan(0, 0)
 
 
 def steps_behind(request: Waiting, now_ms: int, tokens_per_s: float) -> bool:
@@ -45,13 +49,15 @@ def steps_behind(request: Waiting, now_ms: int, tokens_per_s: float) -> bool:
     return now_ms + request.uncached_tokens * 1000 / tokens_per_s > request.deadline_ms
 
 
-def pick_on_time(queue: Sequence[Waiting], now_ms: int, dispatched_tokens: int, tokens_per_s: float) -> Pick:
-    """The request to grant next; the queue is in order of deadline and not empty.
+def plan_on_time(queue: Sequence[Waiting], now_ms: int, dispatched_tokens: int, tokens_per_s: float) -> Plan:
+    """The plan for a queue in order of deadline.
 
-    Moore-Hodgson over the first ``PLANNED_REQUESTS``, behind the tokens already dispatched: the first of those that
-    the plan keeps on time. If it keeps none, the one with the fewest tokens, which is the likeliest to make it after
-    all. O(n log n).
+    Moore-Hodgson over the first ``PLANNED_REQUESTS``, behind the tokens already dispatched. Next is the first of those
+    that the plan keeps on time; if it keeps none, the one with the fewest tokens, which is the likeliest to make it
+    after all. O(n log n).
     """
+    if not queue:
+        return NOBODY_WAITS
     end_ms = now_ms + dispatched_tokens * 1000 / tokens_per_s
     kept: list[tuple[int, int]] = []
     aside: set[int] = set()
@@ -66,9 +72,8 @@ def pick_on_time(queue: Sequence[Waiting], now_ms: int, dispatched_tokens: int, 
             aside.add(-longest)
             aside_tokens -= longest_tokens
     if kept:
-        return Pick(next(position for position in range(len(planned)) if position not in aside), aside_tokens)
-    shortest = min(range(len(planned)), key=lambda position: planned[position].uncached_tokens)
-    return Pick(shortest, aside_tokens - planned[shortest].uncached_tokens)
+        return Plan(next(position for position in range(len(planned)) if position not in aside), aside_tokens)
+    return Plan(min(range(len(planned)), key=lambda position: planned[position].uncached_tokens), aside_tokens)
 
 
 def behind_tokens(pending_tokens: int, dispatched_tokens: int, late_tokens: int, aside_tokens: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from scheduling.queue_order import CALM_WINDOWS, Waiting, is_calm, is_overdue, pick_on_time, steps_behind
+from scheduling.queue_order import CALM_WINDOWS, Waiting, is_calm, is_overdue, plan_on_time, steps_behind
 from scheduling.settings import SchedulingSettings
 from statestore.ledger.account import InstanceAccount
 from statestore.ledger.live import LiveRequest, Rank, by_deadline, by_sequence
@@ -80,12 +80,12 @@ class DeadlineOrder:
             return
         while len(account.late) and is_overdue(account.late.head().enqueued_ms, now_ms, self._max_hold_ms):
             yield _dispatched(account, account.late.head(), now_ms)
-        yield from self._on_time(account, now_ms)
+        yield from self._on_time(account, now_ms, sweep=sweep)
         while len(account.late) and account.dispatched_tokens == 0 and account.has_room():
             yield _dispatched(account, account.late.head(), now_ms)
 
-    def _on_time(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
-        if len(account.queue) and account.has_room():
+    def _on_time(self, account: InstanceAccount, now_ms: int, *, sweep: bool) -> Iterator[LiveRequest]:
+        if sweep or account.has_room():
             yield from self._planned(account, now_ms)
         while len(account.queue) and self._has_calm_room(account, account.queue.head().deadline_ms, now_ms):
             yield _dispatched(account, account.queue.head(), now_ms)
@@ -102,15 +102,14 @@ class DeadlineOrder:
         )
 
     def _planned(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
-        requests = list(account.queue)
+        requests, tokens_per_s = list(account.queue), account.rate.tokens_per_s
         waiting = [_waiting(request) for request in requests]
+        plan = plan_on_time(waiting, now_ms, account.dispatched_tokens, tokens_per_s)
         while requests and account.has_room():
-            position, account.aside_tokens = 0, 0
-            if len(requests) > 1:
-                tokens_per_s = account.rate.tokens_per_s
-                position, account.aside_tokens = pick_on_time(waiting, now_ms, account.dispatched_tokens, tokens_per_s)
-            del waiting[position]
-            yield _dispatched(account, requests.pop(position), now_ms)
+            del waiting[plan.first]
+            yield _dispatched(account, requests.pop(plan.first), now_ms)
+            plan = plan_on_time(waiting, now_ms, account.dispatched_tokens, tokens_per_s)
+        account.aside_tokens = plan.aside_tokens
 
 
 def grant_order(scheduling: SchedulingSettings) -> GrantOrder:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.queue_order import Pick, Waiting, behind_tokens, is_calm, is_overdue, pick_on_time, steps_behind
+from scheduling.queue_order import Plan, Waiting, behind_tokens, is_calm, is_overdue, plan_on_time, steps_behind
 
 TOKENS_PER_S = 1000.0  # one token per millisecond
 
@@ -32,7 +32,7 @@ def test_granting_by_the_rule_keeps_as_many_on_time_as_any_order_could(queue: li
     # when the queue is emptied pick by pick, each behind what was granted before
     left, granted, ahead = list(queue), [], dispatched
     while left:
-        request = left.pop(pick_on_time(left, 0, ahead, TOKENS_PER_S).position)
+        request = left.pop(plan_on_time(left, 0, ahead, TOKENS_PER_S).first)
         granted.append(request)
         ahead += request.uncached_tokens
     # then as many are on time
@@ -41,12 +41,12 @@ def test_granting_by_the_rule_keeps_as_many_on_time_as_any_order_could(queue: li
 
 def test_the_longest_steps_aside_for_two_that_fit() -> None:
     queue = [Waiting(100, 90), Waiting(110, 40), Waiting(120, 40)]
-    assert pick_on_time(queue, 0, 0, TOKENS_PER_S) == Pick(1, aside_tokens=90)
+    assert plan_on_time(queue, 0, 0, TOKENS_PER_S) == Plan(1, aside_tokens=90)
 
 
 def test_when_nobody_can_make_it_the_shortest_is_the_likeliest() -> None:
     queue = [Waiting(10, 30), Waiting(11, 20), Waiting(12, 20)]
-    assert pick_on_time(queue, 0, 50, TOKENS_PER_S) == Pick(1, aside_tokens=50)
+    assert plan_on_time(queue, 0, 50, TOKENS_PER_S) == Plan(1, aside_tokens=70)
 
 
 @pytest.mark.parametrize(("earliest_deadline_ms", "calm"), [(3_000, True), (2_999, False)])

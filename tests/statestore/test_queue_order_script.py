@@ -10,7 +10,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduling.queue_order import PLANNED_REQUESTS, Waiting, pick_on_time, steps_behind
+from scheduling.queue_order import PLANNED_REQUESTS, Waiting, plan_on_time, steps_behind
 
 NOW_MS = 1_700_000_000_000
 HARNESS = """
@@ -23,14 +23,14 @@ local behind = {}
 for index, request in ipairs(waiting) do
   behind[index] = steps_behind(request.deadline_ms, request.uncached_tokens, now_ms, rate) and 1 or 0
 end
-local position, aside_tokens = pick_on_time(waiting, now_ms, dispatched_tokens, rate)
+local position, aside_tokens = plan_on_time(waiting, now_ms, dispatched_tokens, rate)
 return { position - 1, aside_tokens, behind }
 """
 
 Queue = list[tuple[int, int]]
 # Few different figures, so that ties and sums that meet a deadline exactly are common.
 requests = st.tuples(st.integers(0, 30).map(lambda tenths: tenths * 100), st.integers(1, 12).map(lambda n: n * 100))
-queues = st.lists(requests, min_size=1, max_size=30)
+queues = st.lists(requests, max_size=30)
 rates = st.sampled_from((1000.0, 1000.0, 2000.0, 333.3))
 
 
@@ -48,7 +48,7 @@ def assert_same(lua: Any, queue: Queue, dispatched_tokens: int, rate: float) -> 
 
     picked, aside_tokens, behind = lua(args=[NOW_MS, dispatched_tokens, repr(rate), *arguments])
 
-    assert (picked, aside_tokens) == pick_on_time(waiting, NOW_MS, dispatched_tokens, rate)
+    assert (picked, aside_tokens) == plan_on_time(waiting, NOW_MS, dispatched_tokens, rate)
     assert behind == [steps_behind(request, NOW_MS, rate) for request in waiting]
     return int(picked)
 

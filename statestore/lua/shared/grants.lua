@@ -134,12 +134,15 @@ local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep
     granted = granted + 1
     late = oldest_late(requests_key, account)
   end
-  while waiting[1] and has_room(account) do
-    local position
-    position, account.aside_tokens = pick_on_time(waiting, now_ms, account.dispatched_tokens, tokens_per_s(account))
-    local request_id = table.remove(waiting, position).request_id
-    grant(requests_key, account, read_request(requests_key, request_id), now_ms, caller_id)
-    granted = granted + 1
+  if sweep or has_room(account) then
+    local rate, first = tokens_per_s(account), nil
+    first, account.aside_tokens = plan_on_time(waiting, now_ms, account.dispatched_tokens, rate)
+    while waiting[1] and has_room(account) do
+      local request_id = table.remove(waiting, first).request_id
+      grant(requests_key, account, read_request(requests_key, request_id), now_ms, caller_id)
+      granted = granted + 1
+      first, account.aside_tokens = plan_on_time(waiting, now_ms, account.dispatched_tokens, rate)
+    end
   end
   granted = granted + grant_calmly(requests_key, account, now_ms, caller_id)
   while late and account.dispatched_tokens == 0 and has_room(account) do

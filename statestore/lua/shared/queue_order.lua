@@ -55,10 +55,10 @@ local function pop(heap, waiting)
   end
 end
 
--- Position of the request to grant next in a list of {deadline_ms, uncached_tokens}, earliest deadline first, and the
--- tokens of the others that stepped aside.
-local function pick_on_time(waiting, now_ms, dispatched_tokens, rate)
-  if #waiting == 1 then
+-- The plan for a list of {deadline_ms, uncached_tokens}, earliest deadline first: position of the request to grant next,
+-- and the tokens of those set aside.
+local function plan_on_time(waiting, now_ms, dispatched_tokens, rate)
+  if #waiting == 0 then
     return 1, 0
   end
   local planned = math.min(#waiting, PLANNED_REQUESTS)
@@ -83,5 +83,5 @@ local function pick_on_time(waiting, now_ms, dispatched_tokens, rate)
       shortest = position
     end
   end
-  return shortest, aside_tokens - waiting[shortest].uncached_tokens
+  return shortest, aside_tokens
 end
