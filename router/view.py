@@ -36,7 +36,8 @@ def next_view(view: ClusterView, membership: Membership) -> ClusterView:
 class ViewKeeper:
     """Replaces the view whole when the store shows another epoch or tree version.
 
-    Refreshes run one at a time: whoever asks while one is under way shares the next.
+    Reads of the store run one at a time, and one more waits at most: whoever asks while a read is under way, which may
+    miss what made them ask, shares the next.
     """
 
     def __init__(
@@ -57,7 +58,10 @@ class ViewKeeper:
         self._clock = clock
         self._poll_s = poll_s
         self._wanted = asyncio.Event()
-        self._refreshing: asyncio.Task[None] | None = None
+        self._last: asyncio.Task[None] | None = None
+        """The refresh that was started last, perhaps done."""
+        self._coming: asyncio.Task[None] | None = None
+        """The same until it reads the store: who asks may share it."""
         self.view = empty_view(virtual_nodes)
         self.bytes_per_token = bytes_per_token
         """Learned over all replicas; the configured prior until the store says otherwise."""
@@ -72,17 +76,23 @@ class ViewKeeper:
             self._wanted.set()
 
     async def refresh(self) -> ClusterView:
-        """The view as of now.
+        """The view as of now, or later: read after the call. Waits for two reads of the store at most.
 
         Raises:
             StoreUnavailableError: the store is out of reach; the copy stays as it is.
         """
-        task = self._refreshing
+        task = self._coming
         if task is None:
-            task = self._refreshing = asyncio.create_task(self._load())
+            task = self._last = self._coming = asyncio.create_task(self._load_after(self._last))
             task.add_done_callback(self._loaded)
         await asyncio.shield(task)
         return self.view
+
+    async def _load_after(self, former: asyncio.Task[None] | None) -> None:
+        if former is not None and not former.done():
+            await asyncio.wait((former,))  # whichever way it ends
+        self._coming = None
+        await self._load()
 
     async def _load(self) -> None:
         self._wanted.clear()
@@ -94,7 +104,8 @@ class ViewKeeper:
         self._seen(self.view)
 
     def _loaded(self, task: asyncio.Task[None]) -> None:
-        self._refreshing = None
+        if self._coming is task:  # cancelled before it could read
+            self._coming = None
         if not task.cancelled():
             task.exception()  # retrieved here: whoever waited has seen it, and nobody may have waited
 

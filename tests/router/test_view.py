@@ -118,6 +118,53 @@ async def test_refreshes_at_the_same_time_share_one_call(store: Any, clock: Any,
     assert tampered.calls == ["membership"]
 
 
+async def test_who_asks_while_the_store_is_read_shares_a_read_that_begins_later(
+    store: Any, clock: Any, tools: Any
+) -> None:
+    tampered, reading, go_on = tools.Tampered(store), asyncio.Event(), asyncio.Event()
+    kept = keeper(tampered.pool("default"), clock)
+
+    async def read_slowly() -> None:
+        reading.set()
+        await go_on.wait()
+
+    tampered.after["membership"] = read_slowly
+    first = asyncio.create_task(kept.refresh())
+    await reading.wait()
+    await store.pool("default").put_instance(tools.spec("a"))
+    later = [asyncio.create_task(kept.refresh()) for _ in range(20)]
+    await tools.settle()
+    assert tampered.calls == ["membership"], "one read at a time"
+    go_on.set()
+
+    assert (await first).ready == ()
+    assert [view.ready for view in await asyncio.gather(*later)] == [("a",)] * 20
+    assert tampered.calls == ["membership", "membership"]
+
+
+async def test_a_read_that_fails_fails_nobody_who_asked_later(store: Any, clock: Any, tools: Any) -> None:
+    tampered, reading, go_on = tools.Tampered(store), asyncio.Event(), asyncio.Event()
+    kept = keeper(tampered.pool("default"), clock)
+
+    async def fail_slowly() -> None:
+        reading.set()
+        await go_on.wait()
+        tampered.before.clear()
+        raise StoreUnavailableError("away")
+
+    tampered.before["membership"] = fail_slowly
+    first = asyncio.create_task(kept.refresh())
+    await reading.wait()
+    leaves, stays = asyncio.create_task(kept.refresh()), asyncio.create_task(kept.refresh())
+    await tools.settle()
+    leaves.cancel()
+    go_on.set()
+
+    with pytest.raises(StoreUnavailableError):
+        await first
+    assert (await asyncio.wait_for(stays, 5)).epoch == 0
+
+
 async def test_who_gives_up_waiting_does_not_stop_the_refresh_of_the_others(store: Any, clock: Any, tools: Any) -> None:
     tampered = tools.Tampered(store)
     kept = keeper(tampered.pool("default"), clock)
