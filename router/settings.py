@@ -95,7 +95,9 @@ class RouterSettings(BaseModel):
         None, description="salt of recorded hashes, the same on all replicas to merge them; random when left out"
     )
 
-    explanations: int = Field(2048, ge=0, description="recent decisions kept to be explained")
+    explanations: int = Field(
+        2048, ge=0, description="requests that ended last, kept to be explained; live ones always are"
+    )
 
     def hold_timeout_of(self, scheduling: SchedulingSettings) -> float:
         """Time a request may wait to be granted, seconds: unless set, no shorter than the store may hold it."""

@@ -1,6 +1,6 @@
 """What a pool knows beyond a candidate pair: who was last given a prefix, and who has the least to do.
 
-Both answer in a time that does not grow with the number of instances. The Lua twin is ``shared/horizon.lua``.
+Both answer in a time that does not grow with the number of instances. The Lua twin is ``shared/holders.lua``.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import redis
@@ -47,6 +48,15 @@ def test_includes_are_resolved_and_no_script_writes_a_global(name: str) -> None:
 
     assert "-- include:" not in source
     assert not re.findall(r"^function ", source, re.MULTILINE), "functions are local: Redis refuses globals"
+
+
+def test_the_modules_name_shared_scripts_that_exist() -> None:
+    room = Path(str(files("statestore")))
+    texts = [module.read_text("utf-8") for module in room.rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r"``shared/(\w+)\.lua``", text)} - {"name"}  # any name
+
+    assert named
+    assert named <= {script.stem for script in room.glob("lua/shared/*.lua")}
 
 
 async def test_scripts_the_server_forgot_are_loaded_again(valkey_url: str) -> None:
