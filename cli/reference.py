@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
@@ -126,6 +126,8 @@ def _row(path: str, field: FieldInfo) -> SettingRow:
 
 def _kind(annotation: Any) -> str:
     origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(inner[0])
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in inner)
     if origin in (tuple, list, frozenset, set):

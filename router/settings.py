@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
@@ -11,6 +11,10 @@ from scheduling.settings import SchedulingSettings
 
 OVERDUE_GRACE_S = 10.0
 """Within this an overdue request is granted: the leader's sweep, and a new leader if there is none."""
+
+
+Key = Annotated[SecretStr, Field(min_length=1)]
+"""Not empty: a request without a key must never have the right one."""
 
 
 class RouterSettings(BaseModel):
@@ -29,8 +33,8 @@ class RouterSettings(BaseModel):
     log_level: str = Field("info", pattern=r"^(debug|info|warning|error)$", description="log level")
 
     # keys ----------------------------------------------------------------------------------------------------
-    api_keys: tuple[SecretStr, ...] = Field((), description="inference needs one of these keys when any is set")
-    admin_key: SecretStr | None = Field(None, description="/admin needs this key when it is set")
+    api_keys: tuple[Key, ...] = Field((), description="inference needs one of these keys when any is set")
+    admin_key: Key | None = Field(None, description="/admin needs this key when it is set")
     upstream_api_key: SecretStr | None = Field(
         None, description="key the instances ask for; replaces the client's authorization"
     )

@@ -17,9 +17,17 @@ def test_every_setting_is_described() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("port", 70_000), ("hold_timeout_s", 0), ("max_attempts", 0), ("retry_budget_share", 2), ("x", 1)],
+    [
+        ("port", 70_000),
+        ("hold_timeout_s", 0),
+        ("max_attempts", 0),
+        ("retry_budget_share", 2),
+        ("admin_key", ""),
+        ("api_keys", ["good", ""]),
+        ("x", 1),
+    ],
 )
-def test_a_wrong_value_is_named(name: str, value: float) -> None:
+def test_a_wrong_value_is_named(name: str, value: object) -> None:
     with pytest.raises(ValidationError, match=name):
         RouterSettings.model_validate({name: value})
 
