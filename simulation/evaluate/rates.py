@@ -128,17 +128,19 @@ def _row(run: RunResult) -> list[Cell]:
     ]
 
 
+_NAMES = {"dualmap": "DualMap"}
+
+
 def _capacity_finding(runs: RateRuns) -> str:
     """DualMap against the best other project at each rate where anybody is late."""
     parts = []
     for index in range(len({run.rate_per_s for run in runs.runs})):
-        ours = runs.at(index, ["dualmap"])[0]
-        best = max(runs.at(index, OTHERS), key=lambda run: run.effective_capacity, default=ours)
-        if min(ours.effective_capacity, best.effective_capacity) < 0.99:
-            parts.append(
-                f"{ours.rate_per_s:.1f}/s: DualMap {ours.effective_capacity:.0%}, {best.policy} "
-                f"{best.effective_capacity:.0%}"
-            )
+        compared = runs.at(index, ["dualmap"])
+        if others := runs.at(index, OTHERS):
+            compared.append(max(others, key=lambda run: run.effective_capacity))
+        if min(run.effective_capacity for run in compared) < 0.99:
+            shares = ", ".join(f"{_NAMES.get(run.policy, run.policy)} {run.effective_capacity:.0%}" for run in compared)
+            parts.append(f"{compared[0].rate_per_s:.1f}/s: {shares}")
     return f"{runs.workload.label}: " + ("; ".join(parts) if parts else "everybody is on time at every rate") + "."
 
 
@@ -157,17 +159,11 @@ def goodput_section(measured: Sequence[RateRuns]) -> Section:
     findings = []
     for runs in measured:
         goodput = runs.goodput_per_s
-        best = _best_other(goodput)
         for policy, rate in goodput.items():
             rows.append(
                 [runs.workload.label, policy, rate, 100 * rate / goodput["dualmap"] if goodput["dualmap"] else 0]
             )
-        verb = "wins over" if goodput["dualmap"] > goodput[best] else "loses to"
-        ratio = goodput["dualmap"] / goodput[best] - 1 if goodput[best] else 0.0
-        findings.append(
-            f"{runs.workload.label}: DualMap {verb} the best other project's policy, {best}: "
-            f"{goodput['dualmap']:.2f}/s against {goodput[best]:.2f}/s ({ratio:+.1%})."
-        )
+        findings.append(f"{runs.workload.label}: {goodput_finding(goodput)}")
         rows.append([runs.workload.label, "(bound: ideal hits, perfect balance, no decoding)", runs.bound_per_s, ""])
         rows.append([runs.workload.label, "(sustainable with decoding)", runs.workload.reference_rate_per_s, ""])
     return Section(
@@ -189,10 +185,18 @@ def goodput_section(measured: Sequence[RateRuns]) -> Section:
     )  # fmt: skip
 
 
-def _best_other(goodput: Mapping[PolicyName, float]) -> PolicyName:
-    """The best of the other projects' policies; DualMap itself when none was run."""
-    measured: list[PolicyName] = [policy for policy in OTHERS if policy in goodput]
-    return max(measured, key=lambda policy: goodput[policy]) if measured else "dualmap"
+def goodput_finding(goodput: Mapping[PolicyName, float]) -> str:
+    """DualMap against the best of the other projects' policies."""
+    ours, others = goodput["dualmap"], [policy for policy in OTHERS if policy in goodput]
+    if not others:
+        return f"DualMap {ours:.2f}/s; no other project's policy was run."
+    best = max(others, key=lambda policy: goodput[policy])
+    verb = "wins over" if ours > goodput[best] else "loses to"
+    ratio = ours / goodput[best] - 1 if goodput[best] else 0.0
+    return (
+        f"DualMap {verb} the best other project's policy, {best}: "
+        f"{ours:.2f}/s against {goodput[best]:.2f}/s ({ratio:+.1%})."
+    )
 
 
 def pareto_section(plan: Plan, measured: Sequence[RateRuns]) -> Section:

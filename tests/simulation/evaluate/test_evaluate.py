@@ -9,6 +9,7 @@ import pytest
 from scheduling.settings import SchedulingSettings
 from simulation.commands import evaluate as command
 from simulation.evaluate.plan import FULL, QUICK, Plan, scheduling_for
+from simulation.evaluate.rates import goodput_finding
 from simulation.evaluate.report import render_html, render_json, rules_of, show
 from simulation.evaluate.run import evaluate
 from simulation.evaluate.section import Section
@@ -108,6 +109,12 @@ def test_losses_are_named_like_wins(sections: list[Section]) -> None:
 
     assert len(goodput.findings) == 4
     assert all("DualMap wins over" in finding or "DualMap loses to" in finding for finding in goodput.findings)
+
+
+def test_alone_it_is_not_compared_with_itself() -> None:
+    assert (
+        goodput_finding({"dualmap": 5.0, "dualmap-wide": 6.0}) == "DualMap 5.00/s; no other project's policy was run."
+    )
 
 
 def test_two_choices_balance_better_than_one(sections: list[Section]) -> None:
