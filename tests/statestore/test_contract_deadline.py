@@ -196,6 +196,23 @@ async def test_who_cannot_make_it_any_more_steps_behind_and_is_counted_apart(poo
     await assert_sums_hold(pool)
 
 
+async def test_work_that_the_plan_sets_aside_is_ahead_of_nobody(pool: PoolStore) -> None:
+    fence = await lead(pool)
+    await busy(pool, one_at_a_time())
+    await hold(pool, "long", 20_000, tokens=1_500)
+    await hold(pool, "short", 20_000, tokens=500)  # 4 s are dispatched: the two need 20 s more
+
+    await pool.grant_overdue(fence=fence)
+    planned = (await queue_of(pool)).load
+    await pool.finish("short")
+    await pool.grant_overdue(fence=fence)
+    planned_again = (await queue_of(pool)).load
+
+    assert await late_of(pool) == []
+    assert (planned.late_tokens, planned.pending_tokens) == (1_500, 2_400)
+    assert (planned_again.late_tokens, planned_again.pending_tokens) == (0, 1_900)
+
+
 async def test_who_steps_behind_is_known_at_the_latest_when_there_is_room_to_give_away(
     pool: PoolStore, clock: HandClock
 ) -> None:
