@@ -73,7 +73,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     try:
         code = asyncio.run(_up(arguments, settings, directory))
     except BaseException:
-        print(f"dualmap up: logs are in {directory}", file=sys.stderr)
+        if any(directory.iterdir()):
+            print(f"dualmap up: logs are in {directory}", file=sys.stderr)
+        else:
+            directory.rmdir()
         raise
     shutil.rmtree(directory, ignore_errors=True)
     return code
