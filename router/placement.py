@@ -22,8 +22,6 @@ CHECKED_ROUNDS = 2
 """Decisions whose loads the reservation re-checks; the next one is taken as it is, so that a storm of
 arrivals cannot keep a request out of the fleet by moving the load between its every two steps."""
 MAX_ROUNDS = 12
-TURN_PATIENCE_S = 0.1
-"""Longest wait of one search for its turns, see ``router.turns``."""
 NO_INSTANCE_RETRY_S = 2.0
 
 
@@ -31,6 +29,8 @@ NO_INSTANCE_RETRY_S = 2.0
 class _Search:
     """What one search for an instance has learned so far."""
 
+    turn_patience_s: float
+    """What is left of it, see ``router.turns``."""
     rounds: int = 0
     stale_rounds: int = 0
     refreshed: bool = False
@@ -39,7 +39,6 @@ class _Search:
     ignore_breakers: bool = False
     in_turn: bool = True
     """Whether the next look waits for its turn: not once something else than others' placements stood in the way."""
-    turn_patience_s: float = TURN_PATIENCE_S
 
 
 class StorePlacer:
@@ -60,7 +59,8 @@ class StorePlacer:
             HoldTimeoutError: it was held too long.
             StoreUnavailableError: the store is out of reach.
         """
-        search, waiting = _Search(), flight.pool.waiting
+        turns, waiting = flight.pool.turns, flight.pool.waiting
+        search = _Search(turns.patience_s)
         while True:
             waiter = waiting.expect(flight.request_id, flight.store_attempt)
             try:
@@ -79,7 +79,7 @@ class StorePlacer:
                 # A newer attempt replaces whatever the store may remember of this one after all.
                 flight.store_attempt += 1
                 flight.pool.metrics.replaced.inc()
-                search = _Search()
+                search = _Search(turns.patience_s)
             finally:
                 waiting.leave(waiter)
 

@@ -8,6 +8,8 @@ from collections import deque
 from router.deadlines import CallLater
 from statestore.clock import Clock
 
+PATIENCE_S = 0.1
+"""Longest wait of one search for its turns."""
 _SMOOTHING = 8
 """Turns over which the usual length of a turn is averaged."""
 
@@ -22,7 +24,9 @@ class Turns:
     reservation's check is there for them.
     """
 
-    def __init__(self, clock: Clock, call_later: CallLater) -> None:
+    def __init__(self, clock: Clock, call_later: CallLater, patience_s: float = PATIENCE_S) -> None:
+        self.patience_s = patience_s
+        """What a search has of it for all its turns."""
         self._clock = clock
         self._call_later = call_later
         self._taken = False

@@ -12,7 +12,6 @@ import pytest
 
 from router.ask import FailureKind, InstanceFailure, Outcome
 from router.errors import QueueFullError, RouterError
-from router.placement import TURN_PATIENCE_S
 from router.runtime import Runtime
 from router.settings import RouterSettings
 from scheduling.settings import SchedulingSettings
@@ -132,6 +131,7 @@ async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica
 async def test_a_burst_is_spread_as_if_its_requests_came_one_by_one(start_replica: StartReplica, tools: Any) -> None:
     replica = await start_replica(SchedulingSettings(policy="min-ttft", queue_order="fifo", block_tokens=16))
     pool = replica.pools.pools["default"].store
+    replica.pools.pools["default"].turns.patience_s = 60.0  # however busy the machine is
     for name in "abcd":
         await pool.put_instance(tools.spec(name))
 
@@ -164,7 +164,7 @@ async def test_all_rounds_of_a_refused_request_share_one_patience(start_runtime:
     pool.turns.take()  # somebody looks for ever
 
     refused = asyncio.create_task(runtime.lifecycle.place(tools.ask("x" * 8000)))
-    await runtime.context.clock.advance(TURN_PATIENCE_S)
+    await runtime.context.clock.advance(pool.turns.patience_s)
 
     with pytest.raises(QueueFullError):
         await refused
