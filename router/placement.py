@@ -118,18 +118,18 @@ class StorePlacer:
 
     async def _decide_in_turn(self, flight: ScheduledFlight, search: _Search) -> Decision:
         """The caller reserves before it waits for anything else: whoever is next sees that reservation."""
-        turns = flight.pool.turns
-        has_turn = search.in_turn and (turns.take() or await self._wait_for_turn(turns, search))
+        turns, tokens = flight.pool.turns, flight.chain.prompt_tokens
+        has_turn = search.in_turn and (turns.take(tokens) or await self._wait_for_turn(turns, tokens, search))
         try:
             return await self._look_and_decide(flight, search)
         finally:
             if has_turn:
-                turns.pass_on()
+                turns.pass_on(tokens)
 
-    async def _wait_for_turn(self, turns: Turns, search: _Search) -> bool:
+    async def _wait_for_turn(self, turns: Turns, prompt_tokens: int, search: _Search) -> bool:
         before_s = self._context.clock.monotonic_s()
         try:
-            return await turns.wait(search.turn_patience_s)
+            return await turns.wait(prompt_tokens, search.turn_patience_s)
         finally:
             search.turn_patience_s -= self._context.clock.monotonic_s() - before_s
 

@@ -178,7 +178,7 @@ def _served_pool(
             refuses_late=settings.late_requests == "refuse",
             call=calls["held_states"],
         ),
-        turns=Turns(clock, context.call_later),
+        turns=Turns(clock, context.call_later, together_tokens=scheduling.reserve_tolerance_tokens),
         policy=build_policy(scheduling),
         breakers=BreakerPanel(
             BreakerRule(settings.breaker_fault_limit, settings.breaker_cooldown_s, settings.breaker_max_cooldown_s)

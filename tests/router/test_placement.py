@@ -129,14 +129,14 @@ async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica
 
 
 async def test_a_burst_is_spread_as_if_its_requests_came_one_by_one(start_replica: StartReplica, tools: Any) -> None:
-    replica = await start_replica(SchedulingSettings(policy="min-ttft", queue_order="fifo", block_tokens=16))
+    replica = await start_replica(SchedulingSettings(policy="dualmap", block_tokens=16))
     pool = replica.pools.pools["default"].store
     replica.pools.pools["default"].turns.patience_s = 60.0  # however busy the machine is
     for name in "abcd":
         await pool.put_instance(tools.spec(name))
 
     async def place(number: int) -> None:
-        await replica.lifecycle.place(tools.ask(f"{number} " + "word " * 1000))
+        await replica.lifecycle.place(tools.ask(f"{number} " + "word " * 8000))
 
     for number in range(3):
         await place(number)  # one instance has nothing to do, and all of a burst may want it
@@ -146,7 +146,8 @@ async def test_a_burst_is_spread_as_if_its_requests_came_one_by_one(start_replic
     async with asyncio.timeout(20):
         while len(snapshot.requests) < 32:
             snapshot = await pool.snapshot()
-    assert Counter(request.instance_id for request in snapshot.requests) == dict.fromkeys("abcd", 8)
+    held = Counter(request.instance_id for request in snapshot.requests)
+    assert max(held.values()) - min(held.values()) <= 2, held
     for task in burst:
         task.cancel()
     await asyncio.gather(*burst, return_exceptions=True)
@@ -161,7 +162,7 @@ async def test_all_rounds_of_a_refused_request_share_one_patience(start_runtime:
     pool = runtime.pools.pools["default"]
     for name in "abcd":  # every instance has as much as it takes, and queues nothing
         await runtime.lifecycle.place(tools.ask(name * 8000))
-    pool.turns.take()  # somebody looks for ever
+    pool.turns.take(10_000)  # somebody looks for ever
 
     refused = asyncio.create_task(runtime.lifecycle.place(tools.ask("x" * 8000)))
     await runtime.context.clock.advance(pool.turns.patience_s)
