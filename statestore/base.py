@@ -265,12 +265,14 @@ class PoolStore(Protocol):
         Room: nothing else is queued before it (those that stepped behind do not count), dispatched tokens are under
         the dispatch window and running requests under their maximum. ``scheduling.queue_order`` says who is granted
         when there is room. On success the chain enters the instance's KV metadata, the arrival log
-        and the load window. A repetition of the same attempt reports HELD or DISPATCHED as it stands now.
+        and the load window. ``uncached_tokens`` are those of the reservation until the order plans or grants: then they
+        are counted anew by the blocks that the instance was given, which is to say that were dispatched there before.
+        A repetition of the same attempt reports HELD or DISPATCHED as it stands now.
         """
 
     async def first_token(self, request_id: str, instance_id: str, chain: Chain, *, seen: bool = True) -> bool:
         """The prefill is done: release pending tokens, stamp the prefill clock, learn the prefill rate and TTFT,
-        confirm the KV metadata (after a migration: on the instance that did the work), grant who is next.
+        confirm the KV metadata (of a request that was moved or adopted), grant who is next.
 
         Not ``seen``, but presumed from expected times: nothing is learned from it. TTFT is learned from the requests
         that their instance served as they came: first attempts, neither migrated nor behind their deadline.

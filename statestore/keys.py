@@ -39,6 +39,9 @@ class PoolKeys:
         self.migrations = self._key("migrations")
         self.lightest = self._key("lightest")
         """Scripts that write an account take it as their last key."""
+        self.chains = self._key("chains")
+        self.granting = (self.chains, self.lightest)
+        """Scripts that may grant held requests take these as their last keys."""
         self.holders = (self._key("holders:new"), self._key("holders:old"))
         self._accounts: dict[str, AccountKeys] = {}
 

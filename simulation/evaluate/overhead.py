@@ -110,7 +110,7 @@ def measure_kv_bytes(blocks: int) -> float:
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     metadata = KvMetadata()
-    metadata.stamp(tuple(value + 1 for value in hashes), blocks)
+    metadata.give(tuple(value + 1 for value in hashes), blocks)
     size = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert len(metadata) == blocks

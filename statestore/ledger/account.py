@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.load_window import LoadWindow
 from scheduling.prefill_rate import PrefillRate, prefill_busy_s
@@ -125,9 +126,30 @@ class InstanceAccount:
             return len(self.queue) + self.late.position(request)
         return self.queue.position(request)
 
+    def recount(self, request: LiveRequest) -> None:
+        """Count a held request's uncached tokens by what the instance has been given until now.
+
+        It was placed by what was promised: whoever brings the prefix may be held behind it, or gone by now.
+        """
+        chain = request.chain
+        if chain is None:
+            return
+        guess = (request.prompt_tokens - request.uncached_tokens) // chain.block_tokens
+        given = min(self.kv.given_blocks(chain.hashes, guess), self._capacity_blocks(chain))
+        uncached_tokens = chain.uncached_tokens(given)
+        more_tokens = uncached_tokens - request.uncached_tokens
+        request.uncached_tokens = uncached_tokens
+        self.pending_tokens += more_tokens
+        if request.late:
+            self.late_tokens += more_tokens
+
     def dispatch(self, request: LiveRequest, now_ms: int) -> None:
         """Count a request that ``enter`` counted as held as the instance's own from now on."""
+        self.recount(request)
         self._delist(request)
+        if request.chain is not None:
+            self.give(request.chain)
+            request.chain = None
         request.state = RequestState.DISPATCHED
         request.dispatched_ms = now_ms
         self.dispatched_tokens += request.uncached_tokens
@@ -151,9 +173,16 @@ class InstanceAccount:
             ttft_s = max(0, now_ms - request.enqueued_ms) / 1000
             self.ttft_model = self.ttft_model.after(request.ttft_features, ttft_s)
 
-    def stamp(self, hashes: tuple[int, ...], block_tokens: int) -> None:
-        """Believe that the instance holds the chain, as far as its cache can."""
-        self.kv.stamp(hashes, self.spec.kv_capacity_tokens // block_tokens)
+    def promise(self, chain: Chain) -> None:
+        """Believe that the instance will hold the chain, as far as its cache can."""
+        self.kv.promise(chain.hashes, self._capacity_blocks(chain))
+
+    def give(self, chain: Chain) -> None:
+        """Believe that the instance holds the chain before it computes anything else."""
+        self.kv.give(chain.hashes, self._capacity_blocks(chain))
+
+    def _capacity_blocks(self, chain: Chain) -> int:
+        return self.spec.kv_capacity_tokens // chain.block_tokens
 
     def sums(self) -> tuple[int, int, int, int]:
         """Pending, dispatched, late and context tokens as they should be: summed over the requests."""

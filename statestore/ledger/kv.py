@@ -1,8 +1,12 @@
 """Which blocks an instance is believed to hold: LRU metadata within the instance's capacity.
 
+A block is *promised* once a request with it is placed on the instance, and *given* once such a request is dispatched
+there. Promised blocks draw others of their prefix to the instance. Only given ones are computed before whatever is
+dispatched next: as long as the request that brings a block is held, another one may overtake it.
+
 A chain is stamped from its last block to its first, so a block is always younger than every longer prefix that
-contains it: what is evicted first is a leaf, and what is listed is closed under prefixes. A hit can therefore be
-found by binary search.
+contains it: what is evicted first is a leaf, and what is listed is closed under prefixes, and so is what is given. A
+hit can therefore be found by binary search.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ class KvMetadata:
     __slots__ = ("_blocks",)
 
     def __init__(self) -> None:
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._blocks: OrderedDict[int, bool] = OrderedDict()
+        """Whether it is given, by hash."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -26,7 +31,7 @@ class KvMetadata:
         return block_hash in self._blocks
 
     def hit_blocks(self, hashes: Sequence[int]) -> int:
-        """Blocks at the head of the chain that are listed; O(log chain)."""
+        """Blocks at the head of the chain that are listed, promised or given; O(log chain)."""
         blocks = self._blocks
         low, high = 0, len(hashes)
         while low < high:
@@ -37,12 +42,39 @@ class KvMetadata:
                 high = middle
         return low
 
-    def stamp(self, hashes: Sequence[int], capacity_blocks: int) -> None:
+    def given_blocks(self, hashes: Sequence[int], guess: int = 0) -> int:
+        """Blocks at the head of the chain that are given; O(log chain), and O(1) if it is as many as the ``guess``."""
+        given = self._blocks.get
+        low, high = 0, len(hashes)
+        guess = max(0, min(guess, high))
+        if guess == 0 or given(hashes[guess - 1]):
+            if guess == high or not given(hashes[guess]):
+                return guess
+            low = guess + 1
+        else:
+            high = guess - 1
+        while low < high:
+            middle = (low + high) // 2
+            if given(hashes[middle]):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def promise(self, hashes: Sequence[int], capacity_blocks: int) -> None:
         """Enter the chain's first ``capacity_blocks`` blocks as the youngest, evicting the oldest beyond that."""
+        self._stamp(hashes[:capacity_blocks], self.given_blocks(hashes), capacity_blocks)
+
+    def give(self, hashes: Sequence[int], capacity_blocks: int) -> None:
+        """The same, for a chain that the instance has from now on."""
+        self._stamp(hashes[:capacity_blocks], capacity_blocks, capacity_blocks)
+
+    def _stamp(self, hashes: Sequence[int], given: int, capacity_blocks: int) -> None:
         blocks = self._blocks
         touch = blocks.move_to_end
-        for block_hash in reversed(hashes[:capacity_blocks]):
-            blocks[block_hash] = None
+        for position in range(len(hashes) - 1, -1, -1):
+            block_hash = hashes[position]
+            blocks[block_hash] = position < given
             touch(block_hash)
         for _ in range(len(blocks) - capacity_blocks):
             blocks.popitem(last=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
+from scheduling.chain import Chain
 from statestore.base import RequestRecord, RequestState, Reservation
 
 
@@ -15,6 +16,7 @@ class LiveRequest:
         "alternative_id",
         "alternative_uncached_tokens",
         "attempt",
+        "chain",
         "dispatched_ms",
         "enqueued_ms",
         "expected_output_tokens",
@@ -53,6 +55,8 @@ class LiveRequest:
         """The instance whose KV metadata the chain was stamped on; '' when none is known to have it."""
         self.ttft_features = reservation.ttft_features
         """What the first token will teach; None: nothing, as it says little of the instance."""
+        self.chain: Chain | None = reservation.chain
+        """Kept while it is held, so that its uncached tokens can be counted anew; None also if it was adopted."""
 
     @classmethod
     def adopted(cls, record: RequestRecord) -> LiveRequest:
@@ -62,6 +66,7 @@ class LiveRequest:
             setattr(request, name, getattr(record, name))
         request.kv_instance_id = ""
         request.ttft_features = None
+        request.chain = None
         return request
 
     @property

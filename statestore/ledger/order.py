@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Protocol
 
-from scheduling.queue_order import CALM_WINDOWS, Waiting, is_calm, is_overdue, plan_on_time, steps_behind
+from scheduling.queue_order import (
+    CALM_WINDOWS,
+    PLANNED_REQUESTS,
+    Plan,
+    Waiting,
+    is_calm,
+    is_overdue,
+    plan_on_time,
+    steps_behind,
+)
 from scheduling.settings import SchedulingSettings
 from statestore.ledger.account import InstanceAccount
 from statestore.ledger.live import LiveRequest, Rank, by_deadline, by_sequence
@@ -74,6 +84,7 @@ class DeadlineOrder:
 
     def dispatch_next(self, account: InstanceAccount, now_ms: int, *, sweep: bool = False) -> Iterator[LiveRequest]:
         if len(account.queue) and (sweep or account.has_room()):
+            _recount(account, account.queue)
             for request in [request for request in account.queue if self.is_late(account, request, now_ms)]:
                 account.step_behind(request)
         if not account.serves():
@@ -102,13 +113,11 @@ class DeadlineOrder:
         )
 
     def _planned(self, account: InstanceAccount, now_ms: int) -> Iterator[LiveRequest]:
-        requests, tokens_per_s = list(account.queue), account.rate.tokens_per_s
-        waiting = [_waiting(request) for request in requests]
-        plan = plan_on_time(waiting, now_ms, account.dispatched_tokens, tokens_per_s)
+        requests = list(account.queue)
+        plan = _plan(account, requests, now_ms)
         while requests and account.has_room():
-            del waiting[plan.first]
             yield _dispatched(account, requests.pop(plan.first), now_ms)
-            plan = plan_on_time(waiting, now_ms, account.dispatched_tokens, tokens_per_s)
+            plan = _plan(account, requests, now_ms)
         account.aside_tokens = plan.aside_tokens
 
 
@@ -117,6 +126,18 @@ def grant_order(scheduling: SchedulingSettings) -> GrantOrder:
     if scheduling.granting_order == "deadline":
         return DeadlineOrder(round(scheduling.max_hold_s * 1000))
     return FifoOrder()
+
+
+def _plan(account: InstanceAccount, requests: list[LiveRequest], now_ms: int) -> Plan:
+    """For held requests in order of deadline, counted anew: the last one dispatched may have brought their prefix."""
+    _recount(account, requests)
+    waiting = [_waiting(request) for request in requests[:PLANNED_REQUESTS]]
+    return plan_on_time(waiting, now_ms, account.dispatched_tokens, account.rate.tokens_per_s)
+
+
+def _recount(account: InstanceAccount, requests: Iterable[LiveRequest]) -> None:
+    for request in islice(requests, PLANNED_REQUESTS):
+        account.recount(request)
 
 
 def _waiting(request: LiveRequest) -> Waiting:

@@ -159,7 +159,8 @@ class PoolLedger:
         self.requests[request.request_id] = request
         self.enter(account, request, now_ms)
         account.window = account.window.add(now_ms, request.uncached_tokens)
-        self._stamp(account, reservation.chain)
+        account.promise(reservation.chain)
+        self._remember_holder(account, reservation.chain)
         self.replicas.meet(reservation.replica_id, now_ms)
         if reservation.overloaded:
             self.wanted.add(reservation.instance_id, now_ms)
@@ -173,7 +174,8 @@ class PoolLedger:
         account = self.accounts[instance_id]
         account.prefilled(request, now_ms, seen=seen)
         if request.kv_instance_id != instance_id:
-            self._stamp(account, chain)
+            account.give(chain)
+            self._remember_holder(account, chain)
             request.kv_instance_id = instance_id
         self.grant_next(account, now_ms)
         return True
@@ -267,8 +269,7 @@ class PoolLedger:
             return False
         return not self.order.takes_at_once(account, uncached_tokens, deadline_ms, now_ms)
 
-    def _stamp(self, account: InstanceAccount, chain: Chain) -> None:
-        account.stamp(chain.hashes, chain.block_tokens)
+    def _remember_holder(self, account: InstanceAccount, chain: Chain) -> None:
         if self._remembers_holders:
             self.holders.stamp(chain, account.spec.instance_id)
 

@@ -170,6 +170,7 @@ def reservation_json(reservation: Reservation) -> bytes:
         "attempt": reservation.attempt,
         "uncached_tokens": reservation.uncached_tokens,
         "prompt_tokens": reservation.chain.prompt_tokens,
+        "block_tokens": reservation.chain.block_tokens,
         "expected_output_tokens": reservation.expected_output_tokens,
         "slo_ms": reservation.slo_ms,
         "enqueued_ms": 0,

@@ -86,7 +86,7 @@ class LeaderCalls:
                 keys.migrations,
                 *keys.account(source_id),
                 *keys.account(target_id),
-                keys.lightest,
+                *keys.granting,
             ),
             self._terms,
             request_id,
@@ -104,7 +104,7 @@ class LeaderCalls:
             *(
                 self._calls.script(
                     "grant_overdue",
-                    (keys.leader, keys.requests, *keys.account(instance_id), keys.lightest),
+                    (keys.leader, keys.requests, *keys.account(instance_id), *keys.granting),
                     self._terms,
                     instance_id,
                     fence,
@@ -176,7 +176,7 @@ class LeaderCalls:
         while True:
             reply = await self._calls.script(
                 "reap_request",
-                (keys.leader, keys.replicas, keys.requests, *keys.account(instance_id), keys.lightest),
+                (keys.leader, keys.replicas, keys.requests, *keys.account(instance_id), *keys.granting),
                 self._terms,
                 record.request_id,
                 instance_id,
@@ -193,7 +193,7 @@ class LeaderCalls:
         for instance_id in await self._instance_ids():
             repaired += await self._calls.script(
                 "repair_instance",
-                (keys.leader, keys.requests, *keys.account(instance_id), keys.lightest),
+                (keys.leader, keys.requests, *keys.account(instance_id), *keys.granting),
                 self._terms,
                 instance_id,
                 fence,

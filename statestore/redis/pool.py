@@ -92,7 +92,7 @@ class RedisPool(LeaderCalls):
         keys = self._keys
         await self._calls.script(
             "put_instance",
-            (keys.meta, keys.instances, keys.requests, *keys.account(spec.instance_id), keys.lightest),
+            (keys.meta, keys.instances, keys.requests, *keys.account(spec.instance_id), *keys.granting),
             self._terms,
             spec.instance_id,
             spec.state.value,
@@ -110,7 +110,7 @@ class RedisPool(LeaderCalls):
         keys = self._keys
         reply = await self._calls.script(
             "set_instance_state",
-            (keys.meta, keys.leader, keys.requests, *keys.account(instance_id), keys.lightest),
+            (keys.meta, keys.leader, keys.requests, *keys.account(instance_id), *keys.granting),
             self._terms,
             instance_id,
             state.value,
@@ -149,7 +149,7 @@ class RedisPool(LeaderCalls):
         for _ in range(_MAX_MOVES):
             status, detail = await self._calls.script(
                 "reserve_request",
-                (*self._reserve_keys, *keys.account(target), *keys.account(former), keys.lightest),
+                (*self._reserve_keys, *keys.account(target), *keys.account(former), *keys.granting),
                 *arguments,
                 former,
                 *self._arrival_bounds,
@@ -183,7 +183,7 @@ class RedisPool(LeaderCalls):
         keys, packed = self._keys, self._chains.of(chain)
         reply = await self._calls.script(
             "prefill_request",
-            (keys.requests, *keys.holders, *keys.account(instance_id), keys.lightest),
+            (keys.requests, *keys.holders, *keys.account(instance_id), *keys.granting),
             self._terms,
             request_id,
             instance_id,
@@ -210,7 +210,7 @@ class RedisPool(LeaderCalls):
                 return False
             reply = await self._calls.script(
                 "finish_request",
-                (keys.meta, keys.requests, *keys.account(instance_id), keys.lightest),
+                (keys.meta, keys.requests, *keys.account(instance_id), *keys.granting),
                 self._terms,
                 request_id,
                 instance_id,
@@ -255,7 +255,7 @@ class RedisPool(LeaderCalls):
             *(
                 self._calls.script(
                     "adopt_requests",
-                    (keys.meta, keys.requests, keys.replicas, *keys.account(instance_id), keys.lightest),
+                    (keys.meta, keys.requests, keys.replicas, *keys.account(instance_id), *keys.granting),
                     self._terms,
                     instance_id,
                     *texts,

@@ -39,7 +39,9 @@ async def started(start_runtime: Any, tools: Any, **settings: Any) -> tuple[Any,
 async def make_busy(store: Any, *instance_ids: str) -> None:
     """Twenty seconds of somebody else's work."""
     for instance_id in instance_ids:
-        work = Reservation(f"work on {instance_id}", "another", instance_id, Chain((7,), 16, 16), 20_000, 1, 60_000)
+        work = Reservation(
+            f"work on {instance_id}", "another", instance_id, Chain((7,), 20_000, 20_000), 20_000, 1, 60_000
+        )
         await store.pool("default").reserve(work)
 
 

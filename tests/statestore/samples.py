@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import xxhash
+
 from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
@@ -47,14 +49,22 @@ def instance(instance_id: str, **changes: Any) -> InstanceSpec:
     return replace(spec, **changes)
 
 
+def own_chain(request_id: str, prompt_tokens: int) -> Chain:
+    """A prompt that no other request shares a block with."""
+    blocks = max(1, prompt_tokens // BLOCK_TOKENS)
+    hashes = [xxhash.xxh64_intdigest(f"{request_id} {block}".encode()) for block in range(blocks)]
+    return Chain(tuple(hashes), BLOCK_TOKENS, prompt_tokens)
+
+
 def reservation(request_id: str, instance_id: str = "a", **changes: Any) -> Reservation:
-    """400 uncached tokens for ``instance_id``, asked by replica ``one``."""
+    """400 uncached tokens for ``instance_id``, asked by replica ``one``; without a ``chain``, nothing else."""
+    uncached_tokens = changes.get("uncached_tokens", 400)
     made = Reservation(
         request_id=request_id,
         replica_id="one",
         instance_id=instance_id,
-        chain=CHAIN,
-        uncached_tokens=400,
+        chain=own_chain(request_id, uncached_tokens),
+        uncached_tokens=uncached_tokens,
         expected_output_tokens=50,
         slo_ms=5000,
     )

@@ -15,7 +15,7 @@ from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.base import MigrateStatus, PoolStore, QueueSnapshot, RequestState, ReserveOutcome, ReserveStatus
 from statestore.errors import LeaseLostError
-from tests.statestore.samples import CHAIN, HandClock, instance, reservation
+from tests.statestore.samples import CHAIN, HandClock, chain, instance, reservation
 from tests.statestore.test_contract_requests import DISPATCHED, assert_sums_hold, record
 
 MAX_HOLD_MS = 60_000
@@ -98,6 +98,37 @@ async def test_the_longest_steps_aside_when_somebody_would_be_late(pool: PoolSto
 
     assert await dispatched(pool, ["long", "one", "two"]) == ["one"]
     assert await late_of(pool) == []
+
+
+async def test_a_request_is_as_long_as_the_prefix_that_nobody_has_brought_yet(pool: PoolStore) -> None:
+    """``long`` steps aside, and with it the prefix that ``shares`` was placed by."""
+    running = await busy(pool, one_at_a_time())
+    prefix = range(1000, 1010)
+    for request_id, last_block, slo_ms in (("long", 1, 11_000), ("shares", 2, 12_000)):
+        tokens = 1100 if request_id == "long" else 100
+        held = reservation(request_id, chain=chain(*prefix, last_block), uncached_tokens=tokens, slo_ms=slo_ms)
+        assert (await pool.reserve(held)).status is ReserveStatus.HELD
+    await hold(pool, "one", 12_500)
+    await hold(pool, "two", 13_000)
+
+    await pool.finish(running)
+
+    assert await dispatched(pool, ["long", "shares", "one", "two"]) == ["one"]
+    assert (await record(pool, "shares")).uncached_tokens == 1100
+
+
+async def test_a_request_is_short_once_its_prefix_was_brought(pool: PoolStore) -> None:
+    running = await busy(pool, one_at_a_time())
+    prefix = range(1000, 1010)
+    for request_id, last_block, slo_ms in (("brings", 1, 30_000), ("shares", 2, 60_000)):
+        held = reservation(request_id, chain=chain(*prefix, last_block), uncached_tokens=1100, slo_ms=slo_ms)
+        assert (await pool.reserve(held)).status is ReserveStatus.HELD
+
+    await pool.finish(running)
+
+    assert await dispatched(pool, ["brings", "shares"]) == ["brings"]
+    assert (await record(pool, "shares")).uncached_tokens == 100
+    await assert_sums_hold(pool)
 
 
 async def test_when_nobody_can_be_kept_on_time_the_shortest_goes(pool: PoolStore) -> None:

@@ -120,7 +120,7 @@ async def test_a_request_that_moved_is_held_where_its_prefill_was_done(pool: Poo
     await pool.put_instance(instance("a", dispatch_window_tokens=1))
     await pool.put_instance(instance("b"))
     await pool.reserve(reservation("running", chain=chain(91)))
-    await pool.reserve(reservation("moved"))
+    await pool.reserve(reservation("moved", chain=CHAIN))
     await pool.migrate("moved", "a", "b", reason="benefit", fence=lease.fence)
     assert await holders(pool, CHAIN) == (("a",), 4)
 
@@ -155,10 +155,9 @@ async def test_the_two_with_the_least_work_in_time_are_named_with_it(pool: PoolS
 
     first, second = (await horizon(pool)).lightest
 
-    kv_usage = 450 / 100_000
     assert (first[0], second[0]) == ("b", "a")
-    assert first[1] == pytest.approx(0.3 + kv_usage / 1000)
-    assert second[1] == pytest.approx(0.5 + kv_usage / 1000)
+    assert first[1] == pytest.approx(0.3 + 350 / 100_000 / 1000)
+    assert second[1] == pytest.approx(0.5 + 550 / 100_000 / 1000)
 
 
 async def test_of_two_idle_instances_the_one_with_more_free_memory_comes_first(pool: PoolStore) -> None:

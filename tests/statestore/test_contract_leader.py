@@ -10,7 +10,7 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState, Role
 from statestore.base import Lease, MigrateStatus, PoolStore, RequestState
 from statestore.errors import LeaseLostError
-from tests.statestore.samples import HandClock, chain, instance, reservation
+from tests.statestore.samples import CHAIN, HandClock, chain, instance, reservation
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ async def one_held_on_a(pool: PoolStore, **changes: object) -> None:
     await pool.put_instance(instance("a", dispatch_window_tokens=400))
     await pool.put_instance(instance("b", dispatch_window_tokens=400, **changes))
     await pool.reserve(reservation("sent"))
-    await pool.reserve(reservation("r", alternative_id="b", alternative_uncached_tokens=150))
+    await pool.reserve(reservation("r", chain=CHAIN, alternative_id="b", alternative_uncached_tokens=100))
 
 
 # leases ------------------------------------------------------------------------------------------------------
@@ -105,15 +105,17 @@ async def test_a_migrated_request_swaps_its_candidates_and_is_dispatched_where_t
     pool: PoolStore, lease: Lease
 ) -> None:
     await one_held_on_a(pool)
+    await pool.reserve(reservation("former", "b", chain=chain(*CHAIN.hashes[:3])))
+    await pool.finish("former")
 
     status = await pool.migrate("r", "a", "b", reason="benefit", fence=lease.fence)
 
     view = await pool.snapshot()
     moved = next(request for request in view.requests if request.request_id == "r")
     assert status is MigrateStatus.MIGRATED
-    assert (moved.instance_id, moved.uncached_tokens, moved.state) == ("b", 150, RequestState.DISPATCHED)
+    assert (moved.instance_id, moved.uncached_tokens, moved.state) == ("b", 100, RequestState.DISPATCHED)
     assert (moved.alternative_id, moved.alternative_uncached_tokens) == ("a", 400)
-    assert (view.loads["a"].pending_tokens, view.loads["b"].pending_tokens) == (400, 150)
+    assert (view.loads["a"].pending_tokens, view.loads["b"].pending_tokens) == (400, 100)
     assert view.migrations == {"benefit": 1}
 
 

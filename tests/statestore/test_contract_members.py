@@ -76,7 +76,7 @@ async def test_a_state_changes_only_from_the_expected_one(pool: PoolStore) -> No
 
 async def test_going_down_forgets_what_the_cache_held(pool: PoolStore) -> None:
     await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("r"))
+    await pool.reserve(reservation("r", chain=CHAIN))
     before = (await pool.observe(["a"], CHAIN)).loads["a"]
 
     await pool.set_instance_state("a", InstanceState.DOWN)

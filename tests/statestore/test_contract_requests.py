@@ -157,7 +157,7 @@ async def test_a_retry_on_the_same_instance_does_not_count_its_own_leftovers_as_
     outcome = await pool.reserve(reservation("r", attempt=2, seen_pending_tokens=0))
 
     assert outcome == DISPATCHED
-    assert (await pool.loads())["a"].pending_tokens == 400
+    assert (await pool.loads())["a"].pending_tokens == 100  # the former attempt brought the other blocks
 
 
 async def test_a_refused_retry_changes_nothing(pool: PoolStore) -> None:
@@ -414,19 +414,61 @@ async def test_a_thousand_blocks_are_entered_in_one_call(pool: PoolStore) -> Non
     assert (await pool.observe(["a"], long)).loads["a"].hit_blocks == 1200
 
 
-async def test_after_a_migration_the_first_token_confirms_the_instance_that_did_the_work(pool: PoolStore) -> None:
+async def test_after_a_migration_the_instance_that_is_given_the_work_is_believed_to_hold_it(pool: PoolStore) -> None:
     await pool.put_instance(instance("a", dispatch_window_tokens=1))
     await pool.put_instance(instance("b"))
     await pool.reserve(reservation("first", "a", chain=chain(99)))
-    await pool.reserve(reservation("r", "a", alternative_id="b", alternative_uncached_tokens=300))
+    await pool.reserve(reservation("r", "a", chain=CHAIN, alternative_id="b", alternative_uncached_tokens=300))
     lease = await pool.acquire_lease("worker", 10_000)
     assert lease is not None
-    await pool.migrate("r", "a", "b", reason="benefit", fence=lease.fence)
     before = (await pool.observe(["b"], CHAIN)).loads["b"].hit_blocks
 
-    await pool.first_token("r", "b", CHAIN)
+    await pool.migrate("r", "a", "b", reason="benefit", fence=lease.fence)
 
     assert (before, (await pool.observe(["b"], CHAIN)).loads["b"].hit_blocks) == (0, 4)
+
+
+async def test_who_overtakes_the_request_that_brings_its_prefix_computes_the_prefix_itself(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a", dispatch_window_tokens=1))
+    await pool.reserve(reservation("running"))
+    await pool.reserve(reservation("brings", chain=chain(1, 2, 3, 4)))
+    await pool.reserve(reservation("shares", chain=chain(1, 2, 3, 5), uncached_tokens=100))
+    placed = await record(pool, "shares")
+
+    await pool.finish("brings")
+    await pool.first_token("running", "a", CHAIN)
+
+    granted = await record(pool, "shares")
+    assert (placed.uncached_tokens, granted.uncached_tokens) == (100, 400)
+    assert granted.state is RequestState.DISPATCHED
+    await assert_sums_hold(pool)
+
+
+async def test_whose_prefix_was_brought_while_it_was_held_has_less_to_compute(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a", dispatch_window_tokens=1))
+    await pool.reserve(reservation("running"))
+    for request_id, last_block in (("brings", 4), ("shares", 5)):
+        await pool.reserve(reservation(request_id, chain=chain(1, 2, 3, last_block), uncached_tokens=400))
+
+    await pool.first_token("running", "a", CHAIN)
+    await pool.first_token("brings", "a", chain(1, 2, 3, 4))
+
+    assert (await record(pool, "shares")).uncached_tokens == 100
+    assert (await pool.loads())["a"].pending_tokens == 100
+    await assert_sums_hold(pool)
+
+
+async def test_what_an_instance_lost_meanwhile_is_computed_again(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a", dispatch_window_tokens=1, kv_capacity_tokens=600))
+    await pool.reserve(reservation("first", chain=chain(1, 2, 3)))
+    await pool.reserve(reservation("held", chain=chain(1, 2, 3, 4), uncached_tokens=100))
+    await pool.set_instance_state("a", InstanceState.DOWN)
+
+    await pool.set_instance_state("a", InstanceState.READY)
+    await pool.finish("first")
+
+    assert (await record(pool, "held")).uncached_tokens == 400
+    await assert_sums_hold(pool)
 
 
 # grants ------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_kv_metadata_stays_closed_under_prefixes_and_within_capacity() -> None:
         hashes = (*parent, random_source.getrandbits(64))[-12:] if len(parent) < 12 else parent
         tree.append(hashes)
         if hashes:
-            metadata.stamp(hashes, capacity)
+            metadata.give(hashes, capacity)
 
         assert len(metadata) <= capacity
         known = random_source.choice(tree)
@@ -54,10 +54,37 @@ def test_kv_metadata_stays_closed_under_prefixes_and_within_capacity() -> None:
         assert metadata.hit_blocks(known) == sum(listed)
 
 
+def test_what_is_given_is_closed_under_prefixes_and_found_from_any_guess() -> None:
+    random_source = random.Random(7)
+    tree: list[tuple[int, ...]] = [()]
+    metadata, capacity = KvMetadata(), 40
+    for _ in range(2000):
+        parent = random_source.choice(tree[-50:])
+        hashes = (*parent, random_source.getrandbits(64)) if len(parent) < 12 else parent
+        tree.append(hashes)
+        enter = random_source.choice((metadata.give, metadata.promise))
+        enter(hashes, capacity)
+
+        known = random_source.choice(tree[-60:])
+        given = [metadata.given_blocks((block,)) == 1 for block in known]
+        assert given == sorted(given, reverse=True), "a block is given only if its whole prefix is"
+        assert metadata.given_blocks(known, random_source.randrange(-2, 15)) == sum(given)
+        assert metadata.hit_blocks(known) >= sum(given)
+
+
+def test_a_promise_takes_nothing_back() -> None:
+    metadata = KvMetadata()
+    metadata.give((1, 2), 10)
+
+    metadata.promise((1, 2, 3, 4), 10)
+
+    assert (metadata.given_blocks((1, 2, 3, 4)), metadata.hit_blocks((1, 2, 3, 4))) == (2, 4)
+
+
 def test_an_instance_without_cache_lists_nothing() -> None:
     metadata = KvMetadata()
 
-    metadata.stamp((1, 2, 3), 0)
+    metadata.give((1, 2, 3), 0)
 
     assert len(metadata) == 0
 
@@ -107,6 +134,6 @@ def test_old_prompts_fade_from_the_text_ratio() -> None:
 def test_a_chain_that_is_stamped_again_is_younger_than_what_came_between() -> None:
     metadata = KvMetadata()
     for hashes in (chain(1, 2).hashes, chain(3, 4).hashes, chain(1, 2).hashes, chain(5, 6).hashes):
-        metadata.stamp(hashes, 4)
+        metadata.give(hashes, 4)
 
     assert metadata.oldest_first() == [2, 1, 6, 5]

@@ -34,7 +34,7 @@ INSTANCES = ("a", "b", "c")
 REPLICAS = ("one", "two")
 REQUESTS = tuple(f"r{number}" for number in range(8))
 CHAINS = (
-    *(chain(1), chain(1, 2, 3), chain(1, 2, 3, 4, 5), chain(1, 2, 30, 40), chain(7, 8, 9, 10, 11, 12, 13, 14)),
+    *(chain(1), chain(1, 2, 3), chain(1, 2, 3, 4, 5), chain(1, 2, 30, 40), chain(*range(70, 78))),
     *(chain(*range(100, 112)), chain(*range(100, 135)), chain(*range(100, 123), 201, 202)),  # several marks each
 )
 DEADLINE = SCHEDULING.model_copy(
@@ -454,13 +454,25 @@ class Twins(RuleBasedStateMachine):
     @invariant()
     def kv_metadata_and_arrivals_agree(self) -> None:
         for instance_id, account in self.memory.ledger.accounts.items():
-            members = self.client.zrange(self.keys.account(instance_id).kv, 0, -1)
-            assert [unpack_chain(member)[0] for member in members] == account.kv.oldest_first()
+            stamps = self.client.zrange(self.keys.account(instance_id).kv, 0, -1, withscores=True)
+            hashes = [unpack_chain(member)[0] for member, _ in stamps]
+            assert hashes == account.kv.oldest_first()
+            given = [block_hash for block_hash in hashes if account.kv.given_blocks((block_hash,))]
+            assert [
+                block_hash for block_hash, (_, stamp) in zip(hashes, stamps, strict=True) if stamp % 1 == 0
+            ] == given
         arrivals = [
             [(arrival.at_ms, arrival.head) for arrival in self.loop.run_until_complete(pool.arrivals("0", 1000))]
             for pool in (self.memory, self.redis)
         ]
         assert arrivals[0] == arrivals[1][-len(arrivals[0]) :]
+
+    @invariant()
+    def chains_of_held_requests_are_kept_and_no_others(self) -> None:
+        kept = {name.decode(): unpack_chain(packed) for name, packed in self.client.hgetall(self.keys.chains).items()}
+        requests = self.memory.ledger.requests.values()
+        assert kept == {request.request_id: request.chain.hashes for request in requests if request.chain is not None}
+        assert all(self.memory.ledger.requests[name].state is RequestState.HELD for name in kept)
 
     @invariant()
     def grants_agree(self) -> None:

@@ -52,6 +52,8 @@ class Traffic:
         twins.views_agree()
         twins.queues_and_horizon_agree()
         twins.sums_are_the_sums_of_the_requests()
+        twins.kv_metadata_and_arrivals_agree()
+        twins.chains_of_held_requests_are_kept_and_no_others()
         self._look()
 
     def _look(self) -> None:

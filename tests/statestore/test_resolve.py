@@ -98,7 +98,7 @@ async def test_sentinel_names_the_master_even_if_the_first_sentinel_is_away(sent
     pool = sentinel_store.pool("default")
     await pool.put_instance(instance("a"))
 
-    assert (await pool.reserve(reservation("r"))).status == "dispatched"
+    assert (await pool.reserve(reservation("r", chain=CHAIN))).status == "dispatched"
 
 
 async def test_a_master_no_sentinel_knows_is_out_of_reach(sentinel_store: RedisStore) -> None:
@@ -128,7 +128,7 @@ async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: P
         for name in names:
             pool = store.pool(name)
             await pool.put_instance(instance("a"))
-            assert (await pool.reserve(reservation("r"))).status == "dispatched"
+            assert (await pool.reserve(reservation("r", chain=CHAIN))).status == "dispatched"
             assert (await pool.observe(["a"], CHAIN)).loads["a"].hit_blocks == 4
             assert len((await pool.snapshot()).requests) == 1
         await store.close()

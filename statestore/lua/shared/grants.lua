@@ -69,10 +69,10 @@ local function enter_anew(account, request, now_ms)
   enter(account, request, now_ms)
 end
 
--- Those of the queue who can still be on time, earliest deadline first; the others step behind. The two figures that
--- this takes are picked out of the records: a whole queue is looked at, and decoding it would cost ten times as much.
-local function part_queue(requests_key, account, now_ms)
-  local waiting, rate = {}, tokens_per_s(account)
+-- The queue, earliest deadline first. The figures that an order takes are picked out of the records: a whole queue is
+-- looked at, and decoding it would cost ten times as much.
+local function read_queue(requests_key, account)
+  local waiting = {}
   local queue = redis.call('ZRANGE', account.queue_key, 0, -1, 'WITHSCORES')
   for first = 1, #queue, 2 * HELD_PER_CALL do
     local ids = {}
@@ -80,18 +80,66 @@ local function part_queue(requests_key, account, now_ms)
       ids[#ids + 1] = queue[index]
     end
     for place, text in ipairs(redis.call('HMGET', requests_key, unpack(ids))) do
-      local deadline_ms = tonumber(queue[first + 2 * place - 1])
-      local uncached_tokens = tonumber(string.match(text, '"uncached_tokens":(%d+)'))
-      local enqueued_ms = tonumber(string.match(text, '"enqueued_ms":(%d+)'))
-      if steps_behind(deadline_ms, uncached_tokens, now_ms, rate) or is_overdue(enqueued_ms, now_ms) then
-        local request = cjson.decode(text)
-        delist(account, request)
-        request.late = true
-        list(account, request)
+      waiting[#waiting + 1] = {
+        request_id = ids[place],
+        deadline_ms = tonumber(queue[first + 2 * place - 1]),
+        uncached_tokens = tonumber(string.match(text, '"uncached_tokens":(%d+)')),
+        prompt_tokens = tonumber(string.match(text, '"prompt_tokens":(%d+)')),
+        block_tokens = tonumber(string.match(text, '"block_tokens":(%d+)')),
+        enqueued_ms = tonumber(string.match(text, '"enqueued_ms":(%d+)')),
+      }
+    end
+  end
+  return waiting
+end
+
+-- Looks up the chains of those planned next, where that was not done yet; false for who has none.
+local function read_chains(waiting)
+  local places, ids = {}, {}
+  for place = 1, math.min(#waiting, PLANNED_REQUESTS) do
+    if waiting[place].chain == nil then
+      places[#places + 1] = place
+      ids[#ids + 1] = waiting[place].request_id
+    end
+  end
+  if ids[1] then
+    for index, chain in ipairs(redis.call('HMGET', KEYS[#KEYS - 1], unpack(ids))) do
+      waiting[places[index]].chain = chain
+    end
+  end
+end
+
+-- Counts the uncached tokens of those planned next by what the instance has been given until now.
+local function recount(requests_key, account, waiting)
+  read_chains(waiting)
+  for place = 1, math.min(#waiting, PLANNED_REQUESTS) do
+    local held = waiting[place]
+    if held.chain then
+      local uncached_tokens = uncached_tokens_now(account, held.chain, held)
+      if uncached_tokens ~= held.uncached_tokens then
+        local request = read_request(requests_key, held.request_id)
+        count_anew(account, request, uncached_tokens)
         write_request(requests_key, request)
-      else
-        waiting[#waiting + 1] = { request_id = ids[place], deadline_ms = deadline_ms, uncached_tokens = uncached_tokens }
+        held.uncached_tokens = uncached_tokens
       end
+    end
+  end
+end
+
+-- Those of the queue who can still be on time, earliest deadline first; the others step behind.
+local function part_queue(requests_key, account, now_ms)
+  local waiting, rate = {}, tokens_per_s(account)
+  local queue = read_queue(requests_key, account)
+  recount(requests_key, account, queue)
+  for _, held in ipairs(queue) do
+    if steps_behind(held.deadline_ms, held.uncached_tokens, now_ms, rate) or is_overdue(held.enqueued_ms, now_ms) then
+      local request = read_request(requests_key, held.request_id)
+      delist(account, request)
+      request.late = true
+      list(account, request)
+      write_request(requests_key, request)
+    else
+      waiting[#waiting + 1] = held
     end
   end
   return waiting
@@ -136,11 +184,13 @@ local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep
   end
   if sweep or has_room(account) then
     local rate, first = tokens_per_s(account), nil
+    recount(requests_key, account, waiting) -- whoever was overdue may have brought a prefix
     first, account.aside_tokens = plan_on_time(waiting, now_ms, account.dispatched_tokens, rate)
     while waiting[1] and has_room(account) do
       local request_id = table.remove(waiting, first).request_id
       grant(requests_key, account, read_request(requests_key, request_id), now_ms, caller_id)
       granted = granted + 1
+      recount(requests_key, account, waiting)
       first, account.aside_tokens = plan_on_time(waiting, now_ms, account.dispatched_tokens, rate)
     end
   end

@@ -1,6 +1,8 @@
 -- Twin of statestore/ledger/kv.py. A chain is packed: 8 bytes a block, big-endian. Stamps fall along a chain, so the
--- lowest stamp is always a leaf and what is listed is closed under prefixes.
+-- lowest stamp is always a leaf and what is listed is closed under prefixes. The stamp of a given block is whole, that
+-- of one that is only promised is broken.
 local BLOCKS_PER_CALL = 500
+local PROMISED = 0.5
 
 local function hit_blocks(kv_key, chain)
   local low, high = 0, #chain / 8
@@ -15,14 +17,56 @@ local function hit_blocks(kv_key, chain)
   return low
 end
 
-local function stamp_chain(account, chain, block_tokens)
-  local capacity = math.floor(account.kv_capacity_tokens / block_tokens)
+local function is_given(kv_key, chain, block)
+  local stamp = redis.call('ZSCORE', kv_key, string.sub(chain, block * 8 - 7, block * 8))
+  return stamp and tonumber(stamp) % 1 == 0
+end
+
+-- Blocks at the head of the chain that are given; cheap if it is as many as the guess.
+local function given_blocks(kv_key, chain, guess)
+  local low, high = 0, #chain / 8
+  guess = math.max(0, math.min(guess, high))
+  if guess == 0 or is_given(kv_key, chain, guess) then
+    if guess == high or not is_given(kv_key, chain, guess + 1) then
+      return guess
+    end
+    low = guess + 1
+  else
+    high = guess - 1
+  end
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if is_given(kv_key, chain, middle + 1) then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return low
+end
+
+local function capacity_blocks(account, block_tokens)
+  return math.floor(account.kv_capacity_tokens / block_tokens)
+end
+
+-- Uncached tokens of a request, by what the instance has been given; its count until now is the guess. A request here
+-- has prompt_tokens, block_tokens and uncached_tokens.
+local function uncached_tokens_now(account, chain, request)
+  local prompt_tokens, block_tokens = request.prompt_tokens, request.block_tokens
+  local guess = math.floor((prompt_tokens - request.uncached_tokens) / block_tokens)
+  local given = math.min(given_blocks(account.kv_key, chain, guess), capacity_blocks(account, block_tokens))
+  return prompt_tokens - math.min(given, math.floor((prompt_tokens - 1) / block_tokens)) * block_tokens
+end
+
+-- Enters a chain as the youngest, its first blocks as given, the others as promised.
+local function stamp_chain(account, chain, block_tokens, given)
+  local capacity = capacity_blocks(account, block_tokens)
   local blocks = math.min(#chain / 8, capacity)
   account.kv_stamp = account.kv_stamp + blocks
   for first = 0, blocks - 1, BLOCKS_PER_CALL do
     local pairs_ = {}
     for block = first, math.min(first + BLOCKS_PER_CALL, blocks) - 1 do
-      pairs_[#pairs_ + 1] = account.kv_stamp - block
+      pairs_[#pairs_ + 1] = account.kv_stamp - block + (block < given and 0 or PROMISED)
       pairs_[#pairs_ + 1] = string.sub(chain, block * 8 + 1, block * 8 + 8)
     end
     redis.call('ZADD', account.kv_key, unpack(pairs_))

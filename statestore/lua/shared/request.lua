@@ -1,5 +1,7 @@
 -- include: terms
--- Live requests: JSON records in one hash, and how each state counts in its instance's account.
+-- include: kv
+-- Live requests: JSON records in one hash, the chains of those held in another, and how each state counts in its
+-- instance's account.
 local function read_request(requests_key, request_id)
   local text = redis.call('HGET', requests_key, request_id)
   return text and cjson.decode(text) or nil
@@ -7,6 +9,24 @@ end
 
 local function write_request(requests_key, request)
   redis.call('HSET', requests_key, request.request_id, cjson.encode(request))
+end
+
+-- The last of KEYS but one has the chains of held requests; those of adopted ones are unknown.
+local function read_chain(request_id)
+  return redis.call('HGET', KEYS[#KEYS - 1], request_id)
+end
+
+local function keep_chain(request_id, chain)
+  redis.call('HSET', KEYS[#KEYS - 1], request_id, chain)
+end
+
+local function forget_chain(request_id)
+  redis.call('HDEL', KEYS[#KEYS - 1], request_id)
+end
+
+local function forget_request(requests_key, request_id)
+  redis.call('HDEL', requests_key, request_id)
+  forget_chain(request_id)
 end
 
 -- Held requests are listed by rank, those that stepped behind by age.
@@ -64,7 +84,22 @@ local function leave(account, request)
   redis.call('ZREM', account.running_key, request.request_id)
 end
 
+local function count_anew(account, request, uncached_tokens)
+  local more_tokens = uncached_tokens - request.uncached_tokens
+  request.uncached_tokens = uncached_tokens
+  account.pending_tokens = account.pending_tokens + more_tokens
+  if request.late then
+    account.late_tokens = account.late_tokens + more_tokens
+  end
+end
+
 local function dispatch(account, request, now_ms)
+  local chain = read_chain(request.request_id)
+  if chain then
+    count_anew(account, request, uncached_tokens_now(account, chain, request))
+    stamp_chain(account, chain, request.block_tokens, #chain / 8)
+    forget_chain(request.request_id)
+  end
   delist(account, request)
   request.state = 'dispatched'
   request.dispatched_ms = now_ms

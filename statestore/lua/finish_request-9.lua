@@ -1,5 +1,6 @@
 -- Releases whatever is left of a request and grants who is next.
--- KEYS  1 meta, 2 requests, 3-7 account, queue, running, kv, late of the instance, 8 lightest
+-- KEYS  1 meta, 2 requests, 3-7 account, queue, running, kv, late of the instance, 8 chains of held requests,
+--       9 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 request id, 4 instance id, 5 replica id or '' for any, 6 attempt or '' for any,
 --       7 prior bytes per token, 8 prompt bytes or '', 9 prompt tokens or ''
 -- Reply 1; 0 if nothing was left, another replica's request has the id or a newer attempt lives; the instance id where
@@ -20,7 +21,7 @@ if request.instance_id ~= ARGV[4] then
 end
 local now_ms = store_now_ms()
 local account = read_account(3, ARGV[4])
-redis.call('HDEL', KEYS[2], request.request_id)
+forget_request(KEYS[2], request.request_id)
 if not account then
   return 1 -- its instance was deleted by hand
 end

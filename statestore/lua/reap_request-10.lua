@@ -1,5 +1,6 @@
 -- Releases one request of a replica whose lease ran out; a replica that is alive again is left alone.
--- KEYS  1 leader, 2 replicas, 3 requests, 4-8 account, queue, running, kv, late of the instance, 9 lightest
+-- KEYS  1 leader, 2 replicas, 3 requests, 4-8 account, queue, running, kv, late of the instance, 9 chains of held
+--       requests, 10 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 request id, 4 instance id, 5 replica id, 6 fence
 -- Reply 1; 0 if nothing was left to release; the instance id where the request really is; error FENCED
 -- Clock the server's
@@ -20,7 +21,7 @@ if request.instance_id ~= ARGV[4] then
   return request.instance_id
 end
 local account = read_account(4, ARGV[4])
-redis.call('HDEL', KEYS[3], request.request_id)
+forget_request(KEYS[3], request.request_id)
 if not account then
   return 1 -- its instance was deleted by hand
 end

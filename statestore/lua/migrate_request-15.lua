@@ -1,6 +1,6 @@
 -- Moves a held request to another instance's queue; dispatches it there at once if there is room.
 -- KEYS  1 leader, 2 requests, 3 migrations, 4-8 account, queue, running, kv, late of the source,
---       9-13 of the target, 14 lightest
+--       9-13 of the target, 14 chains of held requests, 15 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 request id, 4 source id, 5 target id, 6 reason, 7 fence
 -- Reply 'migrated' | 'not_held' | 'not_ready' | 'queue_full'; error FENCED
 -- Clock the server's

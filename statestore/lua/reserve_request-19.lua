@@ -1,7 +1,7 @@
 -- Queues a request on an instance, counts its tokens, dispatches it at once if there is room.
 -- KEYS  1 meta, 2 requests, 3 replicas, 4 arrivals, 5 wanted rebalances,
 --       6 holders of the new generation, 7 of the old, 8-12 account, queue, running, kv, late of the instance,
---       13-17 the same of the former attempt's instance, 18 lightest
+--       13-17 the same of the former attempt's instance, 18 chains of held requests, 19 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 request as JSON, 4 chain, packed, 5 block tokens,
 --       6 pending tokens the decision saw or '', 7 tolerance tokens, 8 '1' to ask for a rebalance,
 --       9 id of the former attempt's instance (the instance itself if there is none),
@@ -43,7 +43,7 @@ if former and former.instance_id ~= request.instance_id then
   former_account = read_account(13, former.instance_id)
 end
 if former and not former_account then
-  redis.call('HDEL', requests_key, former.request_id) -- its instance was deleted by hand
+  forget_request(requests_key, former.request_id) -- its instance was deleted by hand
   former = nil
 end
 if former and former.attempt >= request.attempt then
@@ -63,7 +63,15 @@ if ARGV[6] ~= '' then
 end
 request.enqueued_ms = former and former.enqueued_ms or now_ms
 -- With nobody else to choose from the request need not be listed first.
+local chain, block_tokens, placed_tokens = ARGV[4], tonumber(ARGV[5]), request.uncached_tokens
 local room = held_requests(account) == 0 and has_room(account) and not is_late(account, request, now_ms)
+if room then
+  request.uncached_tokens = uncached_tokens_now(account, chain, request)
+  room = not is_late(account, request, now_ms)
+  if not room then
+    request.uncached_tokens = placed_tokens
+  end
+end
 -- A retry is let in even if the queue is full: its request was admitted before.
 if not former and not room and is_full(account, request.uncached_tokens, now_ms + request.slo_ms, now_ms) then
   return { 'queue_full', 0 }
@@ -72,6 +80,7 @@ if former then
   request.sequence = former.sequence
   request.ttft_features = nil
   leave(former_account, former)
+  forget_chain(former.request_id)
   if former_account.id ~= account.id then
     grant_next(requests_key, former_account, now_ms)
     write_account(former_account)
@@ -79,7 +88,7 @@ if former then
 else
   request.sequence = redis.call('HINCRBY', KEYS[1], 'request_sequence', 1)
   redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[10], '*',
-    'at', now_ms, 'head', string.sub(ARGV[4], 1, tonumber(ARGV[11])))
+    'at', now_ms, 'head', string.sub(chain, 1, tonumber(ARGV[11])))
 end
 request.kv_instance_id = request.instance_id
 if room then
@@ -88,14 +97,16 @@ if room then
 end
 enter_anew(account, request, now_ms)
 write_request(requests_key, request)
-add_to_window(account, now_ms, request.uncached_tokens)
-stamp_chain(account, ARGV[4], tonumber(ARGV[5]))
+add_to_window(account, now_ms, placed_tokens)
+local blocks = #chain / 8
+stamp_chain(account, chain, block_tokens, room and blocks or given_blocks(account.kv_key, chain, blocks))
 stamp_holders(KEYS[6], KEYS[7], ARGV[12], tonumber(ARGV[13]), request.instance_id)
 meet_replica(KEYS[3], request.replica_id, now_ms)
 if ARGV[8] == '1' then
   redis.call('ZADD', KEYS[5], 'NX', now_ms, request.instance_id)
 end
 if not room then
+  keep_chain(request.request_id, chain)
   grant_next(requests_key, account, now_ms, request.request_id)
 end
 write_account(account)

@@ -1,5 +1,6 @@
 -- Grants whoever was held on one instance for as long as anybody may be, and those who can go by now.
--- KEYS  1 leader, 2 requests, 3-7 account, queue, running, kv, late of the instance, 8 lightest
+-- KEYS  1 leader, 2 requests, 3-7 account, queue, running, kv, late of the instance, 8 chains of held requests,
+--       9 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 instance id, 4 fence
 -- Reply how many were dispatched; error FENCED
 -- Clock the server's

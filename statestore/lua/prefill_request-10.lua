@@ -1,6 +1,6 @@
 -- The first token came: releases pending tokens, stamps the prefill clock, learns rate and TTFT, grants who is next.
 -- KEYS  1 requests, 2 holders of the new generation, 3 of the old, 4-8 account, queue, running, kv, late of the instance,
---       9 lightest
+--       9 chains of held requests, 10 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 request id, 4 instance id, 5 chain, packed, 6 block tokens,
 --       7 marks of the chain, packed, or '' to remember no holders, 8 marks of a generation at most,
 --       9 '1' if it was seen, '' if it is presumed: nothing is learned from it then
@@ -33,7 +33,7 @@ account.last_prefill_ms = now_ms
 request.state = 'prefilled'
 request.prefilled_ms = now_ms
 if request.kv_instance_id ~= ARGV[4] then
-  stamp_chain(account, ARGV[5], tonumber(ARGV[6]))
+  stamp_chain(account, ARGV[5], tonumber(ARGV[6]), #ARGV[5] / 8)
   stamp_holders(KEYS[2], KEYS[3], ARGV[7], tonumber(ARGV[8]), ARGV[4])
   request.kv_instance_id = ARGV[4]
 end

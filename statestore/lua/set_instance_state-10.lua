@@ -1,5 +1,6 @@
 -- Changes an instance's state. Going down forgets what its cache held.
--- KEYS  1 meta, 2 leader, 3 requests, 4-8 account, queue, running, kv, late of the instance, 9 lightest
+-- KEYS  1 meta, 2 leader, 3 requests, 4-8 account, queue, running, kv, late of the instance, 9 chains of held
+--       requests, 10 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 instance id, 4 state, 5 expected state or '', 6 fence or ''
 -- Reply 1, or 0 if the instance is unknown or not in the expected state; error FENCED
 -- Clock the server's

@@ -1,6 +1,7 @@
 -- Recomputes an instance's sums from its requests, drops entries of requests that are not its own any more, and lists
 -- held ones as the order of today says.
--- KEYS  1 leader, 2 requests, 3-7 account, queue, running, kv, late of the instance, 8 lightest
+-- KEYS  1 leader, 2 requests, 3-7 account, queue, running, kv, late of the instance, 8 chains of held requests,
+--       9 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 instance id, 4 fence
 -- Reply 1 if anything was off, else 0; error FENCED
 -- Clock the server's
@@ -43,6 +44,9 @@ local function count(list_key, request_ids, held)
   for _, request_id in ipairs(request_ids) do
     local request = read_request(KEYS[2], request_id)
     local elsewhere = listed_in[request_id]
+    if not request then
+      forget_chain(request_id)
+    end
     if not request or request.instance_id ~= ARGV[3] or (request.state == 'held') ~= held then
       misplaced = misplaced + redis.call('ZREM', list_key, request_id)
     elseif elsewhere then

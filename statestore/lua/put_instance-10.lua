@@ -1,5 +1,6 @@
 -- Adds an instance, or updates the description of a known one; its state and figures stay.
--- KEYS  1 meta, 2 instances, 3 requests, 4-8 account, queue, running, kv, late of the instance, 9 lightest
+-- KEYS  1 meta, 2 instances, 3 requests, 4-8 account, queue, running, kv, late of the instance, 9 chains of held
+--       requests, 10 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 instance id, 4 state of a new one, 5.. name, value, name, value, …
 -- Reply 1 if anything changed
 -- Clock the server's

@@ -1,6 +1,7 @@
 -- Enters live requests of one instance that the store may have lost, as they are; known ones stay. Whether a held
 -- one is late is asked anew.
--- KEYS  1 meta, 2 requests, 3 replicas, 4-8 account, queue, running, kv, late of the instance, 9 lightest
+-- KEYS  1 meta, 2 requests, 3 replicas, 4-8 account, queue, running, kv, late of the instance, 9 chains of held
+--       requests, 10 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 instance id, 4.. requests as JSON, one each
 -- Reply how many were entered
 -- Clock the server's
