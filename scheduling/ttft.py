@@ -61,4 +61,4 @@ def compute_s(load: InstanceLoad, uncached_tokens: int) -> float:
 
 def expected_ttft_s(load: InstanceLoad, uncached_tokens: int, decode_stall_s: float = DECODE_STALL_S) -> float:
     """TTFT of a request that would queue last on the instance."""
-    return queueing_s(load, decode_stall_s) + uncached_tokens / load.prefill_tokens_per_s
+    return queueing_s(load, decode_stall_s) + compute_s(load, uncached_tokens)
