@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Protocol
 
+from scheduling.chain import Chain
 from scheduling.queue_order import (
     CALM_WINDOWS,
     PLANNED_REQUESTS,
@@ -84,7 +85,8 @@ class DeadlineOrder:
 
     def dispatch_next(self, account: InstanceAccount, now_ms: int, *, sweep: bool = False) -> Iterator[LiveRequest]:
         if len(account.queue) and (sweep or account.has_room()):
-            _recount(account, account.queue)
+            for request in islice(account.queue, PLANNED_REQUESTS):
+                account.recount(request)
             for request in [request for request in account.queue if self.is_late(account, request, now_ms)]:
                 account.step_behind(request)
         if not account.serves():
@@ -116,7 +118,11 @@ class DeadlineOrder:
         requests = list(account.queue)
         plan = _plan(account, requests, now_ms)
         while requests and account.has_room():
-            yield _dispatched(account, requests.pop(plan.first), now_ms)
+            request = requests.pop(plan.first)
+            chain = request.chain
+            yield _dispatched(account, request, now_ms)
+            if chain is not None:
+                _recount_sharing(account, requests, chain)
             plan = _plan(account, requests, now_ms)
         account.aside_tokens = plan.aside_tokens
 
@@ -129,15 +135,16 @@ def grant_order(scheduling: SchedulingSettings) -> GrantOrder:
 
 
 def _plan(account: InstanceAccount, requests: list[LiveRequest], now_ms: int) -> Plan:
-    """For held requests in order of deadline, counted anew: the last one dispatched may have brought their prefix."""
-    _recount(account, requests)
+    """For held requests in order of deadline."""
     waiting = [_waiting(request) for request in requests[:PLANNED_REQUESTS]]
     return plan_on_time(waiting, now_ms, account.dispatched_tokens, account.rate.tokens_per_s)
 
 
-def _recount(account: InstanceAccount, requests: Iterable[LiveRequest]) -> None:
-    for request in islice(requests, PLANNED_REQUESTS):
-        account.recount(request)
+def _recount_sharing(account: InstanceAccount, requests: list[LiveRequest], given: Chain) -> None:
+    """Those whose prefix a request that was just dispatched has brought have less to compute now."""
+    for request in requests[:PLANNED_REQUESTS]:
+        if request.chain is not None and request.chain.hashes[0] == given.hashes[0]:
+            account.recount(request)
 
 
 def _waiting(request: LiveRequest) -> Waiting:

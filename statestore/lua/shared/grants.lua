@@ -109,12 +109,13 @@ local function read_chains(waiting)
   end
 end
 
--- Counts the uncached tokens of those planned next by what the instance has been given until now.
-local function recount(requests_key, account, waiting)
+-- Counts the uncached tokens of those planned next by what the instance has been given until now; with a chain given,
+-- only of those that share its first block.
+local function recount(requests_key, account, waiting, given)
   read_chains(waiting)
   for place = 1, math.min(#waiting, PLANNED_REQUESTS) do
     local held = waiting[place]
-    if held.chain then
+    if held.chain and (not given or string.sub(held.chain, 1, 8) == string.sub(given, 1, 8)) then
       local uncached_tokens = uncached_tokens_now(account, held.chain, held)
       if uncached_tokens ~= held.uncached_tokens then
         local request = read_request(requests_key, held.request_id)
@@ -184,13 +185,15 @@ local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep
   end
   if sweep or has_room(account) then
     local rate, first = tokens_per_s(account), nil
-    recount(requests_key, account, waiting) -- whoever was overdue may have brought a prefix
     first, account.aside_tokens = plan_on_time(waiting, now_ms, account.dispatched_tokens, rate)
     while waiting[1] and has_room(account) do
-      local request_id = table.remove(waiting, first).request_id
-      grant(requests_key, account, read_request(requests_key, request_id), now_ms, caller_id)
+      read_chains(waiting)
+      local next_one = table.remove(waiting, first)
+      grant(requests_key, account, read_request(requests_key, next_one.request_id), now_ms, caller_id)
       granted = granted + 1
-      recount(requests_key, account, waiting)
+      if next_one.chain then
+        recount(requests_key, account, waiting, next_one.chain) -- it may have brought their prefix
+      end
       first, account.aside_tokens = plan_on_time(waiting, now_ms, account.dispatched_tokens, rate)
     end
   end
