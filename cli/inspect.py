@@ -126,12 +126,12 @@ class RawPool:
             rows.append((prefix.decode(), int(depth), int(count or 0)))
         return sorted(rows, key=lambda row: (-row[2], row[1], row[0]))
 
-    def kv_blocks(self, instance_id: str, limit: int) -> tuple[int, list[tuple[str, int]]]:
-        """How many blocks are listed, and the newest of them in hex with their stamps."""
+    def kv_blocks(self, instance_id: str, limit: int) -> tuple[int, list[tuple[str, float]]]:
+        """How many blocks are listed, and the newest of them in hex with their stamps, see docs/redis-keys.md."""
         key = self._keys.account(instance_id).kv
         total = int(self._read("zcard", key))
         newest = self._read("zrevrange", key, 0, limit - 1, withscores=True)
-        return total, [(block.hex(), int(stamp)) for block, stamp in newest]
+        return total, [(block.hex(), stamp) for block, stamp in newest]
 
     def _read(self, command: str, *arguments: Any, **options: Any) -> Any:
         try:

@@ -132,9 +132,9 @@ def hot(prefixes: Sequence[tuple[str, int, int]]) -> RenderableType:
     return table
 
 
-def kv(total: int, blocks: Sequence[tuple[str, int]]) -> RenderableType:
+def kv(total: int, blocks: Sequence[tuple[str, float]]) -> RenderableType:
     """Blocks in the order in which they would be kept; the last ones would be forgotten first."""
-    table = _table("block (prefix hash)", "stamp", title=f"{total:,} blocks listed")
+    table = _table("block (prefix hash)", "stamp", "", title=f"{total:,} blocks listed")
     for block, stamp in blocks:
-        table.add_row(block, f"{stamp:,}")
+        table.add_row(block, f"{int(stamp):,}", "given" if stamp % 1 == 0 else "promised")
     return table

@@ -47,6 +47,8 @@ class ScheduledFlight:
     """Time held until the last grant."""
     _held_since_s: float | None = None
     _dispatched = False
+    _uncached_tokens = 0
+    """What its instance has to prefill, once it is dispatched."""
     _prefilled = False
     _done = False
     _release: TimerHandle | None = None
@@ -112,9 +114,9 @@ class ScheduledFlight:
         since_s = self._held_since_s
         return self.held_s if since_s is None else self.held_s + self.age_s - since_s
 
-    def dispatched(self, instance_id: str, url: str, *, tokens_ahead: int) -> None:
-        """The instance may be given the request now; ``tokens_ahead`` of others are to be prefilled before it."""
-        uncached_tokens = self._uncached_tokens_on(instance_id)
+    def dispatched(self, instance_id: str, url: str, uncached_tokens: int, *, tokens_ahead: int) -> None:
+        """The instance may be given the request now: it will prefill ``tokens_ahead`` of others first."""
+        self._uncached_tokens = uncached_tokens
         self.instance_id, self.instance_url = instance_id, url
         self.expected_cached_tokens = max(0, self.chain.prompt_tokens - uncached_tokens)
         self.attempts += 1
@@ -270,15 +272,6 @@ class ScheduledFlight:
         return time.time() - self.age_s
 
     # accounts ---------------------------------------------------------------------------------------------------
-    def _uncached_tokens_on(self, instance_id: str) -> int:
-        """What the fleet expects the instance to prefill; a migrated request may be on an unexpected one."""
-        reservation = self.reservation
-        if reservation is not None and instance_id == reservation.instance_id:
-            return reservation.uncached_tokens
-        if reservation is not None and instance_id == reservation.alternative_id:
-            return reservation.alternative_uncached_tokens
-        return self.chain.prompt_tokens
-
     def record(self, now_ms: int) -> RequestRecord | None:
         reservation = self.reservation
         if reservation is None or self._done:
@@ -295,7 +288,7 @@ class ScheduledFlight:
             instance_id=instance_id,
             state=state,
             attempt=reservation.attempt,
-            uncached_tokens=self._uncached_tokens_on(instance_id),
+            uncached_tokens=self._uncached_tokens if self._dispatched else reservation.uncached_tokens,
             prompt_tokens=self.chain.prompt_tokens,
             expected_output_tokens=reservation.expected_output_tokens,
             slo_ms=reservation.slo_ms,

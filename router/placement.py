@@ -69,11 +69,11 @@ class StorePlacer:
                 status = await self._reserve(flight, decision, search)
                 if status is ReserveStatus.DISPATCHED:
                     self._placed(flight, decision)
-                    return await self._dispatch(flight, decision.instance_id)
+                    return await self._dispatch(flight, decision.instance_id, decision.uncached_tokens)
                 if status is ReserveStatus.HELD:
                     self._placed(flight, decision)
                     grant = await self._wait(flight, waiter)
-                    return await self._dispatch(flight, grant.instance_id, was_held=True)
+                    return await self._dispatch(flight, grant.instance_id, grant.uncached_tokens, was_held=True)
                 await self._learn(flight, decision, status, search)
             except ReservationLostError:
                 # A newer attempt replaces whatever the store may remember of this one after all.
@@ -244,13 +244,15 @@ class StorePlacer:
         if flight.attempts == 0:
             pool.metrics.decision_s.observe(now_s - flight.started_s)
 
-    async def _dispatch(self, flight: ScheduledFlight, instance_id: str, *, was_held: bool = False) -> None:
+    async def _dispatch(
+        self, flight: ScheduledFlight, instance_id: str, uncached_tokens: int, *, was_held: bool = False
+    ) -> None:
         """The request may go there now."""
         pool = flight.pool
         spec = pool.view.view.instances.get(instance_id) or await self._joined(flight, instance_id)
         ahead = spec.dispatch_window_tokens if was_held else pool.dispatched_tokens(instance_id)
         pool.metrics.hold_s.observe(flight.held_s)
-        flight.dispatched(instance_id, spec.url, tokens_ahead=ahead)
+        flight.dispatched(instance_id, spec.url, uncached_tokens, tokens_ahead=ahead)
 
     async def _wait(self, flight: ScheduledFlight, waiter: Waiter) -> Grant:
         pool, reservation = flight.pool, flight.reservation

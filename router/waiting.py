@@ -166,7 +166,7 @@ class WaitingRoom:
         if record is None or record.replica_id != self._replica_id:
             waiter.failed(ReservationLostError(waiter.request_id))
         elif record.attempt == waiter.attempt and record.state is not RequestState.HELD:
-            waiter.granted(Grant(record.request_id, record.instance_id, record.attempt))
+            waiter.granted(Grant(record.request_id, record.instance_id, record.attempt, record.uncached_tokens))
         elif record.late and self._refuses_late and waiter.attempt == 1:
             waiter.failed(
                 SloUnreachableError(

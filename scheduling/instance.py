@@ -66,7 +66,7 @@ class InstanceLoad:
     context_tokens: int = 0
     """Prompt and expected output tokens of the running requests: KV memory in use."""
     cached_blocks: int = 0
-    """Blocks the KV metadata lists for the instance."""
+    """Blocks the KV metadata lists for the instance, those of held requests included."""
     window_tokens: float = 0.0
     """Prefill work assigned lately, decayed exponentially (Preble's load in a window)."""
     prefill_tokens_per_s: float = 8000.0
@@ -75,7 +75,8 @@ class InstanceLoad:
     """Time since the last finished prefill (or since work came) while work is pending, else 0."""
     kv_capacity_tokens: int = 1_000_000
     hit_blocks: int = 0
-    """Blocks at the head of the chain in question that the instance is believed to hold."""
+    """Blocks at the head of the chain in question that the instance is believed to hold, or to be about to: those of
+    requests held for it count as well."""
     late_tokens: int = 0
     """The part of ``pending_tokens`` that nobody on time waits for, see ``scheduling.queue_order.behind_tokens``."""
     ttft_weights: Weights = PRIOR_WEIGHTS

@@ -58,7 +58,7 @@ class Reservation:
     instance_id: str
     chain: Chain
     uncached_tokens: int
-    """Counted as pending until the first token."""
+    """By the hits that the decision saw; pending until the first token. The store counts them anew while it is held."""
     expected_output_tokens: int
     slo_ms: int
     alternative_id: str | None = None
@@ -88,6 +88,8 @@ class Grant:
     request_id: str
     instance_id: str
     attempt: int
+    uncached_tokens: int
+    """To prefill there, as counted when it was dispatched."""
 
 
 @value
@@ -333,7 +335,8 @@ class PoolStore(Protocol):
         self, request_id: str, source_id: str, target_id: str, *, reason: str, fence: int
     ) -> MigrateStatus:
         """Move a held request to another instance's queue, pending tokens with it: to its other candidate
-        at ``alternative_uncached_tokens``, to any other instance at its full prompt. Source and other
+        at ``alternative_uncached_tokens``, to any other instance at its full prompt, until it is counted anew there as
+        after a reservation. Source and other
         candidate swap places in the record. Dispatches at once if the target has room."""
 
     async def grant_overdue(self, *, fence: int) -> int:

@@ -37,11 +37,9 @@ class OwnRequests:
         if request is None or request.attempt != grant.attempt or request.state is not RequestState.HELD:
             return
         if request.instance_id != grant.instance_id:
-            there = request.prompt_tokens
-            if grant.instance_id == request.alternative_id:
-                there = request.alternative_uncached_tokens
             request.alternative_id, request.alternative_uncached_tokens = request.instance_id, request.uncached_tokens
-            request.instance_id, request.uncached_tokens = grant.instance_id, there
+            request.instance_id = grant.instance_id
+        request.uncached_tokens = grant.uncached_tokens
         request.state, request.dispatched_ms = RequestState.DISPATCHED, now_ms
 
     def prefilled(self, request_id: str, now_ms: int) -> None:

@@ -52,7 +52,8 @@ class LiveRequest:
         self.sequence = sequence
         self.late = False
         self.kv_instance_id = reservation.instance_id
-        """The instance whose KV metadata the chain was stamped on; '' when none is known to have it."""
+        """The instance where its reservation, or its first token after a move, stamped the chain and was remembered as
+        its holder; '' when none is known."""
         self.ttft_features = reservation.ttft_features
         """What the first token will teach; None: nothing, as it says little of the instance."""
         self.chain: Chain | None = reservation.chain

@@ -258,7 +258,7 @@ class PoolLedger:
         for request in self.order.dispatch_next(account, now_ms, sweep=sweep):
             granted += 1
             if request is not caller:
-                grant = Grant(request.request_id, request.instance_id, request.attempt)
+                grant = Grant(request.request_id, request.instance_id, request.attempt, request.uncached_tokens)
                 self._outbox.append((request.replica_id, grant))
         self.lightest.put(account)
         return granted

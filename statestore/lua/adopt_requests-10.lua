@@ -21,6 +21,7 @@ for index = 4, #ARGV do
       redis.call('HSET', KEYS[1], 'request_sequence', request.sequence)
     end
     meet_replica(KEYS[3], request.replica_id, now_ms)
+    forget_chain(request.request_id) -- left behind by whoever deleted the request by hand
     enter_anew(account, request, now_ms)
     write_request(KEYS[2], request)
     grant_next(KEYS[2], account, now_ms)

@@ -224,7 +224,7 @@ def records_from(texts: Iterable[bytes | None]) -> dict[str, RequestRecord]:
 
 def grant_from(text: bytes) -> Grant:
     fields = orjson.loads(text)
-    return Grant(fields["request_id"], fields["instance_id"], int(fields["attempt"]))
+    return Grant(fields["request_id"], fields["instance_id"], int(fields["attempt"]), int(fields["uncached_tokens"]))
 
 
 # the rest ----------------------------------------------------------------------------------------------------

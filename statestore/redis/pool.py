@@ -170,7 +170,6 @@ class RedisPool(LeaderCalls):
             self._terms,
             codec.reservation_json(reservation),
             packed.hashes,
-            reservation.chain.block_tokens,
             "" if seen is None else seen,
             reservation.tolerance_tokens,
             "1" if reservation.overloaded else "",

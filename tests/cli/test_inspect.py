@@ -83,6 +83,7 @@ def test_hot_prefixes_and_cached_blocks_are_decoded(inspect) -> None:  # type: i
     assert "42" in hot
     cached = inspect("kv", "a")
     assert "6 blocks listed" in cached
+    assert (cached.count("given"), cached.count("promised")) == (2, 4)
     assert f"{0xAB00:016x}" in cached
 
 

@@ -283,7 +283,7 @@ async def test_a_grant_that_overtakes_its_reservations_answer_is_kept(
 
     async def held_but_granted(reservation: Any) -> ReserveOutcome:
         await store.pool("default").reserve(reservation)
-        pool.waiting.deliver(Grant(reservation.request_id, "a", reservation.attempt))
+        pool.waiting.deliver(Grant(reservation.request_id, "a", reservation.attempt, 100))
         await tools.settle()
         return ReserveOutcome(ReserveStatus.HELD)
 
@@ -314,6 +314,29 @@ async def test_a_grant_that_was_missed_is_found_by_looking(
     granted = await asyncio.wait_for(waiting, 5)
     for flight in (*flights, granted):
         flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_a_granted_request_expects_the_cache_as_it_was_counted_when_it_was_granted(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    """Whose prefix was promised by a request that left has all of it to compute."""
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    running = await runtime.lifecycle.place(tools.ask("another " * 600))
+    brings = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG)))
+    await tools.settle()
+    shares = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG + " and more")))
+    await tools.settle()
+    brings.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await brings
+
+    running.finish(Outcome.COMPLETED)
+
+    granted = await asyncio.wait_for(shares, 5)
+    assert granted.reservation.uncached_tokens < 100
+    assert granted.expected_cached_tokens == 0
+    granted.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 

@@ -40,7 +40,7 @@ async def test_a_grant_before_the_wait_is_there_when_the_wait_begins(clock: Any)
     waiting = room(None, clock)
     waiter = waiting.expect("x", 1)
 
-    waiting.deliver(Grant("x", "a", 1))
+    waiting.deliver(Grant("x", "a", 1, 100))
 
     assert (await waiting.wait(waiter, 0.0, lambda: 1.0)).instance_id == "a"
 
@@ -50,10 +50,10 @@ async def test_a_grant_of_another_attempt_is_not_taken(clock: Any, tools: Any) -
     waiter = waiting.expect("x", 2)
     task = asyncio.create_task(waiting.wait(waiter, 0.0, lambda: 1.0))
 
-    waiting.deliver(Grant("x", "a", 1))
+    waiting.deliver(Grant("x", "a", 1, 100))
     await tools.settle()
     assert not task.done()
-    waiting.deliver(Grant("x", "b", 2))
+    waiting.deliver(Grant("x", "b", 2, 100))
 
     assert (await task).instance_id == "b"
 
@@ -131,7 +131,7 @@ async def test_leaving_removes_only_ones_own_entry(clock: Any) -> None:
     new = waiting.expect("x", 2)
 
     waiting.leave(old)
-    waiting.deliver(Grant("x", "a", 2))
+    waiting.deliver(Grant("x", "a", 2, 100))
 
     assert (await new.grant()).attempt == 2
 

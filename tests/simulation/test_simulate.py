@@ -155,8 +155,9 @@ def test_instances_that_join_take_load_and_those_that_leave_finish_theirs() -> N
     assert all(outcome.finish_s is not None for outcome in record.outcomes)
 
 
-def test_late_requests_are_refused_where_the_operator_wants_it() -> None:
-    overload = conversation(requests=1200, seed=1).capped(20_480).at_rate(8.0)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_late_requests_are_refused_where_the_operator_wants_it(seed: int) -> None:
+    overload = conversation(requests=1200, seed=seed).capped(20_480).at_rate(8.0)
 
     serving = simulate(overload, scenario("dualmap-wide"))
     refusing = simulate(overload, scenario("dualmap-wide", late_requests="refuse"))

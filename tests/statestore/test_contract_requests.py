@@ -507,7 +507,7 @@ async def test_a_grant_reaches_the_replica_that_owns_the_request_and_no_other(po
 
     await pool.finish("sent")
 
-    assert await asyncio.wait_for(two.get(), 5) == Grant("held", "a", 1)
+    assert await asyncio.wait_for(two.get(), 5) == Grant("held", "a", 1, 400)
     assert one.empty()
 
 

@@ -124,7 +124,7 @@ async def test_without_the_store_held_requests_are_granted_by_the_replicas_own_l
 
     await replica.first_token("sent", "a", CHAIN)
 
-    assert await asyncio.wait_for(anext(grants), 5) == Grant("held", "a", 1)
+    assert await asyncio.wait_for(anext(grants), 5) == Grant("held", "a", 1, 400)
     assert (await replica.held_states(["held"]))["held"].state is RequestState.DISPATCHED
 
 
@@ -141,7 +141,7 @@ async def test_without_the_store_nobody_is_held_longer_than_anybody_may_be(
     late = await pool.reserve(reservation("late", slo_ms=1))
 
     assert late.status is ReserveStatus.HELD
-    assert await asyncio.wait_for(anext(grants), 10) == Grant("late", "a", 1)
+    assert await asyncio.wait_for(anext(grants), 10) == Grant("late", "a", 1, 400)
     await store.close()
 
 

@@ -23,7 +23,7 @@ def test_grants_wait_in_the_outbox_until_they_are_taken() -> None:
 
     ledger.first_token("sent", "a", CHAIN, 3)
 
-    assert ledger.take_grants() == [("two", Grant("held", "a", 1))]
+    assert ledger.take_grants() == [("two", Grant("held", "a", 1, 400))]
     assert ledger.take_grants() == ()
 
 

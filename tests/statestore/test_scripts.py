@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from statestore.base import RequestState
+from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
 from statestore.scripts import load_scripts
 from statestore.settings import StoreSettings
@@ -72,3 +74,23 @@ async def test_scripts_the_server_forgot_are_loaded_again(valkey_url: str) -> No
     await store.close()
 
     assert (outcome.status, released) == ("dispatched", True)
+
+
+async def test_the_chain_of_a_request_that_was_deleted_by_hand_does_not_outlive_its_adoption(valkey_url: str) -> None:
+    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING)
+    await store.open()
+    pool = store.pool("default")
+    await pool.put_instance(instance("a", dispatch_window_tokens=1))
+    for request_id in ("running", "held"):
+        await pool.reserve(reservation(request_id))
+    held = (await pool.held_states(["held"]))["held"]
+    with redis.Redis.from_url(valkey_url) as client:
+        client.hdel(PoolKeys("dualmap", "default").requests, "held")
+    await pool.adopt([held])
+
+    released = await pool.first_token("running", "a", CHAIN)
+
+    granted = (await pool.held_states(["held"]))["held"]
+    await store.close()
+    assert released
+    assert (granted.state, granted.uncached_tokens) == (RequestState.DISPATCHED, 400)

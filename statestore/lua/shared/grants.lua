@@ -39,6 +39,7 @@ local function grant(requests_key, account, request, now_ms, caller_id)
   if request.request_id ~= caller_id then
     redis.call('PUBLISH', grants_channel .. request.replica_id, cjson.encode({
       request_id = request.request_id, instance_id = request.instance_id, attempt = request.attempt,
+      uncached_tokens = request.uncached_tokens,
     }))
   end
 end
@@ -94,7 +95,7 @@ local function read_queue(requests_key, account)
 end
 
 -- Looks up the chains of those planned next, where that was not done yet; false for who has none.
-local function read_chains(waiting)
+local function look_up_chains(waiting)
   local places, ids = {}, {}
   for place = 1, math.min(#waiting, PLANNED_REQUESTS) do
     if waiting[place].chain == nil then
@@ -103,7 +104,7 @@ local function read_chains(waiting)
     end
   end
   if ids[1] then
-    for index, chain in ipairs(redis.call('HMGET', KEYS[#KEYS - 1], unpack(ids))) do
+    for index, chain in ipairs(read_chains(ids)) do
       waiting[places[index]].chain = chain
     end
   end
@@ -112,7 +113,7 @@ end
 -- Counts the uncached tokens of those planned next by what the instance has been given until now; with a chain given,
 -- only of those that share its first block.
 local function recount(requests_key, account, waiting, given)
-  read_chains(waiting)
+  look_up_chains(waiting)
   for place = 1, math.min(#waiting, PLANNED_REQUESTS) do
     local held = waiting[place]
     if held.chain and (not given or string.sub(held.chain, 1, 8) == string.sub(given, 1, 8)) then
@@ -187,7 +188,7 @@ local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep
     local rate, first = tokens_per_s(account), nil
     first, account.aside_tokens = plan_on_time(waiting, now_ms, account.dispatched_tokens, rate)
     while waiting[1] and has_room(account) do
-      read_chains(waiting)
+      look_up_chains(waiting)
       local next_one = table.remove(waiting, first)
       grant(requests_key, account, read_request(requests_key, next_one.request_id), now_ms, caller_id)
       granted = granted + 1

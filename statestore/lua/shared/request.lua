@@ -12,8 +12,8 @@ local function write_request(requests_key, request)
 end
 
 -- The last of KEYS but one has the chains of held requests; those of adopted ones are unknown.
-local function read_chain(request_id)
-  return redis.call('HGET', KEYS[#KEYS - 1], request_id)
+local function read_chains(request_ids)
+  return redis.call('HMGET', KEYS[#KEYS - 1], unpack(request_ids))
 end
 
 local function keep_chain(request_id, chain)
@@ -94,7 +94,7 @@ local function count_anew(account, request, uncached_tokens)
 end
 
 local function dispatch(account, request, now_ms)
-  local chain = read_chain(request.request_id)
+  local chain = read_chains({ request.request_id })[1]
   if chain then
     count_anew(account, request, uncached_tokens_now(account, chain, request))
     stamp_chain(account, chain, request.block_tokens, #chain / 8)
