@@ -101,8 +101,14 @@ class DeadlineOrder:
     def _on_time(self, account: InstanceAccount, now_ms: int, *, sweep: bool) -> Iterator[LiveRequest]:
         if sweep or account.has_room():
             yield from self._planned(account, now_ms)
-        while len(account.queue) and self._has_calm_room(account, account.queue.head().deadline_ms, now_ms):
-            yield _dispatched(account, account.queue.head(), now_ms)
+        while len(account.queue):
+            head = account.queue.head()
+            if not self._has_calm_room(account, head.deadline_ms, now_ms):
+                break
+            account.recount(head)  # whoever was to bring its prefix may have left
+            if not self._has_calm_room(account, head.deadline_ms, now_ms):
+                break
+            yield _dispatched(account, head, now_ms)
 
     def _has_calm_room(
         self, account: InstanceAccount, earliest_deadline_ms: int, now_ms: int, more_tokens: int = 0

@@ -167,6 +167,24 @@ def a_window_of(tokens: int, **changes: object) -> InstanceSpec:
     return one_at_a_time(dispatch_window_tokens=tokens, **changes)
 
 
+async def test_whether_a_deadline_is_at_stake_is_asked_with_the_prefix_that_nobody_brings_any_more(
+    pool: PoolStore,
+) -> None:
+    await busy(pool, a_window_of(400, max_running_requests=1))
+    prefix = range(1000, 1010)
+    for request_id, last_block, tokens in (("brings", 1, 1100), ("shares", 2, 100)):
+        held = reservation(request_id, chain=chain(*prefix, last_block), uncached_tokens=tokens, slo_ms=14_000)
+        assert (await pool.reserve(held)).status is ReserveStatus.HELD
+    await hold(pool, "other", 15_000, tokens=100)
+    await pool.finish("brings")
+
+    await pool.put_instance(a_window_of(400, max_running_requests=3))
+
+    assert await dispatched(pool, ["shares", "other"]) == []
+    assert (await record(pool, "shares")).uncached_tokens == 1100
+    await assert_sums_hold(pool)
+
+
 async def test_while_no_deadline_is_at_stake_an_instance_is_given_four_windows(pool: PoolStore) -> None:
     await pool.put_instance(a_window_of(400))
 

@@ -163,7 +163,13 @@ local function grant_calmly(requests_key, account, now_ms, caller_id)
     if not head[1] or not has_calm_room(account, tonumber(head[2]), now_ms, 0) then
       break
     end
-    grant(requests_key, account, read_request(requests_key, head[1]), now_ms, caller_id)
+    local request = read_request(requests_key, head[1])
+    count_by_given(account, request, read_chains({ head[1] })[1]) -- whoever was to bring its prefix may have left
+    if not has_calm_room(account, tonumber(head[2]), now_ms, 0) then
+      write_request(requests_key, request)
+      break
+    end
+    grant(requests_key, account, request, now_ms, caller_id)
     granted = granted + 1
   end
   return granted

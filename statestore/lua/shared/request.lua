@@ -93,10 +93,17 @@ local function count_anew(account, request, uncached_tokens)
   end
 end
 
-local function dispatch(account, request, now_ms)
-  local chain = read_chains({ request.request_id })[1]
+-- Counts a held request anew by what its instance has been given; without a chain it keeps its count.
+local function count_by_given(account, request, chain)
   if chain then
     count_anew(account, request, uncached_tokens_now(account, chain, request))
+  end
+end
+
+local function dispatch(account, request, now_ms)
+  local chain = read_chains({ request.request_id })[1]
+  count_by_given(account, request, chain)
+  if chain then
     stamp_chain(account, chain, request.block_tokens, #chain / 8)
     forget_chain(request.request_id)
   end
