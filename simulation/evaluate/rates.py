@@ -128,9 +128,6 @@ def _row(run: RunResult) -> list[Cell]:
     ]
 
 
-_NAMES = {"dualmap": "DualMap"}
-
-
 def _capacity_finding(runs: RateRuns) -> str:
     """DualMap against the best other project at each rate where anybody is late."""
     parts = []
@@ -139,7 +136,10 @@ def _capacity_finding(runs: RateRuns) -> str:
         if others := runs.at(index, OTHERS):
             compared.append(max(others, key=lambda run: run.effective_capacity))
         if min(run.effective_capacity for run in compared) < 0.99:
-            shares = ", ".join(f"{_NAMES.get(run.policy, run.policy)} {run.effective_capacity:.0%}" for run in compared)
+            names = ["DualMap", *(run.policy for run in compared[1:])]
+            shares = ", ".join(
+                f"{name} {run.effective_capacity:.0%}" for name, run in zip(names, compared, strict=True)
+            )
             parts.append(f"{compared[0].rate_per_s:.1f}/s: {shares}")
     return f"{runs.workload.label}: " + ("; ".join(parts) if parts else "everybody is on time at every rate") + "."
 

@@ -11,8 +11,9 @@ hit can therefore be found by binary search.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class KvMetadata:
@@ -32,34 +33,17 @@ class KvMetadata:
 
     def hit_blocks(self, hashes: Sequence[int]) -> int:
         """Blocks at the head of the chain that are listed, promised or given; O(log chain)."""
-        blocks = self._blocks
-        low, high = 0, len(hashes)
-        while low < high:
-            middle = (low + high) // 2
-            if hashes[middle] in blocks:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return _head_blocks(hashes, self._blocks.__contains__, 0, len(hashes))
 
     def given_blocks(self, hashes: Sequence[int], guess: int = 0) -> int:
         """Blocks at the head of the chain that are given; O(log chain), and O(1) if it is as many as the ``guess``."""
-        given = self._blocks.get
-        low, high = 0, len(hashes)
-        guess = max(0, min(guess, high))
-        if guess == 0 or given(hashes[guess - 1]):
-            if guess == high or not given(hashes[guess]):
-                return guess
-            low = guess + 1
-        else:
-            high = guess - 1
-        while low < high:
-            middle = (low + high) // 2
-            if given(hashes[middle]):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        given, blocks = self._blocks.get, len(hashes)
+        guess = max(0, min(guess, blocks))
+        if guess > 0 and not given(hashes[guess - 1]):
+            return _head_blocks(hashes, given, 0, guess - 1)
+        if guess == blocks or not given(hashes[guess]):
+            return guess
+        return _head_blocks(hashes, given, guess + 1, blocks)
 
     def promise(self, hashes: Sequence[int], capacity_blocks: int) -> None:
         """Enter the chain's first ``capacity_blocks`` blocks as the youngest, evicting the oldest beyond that."""
@@ -85,3 +69,8 @@ class KvMetadata:
     def oldest_first(self) -> list[int]:
         """Every listed hash in the order of eviction."""
         return list(self._blocks)
+
+
+def _head_blocks(hashes: Sequence[int], holds: Callable[[int], bool | None], least: int, most: int) -> int:
+    """How many blocks at the head of a chain hold a property that is closed under prefixes: from least to most."""
+    return bisect_left(hashes, True, least, most, key=lambda block_hash: not holds(block_hash))

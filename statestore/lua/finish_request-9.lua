@@ -21,14 +21,8 @@ if request.instance_id ~= ARGV[4] then
 end
 local now_ms = store_now_ms()
 local account = read_account(3, ARGV[4])
-forget_request(KEYS[2], request.request_id)
-if not account then
-  return 1 -- its instance was deleted by hand
-end
-leave(account, request)
-if ARGV[8] ~= '' and ARGV[9] ~= '' then
+if account and ARGV[8] ~= '' and ARGV[9] ~= '' then
   learn_text_ratio(KEYS[1], ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]))
 end
-grant_next(KEYS[2], account, now_ms)
-write_account(account)
+release(KEYS[2], account, request, now_ms)
 return 1

@@ -20,12 +20,5 @@ end
 if request.instance_id ~= ARGV[4] then
   return request.instance_id
 end
-local account = read_account(4, ARGV[4])
-forget_request(KEYS[3], request.request_id)
-if not account then
-  return 1 -- its instance was deleted by hand
-end
-leave(account, request)
-grant_next(KEYS[3], account, now_ms)
-write_account(account)
+release(KEYS[3], read_account(4, ARGV[4]), request, now_ms)
 return 1

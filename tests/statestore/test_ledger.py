@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -36,16 +37,20 @@ def test_the_callers_own_dispatch_is_no_grant() -> None:
     assert ledger.take_grants() == ()
 
 
-def test_kv_metadata_stays_closed_under_prefixes_and_within_capacity() -> None:
-    random_source = random.Random(5)
+def growing_tree(random_source: random.Random) -> Iterator[list[tuple[int, ...]]]:
+    """Chains of up to 12 blocks that branch off one another, after each new one."""
     tree: list[tuple[int, ...]] = [()]
-    metadata, capacity = KvMetadata(), 40
     for _ in range(2000):
         parent = random_source.choice(tree[-50:])
-        hashes = (*parent, random_source.getrandbits(64))[-12:] if len(parent) < 12 else parent
-        tree.append(hashes)
-        if hashes:
-            metadata.give(hashes, capacity)
+        tree.append((*parent, random_source.getrandbits(64)) if len(parent) < 12 else parent)
+        yield tree
+
+
+def test_kv_metadata_stays_closed_under_prefixes_and_within_capacity() -> None:
+    random_source = random.Random(5)
+    metadata, capacity = KvMetadata(), 40
+    for tree in growing_tree(random_source):
+        metadata.give(tree[-1], capacity)
 
         assert len(metadata) <= capacity
         known = random_source.choice(tree)
@@ -56,14 +61,10 @@ def test_kv_metadata_stays_closed_under_prefixes_and_within_capacity() -> None:
 
 def test_what_is_given_is_closed_under_prefixes_and_found_from_any_guess() -> None:
     random_source = random.Random(7)
-    tree: list[tuple[int, ...]] = [()]
     metadata, capacity = KvMetadata(), 40
-    for _ in range(2000):
-        parent = random_source.choice(tree[-50:])
-        hashes = (*parent, random_source.getrandbits(64)) if len(parent) < 12 else parent
-        tree.append(hashes)
+    for tree in growing_tree(random_source):
         enter = random_source.choice((metadata.give, metadata.promise))
-        enter(hashes, capacity)
+        enter(tree[-1], capacity)
 
         known = random_source.choice(tree[-60:])
         given = [metadata.given_blocks((block,)) == 1 for block in known]

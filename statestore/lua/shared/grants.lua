@@ -32,9 +32,9 @@ local function is_full(account, uncached_tokens, deadline_ms, now_ms)
     and not takes_at_once(account, uncached_tokens, deadline_ms, now_ms)
 end
 
--- Dispatches one held request and tells its replica; the caller's own needs no message.
+-- Dispatches one held request and tells its replica; the caller's own needs no message. Returns what dispatch does.
 local function grant(requests_key, account, request, now_ms, caller_id)
-  dispatch(account, request, now_ms)
+  local chain = dispatch(account, request, now_ms)
   write_request(requests_key, request)
   if request.request_id ~= caller_id then
     redis.call('PUBLISH', grants_channel .. request.replica_id, cjson.encode({
@@ -42,6 +42,7 @@ local function grant(requests_key, account, request, now_ms, caller_id)
       uncached_tokens = request.uncached_tokens,
     }))
   end
+  return chain
 end
 
 local function grant_fifo(requests_key, account, now_ms, caller_id)
@@ -194,12 +195,11 @@ local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep
     local rate, first = tokens_per_s(account), nil
     first, account.aside_tokens = plan_on_time(waiting, now_ms, account.dispatched_tokens, rate)
     while waiting[1] and has_room(account) do
-      look_up_chains(waiting)
-      local next_one = table.remove(waiting, first)
-      grant(requests_key, account, read_request(requests_key, next_one.request_id), now_ms, caller_id)
+      local request_id = table.remove(waiting, first).request_id
+      local chain = grant(requests_key, account, read_request(requests_key, request_id), now_ms, caller_id)
       granted = granted + 1
-      if next_one.chain then
-        recount(requests_key, account, waiting, next_one.chain) -- it may have brought their prefix
+      if chain then
+        recount(requests_key, account, waiting, chain) -- it may have brought their prefix
       end
       first, account.aside_tokens = plan_on_time(waiting, now_ms, account.dispatched_tokens, rate)
     end
@@ -219,4 +219,14 @@ local function grant_next(requests_key, account, now_ms, caller_id, sweep)
     return grant_by_deadline(requests_key, account, now_ms, caller_id, sweep)
   end
   return grant_fifo(requests_key, account, now_ms, caller_id)
+end
+
+-- Takes a request out of the pool and grants who is next. Without an account its instance was deleted by hand.
+local function release(requests_key, account, request, now_ms)
+  forget_request(requests_key, request.request_id)
+  if account then
+    leave(account, request)
+    grant_next(requests_key, account, now_ms)
+    write_account(account)
+  end
 end

@@ -4,45 +4,44 @@
 local BLOCKS_PER_CALL = 500
 local PROMISED = 0.5
 
-local function hit_blocks(kv_key, chain)
-  local low, high = 0, #chain / 8
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    if redis.call('ZSCORE', kv_key, string.sub(chain, middle * 8 + 1, middle * 8 + 8)) then
-      low = middle + 1
-    else
-      high = middle
-    end
-  end
-  return low
+local function stamp_of(kv_key, chain, block)
+  return redis.call('ZSCORE', kv_key, string.sub(chain, block * 8 - 7, block * 8))
 end
 
-local function is_given(kv_key, chain, block)
-  local stamp = redis.call('ZSCORE', kv_key, string.sub(chain, block * 8 - 7, block * 8))
-  return stamp and tonumber(stamp) % 1 == 0
+-- How many blocks at the head of a chain hold a property that is closed under prefixes: from least to most of them.
+local function head_blocks(least, most, holds)
+  while least < most do
+    local middle = math.floor((least + most) / 2)
+    if holds(middle + 1) then
+      least = middle + 1
+    else
+      most = middle
+    end
+  end
+  return least
+end
+
+local function hit_blocks(kv_key, chain)
+  return head_blocks(0, #chain / 8, function(block)
+    return stamp_of(kv_key, chain, block)
+  end)
 end
 
 -- Blocks at the head of the chain that are given; cheap if it is as many as the guess.
 local function given_blocks(kv_key, chain, guess)
-  local low, high = 0, #chain / 8
-  guess = math.max(0, math.min(guess, high))
-  if guess == 0 or is_given(kv_key, chain, guess) then
-    if guess == high or not is_given(kv_key, chain, guess + 1) then
-      return guess
-    end
-    low = guess + 1
-  else
-    high = guess - 1
+  local function is_given(block)
+    local stamp = stamp_of(kv_key, chain, block)
+    return stamp and tonumber(stamp) % 1 == 0
   end
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    if is_given(kv_key, chain, middle + 1) then
-      low = middle + 1
-    else
-      high = middle
-    end
+  local blocks = #chain / 8
+  guess = math.max(0, math.min(guess, blocks))
+  if guess > 0 and not is_given(guess) then
+    return head_blocks(0, guess - 1, is_given)
   end
-  return low
+  if guess == blocks or not is_given(guess + 1) then
+    return guess
+  end
+  return head_blocks(guess + 1, blocks, is_given)
 end
 
 local function capacity_blocks(account, block_tokens)

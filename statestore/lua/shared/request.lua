@@ -100,6 +100,7 @@ local function count_by_given(account, request, chain)
   end
 end
 
+-- Counts a held request as the instance's own from now on; returns its chain, false if that is unknown.
 local function dispatch(account, request, now_ms)
   local chain = read_chains({ request.request_id })[1]
   count_by_given(account, request, chain)
@@ -113,4 +114,5 @@ local function dispatch(account, request, now_ms)
   account.dispatched_tokens = account.dispatched_tokens + request.uncached_tokens
   account.context_tokens = account.context_tokens + request.prompt_tokens + request.expected_output_tokens
   redis.call('ZADD', account.running_key, now_ms, request.request_id)
+  return chain
 end
