@@ -6,9 +6,11 @@ an engine step, the attention of new tokens to a long cached prompt, and decodin
 with the context in KV memory.
 
 Recursive least squares with exponential forgetting (S. Haykin, "Adaptive Filter Theory"). Errors count relative to
-the TTFT that was seen, and a surprise teaches no more than one of ``SURPRISE_SHARE`` of it would: most of them
-are requests whose instance was given others before their first token. Plain arithmetic in a fixed order, so
-that the Lua twin in the state store agrees to the last digit.
+the TTFT that was seen. One beyond ``SURPRISE_SHARE`` of it has the weight that makes it teach no more than one of that
+size, and gives as much less certainty (Huber's weights in a recursive least M-estimate; S.-C. Chan and Y.-X. Zou, "A
+recursive least M-estimate algorithm for robust adaptive filtering in impulsive noise", 2004): most surprises are
+requests whose instance was given others before their first token. Plain arithmetic in a fixed order, so that the Lua
+twin in the state store agrees to the last digit.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ PRIOR_COVARIANCE: tuple[float, ...] = tuple(
 KEEP = 0.98
 """Of every former observation's weight at each new one: about fifty are remembered."""
 SURPRISE_SHARE = 0.2
+"""Of the TTFT that was seen: errors beyond it are surprises."""
 LEAST_TTFT_S = 0.1
 """Shorter ones count as this long: their error is an engine step's, not the model's."""
 UNCERTAIN = 10.0
@@ -60,17 +63,16 @@ class TtftModel:
         unit_s = max(LEAST_TTFT_S, ttft_s)
         seen = [part / unit_s for part in scaled(features)]
         weights, covariance = self.weights, self.covariance
-        limit = SURPRISE_SHARE
         error = ttft_s / unit_s - _dot(weights, seen)
-        error = min(limit, max(-limit, error))
+        trust = SURPRISE_SHARE / abs(error) if abs(error) > SURPRISE_SHARE else 1.0
         spread = [_dot(covariance[row * FEATURES : (row + 1) * FEATURES], seen) for row in range(FEATURES)]
         keep = KEEP if _largest_variance(covariance) < UNCERTAIN else 1.0
-        scale = keep + _dot(seen, spread)
+        gain = trust / (keep + trust * _dot(seen, spread))
         return TtftModel(
-            tuple([weight + part / scale * error for weight, part in zip(weights, spread, strict=True)]),
+            tuple([weight + gain * part * error for weight, part in zip(weights, spread, strict=True)]),
             tuple(
                 [
-                    (covariance[row * FEATURES + column] - spread[row] * spread[column] / scale) / keep
+                    (covariance[row * FEATURES + column] - gain * spread[row] * spread[column]) / keep
                     for row in range(FEATURES)
                     for column in range(FEATURES)
                 ]

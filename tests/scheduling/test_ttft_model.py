@@ -39,6 +39,17 @@ def expected_s(model: TtftModel, one: TtftFeatures) -> float:
     return modelled_ttft_s(model.weights, one)
 
 
+def variance(model: TtftModel, one: TtftFeatures) -> float:
+    """Of what the model expects of this request."""
+    direction = scaled(one)
+    size = len(direction)
+    return sum(
+        model.covariance[row * size + column] * direction[row] * direction[column]
+        for row in range(size)
+        for column in range(size)
+    )
+
+
 def taught(model: TtftModel, seen: list[TtftFeatures]) -> TtftModel:
     return reduce(lambda known, one: known.after(one, true_ttft_s(one)), seen, model)
 
@@ -72,6 +83,15 @@ def test_one_request_in_twenty_that_others_held_up_changes_little() -> None:
 
     for one in requests(seed=7, count=50):
         assert expected_s(model, one) == pytest.approx(true_ttft_s(one), rel=0.15)
+
+
+def test_a_surprise_gives_no_more_certainty_than_what_it_expected() -> None:
+    model, one = TtftModel(), TtftFeatures(1000, 500, 100, 400_000)
+
+    expected = model.after(one, expected_s(model, one))
+    surprised = model.after(one, expected_s(model, one) / 3)
+
+    assert variance(expected, one) <= variance(surprised, one) < variance(model, one)
 
 
 def test_requests_that_are_all_alike_do_not_make_it_forget_the_rest() -> None:

@@ -40,7 +40,7 @@ local function learn_ttft(account, features, ttft_s)
     context_tokens / 1000000 / unit_s,
   }
   local surprise = ttft_s / unit_s - dot(weights, 1, seen)
-  surprise = math.min(SURPRISE_SHARE, math.max(-SURPRISE_SHARE, surprise))
+  local trust = math.abs(surprise) > SURPRISE_SHARE and SURPRISE_SHARE / math.abs(surprise) or 1
   local spread, largest = {}, 0
   for row = 1, FEATURES do
     local first = (row - 1) * FEATURES
@@ -48,12 +48,12 @@ local function learn_ttft(account, features, ttft_s)
     largest = math.max(largest, covariance[first + row])
   end
   local keep = largest < UNCERTAIN and KEEP or 1
-  local scale = keep + dot(seen, 1, spread)
+  local gain = trust / (keep + trust * dot(seen, 1, spread))
   for row = 1, FEATURES do
-    weights[row] = weights[row] + spread[row] / scale * surprise
+    weights[row] = weights[row] + gain * spread[row] * surprise
     for column = 1, FEATURES do
       local place = (row - 1) * FEATURES + column
-      covariance[place] = (covariance[place] - spread[row] * spread[column] / scale) / keep
+      covariance[place] = (covariance[place] - gain * spread[row] * spread[column]) / keep
     end
   end
   redis.call('HSET', account.key, 'ttft_weights', json_of(weights), 'ttft_covariance', json_of(covariance))
