@@ -8,10 +8,10 @@ to the last digit, so the TTFT of that run is what one would expect who knew the
 perfectly, but nothing of the future. Its error against the whole run's TTFT is printed beside the error of the estimate
 that decides.
 
-An engine also takes requests in between two of its steps only, a tenth to a third of a second each, and tells no router
-where in a step it is. So the same is done with the request coming a little earlier and a little later; the median of
-those TTFTs is what one would expect who knew all but the future and the moment within the step. A sample costs about
-three runs.
+An engine also takes requests in between two of its steps only, a tenth to half a second each, and tells no router where
+in a step it is. Whenever in the same step the request comes, it gets its first token at the same time; so the moments
+for which that holds are searched, and the TTFT from the middle of them is what one would expect who knew all but the
+future and the moment within the step. A sample costs about six runs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from __future__ import annotations
 import argparse
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import isclose
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 from scheduling.settings import SchedulingSettings
@@ -36,8 +36,9 @@ from simulation.simulate import Simulation
 from simulation.traces import Trace
 
 VARIANT = parse_variant(OURS, SchedulingSettings())
-SHIFTS_S = (-0.1, -0.05, 0.05, 0.1)
-"""How much earlier or later a request may come for anybody who does not see the engine's steps."""
+LONGEST_STEP_S = 1.0
+HALVINGS = 7
+"""Of the longest step, to find where one ends: 8 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class Sample(NamedTuple):
     """By the policy when it chose."""
     without_future_s: float
     """Had nothing come after it."""
-    at_any_moment_s: float
-    """The same, for a moment of its arrival that is known to a fifth of a second only."""
+    from_mid_step_s: float
+    """The same, had it come in the middle of the step under way."""
 
 
 @lru_cache(maxsize=1)
@@ -83,8 +84,22 @@ def sample(case: Case, index: int) -> Sample | None:
     if whole.first_token_s is None:
         return None
     alone_s = ttft_alone_s(trace, index, 0.0, case)
-    around_s = [ttft_alone_s(trace, index, shift_s, case) for shift_s in SHIFTS_S]
-    return Sample(whole.ttft_s, whole.expected_ttft_s, alone_s, median([alone_s, *around_s]))
+
+    def waits_for_the_same_step(shift_s: float) -> bool:
+        return isclose(shift_s + ttft_alone_s(trace, index, shift_s, case), alone_s, abs_tol=1e-6)
+
+    earlier_s = reach_s(lambda shift_s: waits_for_the_same_step(-shift_s))
+    later_s = reach_s(waits_for_the_same_step)
+    return Sample(whole.ttft_s, whole.expected_ttft_s, alone_s, alone_s + (earlier_s - later_s) / 2)
+
+
+def reach_s(holds: Callable[[float], bool]) -> float:
+    """The longest time for which something holds that does not hold again once it has ceased to."""
+    below_s, above_s = 0.0, LONGEST_STEP_S
+    for _ in range(HALVINGS):
+        middle_s = (below_s + above_s) / 2
+        below_s, above_s = (middle_s, above_s) if holds(middle_s) else (below_s, middle_s)
+    return below_s
 
 
 def ttft_alone_s(trace: Trace, index: int, shift_s: float, case: Case) -> float:

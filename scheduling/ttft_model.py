@@ -10,7 +10,8 @@ the TTFT that was seen. One beyond ``SURPRISE_SHARE`` of it has the weight that 
 size, and gives as much less certainty (Huber's weights in a recursive least M-estimate; S.-C. Chan and Y.-X. Zou, "A
 recursive least M-estimate algorithm for robust adaptive filtering in impulsive noise", 2004): most surprises are
 requests whose instance was given others before their first token. Plain arithmetic in a fixed order, so that the Lua
-twin in the state store agrees to the last digit.
+twin in the state store agrees to the last digit, and the covariance stays symmetric to the last digit: forgetting would
+let the least asymmetry grow without bound.
 """
 
 from __future__ import annotations
@@ -63,16 +64,18 @@ class TtftModel:
         unit_s = max(LEAST_TTFT_S, ttft_s)
         seen = [part / unit_s for part in scaled(features)]
         weights, covariance = self.weights, self.covariance
+        if min(_variances(covariance)) <= 0.0:  # what rounding or a foreign hand has spoilt does not heal
+            weights, covariance = PRIOR_WEIGHTS, PRIOR_COVARIANCE
         error = ttft_s / unit_s - _dot(weights, seen)
         trust = SURPRISE_SHARE / abs(error) if abs(error) > SURPRISE_SHARE else 1.0
         spread = [_dot(covariance[row * FEATURES : (row + 1) * FEATURES], seen) for row in range(FEATURES)]
-        keep = KEEP if _largest_variance(covariance) < UNCERTAIN else 1.0
+        keep = KEEP if max(_variances(covariance)) < UNCERTAIN else 1.0
         gain = trust / (keep + trust * _dot(seen, spread))
         return TtftModel(
             tuple([weight + gain * part * error for weight, part in zip(weights, spread, strict=True)]),
             tuple(
                 [
-                    (covariance[row * FEATURES + column] - gain * spread[row] * spread[column]) / keep
+                    (covariance[row * FEATURES + column] - gain * (spread[row] * spread[column])) / keep
                     for row in range(FEATURES)
                     for column in range(FEATURES)
                 ]
@@ -101,5 +104,5 @@ def _dot(one: Weights | list[float], other: tuple[float, ...] | list[float]) -> 
     return one[0] * other[0] + one[1] * other[1] + one[2] * other[2] + one[3] * other[3] + one[4] * other[4]
 
 
-def _largest_variance(covariance: tuple[float, ...]) -> float:
-    return max(covariance[:: FEATURES + 1])
+def _variances(covariance: tuple[float, ...]) -> tuple[float, ...]:
+    return covariance[:: FEATURES + 1]

@@ -104,6 +104,26 @@ def test_requests_that_are_all_alike_do_not_make_it_forget_the_rest() -> None:
         assert expected_s(model, one) == pytest.approx(true_ttft_s(one), rel=0.2)
 
 
+def test_it_is_as_good_after_ten_thousand_first_tokens() -> None:
+    model, rng = TtftModel(), random.Random(11)
+
+    for one in requests(seed=11, count=10_000):
+        model = model.after(one, true_ttft_s(one) * rng.uniform(0.8, 1.25))
+
+    rows = [model.covariance[start : start + 5] for start in range(0, 25, 5)]
+    assert rows == [*zip(*rows, strict=True)]  # symmetric to the last digit
+    assert all(rows[place][place] > 0 for place in range(5))
+    for one in requests(seed=12, count=50):
+        assert expected_s(model, one) == pytest.approx(true_ttft_s(one), rel=0.2)
+
+
+def test_a_spoilt_covariance_makes_it_start_afresh() -> None:
+    one = TtftFeatures(1000, 500, 100, 400_000)
+    spoilt = TtftModel(covariance=(-0.1, *TtftModel().covariance[1:]))
+
+    assert spoilt.after(one, 2.0) == TtftModel().after(one, 2.0)
+
+
 @given(st.lists(st.tuples(features, st.floats(0, 600)), max_size=60), features)
 def test_whatever_it_sees_it_stays_finite_and_expects_no_negative_time(
     history: list[tuple[TtftFeatures, float]], one: TtftFeatures

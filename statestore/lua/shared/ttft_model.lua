@@ -19,6 +19,14 @@ local function dot(one, first, other)
     + one[first + 4] * other[5]
 end
 
+local function least_variance(covariance)
+  local least = covariance[1]
+  for place = 1, FEATURES * FEATURES, FEATURES + 1 do
+    least = math.min(least, covariance[place])
+  end
+  return least
+end
+
 local function json_of(numbers)
   local texts = {}
   for place, number in ipairs(numbers) do
@@ -31,7 +39,10 @@ local function learn_ttft(account, features, ttft_s)
   local weights, covariance = prior()
   local known = redis.call('HMGET', account.key, 'ttft_weights', 'ttft_covariance')
   if known[1] and known[2] then
-    weights, covariance = cjson.decode(known[1]), cjson.decode(known[2])
+    local learned = cjson.decode(known[2])
+    if least_variance(learned) > 0 then
+      weights, covariance = cjson.decode(known[1]), learned
+    end
   end
   local unit_s = math.max(LEAST_TTFT_S, ttft_s)
   local queueing_ms, compute_ms, attention, context_tokens = unpack(features)
@@ -53,7 +64,7 @@ local function learn_ttft(account, features, ttft_s)
     weights[row] = weights[row] + gain * spread[row] * surprise
     for column = 1, FEATURES do
       local place = (row - 1) * FEATURES + column
-      covariance[place] = (covariance[place] - gain * spread[row] * spread[column]) / keep
+      covariance[place] = (covariance[place] - gain * (spread[row] * spread[column])) / keep
     end
   end
   redis.call('HSET', account.key, 'ttft_weights', json_of(weights), 'ttft_covariance', json_of(covariance))
