@@ -90,7 +90,8 @@ class RequestReader:
         self._head_bytes = 0
         self._fed_unseen = 0
         self._head_done = False
-        self._body_parts: list[bytes] = []
+        self._body: bytes | bytearray = b""
+        """One buffer, as a piece may be as small as a byte; a body that comes in one piece is never copied."""
         self._body_bytes = 0
         self._body_limit = 0
         self.expects_continue = False
@@ -213,7 +214,12 @@ class RequestReader:
             return
         if self._body_bytes > self._body_limit:
             self._refuse(BodyTooLargeError(f"the request body is over {self._body_limit} bytes"))
-        self._body_parts.append(piece)
+        if not self._body:
+            self._body = piece
+            return
+        if isinstance(self._body, bytes):
+            self._body = bytearray(self._body)
+        self._body += piece
 
     def on_message_complete(self) -> None:
         self._handed_over()
@@ -221,9 +227,8 @@ class RequestReader:
             return
         request = self._request
         assert request is not None
-        parts = self._body_parts
         if request.refusal is None:
-            request.body = parts[0] if len(parts) == 1 else b"".join(parts)
+            request.body = bytes(self._body)
         self._request = None
         self._begin()
         self.reading = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from router.errors import InvalidApiKeyError, RouterError
@@ -149,6 +151,22 @@ def test_a_body_in_many_small_chunks_of_many_pieces_does_not_count_as_trailer() 
             assert subject.feed(piece) == []
     [request] = subject.feed(b"0\r\n\r\n")
     assert len(request.body) == 900 and not subject.stopped
+
+
+def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_bytes() -> None:
+    subject = RequestReader(lambda request: 1 << 20, max_header_bytes=2000, max_headers=10)
+    subject.feed(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+    chunks = b"2\r\nab\r\n" * 1000
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            subject.feed(chunks)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 2 * 200_000
+    [request] = subject.feed(b"0\r\n\r\n")
+    assert request.body == b"ab" * 100_000
 
 
 def test_a_long_body_in_many_pieces_does_not_count_as_head() -> None:
