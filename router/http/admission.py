@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,15 +10,13 @@ import orjson
 from router.api_keys import ApiKeys
 from router.ask import Ask, read_count, read_slo_s
 from router.errors import InvalidRequestError, MethodNotAllowedError
+from router.http.model_field import form_model
 from router.http.paths import is_inference, needs_api_key
 from router.http.request_reader import Judge, Request
 
 OPS_BODY_BYTES: Final = 1 << 20
 """Largest body of a request that the ASGI app serves."""
 
-# Bounded throughout: whatever a body repeats, each place where a match could begin costs a few lines at most.
-_FORM_MODEL: Final = re.compile(rb'name="?model"?[ \t]{0,16}\r\n(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,256})\r\n')
-_FORM_SEARCH_BYTES: Final = 64 << 10
 _PROMPT_FIELDS: Final = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 _COUNTS: Final = ("max_tokens", "max_completion_tokens", "n")
 
@@ -52,7 +49,7 @@ def read_ask(request: Request, request_id: str) -> Ask:
     slo_s = read_slo_s(slo.decode("latin-1") if slo is not None else None)
     media_type = (request.get(b"content-type") or b"application/json").lower()
     if media_type.startswith(b"multipart/form-data"):
-        return Ask(request_id, _form_model(request.body), request.path, {}, len(request.body), slo_s, stream=False)
+        return Ask(request_id, form_model(request.body), request.path, {}, len(request.body), slo_s, stream=False)
     body = _json_object(request.body)
     model = body.get("model")
     scheduled_field = _PROMPT_FIELDS.get(request.path)
@@ -92,9 +89,3 @@ def _check_prompt(body: Mapping[str, Any], name: str) -> None:
         raise InvalidRequestError("prompt must be a non-empty string or array", param=name)
     for count in _COUNTS:
         read_count(body, count)
-
-
-def _form_model(body: bytes) -> str:
-    """The ``model`` field of a form (audio uploads), with up to 8 more header lines; "" if 64 KB have none."""
-    found = _FORM_MODEL.search(body, 0, _FORM_SEARCH_BYTES)
-    return found.group(1).decode("utf-8", "replace").strip() if found else ""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import orjson
-
 from router.ask import Ask, FailureKind, InstanceFailure, Outcome, mint_request_id, read_request_id
 from router.errors import RouterError, UpstreamTimeoutError, from_exception
 from router.http.admission import read_ask
@@ -14,6 +12,7 @@ from router.http.attempt import ExchangeResult, ExchangeTimes, HeldAnswer
 from router.http.downstream import Downstream
 from router.http.exchange import Exchange
 from router.http.heads import Header, fields_for_instance, response_head
+from router.http.model_field import with_form_model, with_json_model
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
 from router.http.upstream import UpstreamConnection
@@ -152,10 +151,10 @@ class _Forwarding:
 
     def _body(self) -> bytes:
         """The client's own bytes, unless it called the model by another name than the instance knows."""
-        ask, model = self._ask, self._flight.model
-        if not ask.model or not ask.body or model == ask.model:
-            return self._request.body
-        return orjson.dumps({**ask.body, "model": model})
+        ask, body, model = self._ask, self._request.body, self._flight.model
+        if not ask.model or model == ask.model:
+            return body
+        return with_json_model(body, model) if ask.body else with_form_model(body, model)
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _fleet_fields(self) -> list[Header]:

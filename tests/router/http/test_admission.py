@@ -95,19 +95,3 @@ def test_a_form_names_its_model() -> None:
     )
     asked = read_ask(request("/v1/audio/transcriptions", form, content_type="multipart/form-data; boundary=b"), "id")
     assert asked.model == "whisper" and asked.body == {}
-
-
-@pytest.mark.parametrize(
-    ("headers", "model"),
-    [
-        (8 * b"x: y\r\n", "whisper"),
-        (9 * b"x: y\r\n", ""),
-        (b"x" * 256 + b"\r\n", "whisper"),
-        (b"x" * 257 + b"\r\n", ""),
-    ],
-)
-def test_the_search_for_the_model_of_a_form_looks_a_bounded_way_ahead(headers: bytes, model: str) -> None:
-    """Else a body that names it on every line is searched to its end from each of them."""
-    form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n' + headers + b"\r\nwhisper\r\n--b--\r\n"
-    asked = read_ask(request("/v1/audio/transcriptions", form, content_type="multipart/form-data; boundary=b"), "id")
-    assert asked.model == model

@@ -16,6 +16,7 @@ from scheduling.view import ClusterView
 from statestore.base import FinishFacts
 from statestore.errors import StoreUnavailableError
 
+DEEP = b"[" * 900 + b"]" * 900
 USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
@@ -81,12 +82,21 @@ async def test_a_body_reaches_the_instance_byte_for_byte(fleet, kit) -> None:
     assert instance.talks[0].body == body
 
 
-async def test_an_alias_is_resolved_in_the_body(fleet) -> None:
+async def test_an_alias_is_resolved_in_the_body_and_nothing_else_is_touched(fleet, kit) -> None:
     _, [instance], client = await fleet(whole_answer, model="real-name")
-    client.chat(model="alias")
-    await client.answer()
-    body = orjson.loads(instance.talks[0].body)
-    assert body["model"] == "real-name" and body["messages"]
+    body = b'{"model": "%%b", "messages": [{"role": "user"}], "seed": 18446744073709551616, "deep": %b}' % DEEP
+    client.request(kit.CHAT, body % b"alias")
+    assert (await client.answer()).status == 200
+    assert instance.talks[0].body == body % b"real-name"
+
+
+async def test_an_alias_is_resolved_in_a_form(fleet) -> None:
+    _, [instance], client = await fleet(whole_answer, model="real-name")
+    form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%b\r\n--b--\r\n'
+    headers = "content-type: multipart/form-data; boundary=b\r\n"
+    client.request("/v1/audio/transcriptions", form % b"alias", headers=headers)
+    assert (await client.answer()).status == 200
+    assert instance.talks[0].body == form % b"real-name"
 
 
 async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet, kit) -> None:

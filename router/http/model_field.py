@@ -1,0 +1,65 @@
+"""Where a body names its model, and the same body with another name there: no other byte of it changes."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import orjson
+
+_FORM_SEARCH_BYTES: Final = 64 << 10
+"""Searched at each end of a form: its fields come before its file or, with curl, often behind it."""
+
+# Bounded throughout: whatever a body repeats, each place where a match could begin costs a few lines at most.
+_FORM_MODEL: Final = re.compile(
+    rb'[; \t]name="?model"?[ \t]{0,16}\r\n(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,256})\r\n'
+)
+
+# In valid JSON a quote without a backslash before it begins or ends a string, and only a key is followed by a colon.
+_MODEL_KEY: Final = rb'"(?<!\\")' + b"".join(rb"(?:%c|\\u00(?i:%02x))" % (letter, letter) for letter in b"model") + b'"'
+_JSON_MODEL: Final = re.compile(_MODEL_KEY + rb'[ \t\r\n]*+:[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")')
+
+
+def form_model(body: bytes) -> str:
+    """The ``model`` field of a form (audio uploads), with up to 8 more header lines; "" if neither the first nor the
+    last 64 KB have one."""
+    found = _find_in_form(body)
+    return found[1].decode("utf-8", "replace").strip() if found else ""
+
+
+def with_form_model(body: bytes, model: str) -> bytes:
+    """The form with another name where ``form_model`` found one."""
+    found = _find_in_form(body)
+    return _spliced(body, found.span(1), model.encode()) if found else body
+
+
+def with_json_model(body: bytes, model: str) -> bytes:
+    """The JSON object with another name as its model. It must be valid, and name one."""
+    spans = [found.span(1) for found in _JSON_MODEL.finditer(body)]
+    return _spliced(body, spans[_effective(body, len(spans))], orjson.dumps(model))
+
+
+def _find_in_form(body: bytes) -> re.Match[bytes] | None:
+    return _FORM_MODEL.search(body, 0, _FORM_SEARCH_BYTES) or _FORM_MODEL.search(
+        body, max(0, len(body) - _FORM_SEARCH_BYTES)
+    )
+
+
+def _effective(body: bytes, count: int) -> int:
+    """Which of the fields called so is the object's own (others lie deeper), or the last of those, as with any reader.
+
+    The parser tells: each of them is given its number for a name.
+    """
+    if count == 1:
+        return 0
+    numbers = iter(range(count))
+
+    def numbered(found: re.Match[bytes]) -> bytes:
+        return body[found.start() : found.start(1)] + b'"%d"' % next(numbers)
+
+    return int(orjson.loads(_JSON_MODEL.sub(numbered, body))["model"])
+
+
+def _spliced(body: bytes, span: tuple[int, int], name: bytes) -> bytes:
+    start, end = span
+    return b"".join((body[:start], name, body[end:]))
