@@ -80,12 +80,14 @@ def _json_object(body: bytes) -> Mapping[str, Any]:
 def _check_prompt(body: Mapping[str, Any], name: str) -> None:
     """Types that scheduling reads; everything else is the instance's to judge."""
     value = body.get(name)
+    if name == "prompt" and not value and body.get("prompt_embeds"):
+        name, value = "prompt_embeds", body["prompt_embeds"]
     if value is None:
         raise InvalidRequestError(f"the body has no {name}", param=name)
     if name == "messages":
         if not isinstance(value, list) or not value or not all(isinstance(message, dict) for message in value):
             raise InvalidRequestError("messages must be a non-empty array of objects", param=name)
     elif not isinstance(value, str | list) or not value:
-        raise InvalidRequestError("prompt must be a non-empty string or array", param=name)
+        raise InvalidRequestError(f"{name} must be a non-empty string or array", param=name)
     for count in _COUNTS:
         read_count(body, count)

@@ -193,8 +193,33 @@ def test_token_ids_stay_token_ids() -> None:
     assert list(several.token_ids) == [5, 6, 0xFFFFFFFF, 7]
 
 
-def test_prompt_embeddings_stand_in_for_a_prompt() -> None:
-    assert completion_prompt({"prompt_embeds": "QUJD"}) == TextPrompt(b"QUJD")
+@pytest.mark.parametrize("no_prompt", [{}, {"prompt": ""}, {"prompt": []}, {"prompt": None}])
+def test_prompt_embeddings_stand_in_for_a_prompt_with_about_their_number_of_tokens(no_prompt: dict[str, Any]) -> None:
+    tokens = ["QUJD" * 2048, "REVG" * 2048, "R0hJ" * 1024]
+    whole, shorter, several = (
+        completion_prompt({**no_prompt, "prompt_embeds": embeds})
+        for embeds in ("".join(tokens), "".join(tokens[:2]), tokens)
+    )
+
+    assert isinstance(whole, TokenPrompt)
+    assert isinstance(shorter, TokenPrompt)
+    assert len(whole.token_ids) == 3 and len(set(whole.token_ids)) == 3
+    assert shorter.token_ids == whole.token_ids[:2]
+    assert whole != several
+
+
+def test_a_prompt_comes_before_embeddings() -> None:
+    assert completion_prompt({"prompt": "a", "prompt_embeds": "QUJD"}) == TextPrompt(b"a")
+
+
+@pytest.mark.parametrize(
+    ("embeds", "param"), [(7, "prompt_embeds"), ({"a": 1}, "prompt_embeds"), (["a", 7], "prompt_embeds[1]")]
+)
+def test_embeddings_that_are_no_text_are_refused(embeds: object, param: str) -> None:
+    with pytest.raises(PromptError) as refused:
+        completion_prompt({"prompt_embeds": embeds})
+
+    assert refused.value.param == param
 
 
 @pytest.mark.parametrize(

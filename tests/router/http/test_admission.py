@@ -77,6 +77,14 @@ def test_a_completion_needs_a_prompt(prompt: object) -> None:
         read_ask(request("/v1/completions", {"model": "m", "prompt": prompt}), "id")
 
 
+@pytest.mark.parametrize("prompt", [{}, {"prompt": ""}, {"prompt": None}])
+def test_embeddings_do_for_a_prompt(prompt: dict[str, object]) -> None:
+    ask = read_ask(request("/v1/completions", {"model": "m", **prompt, "prompt_embeds": "AAAA"}), "id")
+    assert ask.body["prompt_embeds"] == "AAAA"
+    with pytest.raises(InvalidRequestError, match="prompt_embeds"):
+        read_ask(request("/v1/completions", {"model": "m", **prompt, "prompt_embeds": 7}), "id")
+
+
 @pytest.mark.parametrize("slo", ["0", "-1", "x", "nan", "inf", "1e99"])
 def test_an_impossible_slo_is_refused(slo: str) -> None:
     with pytest.raises(RouterError):
