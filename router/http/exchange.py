@@ -253,7 +253,9 @@ class Exchange:
         self._downstream.break_off(words)
 
     def _framed(self, event: bytes) -> bytes:
-        """``event`` as the client's framing wants it; empty where it would land inside of a chunk."""
+        """``event`` as the client's framing wants it; empty where it would land inside of a chunk, or of a length."""
+        if self._head is not None and self._head.framing is Framing.LENGTH:
+            return b""
         if self._downstream.http_10:
             return event
         if self._reframe is _as_chunk or (self._connection.between_chunks and self._last_wire.endswith(b"\r\n")):

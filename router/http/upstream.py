@@ -205,8 +205,9 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._keep_alive = self._parser.should_keep_alive()
         index = dict(self._fields)
-        self._head = AnswerHead(status, self._fields, _framing(status, index), index)
-        self.between_chunks = True
+        framing = _framing(status, index)
+        self._head = AnswerHead(status, self._fields, framing, index)
+        self.between_chunks = framing is Framing.CHUNKED
 
     def on_chunk_header(self) -> None:
         self.between_chunks = False

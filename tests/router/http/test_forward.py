@@ -488,6 +488,23 @@ async def test_a_stream_that_breaks_inside_of_a_chunk_is_broken_for_the_client_t
     assert not answer.whole and b"error" not in answer.body
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_stream_of_announced_length_that_breaks_off_gets_no_further_byte(fleet, kit, version: str) -> None:
+    event = b'data: {"choices":[{"delta":{"content":"a"}}]}\r\n\r\n'
+
+    async def die(talk):
+        await talk.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 100\r\n\r\n" + event)
+        await asyncio.sleep(0.02)
+        talk.reset()
+
+    _, _, client = await fleet(die)
+    body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}'
+    client.send(b"POST %b HTTP/%b\r\nhost: h\r\n" % (kit.CHAT.encode(), version.encode()))
+    client.send(b"content-length: %d\r\n\r\n%b" % (len(body), body))
+    answer = await client.answer()
+    assert not answer.whole and answer.body == event
+
+
 @pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
 async def test_half_an_answer_is_seen_as_half(fleet, framing: str) -> None:
     async def die(talk):
