@@ -199,6 +199,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if not 100 <= status <= 599:
+            raise ValueError(f"a status of {status}")
         if status < 200:
             self._informational += 1
             self._fields = []

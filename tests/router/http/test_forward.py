@@ -268,6 +268,14 @@ async def unknown_coding(talk):
     await talk.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n")
 
 
+async def status_below_100(talk):
+    await talk.send(b"HTTP/1.1 099 X\r\n\r\n")
+
+
+async def status_over_599(talk):
+    await talk.answer(status=600)
+
+
 async def empty_stream(talk):
     await talk.begin_stream()
     await talk.send(b"0\r\n\r\n")
@@ -294,6 +302,8 @@ async def unavailable_and_stuck(talk):
         (endless_head, FailureKind.PROTOCOL),
         (smuggled_head, FailureKind.PROTOCOL),
         (unknown_coding, FailureKind.PROTOCOL),
+        (status_below_100, FailureKind.PROTOCOL),
+        (status_over_599, FailureKind.PROTOCOL),
         (empty_stream, FailureKind.PROTOCOL),
     ],
 )
