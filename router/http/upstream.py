@@ -16,6 +16,8 @@ MAX_HEAD_BYTES: Final = 64 << 10
 """Largest head of an answer; a longer one is a broken instance."""
 
 _HEAD_END: Final = b"\r\n\r\n"
+_LINE_ENDS: Final = b"\r\n"
+"""The parser skips these between answers and says nothing."""
 
 
 class Framing(StrEnum):
@@ -137,14 +139,30 @@ class UpstreamConnection(asyncio.Protocol):
         self._pieces = []
         before = self._head
         try:
-            self._parser.feed_data(data)
+            if data[0] in _LINE_ENDS and before is not None:
+                data = self._feed_line_end(data)
+            else:
+                self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(FailureKind.PROTOCOL, f"not a valid HTTP answer: {error}")
+            self._fail(FailureKind.PROTOCOL, f"not a valid HTTP answer: {error.__context__ or error}")
             return
         if before is None:
             self._receive_head(data)
         else:
             self._hand_on(data)
+
+    def _feed_line_end(self, data: bytes) -> bytes:
+        """Feed what may begin with the rest of the answer's last line; returns it without what comes behind that."""
+        end = len(data)
+        for fed in range(1, min(end, len(_HEAD_END)) + 1):
+            self._parser.feed_data(data[fed - 1 : fed])
+            if self._complete:
+                end = fed
+                break
+        self._parser.feed_data(data[fed:])
+        if end < len(data):
+            self._keep_alive = False
+        return data[:end]
 
     def _receive_head(self, data: bytes) -> None:
         buffer = self._buffer = self._buffer + data if self._buffer else data
@@ -154,6 +172,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         end = 0
         for _ in range(self._informational + 1):
+            while buffer[end] in _LINE_ENDS:
+                end += 1
             end = buffer.index(_HEAD_END, end) + len(_HEAD_END)
         self._buffer = b""
         sink = self._sink
@@ -167,9 +187,22 @@ class UpstreamConnection(asyncio.Protocol):
         assert sink is not None
         if complete:
             self._sink = None
-            sink.body_received(wire, self._pieces, True)
+            sink.body_received(self._without_excess(wire), self._pieces, True)
         elif wire:
             sink.body_received(wire, self._pieces, False)
+
+    def _without_excess(self, wire: bytes) -> bytes:
+        """The last bytes of the answer; line ends behind them would stand before the client's next one."""
+        assert self._head is not None
+        if self._head.framing is Framing.CHUNKED:
+            last_line = wire.rstrip(_LINE_ENDS)
+            end = len(last_line) + len(_HEAD_END) if last_line else len(wire)  # else cut when it was fed
+        else:
+            end = sum(map(len, self._pieces))
+        if end >= len(wire):
+            return wire
+        self._keep_alive = False
+        return wire[:end]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True

@@ -570,6 +570,28 @@ async def test_bytes_behind_the_end_of_an_answer_never_reach_a_client(fleet) -> 
     assert lifecycle.flight.failures[0].kind is FailureKind.PROTOCOL
 
 
+async def test_line_ends_behind_an_answer_never_reach_a_client(fleet) -> None:
+    async def sloppy(talk):
+        body = b"2\r\n{}\r\n0\r\n\r\n"
+        await talk.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + body + b"\r\n" * 1000)
+
+    _, [instance], client = await fleet(sloppy)
+    for _ in range(2):
+        client.chat()
+        assert (await client.answer()).json() == {}
+    assert instance.connections == 2, "a connection out of step is used again"
+
+
+async def test_line_ends_before_an_answer_never_reach_a_client(fleet) -> None:
+    async def sloppy(talk):
+        await talk.send(b"\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n\r\n\r\n")
+        await talk.answer({"ok": 1})
+
+    _, _, client = await fleet(sloppy)
+    client.chat()
+    assert (await client.answer()).json() == {"ok": 1}
+
+
 # clients that leave --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("leave", ["close", "reset"])
 async def test_a_client_that_leaves_a_stream_frees_the_instance(fleet, kit, leave: str) -> None:
