@@ -80,6 +80,7 @@ class Lifecycle:
         Raises:
             RouterError: the request is refused.
         """
+        flight: ScheduledFlight | None = None
         try:
             route = self.pools.resolve(ask.model)
             if not ask.scheduled:
@@ -95,6 +96,8 @@ class Lifecycle:
             return flight
         except Exception as error:
             refusal = from_exception(error)
+            if flight is not None:
+                refusal.request_id = flight.request_id
             if refusal is error:
                 raise
             raise refusal from error

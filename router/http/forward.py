@@ -27,6 +27,7 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
     """Answer an inference request, by an instance's answer or by an error. Raises only ``CancelledError``."""
     sent_id = request.get(b"x-request-id")
     request_id = mint_request_id()
+    flight: Flight | None = None
     try:
         if sent_id is not None:
             request_id = read_request_id(sent_id.decode("latin-1"))
@@ -35,6 +36,8 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
         await _Forwarding(request, ask, flight, downstream, plane).run()
     except Exception as error:
         refusal = from_exception(error)
+        # The id that the fleet knows it by: the client's own may be another live request's.
+        request_id = flight.request_id if flight is not None else refusal.request_id or request_id
         if refusal.status == 500:
             _log.error("request %s failed inside the router", request_id, exc_info=error)
         downstream.refuse(refusal, [(b"x-request-id", request_id.encode())])

@@ -668,6 +668,19 @@ async def test_an_id_that_is_live_on_another_replica_gets_a_suffix(start_runtime
     assert await nothing_is_left(store, other, tools)
 
 
+async def test_a_refusal_tells_the_id_that_the_request_is_explained_by(start_runtime: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a", max_queued_requests=0),))
+    first = await runtime.lifecycle.place(tools.ask(LONG, request_id="mine"))
+
+    with pytest.raises(QueueFullError) as refused:
+        await runtime.lifecycle.place(tools.ask(f"2 {LONG}", request_id="mine"))
+
+    second_id = refused.value.request_id
+    assert second_id is not None and second_id.startswith("mine-")
+    assert runtime.context.decisions.get(second_id) is not None
+    first.finish(Outcome.COMPLETED)
+
+
 async def test_an_alias_shares_the_models_cache_and_an_adapter_does_not(start_runtime: Any, tools: Any) -> None:
     pool = PoolSettings(model="base", aliases=("gpt",), loras=("tuned",))
     runtime = await start_runtime(instances=(tools.spec("a"),), pools=(pool,))

@@ -89,6 +89,7 @@ class FakeLifecycle:
 
     urls: list[str]
     model: str | None = None
+    renamed: str | None = None
     refusal: Exception | None = None
     gate: asyncio.Event | None = None
     asks: list[Ask] = field(default_factory=list)
@@ -106,7 +107,7 @@ class FakeLifecycle:
                 raise
         if self.refusal is not None:
             raise self.refusal
-        flight = FakeFlight(self, ask.request_id, self.model or ask.model, self.urls, self.urls[0])
+        flight = FakeFlight(self, self.renamed or ask.request_id, self.model or ask.model, self.urls, self.urls[0])
         self.flights.append(flight)
         return flight
 

@@ -365,6 +365,18 @@ async def test_when_every_instance_is_gone_the_answer_is_a_502_in_openais_form(f
     assert lifecycle.flight.finished == [(Outcome.UPSTREAM_FAILED, None)]
 
 
+async def test_a_request_that_nobody_answers_is_refused_by_the_id_that_the_fleet_gave_it(fleet) -> None:
+    lifecycle, _, client = await fleet(reset, renamed="r1-2")
+    client.chat(headers="x-request-id: r1\r\n")
+    answer = await client.answer()
+    assert answer.status == 502 and answer.headers["x-request-id"] == "r1-2"
+    lifecycle.refusal = UnavailableError("nobody is ready")
+    lifecycle.refusal.request_id = "r1-3"
+    client.chat(headers="x-request-id: r1\r\n")
+    answer = await client.answer()
+    assert answer.status == 503 and answer.headers["x-request-id"] == "r1-3"
+
+
 async def test_a_kept_connection_that_died_unseen_is_replaced_without_a_retry(fleet) -> None:
     async def answer_once_per_connection(talk):
         await talk.answer({"ok": 1})
