@@ -147,7 +147,7 @@ class RequestReader:
         raise _StopError
 
     def _without_upgrade(self, rest: bytes) -> bytes:
-        """No upgrade is offered (RFC 9110 section 7.8: ignore it): the same request as plain HTTP/1.1.
+        """No upgrade is offered (RFC 9110 section 7.8: ignore it): the same request without the offer.
 
         The parser cannot be told so and skips the body, hence a second one that never sees the field.
         """
@@ -156,7 +156,9 @@ class RequestReader:
             self.stopped = True
             return b""
         query = b"?" + request.query if request.query else b""
-        lines = [b"%b %b%b HTTP/1.1\r\n" % (request.method.encode(), request.path.encode("latin-1"), query)]
+        version = b"1.0" if request.http_10 else b"1.1"
+        path = request.path.encode("latin-1")
+        lines = [b"%b %b%b HTTP/%b\r\n" % (request.method.encode(), path, query, version)]
         lines += [b"%b: %b\r\n" % item for item in request.fields if item[0] not in (b"upgrade", b"connection")]
         if not request.keep_alive:
             lines.append(b"connection: close\r\n")
@@ -201,7 +203,9 @@ class RequestReader:
             if not self._can_discard_body(request):
                 self._refuse(refusal)
             request.refusal = refusal
-        self.expects_continue = request.refusal is None and (request.get(b"expect") or b"").lower() == b"100-continue"
+        expects = (request.get(b"expect") or b"").lower() == b"100-continue"
+        # RFC 9110 section 10.1.1: HTTP/1.0 knows no informational answers.
+        self.expects_continue = expects and request.refusal is None and not request.http_10
 
     def on_body(self, piece: bytes) -> None:
         self._handed_over()

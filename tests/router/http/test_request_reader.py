@@ -211,6 +211,12 @@ def test_a_client_that_asks_to_continue_is_heard_until_its_body_comes() -> None:
     assert request.body == b"ab" and not subject.expects_continue
 
 
+def test_a_client_of_http_10_is_not_told_to_continue() -> None:
+    subject = reader()
+    subject.feed(b"POST /p HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    assert subject.reading and not subject.expects_continue
+
+
 def test_requests_ahead_of_their_answers_are_bounded() -> None:
     subject = reader()
     got = subject.feed((MAX_PIPELINED_REQUESTS + 5) * b"GET /x HTTP/1.1\r\nhost: h\r\n\r\n")
@@ -248,6 +254,13 @@ def test_an_offered_upgrade_is_ignored_and_the_body_still_read(cut: int) -> None
         ("GET", "/next", b"", b""),
     ]
     assert got[0].keep_alive and got[0].get(b"upgrade") is None
+
+
+@pytest.mark.parametrize("host", [b"", b"host: h\r\n"])
+def test_an_upgrade_that_http_10_offers_leaves_it_http_10(host: bytes) -> None:
+    head = b"POST /p HTTP/1.0\r\n%bConnection: Upgrade\r\nUpgrade: foo\r\nContent-Length: 5\r\n\r\n" % host
+    [request] = reader().feed(head + b"hello")
+    assert request.http_10 and not request.keep_alive and request.body == b"hello"
 
 
 def test_connect_is_no_upgrade_and_nothing_follows_it() -> None:
