@@ -17,6 +17,11 @@ def exhausted(failure: InstanceFailure, why: str) -> RouterError:
     return UpstreamError(message, retry_after_s=1.0)
 
 
+def nobody_left(failure: InstanceFailure, attempts: int) -> RouterError:
+    """The error when no instance is ready beside those that failed the request, ``attempts`` of them."""
+    return exhausted(failure, "no other instance is ready" if attempts == 1 else "every ready instance failed")
+
+
 def spend_retry(failure: InstanceFailure, attempts: int, context: ReplicaContext) -> None:
     """Take another try out of what the settings allow a request and the replica as a whole.
 

@@ -13,7 +13,7 @@ from router.deadlines import TimerHandle, prefill_delay_s
 from router.departures import Departures
 from router.errors import UnavailableError, from_exception
 from router.explain import Explanation, Round
-from router.failures import exhausted, outcome_of, spend_retry
+from router.failures import nobody_left, outcome_of, spend_retry
 from router.metrics import measured
 from router.pools import Route
 from router.prompt import ReadPrompt
@@ -182,7 +182,7 @@ class ScheduledFlight:
         try:
             await self._placer.place(self)
         except UnavailableError as error:
-            raise exhausted(failure, "no other instance is ready") from error
+            raise nobody_left(failure, self.attempts) from error
 
     def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None:
         if self._done:

@@ -8,7 +8,7 @@ from router.ask import InstanceFailure, Outcome
 from router.context import ReplicaContext
 from router.departures import Departures
 from router.errors import UnavailableError
-from router.failures import exhausted, outcome_of, spend_retry
+from router.failures import nobody_left, outcome_of, spend_retry
 from router.served_pool import ServedPool
 from statestore.base import FinishFacts, RequestRecord
 
@@ -124,7 +124,7 @@ class PassingFlight:
         try:
             self.take_off()
         except UnavailableError as error:
-            raise exhausted(failure, "no other instance is ready") from error
+            raise nobody_left(failure, self.attempts) from error
 
     def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None:
         if self._done:

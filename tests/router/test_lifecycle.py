@@ -551,6 +551,18 @@ async def test_when_every_instance_failed_the_last_failure_is_told(start_runtime
     assert await nothing_is_left(store, runtime, tools)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
+async def test_an_error_tells_instances_that_failed_from_instances_that_are_not_ready(
+    start_runtime: Any, tools: Any, path: str
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    flight = await runtime.lifecycle.place(tools.ask(path=path))
+    await flight.reroute(REFUSED)
+
+    with pytest.raises(UpstreamError, match="every ready instance failed"):
+        await flight.reroute(REFUSED)
+
+
 async def test_a_cancelled_retry_leaves_nothing(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime, flights = await full_fleet(start_runtime, tools)
     retry = asyncio.create_task(flights[0].reroute(REFUSED))
