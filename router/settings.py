@@ -60,7 +60,10 @@ class RouterSettings(BaseModel):
         " grant that order deadline gives then)",
     )
     first_byte_timeout_s: float = Field(
-        600.0, gt=0, description="time to the first byte of content after dispatch, seconds"
+        600.0,
+        gt=0,
+        description="time to the first byte of content after dispatch, seconds: for the whole answer if it does not"
+        " stream, and then no other instance is tried",
     )
     chunk_timeout_s: float = Field(120.0, gt=0, description="time between chunks of an answer, seconds")
     total_timeout_s: float = Field(3600.0, gt=0, description="time for a whole request, seconds")

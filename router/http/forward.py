@@ -86,6 +86,10 @@ class _Forwarding:
                 return result
             if result.overdue:
                 raise UpstreamTimeoutError(f"no instance answered in time: {failure.detail}")
+            if failure.kind is FailureKind.TIMEOUT and not self._ask.stream:
+                # A whole answer was due: most likely it was being computed, and the next instance would take as long.
+                advice = "stream long answers, or raise router.first_byte_timeout_s"
+                raise UpstreamTimeoutError(f"the instance did not answer in time: {failure.detail}; {advice}")
             try:
                 await self._flight.reroute(failure)
             except RouterError:

@@ -403,6 +403,19 @@ async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet, ki
     await kit.eventually(lambda: stuck.open == 0)
 
 
+async def test_an_answer_that_does_not_stream_is_not_computed_again_after_its_timeout(fleet, kit) -> None:
+    async def compute(talk):
+        await talk.until_closed()
+
+    lifecycle, [stuck, other], client = await fleet(compute, whole_answer, settings={"first_byte_timeout_s": 0.2})
+    client.chat()
+    answer = await client.answer()
+    assert answer.status == 504 and answer.error["code"] == "upstream_timeout"
+    assert "router.first_byte_timeout_s" in answer.error["message"]
+    assert lifecycle.flight.finished == [(Outcome.TIMED_OUT, None)] and not other.talks
+    await kit.eventually(lambda: stuck.open == 0)
+
+
 @pytest.fixture
 def down_view():
     """The view in which the first instance was taken down and another one is ready."""
