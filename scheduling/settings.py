@@ -43,6 +43,7 @@ class DualMapWideSettings(BaseModel):
     rebalance: bool = Field(False, description="let held requests migrate to the second best instance")
     miss_penalty: float = Field(2.0, ge=0, description="cost of an expected miss, in TTFT SLOs")
     late_weight: float = Field(0.05, ge=0, le=1, description="weight of work that stepped behind its deadline")
+    kv_weight_s: float = Field(3.0, ge=0, description="cost of a full KV memory in seconds, of a part in proportion")
 
 
 class PrebleSettings(BaseModel):

@@ -33,10 +33,11 @@ def _rank(offer: _Offer) -> Cost:
 class DualMapWide:
     """The least ``on-time work ahead + recompute_weight * own recompute``, over a handful of instances.
 
-    Builds on DualMap (ICLR 2026): the rings still say where a prefix belongs. Three things differ, each for a
+    Builds on DualMap (ICLR 2026): the rings still say where a prefix belongs. Four things differ, each for a
     measured reason (``docs/scheduling.md``). A recomputed token delays everybody queued behind it, so it weighs
     several times its own seconds, though less than an expected miss of the SLO. Work that has stepped behind its
-    deadline weighs little, since new requests overtake it: otherwise a long tail of late work would hide the cache.
+    deadline weighs little, since new requests overtake it: otherwise a long tail of late work would hide the cache. KV
+    memory in use weighs as well: where prompts are short and answers long, it is decoding that instances run out of.
     And when the pair is busy, the instances that were last given the prefix and the least loaded ones are asked as
     well: few names, whatever the size of the fleet, and the prefix is found again wherever it went.
 
@@ -81,7 +82,7 @@ class DualMapWide:
                 return ()  # idle, and nobody is known to hold more
         best = offers[0]
         recompute_s = self._recompute_s(query.chain.uncached_tokens(deepest), best.load)
-        limit_s = best.cost_s
+        limit_s = best.cost_s - self._kv_s(best.load)  # nothing is known of the others' KV memory
         if recompute_s >= limit_s:
             return ()
         lightest = [name for name, queueing_s in horizon.lightest if queueing_s + recompute_s < limit_s]
@@ -109,11 +110,14 @@ class DualMapWide:
         ttft_s = modelled_ttft_s(load.ttft_weights, features)
         late_s = settings.late_weight * load.late_tokens / load.prefill_tokens_per_s
         missed_s = settings.miss_penalty * query.slo_s if ttft_s > query.slo_s else 0.0
-        cost_s = queueing_s + late_s + self._recompute_s(uncached_tokens, load) + missed_s
+        cost_s = queueing_s + late_s + self._recompute_s(uncached_tokens, load) + self._kv_s(load) + missed_s
         return _Offer(load, features, ttft_s, cost_s)
 
     def _recompute_s(self, uncached_tokens: int, load: InstanceLoad) -> float:
         return self.settings.recompute_weight * uncached_tokens / load.prefill_tokens_per_s
+
+    def _kv_s(self, load: InstanceLoad) -> float:
+        return self.settings.kv_weight_s * load.kv_usage
 
     def _reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: InstanceLoad) -> Reason:
         """Candidates come first in ``loads``; whoever else was asked is from beyond the pair."""

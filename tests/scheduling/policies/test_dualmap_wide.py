@@ -54,6 +54,22 @@ def test_an_engine_silent_for_longer_than_its_work_needs_is_stalled(choose: Choo
     assert choose(NAME, stuck, load("busy", pending_tokens=3500)).instance_id == "busy"
 
 
+def test_kv_memory_in_use_weighs_by_its_share(choose: Choose, load: Load) -> None:
+    # given 2.4 s more at a weight of 3, beside 2 s of queueing
+    full = load("full", context_tokens=900_000)
+
+    assert choose(NAME, full, load("busy", pending_tokens=2000, context_tokens=100_000)).instance_id == "busy"
+    assert choose(NAME, full, load("busier", pending_tokens=2800, context_tokens=100_000)).instance_id == "full"
+
+
+def test_nobody_is_asked_for_the_kv_memory_alone(policy: MakePolicy, query: Query, load: Load) -> None:
+    # given a pair that has 300 ms to do, and nothing of the prefix anywhere
+    horizon = Horizon(lightest=(("c", 0.4),))
+    pair = [load(name, pending_tokens=300, context_tokens=900_000) for name in ("a", "b")]
+
+    assert looks(policy(NAME), query(), horizon, *pair) == ()
+
+
 def test_an_idle_pair_with_the_deepest_known_hit_asks_nobody_else(policy: MakePolicy, query: Query, load: Load) -> None:
     horizon = Horizon(holders=("c",), holder_blocks=6, lightest=(("d", 0.0),))
 
