@@ -13,11 +13,11 @@ from types import MappingProxyType
 from simulation.errors import TraceError
 from simulation.generators.coding import coding
 from simulation.generators.conversation import conversation, toolagent
-from simulation.generators.prefixes import hotspot, uniform, zipf
+from simulation.generators.prefixes import fewshot, hotspot, reasoning, uniform, zipf
 from simulation.traces import Trace
 
-__all__ = ["DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "coding", "conversation", "hotspot", "toolagent", "uniform"]
-__all__ += ["zipf"]
+__all__ = ["DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "coding", "conversation", "fewshot", "hotspot", "reasoning"]
+__all__ += ["toolagent", "uniform", "zipf"]
 
 DEFAULT_SEED = 1
 DEFAULT_REQUESTS = 4000
@@ -30,6 +30,8 @@ GENERATORS: Mapping[str, Callable[..., Trace]] = MappingProxyType(
         "uniform": uniform,
         "zipf": zipf,
         "hotspot": hotspot,
+        "reasoning": reasoning,
+        "fewshot": fewshot,
     }
 )
 

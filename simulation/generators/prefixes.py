@@ -1,6 +1,7 @@
-"""Synthetic traces that isolate one property each: how popular prefixes are, and how that moves in time.
+"""Synthetic traces that isolate one property each: how popular prefixes are, how that moves in time, what is left of
+the work where prefixes hardly matter.
 
-Every prompt is one of many shared prefixes followed by a tail of its own; arrivals are a Poisson process.
+Every prompt is one of some shared prefixes followed by a tail of its own; arrivals are a Poisson process.
 """
 
 from __future__ import annotations
@@ -18,6 +19,14 @@ PREFIXES = 400
 PREFIX_BLOCKS = 10
 TAIL_TOKENS = QuantileTable(((0, 64), (0.25, 400), (0.5, 1000), (0.75, 2000), (0.95, 5000), (1, 9000)))
 OUTPUT_TOKENS = QuantileTable(((0, 1), (0.25, 80), (0.5, 200), (0.75, 400), (0.95, 700), (1, 1500)))
+
+REASONING_PREFIX_BLOCKS = 2
+REASONING_TAIL_TOKENS = QuantileTable(((0, 100), (0.5, 800), (1, 2000)))
+REASONING_OUTPUT_TOKENS = QuantileTable(((0, 500), (0.5, 4000), (1, 8000)))
+
+FEWSHOT_PREFIX_BLOCKS = 12
+FEWSHOT_TAIL_TOKENS = QuantileTable(((0, 50), (1, 500)))
+FEWSHOT_OUTPUT_TOKENS = QuantileTable(((0, 10), (1, 80)))
 
 HOT_SHARE = 0.45
 HOT_SPELL_S = 120.0
@@ -39,10 +48,47 @@ def hotspot(requests: int, seed: int) -> Trace:
     return _prefix_trace("hotspot", requests, seed, skew=0.0, hot_share=HOT_SHARE)
 
 
-def _prefix_trace(name: str, requests: int, seed: int, skew: float, hot_share: float = 0.0) -> Trace:
+def reasoning(requests: int, seed: int) -> Trace:
+    """Short questions behind one system prompt, answers of thousands of tokens: decoding is all there is to spread."""
+    return _prefix_trace(
+        "reasoning",
+        requests,
+        seed,
+        prefixes=1,
+        prefix_blocks=REASONING_PREFIX_BLOCKS,
+        tail_tokens=REASONING_TAIL_TOKENS,
+        output_tokens=REASONING_OUTPUT_TOKENS,
+    )
+
+
+def fewshot(requests: int, seed: int) -> Trace:
+    """One long prompt of examples before every question, and answers of a few words: cached everywhere, many a second."""
+    return _prefix_trace(
+        "fewshot",
+        requests,
+        seed,
+        prefixes=1,
+        prefix_blocks=FEWSHOT_PREFIX_BLOCKS,
+        tail_tokens=FEWSHOT_TAIL_TOKENS,
+        output_tokens=FEWSHOT_OUTPUT_TOKENS,
+    )
+
+
+def _prefix_trace(
+    name: str,
+    requests: int,
+    seed: int,
+    skew: float = 0.0,
+    hot_share: float = 0.0,
+    *,
+    prefixes: int = PREFIXES,
+    prefix_blocks: int = PREFIX_BLOCKS,
+    tail_tokens: QuantileTable = TAIL_TOKENS,
+    output_tokens: QuantileTable = OUTPUT_TOKENS,
+) -> Trace:
     rng, draft = Random(seed), Draft(MOONCAKE_BLOCK_TOKENS)
-    prefixes = [draft.shared_prefix(PREFIX_BLOCKS) for _ in range(PREFIXES)]
-    weights = list(accumulate((rank + 1) ** -skew for rank in range(PREFIXES)))
+    shared = [draft.shared_prefix(prefix_blocks) for _ in range(prefixes)]
+    weights = list(accumulate((rank + 1) ** -skew for rank in range(prefixes)))
     hot_prefixes: list[tuple[int, ...]] = []
     at_s = 0.0
     for _ in range(requests):
@@ -51,8 +97,8 @@ def _prefix_trace(name: str, requests: int, seed: int, skew: float, hot_share: f
         if rng.random() < hot_share:
             prefix = hot_prefixes[-1]
         else:
-            prefix = prefixes[bisect_left(weights, rng.random() * weights[-1])]
-        tokens = len(prefix) * draft.block_tokens + TAIL_TOKENS.sample_int(rng)
-        draft.add(at_s, draft.extended(prefix, tokens), OUTPUT_TOKENS.sample_int(rng))
+            prefix = shared[bisect_left(weights, rng.random() * weights[-1])]
+        tokens = len(prefix) * draft.block_tokens + tail_tokens.sample_int(rng)
+        draft.add(at_s, draft.extended(prefix, tokens), output_tokens.sample_int(rng))
         at_s += exponential(rng, 1 / RATE_PER_S)
     return draft.finish(name, requests)

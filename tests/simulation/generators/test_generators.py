@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from simulation.errors import TraceError
-from simulation.generators import GENERATORS, GeneratorSpec, conversation, hotspot, toolagent, zipf
+from simulation.generators import GENERATORS, GeneratorSpec, conversation, fewshot, hotspot, reasoning, toolagent, zipf
 from simulation.generators.calibration import trace_figures
 from simulation.traces import Trace, read_trace
 
@@ -106,6 +106,19 @@ def test_the_hot_spot_moves_in_time() -> None:
         return max(set(roots), key=roots.count)
 
     assert most_popular(trace.requests[:half]) != most_popular(trace.requests[half:])
+
+
+def test_reasoning_answers_are_longer_than_their_prompts() -> None:
+    figures = trace_figures(reasoning(requests=1000, seed=1))
+
+    assert figures.mean_output_tokens > 2 * figures.mean_input_tokens
+
+
+def test_of_few_shot_prompts_nearly_all_is_shared() -> None:
+    figures = trace_figures(fewshot(requests=1000, seed=1))
+
+    assert figures.infinite_cache_hit > 0.95
+    assert figures.mean_output_tokens < 100
 
 
 def test_a_generator_is_named_with_its_options() -> None:
