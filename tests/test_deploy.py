@@ -109,3 +109,38 @@ def test_the_load_balancer_is_healthy_while_its_own_health_says_so() -> None:
 
     assert outcomes == [0, 1]
     assert subprocess.run([*command, script], timeout=20, stderr=subprocess.DEVNULL).returncode != 0, "nobody listens"
+
+
+def haproxy_section(name: str) -> str:
+    """The lines of one section of haproxy's configuration, comments left out."""
+    lines = [line for line in HAPROXY.read_text().splitlines() if not line.lstrip().startswith("#")]
+    sections = re.split(r"^(?=\S)", "\n".join(lines), flags=re.MULTILINE)
+    return next(section for section in sections if section.startswith(f"{name}\n"))
+
+
+def seconds(text: str) -> float:
+    assert text.endswith("s"), text
+    return float(text[:-1])
+
+
+def test_the_load_balancer_passes_on_that_a_client_has_left() -> None:
+    assert "\n    option abortonclose\n" in haproxy_section("defaults")
+    assert "no option abortonclose" not in HAPROXY.read_text()
+
+
+def test_the_composed_fleet_stops_without_cutting_answers_off() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    router = service_settings("router", {}).router
+    check = re.search(r"check inter (\w+) fall (\d+)", haproxy_section("backend routers"))
+    assert check is not None
+
+    assert router.settle_s > seconds(check[1]) * int(check[2]), "haproxy would still send to a closed port"
+    for service in ("router", "haproxy"):
+        grace_s = seconds(services[service]["stop_grace_period"])
+        assert grace_s > router.settle_s + router.drain_timeout_s
+
+
+def test_a_composed_router_may_open_what_its_connections_need() -> None:
+    router = yaml.safe_load(COMPOSE.read_text())["services"]["router"]
+
+    assert router["ulimits"]["nofile"] >= 2 * service_settings("router", {}).router.max_connections + 256
