@@ -2,14 +2,77 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from scheduling.instance import InstanceSpec, Role
 
-BaseUrl = Annotated[str, Field(pattern=r"^https?://"), AfterValidator(lambda url: url.rstrip("/"))]
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
+
+
+def _base_url(url: str) -> str:
+    """The URL without its last slash; refused unless a server can be found there and a path be appended."""
+    if (reason := _why_no_base_url(url)) is not None:
+        raise PydanticCustomError("base_url", "must be http://HOST:PORT: {reason}", {"reason": reason})
+    return url.rstrip("/")
+
+
+def _why_no_base_url(url: str) -> str | None:
+    if not re.match(r"https?://", url):
+        return "it does not begin with http:// or https://"
+    if _BLANK.search(url):  # before it is parsed: that drops line ends
+        return "it contains a blank or a control character"
+    if "?" in url or "#" in url:
+        return "a query or a fragment cannot be part of it"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:  # of the port, too
+        return str(error)
+    if port == 0:
+        return "port 0 is none that a server has"
+    return None if host and _is_host(host) else "its host is missing or is none"
+
+
+def _is_host(host: str) -> bool:
+    if ":" in host:  # urlsplit has found brackets around it
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            return False
+        return True
+    try:
+        ascii_host = host.encode("idna").decode()
+    except UnicodeError:  # a label is empty, too long, or cannot be written in ASCII
+        return False
+    return len(ascii_host) <= 253 and _HOST_NAME.fullmatch(ascii_host) is not None
+
+
+def _instance_id(instance_id: str) -> str:
+    if instance_id in (".", ".."):  # what clients make of /admin/instances/..
+        raise PydanticCustomError("instance_id", "must not be '.' or '..': it is part of a path")
+    return instance_id
+
+
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
 """Where a server is; a path, with its slash, is appended to it."""
+
+InstanceId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$"), AfterValidator(_instance_id)]
+
+MAX_KV_CAPACITY_TOKENS = 10**12
+
+# Bounds far above any machine, within which sums over a fleet stay exact and finite in the store.
+PrefillRate = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+KvCapacity = Annotated[int, Field(gt=0, le=MAX_KV_CAPACITY_TOKENS)]
+DispatchWindow = Annotated[int, Field(gt=0, le=10**9)]
+RunningRequests = Annotated[int, Field(gt=0, le=10**6)]
+QueuedRequests = Annotated[int, Field(ge=0, le=10**6)]
 
 
 class StoreSettings(BaseModel):
@@ -31,18 +94,18 @@ class InstanceSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$", description="stable id; moves of an id move its keys")
+    id: InstanceId = Field(description="stable id; moves of an id move its keys")
     url: BaseUrl = Field(description="base URL of the vLLM server")
     role: Role = Field(Role.MIXED, description="mixed, prefill or decode")
-    prefill_tokens_per_s: float = Field(8000.0, gt=0, description="prior of the learned prefill rate")
-    kv_capacity_tokens: int = Field(
-        1_000_000, gt=0, description="KV cache size in tokens, until the instance reports its own"
+    prefill_tokens_per_s: PrefillRate = Field(8000.0, description="prior of the learned prefill rate")
+    kv_capacity_tokens: KvCapacity = Field(
+        1_000_000, description="KV cache size in tokens, until the instance reports its own"
     )
-    dispatch_window_tokens: int = Field(
-        4096, gt=0, description="room for dispatched, unprefilled tokens: two engine batches (max_num_batched_tokens)"
+    dispatch_window_tokens: DispatchWindow = Field(
+        4096, description="room for dispatched, unprefilled tokens: two engine batches (max_num_batched_tokens)"
     )
-    max_running_requests: int = Field(256, gt=0, description="dispatched and unfinished requests at most")
-    max_queued_requests: int = Field(1024, ge=0, description="held requests at most")
+    max_running_requests: RunningRequests = Field(256, description="dispatched and unfinished requests at most")
+    max_queued_requests: QueuedRequests = Field(1024, description="held requests at most")
 
     def spec(self) -> InstanceSpec:
         """The instance as a store keeps it: STARTING, until a health check succeeds."""

@@ -10,6 +10,8 @@ from types import TracebackType
 import httpx
 import orjson
 
+from statestore.settings import MAX_KV_CAPACITY_TOKENS
+
 _MAX_BODY_BYTES = 4 << 20
 """A metrics page of a busy server is a few hundred kilobytes."""
 
@@ -109,7 +111,7 @@ class Prober:
                 return Answer(response.status_code, bytes(content), None)
         except TimeoutError:
             return Answer(0, b"", f"no answer within {timeout_s:g} s")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except Exception as error:  # whatever is wrong with one instance must not stop the checks of the others
             return Answer(0, b"", f"{type(error).__name__}: {error}")
 
 
@@ -121,12 +123,18 @@ def _complaint(answer: Answer) -> str | None:
 
 def progress_of(metrics: str) -> float | None:
     """Prompt and generated tokens over all engines in a Prometheus page; None if neither is listed."""
-    values = [float(value) for name, value in _SAMPLE.findall(metrics) if name in _PROGRESS_COUNTERS]
+    values = []
+    for name, value in _SAMPLE.findall(metrics):
+        if name in _PROGRESS_COUNTERS:
+            try:
+                values.append(float(value))
+            except ValueError:
+                continue
     return sum(values) if values else None
 
 
 def kv_capacity_of(metrics: str) -> int | None:
-    """KV cache size in tokens, summed over the engines of the server; None if it does not say."""
+    """KV cache size in tokens, summed over the engines of the server; None if it does not say, or what cannot be."""
     capacities = []
     for labels in _CACHE_CONFIG.findall(metrics):
         config = dict(_LABEL.findall(labels))
@@ -134,7 +142,8 @@ def kv_capacity_of(metrics: str) -> int | None:
             capacities.append(int(config["block_size"]) * int(config["num_gpu_blocks"]))
         except (KeyError, ValueError):
             continue
-    return sum(capacities) or None
+    capacity = sum(capacities)
+    return capacity if 0 < capacity <= MAX_KV_CAPACITY_TOKENS else None
 
 
 def version_of(body: bytes) -> str | None:

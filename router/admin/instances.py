@@ -14,7 +14,15 @@ from router.served_pool import ServedPool
 from scheduling.errors import TransitionError
 from scheduling.instance import InstanceLoad, InstanceSpec
 from scheduling.lifecycle import InstanceEvent, next_state
-from statestore.settings import BaseUrl, InstanceSettings
+from statestore.settings import (
+    BaseUrl,
+    DispatchWindow,
+    InstanceSettings,
+    KvCapacity,
+    PrefillRate,
+    QueuedRequests,
+    RunningRequests,
+)
 
 routes = APIRouter(prefix="/admin/instances", tags=["instances"])
 
@@ -31,11 +39,11 @@ class InstanceChanges(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: BaseUrl | None = Field(None, description="base URL of the vLLM server")
-    prefill_tokens_per_s: float | None = Field(None, gt=0, description="prior of the learned prefill rate")
-    kv_capacity_tokens: int | None = Field(None, gt=0, description="KV cache size in tokens")
-    dispatch_window_tokens: int | None = Field(None, gt=0, description="room for dispatched, unprefilled tokens")
-    max_running_requests: int | None = Field(None, gt=0, description="dispatched and unfinished requests at most")
-    max_queued_requests: int | None = Field(None, ge=0, description="held requests at most")
+    prefill_tokens_per_s: PrefillRate | None = Field(None, description="prior of the learned prefill rate")
+    kv_capacity_tokens: KvCapacity | None = Field(None, description="KV cache size in tokens")
+    dispatch_window_tokens: DispatchWindow | None = Field(None, description="room for dispatched, unprefilled tokens")
+    max_running_requests: RunningRequests | None = Field(None, description="dispatched and unfinished requests at most")
+    max_queued_requests: QueuedRequests | None = Field(None, description="held requests at most")
 
 
 class NewInstance(InstanceSettings):

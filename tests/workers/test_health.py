@@ -77,6 +77,18 @@ async def test_a_starting_instance_is_ready_after_its_first_good_check(
     assert value("dualmap_worker_health_transitions_total", source="starting", target="ready") == 1
 
 
+async def test_an_instance_whose_url_nobody_can_ask_is_its_own_failure_alone(
+    check, servers, add_instance, state_of
+) -> None:
+    server = await servers()
+    await add_instance("a", InstanceState.STARTING, url=server.url)
+    await add_instance("z", InstanceState.READY, url="http://127.0.0.1:99999")
+
+    await check(4)
+
+    assert (await state_of("a"), await state_of("z")) == (InstanceState.READY, InstanceState.DOWN)
+
+
 async def test_a_ready_instance_goes_down_after_three_failed_checks_and_comes_back_after_two_good_ones(
     check, servers, add_instance, state_of
 ) -> None:

@@ -40,6 +40,9 @@ def test_a_metrics_page_tells_progress_and_capacity_over_all_engines() -> None:
         "other_metric 1",
         'vllm:cache_config_info{block_size="128"} 1.0',
         'vllm:cache_config_info{block_size="128",num_gpu_blocks="None"} 1.0',
+        'vllm:cache_config_info{block_size="128",num_gpu_blocks="-1"} 1.0',
+        f'vllm:cache_config_info{{block_size="128",num_gpu_blocks="{10**30}"}} 1.0',
+        "vllm:prompt_tokens_total 1.2.3",
     ],
 )
 def test_a_metrics_page_without_the_figures_tells_nothing(page: str) -> None:
@@ -77,8 +80,9 @@ async def test_a_closed_port_is_a_complaint(prober, servers) -> None:
     assert "ConnectError" in str(await prober.health(server.url))
 
 
-async def test_a_nonsense_url_is_a_complaint(prober) -> None:
-    assert await prober.health("http://[") is not None
+@pytest.mark.parametrize("url", ["http://[", "http://127.0.0.1:99999", f"http://{'x' * 300}:1", "http://h ost:1"])
+async def test_a_nonsense_url_is_a_complaint(prober, url: str) -> None:
+    assert await prober.health(url) is not None
 
 
 async def test_a_server_that_trickles_its_answer_is_cut_off(prober) -> None:

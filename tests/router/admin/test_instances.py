@@ -64,6 +64,30 @@ async def test_a_url_is_kept_without_its_last_slash_however_it_comes(
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "url")
 
 
+async def test_what_no_store_could_add_up_is_refused_and_nothing_breaks(
+    start_runtime: Any, client_of: Any, tools: Any
+) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a"),)))
+
+    as_json = {"content-type": "application/json"}
+    fast = b'{"id": "b", "url": "http://b:1", "prefill_tokens_per_s": %s}'
+    refused = [
+        await client.post("/admin/instances", content=fast % b"1e308", headers=as_json),
+        await client.post("/admin/instances", content=fast % b"1e999", headers=as_json),
+        await client.post("/admin/instances", json={"id": "b", "url": "http://127.0.0.1:99999"}),
+        await client.post("/admin/instances", json={"id": "..", "url": "http://b:1"}),
+        await client.patch("/admin/instances/a", content=b'{"prefill_tokens_per_s": 1e999}', headers=as_json),
+        await client.patch("/admin/instances/a", json={"kv_capacity_tokens": 10**30}),
+        await client.patch("/admin/instances/a", json={"url": "http://h:0"}),
+    ]
+
+    assert [answer.status_code for answer in refused] == [400] * len(refused)
+    assert "1000000000" in refused[0].json()["error"]["message"]
+    assert "finite" in refused[1].json()["error"]["message"]
+    listed = await client.get("/admin/instances")
+    assert [instance["id"] for instance in listed.json()["instances"]] == ["a"]
+
+
 async def test_draining_and_resuming_reach_the_other_replica(
     start_runtime: Any, client_of: Any, clock: Any, tools: Any
 ) -> None:
