@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from cli.admin_api import endpoint
 from cli.errors import CommandError
@@ -21,9 +21,8 @@ from statestore.settings import InstanceSettings, PoolSettings
 # Stages in which children stop: whoever takes requests first, whoever serves them last.
 STOP_ROUTERS, STOP_WORKERS, STOP_INSTANCES = range(3)
 
-# On one machine nobody watches /ready before sending, and nobody should wait long for Ctrl-C.
-_SETTLE_S = 0.0
-_DRAIN_TIMEOUT_S = 3.0
+# On one machine nobody watches /ready before sending, and nobody should wait long for Ctrl-C: unless set otherwise.
+_HASTE = {"settle_s": 0.0, "drain_timeout_s": 3.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,11 @@ class FleetPlan:
     """The store's URL for people, without a password."""
 
     @property
+    def emulated(self) -> bool:
+        """Whether it brings its own instances."""
+        return any(child.stop_stage == STOP_INSTANCES for child in self.children)
+
+    @property
     def endpoint(self) -> str:
         """The base URL that clients use."""
         return endpoint(self.settings)
@@ -61,7 +65,7 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
     """The plan of a fleet of ``size``; ``config_file`` is where its settings will be written.
 
     Raises:
-        CommandError: the endpoint's port is taken.
+        CommandError: the endpoint's port is taken, or an instance cannot be as it is given.
     """
     router = settings.router
     port = router.port or free_ports(1, router.host)[0]
@@ -75,16 +79,36 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
         emulator = emulator.model_copy(update={"instances": size.instances, "port": first_port, "model": model})
         pool = emulated_pool(pool, emulator)
     elif instance_urls:
-        given = (InstanceSettings(id=f"instance-{i}", url=url) for i, url in enumerate(instance_urls, 1))
-        pool = pool.model_copy(update={"instances": tuple(given)})
+        pool = pool.model_copy(update={"instances": given_instances(instance_urls)})
     changed: dict[str, Any] = {
         **(_sped_up(settings, emulator.time_scale) if emulated else {}),
         "pools": (pool, *settings.pools[1:]),
-        "router": router.model_copy(update={"port": port, "settle_s": _SETTLE_S, "drain_timeout_s": _DRAIN_TIMEOUT_S}),
+        "router": router.model_copy(update={"port": port, **_unset(_HASTE, router)}),
         "emulator": emulator,
     }
     children = _children(config_file, size, ops_ports, emulated)
     return FleetPlan(settings.model_copy(update=changed), children, ops_ports, without_password(settings.store.url))
+
+
+def _unset(values: Mapping[str, Any], settings: BaseModel) -> dict[str, Any]:
+    """Those that the user did not set."""
+    return {name: value for name, value in values.items() if name not in settings.model_fields_set}
+
+
+def given_instances(urls: Sequence[str]) -> tuple[InstanceSettings, ...]:
+    """The running servers that ``--instance-url`` names.
+
+    Raises:
+        CommandError: a URL is none.
+    """
+    instances = []
+    for number, url in enumerate(urls, 1):
+        try:
+            instances.append(InstanceSettings(id=f"instance-{number}", url=url))
+        except ValidationError as error:
+            reason = error.errors()[0].get("ctx", {}).get("reason", "")
+            raise CommandError(f"--instance-url needs http://HOST:PORT, not {url!r}: {reason}") from error
+    return tuple(instances)
 
 
 def _children(config_file: str, size: FleetSize, ops_ports: Sequence[int], emulated: bool) -> tuple[ChildSpec, ...]:
@@ -116,18 +140,26 @@ def _sped_up(settings: Settings, time_scale: float) -> dict[str, Any]:
 
 
 def emulated_pool(pool: PoolSettings, emulator: EmulatorSettings) -> PoolSettings:
-    """The pool with emulated instances, described by the figures of their engine."""
+    """The pool with emulated instances, described by the figures of their engine.
+
+    Raises:
+        CommandError: the figures of the emulator are beyond what an instance may have.
+    """
     engine = emulator.engine_config()
-    instances = tuple(
-        InstanceSettings(
-            id=f"instance-{number}",
-            url=f"http://127.0.0.1:{emulator.port + number - 1}",
-            prefill_tokens_per_s=engine.prefill_tokens_per_s() * emulator.time_scale,
-            kv_capacity_tokens=engine.kv_capacity_tokens,
-            max_running_requests=engine.max_num_seqs,
+    try:
+        instances = tuple(
+            InstanceSettings(
+                id=f"instance-{number}",
+                url=f"http://127.0.0.1:{emulator.port + number - 1}",
+                prefill_tokens_per_s=engine.prefill_tokens_per_s() * emulator.time_scale,
+                kv_capacity_tokens=engine.kv_capacity_tokens,
+                max_running_requests=engine.max_num_seqs,
+            )
+            for number in range(1, emulator.instances + 1)
         )
-        for number in range(1, emulator.instances + 1)
-    )
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise CommandError(f"the emulator's engine is none: {wrong['loc'][0]}: {wrong['msg']}") from error
     return pool.model_copy(update={"model": emulator.served_model, "instances": instances})
 
 

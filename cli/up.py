@@ -30,12 +30,14 @@ from scheduling.instance import InstanceState
 from statestore.base import Store
 from statestore.connect import open_store
 from statestore.errors import StoreError
+from workers.probe import Prober
 
 _READY_TIMEOUT_S = 60.0
 _READY_POLL_S = 0.1
 _STATUS_INTERVAL_S = 1.0
 _LINE_EVERY = 10
-_STAGE_TIMEOUT_S = 6.0
+_STAGE_MARGIN_S = 3.0
+_ASK_TIMEOUT_S = 2.0
 
 SHORTHANDS = {
     "--policy": "scheduling.policy",
@@ -117,6 +119,8 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
             if await _until_ready(plan, group, store, stopping):
                 group.settled()
                 status.say(welcome(plan, time.monotonic() - started_s, directory))
+                for warning in await unserved_models(plan):
+                    status.say(warning)
                 await _show_until(stopping, plan, store, status, arguments.status_interval_s)
             status.say("stopping … (another Ctrl-C kills what still runs)")
     return 0
@@ -151,7 +155,8 @@ async def _children(
         await asyncio.gather(*(group.start(child) for child in plan.children))
         yield group
     finally:
-        await group.stop(_STAGE_TIMEOUT_S, at_once)
+        router = plan.settings.router
+        await group.stop(router.settle_s + router.drain_timeout_s + _STAGE_MARGIN_S, at_once)
 
 
 def write_config(plan: FleetPlan, config: Path) -> None:
@@ -218,18 +223,39 @@ async def _show_until(
             await asyncio.wait_for(stopping.wait(), interval_s)
 
 
+async def unserved_models(plan: FleetPlan) -> list[str]:
+    """A warning for every instance that does not serve the model which its pool's requests will name."""
+    key = plan.settings.worker.upstream_api_key
+    if plan.emulated:
+        return []
+    asked = [(pool.model, instance) for pool in plan.settings.pools for instance in pool.instances]
+    async with Prober(
+        timeout_s=_ASK_TIMEOUT_S,
+        canary_timeout_s=_ASK_TIMEOUT_S,
+        api_key=key.get_secret_value() if key is not None else None,
+    ) as prober:
+        facts = await asyncio.gather(*(prober.facts(instance.url) for _, instance in asked))
+    return [
+        f"warning: {instance.id} at {instance.url} serves {', '.join(said.models)}, and not {model!r}: requests for it "
+        "will get 404. Set the pool's model (--pools "
+        f"'{json.dumps([{'model': said.models[0]}])}') or the server's --served-model-name."
+        for (model, instance), said in zip(asked, facts, strict=True)
+        if said.models and model not in said.models
+    ]
+
+
 def welcome(plan: FleetPlan, took_s: float, directory: Path) -> str:
     """What a user reads once the fleet is ready."""
     model = plan.settings.pools[0].model
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True})
-    emulated = "" if any(child.name == "instances" for child in plan.children) else " not"
+    emulated = "" if plan.emulated else " not"
     return "\n".join(
         (
             f"The fleet is ready after {took_s:.1f} s (its instances are{emulated} emulated). Ctrl-C stops it.",
             "",
             f"  endpoint  {plan.endpoint}/v1   (model {model!r}, any API key)",
             f"  store     {plan.store_shown_as}",
-            f"  logs      {directory}",
+            f"  logs      {directory}   (deleted at a clean stop)",
             "",
             "Try it:",
             f"  curl -N {plan.endpoint}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",

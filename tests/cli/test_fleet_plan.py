@@ -98,3 +98,24 @@ def test_the_store_is_shown_without_its_password_and_used_with_it() -> None:
     plan = plan_fleet(settings("--store.url", url), SIZE, (), "f")
     assert plan.store_shown_as == "redis://***@store:6379/0"
     assert plan.settings.store.url == url
+
+
+@pytest.mark.parametrize("url", ["notaurl", "10.0.0.1:8000", "http://h:99999"])
+def test_an_instance_url_that_is_none_is_named_with_the_form_it_needs(url: str) -> None:
+    with pytest.raises(CommandError, match=rf"--instance-url needs http://HOST:PORT, not '{url}'"):
+        plan_fleet(settings(), SIZE, ("http://a:8000", url), "f")
+
+
+def test_an_emulated_engine_beyond_any_machine_is_named() -> None:
+    with pytest.raises(CommandError, match=r"kv_capacity_tokens.*less than or equal"):
+        plan_fleet(settings("--emulator.kv_capacity_tokens", str(10**15)), SIZE, (), "f")
+
+
+def test_a_fleet_stops_in_haste_unless_its_times_are_set() -> None:
+    hasty = plan_fleet(settings(), SIZE, (), "f").settings.router
+    patient = plan_fleet(
+        settings("--router.drain_timeout_s", "60", "--router.settle_s", "2"), SIZE, (), "f"
+    ).settings.router
+
+    assert (hasty.settle_s, hasty.drain_timeout_s) == (0.0, 3.0)
+    assert (patient.settle_s, patient.drain_timeout_s) == (2.0, 60.0)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+
+import pytest
+
+from cli.configuration import load_settings, split_flags
+from cli.fleet_plan import FleetPlan, FleetSize, plan_fleet
+from cli.up import unserved_models
 
 
 def test_a_store_that_cannot_be_reached_is_named_and_no_empty_folder_stays_behind(tmp_path: Path) -> None:
@@ -22,3 +32,43 @@ def test_a_store_that_cannot_be_reached_is_named_and_no_empty_folder_stays_behin
     assert ended.returncode == 1
     assert "cannot connect to the store" in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+class ModelsHandler(BaseHTTPRequestHandler):
+    """A vLLM server, as far as its list of models goes."""
+
+    def do_GET(self) -> None:
+        found = self.path == "/v1/models"
+        self.send_response(200 if found else 404)
+        self.end_headers()
+        if found:
+            self.wfile.write(json.dumps({"data": [{"id": "qwen"}]}).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), ModelsHandler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.server_port}"
+        listening.shutdown()
+        thread.join()
+
+
+def plan(server: str, *words: str) -> FleetPlan:
+    flags, _ = split_flags(("--router.port", "0", *words), {})
+    return plan_fleet(load_settings(flags, {}), FleetSize(1, 1, 1), (server,), "fleet.yaml")
+
+
+async def test_a_server_of_another_model_is_named_with_the_way_out(server: str) -> None:
+    (warning,) = await unserved_models(plan(server))
+
+    assert "serves qwen, and not 'default'" in warning
+    assert """--pools '[{"model": "qwen"}]'""" in warning
+
+
+async def test_a_server_of_the_pools_model_is_nothing_to_warn_of(server: str) -> None:
+    assert await unserved_models(plan(server, "--pools", '[{"model": "qwen"}]')) == []
