@@ -16,6 +16,7 @@ from typing import Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from cli.settings import Settings
 
@@ -105,7 +106,7 @@ def from_environment(environment: Mapping[str, str]) -> Iterator[Assignment]:
     """The assignments of ``DUALMAP_SECTION__NAME`` variables.
 
     Variables with the prefix but without the double underscore are not settings unless they name a section:
-    Kubernetes injects such names for a service called ``dualmap``.
+    Kubernetes injects such names for a service called ``dualmap``. See ``nearly_settings``.
     """
     for variable in sorted(environment):
         if not variable.startswith(ENVIRONMENT_PREFIX):
@@ -113,6 +114,19 @@ def from_environment(environment: Mapping[str, str]) -> Iterator[Assignment]:
         path = tuple(variable.removeprefix(ENVIRONMENT_PREFIX).lower().split(_SEPARATOR))
         if len(path) > 1 or path[0] in Settings.model_fields:
             yield from _from_text(path, environment[variable], variable)
+
+
+def nearly_settings(environment: Mapping[str, str]) -> list[str]:
+    """A warning for every variable that would be a setting with a second underscore; Kubernetes' own left out."""
+    warnings = []
+    for variable, value in sorted(environment.items()):
+        given = variable.removeprefix(ENVIRONMENT_PREFIX)
+        section, _, name = given.partition("_")
+        meant = annotation_at((section.lower(), name.lower()))
+        if given != variable and meant is not None and not value.startswith("tcp://"):
+            known = f"{ENVIRONMENT_PREFIX}{section}{_SEPARATOR}{name}"
+            warnings.append(f"{variable} is no setting; did you mean {known}?")
+    return warnings
 
 
 def split_flags(arguments: Sequence[str], shorthands: Mapping[str, str]) -> tuple[list[Assignment], list[str]]:
@@ -193,16 +207,28 @@ def _parse(annotation: object, text: str, origin: str) -> object:
 
 
 def _complaints(error: ValidationError, origins: Mapping[tuple[str, ...], str]) -> Iterator[str]:
-    for detail in error.errors(include_url=False):
-        path = tuple(str(part) for part in detail["loc"])
+    details = error.errors(include_url=False)
+    paths = [tuple(str(part) for part in detail["loc"]) for detail in details]
+    for path, detail in zip(paths, details, strict=True):
+        inside = any(other != path and other[: len(path)] == path for other in paths)
+        if detail["type"] == "too_short" and inside:
+            continue  # a list whose items are wrong is not empty
         name = ".".join(path)
         if detail["type"] == "extra_forbidden":
             problem = f"there is no such setting{_suggestion(path)}"
         else:
-            problem = detail["msg"][:1].lower() + detail["msg"][1:]
-            problem += _shown(name, detail["input"])
+            problem = _problem(name, detail)
         origin = _origin(path, origins)
         yield f"{name}: {problem}" + (f" (from {origin})" if origin else "")
+
+
+def _problem(name: str, detail: ErrorDetails) -> str:
+    """What is wrong, in words of whoever writes a configuration."""
+    if detail["type"] in ("too_short", "string_too_short") and detail["ctx"]["min_length"] == 1:
+        return "must not be empty"
+    message = "input should be a list" if detail["type"] == "tuple_type" else detail["msg"]
+    message = message.removeprefix("Value error, ")
+    return message[:1].lower() + message[1:] + _shown(name, detail["input"])
 
 
 def _shown(name: str, value: object) -> str:

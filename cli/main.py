@@ -91,7 +91,7 @@ def _run(name: str, words: list[str]) -> int:
     if "-h" in words or "--help" in words:
         parser.parse_args(words)
 
-    from cli.configuration import ConfigurationError, load_settings, split_flags
+    from cli.configuration import ConfigurationError, load_settings, nearly_settings, split_flags
 
     try:
         flags, rest = split_flags(words, getattr(module, "SHORTHANDS", {}))
@@ -102,6 +102,8 @@ def _run(name: str, words: list[str]) -> int:
         for line in str(error).splitlines():
             print(f"dualmap {name}: {line}", file=sys.stderr)
         return USAGE_ERROR
+    for warning in nearly_settings(os.environ):
+        print(f"dualmap {name}: warning: {warning}", file=sys.stderr)
     try:
         return module.run(parsed, settings)
     except CommandError as error:

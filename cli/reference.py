@@ -28,7 +28,8 @@ One tree of settings serves every command. A value is taken from the first of th
 4. the default
 
 Lists are JSON (`--pools '[{"name": "default"}]'`) or, for plain values, separated by commas. A wrong value or an
-unknown name stops the start with exit code 2 and a message that names the setting and where it came from.
+unknown name stops the start with exit code 2 and a message that names the setting and where it came from. A variable
+without `__` is ignored, since Kubernetes makes such names; one that looks like a setting is warned of.
 `dualmap settings` prints the values in effect, keys and passwords hidden. Replicas, workers and emulator of one fleet
 should be given the same file: `scheduling`, `store` and `pools` must agree.
 """

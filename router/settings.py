@@ -30,7 +30,9 @@ class RouterSettings(BaseModel):
     replica_id: str | None = Field(
         None, pattern=r"^[A-Za-z0-9_.:-]{1,128}$", description="id of this replica; made up when left out"
     )
-    log_level: str = Field("info", pattern=r"^(debug|info|warning|error)$", description="log level")
+    log_level: str = Field(
+        "info", pattern=r"^(debug|info|warning|error)$", description="log level of routers and workers"
+    )
 
     # keys ----------------------------------------------------------------------------------------------------
     api_keys: tuple[Key, ...] = Field((), description="inference needs one of these keys when any is set")

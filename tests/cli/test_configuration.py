@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.configuration import ConfigurationError, load_settings, split_flags
+from cli.configuration import ConfigurationError, load_settings, nearly_settings, split_flags
 from cli.main import main
 from cli.settings import Settings
 
@@ -119,6 +119,50 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one(word: str, meant:
 def test_names_that_kubernetes_injects_are_not_settings() -> None:
     environment = {"DUALMAP_PORT": "tcp://10.0.0.1:8000", "DUALMAP_ROUTER_SERVICE_HOST": "10.0.0.1"}
     assert load(environment=environment) == Settings()
+
+
+def test_a_variable_that_lacks_an_underscore_is_warned_of_unless_kubernetes_made_it() -> None:
+    environment = {
+        "DUALMAP_ROUTER_PORT": "1",
+        "DUALMAP_SCHEDULING_SLO_TTFT_S": "1",
+        "DUALMAP_ROUTER__HOST": "h",
+        "DUALMAP_ROUTER_SERVICE_PORT": "1",
+        "DUALMAP_STORE_URL": "tcp://10.0.0.1:8000",
+        "ROUTER_PORT": "1",
+    }
+
+    assert nearly_settings(environment) == [
+        "DUALMAP_ROUTER_PORT is no setting; did you mean DUALMAP_ROUTER__PORT?",
+        "DUALMAP_SCHEDULING_SLO_TTFT_S is no setting; did you mean DUALMAP_SCHEDULING__SLO_TTFT_S?",
+    ]
+
+
+def test_the_command_warns_of_a_variable_that_does_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUALMAP_ROUTER_PORT", "1")
+
+    assert main(["settings", "--list"]) == 0
+    assert "warning: DUALMAP_ROUTER_PORT is no setting" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('pools: [{nam: "a"}]', "pools.0.nam: there is no such setting"),
+        ("pools: []", "pools: must not be empty"),
+        ('router: {admin_key: ""}', "router.admin_key: must not be empty"),
+        ("router: {api_keys: secret}", "router.api_keys: input should be a list"),
+        ("worker: {stall_down_s: 1}", "worker: stall_down_s must not be smaller than stall_suspect_s"),
+    ],
+)
+def test_a_complaint_is_one_and_in_the_words_of_a_configuration(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(text)
+
+    (line,) = complaint(config=path).splitlines()
+
+    assert line.startswith(message)
 
 
 def test_secrets_stay_out_of_complaints() -> None:
