@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from http import HTTPStatus
@@ -54,7 +55,7 @@ async def explain(
     """
     if (explanation := _explanation(runtime, request_id)) is not None:
         return _story(runtime, explanation)
-    told, silent = (None, []) if local else await _ask_peers(request, runtime, request_id)
+    told, gaps = (None, []) if local else await _ask_peers(request, runtime, request_id)
     if told is not None:
         return told
     record = await _live_record(runtime, request_id)
@@ -67,17 +68,17 @@ async def explain(
             "note": f"the replica that placed it keeps the explanation, but {not_asked}",
         }
     raise NotFoundError(
-        f"{_who_forgot(local, silent)} request {request_id!r}: each keeps the last"
+        f"{_who_forgot(local, gaps)} request {request_id!r}: each keeps the last"
         f" {runtime.context.settings.explanations} requests that ended (router.explanations)",
         param="request_id",
     )
 
 
-def _who_forgot(local: bool, silent: Sequence[str]) -> str:
+def _who_forgot(local: bool, gaps: Sequence[str]) -> str:
     if local:
         return "this replica does not remember"
-    if silent:
-        return f"{', '.join(silent)} could not be asked, and no other replica remembers"
+    if gaps:
+        return f"{', '.join(gaps)}, and no other replica remembers"
     return "no replica remembers"
 
 
@@ -103,17 +104,28 @@ async def _live_record(runtime: Runtime, request_id: str) -> RequestRecord | Non
 
 
 async def _ask_peers(request: Request, runtime: Runtime, request_id: str) -> tuple[dict[str, Any] | None, list[str]]:
-    """The first answer of a peer that has one, and the ids of the peers that could not be asked in time."""
-    peers = await _peers(runtime)
+    """The first answer of a peer that has one, and what kept others from being asked in time."""
+    addresses = await _addresses(runtime)
+    peers = {replica_id: url for replica_id, url in addresses.items() if replica_id != runtime.context.replica_id}
     if not peers:
         return None, []
+    # Any of those behind one address answers there, this replica too.
+    shared = {url: count for url, count in Counter(addresses.values()).items() if url and count > 1}
     key = key_of(request)
     headers = {b"authorization": b"Bearer " + key} if key else {}
     # No environment proxies: they are for the way out of a data centre, not for the replicas in it.
     async with httpx.AsyncClient(timeout=PEER_TIMEOUT_S, headers=headers, trust_env=False) as client:
         answers = await asyncio.gather(*(_ask_peer(client, url, request_id) for url in peers.values()))
-    silent = [replica_id for replica_id, answer in zip(peers, answers, strict=True) if answer is None]
-    return next((answer for answer in answers if answer), None), silent
+    silent = [
+        name for (name, url), answer in zip(peers.items(), answers, strict=True) if answer is None and url not in shared
+    ]
+    gaps = [
+        f"{count} replicas share {url} and could not be asked one by one (set router.ops_port)"
+        for url, count in shared.items()
+    ]
+    if silent:
+        gaps.insert(0, f"{', '.join(silent)} could not be asked")
+    return next((answer for answer in answers if answer), None), gaps
 
 
 async def _ask_peer(client: httpx.AsyncClient, url: str, request_id: str) -> dict[str, Any] | None:
@@ -130,11 +142,10 @@ async def _ask_peer(client: httpx.AsyncClient, url: str, request_id: str) -> dic
     return story if "rounds" in story else {}
 
 
-async def _peers(runtime: Runtime) -> dict[str, str]:
-    """Addresses of the other replicas by their ids, "" of one that advertises none."""
-    peers: dict[str, str] = {}
+async def _addresses(runtime: Runtime) -> dict[str, str]:
+    """Operation addresses of all replicas by their ids, "" of one that advertises none."""
+    addresses: dict[str, str] = {}
     for pool in runtime.pools.pools:
         for replica in (await runtime.fleet.get(pool)).replicas:
-            peers[replica.replica_id] = replica.info.get("ops_url") or peers.get(replica.replica_id, "")
-    peers.pop(runtime.context.replica_id, None)
-    return peers
+            addresses[replica.replica_id] = replica.info.get("ops_url") or addresses.get(replica.replica_id, "")
+    return addresses

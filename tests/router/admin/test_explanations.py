@@ -161,6 +161,23 @@ async def test_peers_that_could_not_be_asked_are_named(
     assert here.json()["error"]["message"].startswith("this replica does not remember")
 
 
+async def test_replicas_behind_one_address_are_not_said_to_have_forgotten(
+    start_runtime: Any, client_of: Any, store: Any, peer: str
+) -> None:
+    runtime = await start_runtime(admin_key="root")
+    pool = store.pool("default")
+    for replica_id in (runtime.context.replica_id, "beside-it"):
+        await pool.heartbeat(replica_id, 60_000, {"ops_url": peer})
+    client = client_of(runtime, headers={"authorization": "Bearer root"})
+
+    answer = await client.get("/admin/explain/none")
+
+    assert answer.status_code == 404
+    message = answer.json()["error"]["message"]
+    assert message.startswith(f"2 replicas share {peer} and could not be asked one by one (set router.ops_port)")
+    assert (await client.get("/admin/explain/far/off")).json() == {"request_id": "far/off", "rounds": []}
+
+
 async def test_a_peer_is_asked_past_the_environments_proxy(
     start_runtime: Any, client_of: Any, store: Any, peer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
