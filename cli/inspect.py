@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from rich.console import RenderableType
 
@@ -17,11 +16,14 @@ from scheduling.ring import DualRing
 from scheduling.view import is_scheduled
 from statestore.base import PoolSnapshot, Store
 from statestore.connect import open_store
-from statestore.errors import StoreError
+from statestore.connection import Connection
+from statestore.errors import StoreConfigurationError, StoreError
 from statestore.keys import PoolKeys
-from statestore.resolve import without_password
+from statestore.redis.codec import pairs_from
+from statestore.resolve import resolver_of, without_password
 
-_RAW_SCHEMES = ("redis", "rediss", "unix")
+_NO_SERVER = ("memory", "embedded")
+_NAMED = 10
 _VIEW_HELP = {
     "overview": "instances, replicas, leader, migrations",
     "queues": "held requests of every instance, in the order of their queue",
@@ -45,11 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     pool = arguments.pool or settings.pools[0].name
-    if arguments.view in ("hot", "kv"):
-        rendered = _RAW_VIEWS[arguments.view](RawPool(settings, pool), arguments)
-    else:
-        rendered = asyncio.run(_from_store(arguments, settings, pool))
-    terminal().print(rendered)
+    read = _from_keys if arguments.view in _RAW_VIEWS else _from_store
+    terminal().print(asyncio.run(read(arguments, settings, pool)))
     return 0
 
 
@@ -102,45 +101,64 @@ _VIEWS: dict[str, Callable[[Store, str, argparse.Namespace, Settings], Awaitable
 
 
 class RawPool:
-    """Keys of a pool that no store method shows, read as they are."""
+    """Keys of a pool that no store method shows, read as they are from the server that has them."""
 
-    def __init__(self, settings: Settings, pool: str) -> None:
-        import redis
+    def __init__(self, keys: PoolKeys, connection: Connection) -> None:
+        self._keys = keys
+        self._connection = connection
 
-        if settings.store.url.partition("://")[0] not in _RAW_SCHEMES:
-            shown = without_password(settings.store.url)
-            raise CommandError(f"this view reads Redis itself and needs a redis:// URL, not {shown!r}")
-        self._client: Any = redis.Redis.from_url(
-            settings.store.url,
-            socket_connect_timeout=settings.store.connect_timeout_s,
-            socket_timeout=settings.store.command_timeout_s,
-        )
-        self._unavailable = redis.RedisError
-        self._keys = PoolKeys(settings.store.prefix, pool)
-
-    def hot_prefixes(self) -> list[tuple[str, int, int]]:
+    async def hot_prefixes(self) -> list[tuple[str, int, int]]:
         """Hot prefixes in hex, with depth in blocks and requests in the window; most traffic first."""
         rows = []
-        for prefix, value in self._read("hgetall", self._keys.hotness_tree).items():
+        for prefix, value in pairs_from(await self._connection.command("HGETALL", self._keys.hotness_tree)).items():
             depth, _, count = value.decode().partition(" ")
             rows.append((prefix.decode(), int(depth), int(count or 0)))
         return sorted(rows, key=lambda row: (-row[2], row[1], row[0]))
 
-    def kv_blocks(self, instance_id: str, limit: int) -> tuple[int, list[tuple[str, float]]]:
-        """How many blocks are listed, and the newest of them in hex with their stamps, see docs/redis-keys.md."""
+    async def kv_blocks(self, instance_id: str, limit: int) -> tuple[int, list[tuple[str, float]]]:
+        """How many blocks are listed, and the newest of them in hex with their stamps, see docs/redis-keys.md.
+
+        Raises:
+            CommandError: the pool has no such instance.
+        """
+        members = sorted(each.decode() for each in await self._connection.command("SMEMBERS", self._keys.instances))
+        if instance_id not in members:
+            known = [*members[:_NAMED], "…"] if len(members) > _NAMED else members or ["none"]
+            raise CommandError(f"the pool has no instance {instance_id!r}, but {', '.join(known)}")
         key = self._keys.account(instance_id).kv
-        total = int(self._read("zcard", key))
-        newest = self._read("zrevrange", key, 0, limit - 1, withscores=True)
-        return total, [(block.hex(), stamp) for block, stamp in newest]
+        total = int(await self._connection.command("ZCARD", key))
+        newest = pairs_from(await self._connection.command("ZREVRANGE", key, 0, limit - 1, "WITHSCORES"))
+        return total, [(block.hex(), float(stamp)) for block, stamp in newest.items()]
 
-    def _read(self, command: str, *arguments: Any, **options: Any) -> Any:
+
+async def _from_keys(arguments: argparse.Namespace, settings: Settings, pool: str) -> RenderableType:
+    url, timeout_s = settings.store.url, settings.store.connect_timeout_s
+    if url.partition("://")[0] in _NO_SERVER:
+        raise CommandError(f"this view reads Redis itself and needs a redis:// URL, not {without_password(url)!r}")
+    keys = PoolKeys(settings.store.prefix, pool)
+    try:
+        resolver = resolver_of(url, timeout_s)
+        connection = Connection(
+            lambda: resolver.endpoint(keys),
+            connect_timeout_s=timeout_s,
+            command_timeout_s=settings.store.command_timeout_s,
+        )
         try:
-            return getattr(self._client, command)(*arguments, **options)
-        except self._unavailable as error:
-            raise CommandError(f"the store does not answer: {error}") from error
+            return await _RAW_VIEWS[arguments.view](RawPool(keys, connection), arguments)
+        finally:
+            await connection.close()
+    except StoreConfigurationError as error:
+        raise CommandError(str(error)) from error
+    except StoreError as error:
+        raise CommandError(f"the store does not answer: {error}") from error
 
 
-_RAW_VIEWS: dict[str, Callable[[RawPool, argparse.Namespace], RenderableType]] = {
-    "hot": lambda pool, arguments: tables.hot(pool.hot_prefixes()[: arguments.limit]),
-    "kv": lambda pool, arguments: tables.kv(*pool.kv_blocks(arguments.instance, arguments.limit)),
-}
+async def _hot(pool: RawPool, arguments: argparse.Namespace) -> RenderableType:
+    return tables.hot((await pool.hot_prefixes())[: arguments.limit])
+
+
+async def _kv(pool: RawPool, arguments: argparse.Namespace) -> RenderableType:
+    return tables.kv(*await pool.kv_blocks(arguments.instance, arguments.limit))
+
+
+_RAW_VIEWS: dict[str, Callable[[RawPool, argparse.Namespace], Awaitable[RenderableType]]] = {"hot": _hot, "kv": _kv}

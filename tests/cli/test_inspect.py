@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +21,7 @@ from scheduling.ring import DualRing
 from scheduling.settings import SchedulingSettings
 from statestore.base import Reservation
 from statestore.connect import open_store
-from statestore.embedded import EmbeddedValkey
+from statestore.embedded import EmbeddedValkey, server_binary
 from statestore.settings import StoreSettings
 
 
@@ -110,8 +115,50 @@ def test_a_store_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str
     assert "the store does not answer" in capsys.readouterr().err
 
 
+def test_an_instance_that_the_pool_does_not_have_is_an_error_that_names_those_it_has(
+    store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", "kv", "nope", "--store.url", store_url]) == 1
+    assert "the pool has no instance 'nope', but a, b" in capsys.readouterr().err
+
+
+@pytest.fixture
+def sentinel_url(store_url: str, tmp_path: Path) -> Iterator[str]:
+    """The same store, found through a Sentinel."""
+    master_port = store_url.rpartition(":")[2].partition("/")[0]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    configuration = tmp_path / "sentinel.conf"
+    configuration.write_text(f"sentinel monitor fleet 127.0.0.1 {master_port} 1\nport {port}\nbind 127.0.0.1\n")
+    process = subprocess.Popen(
+        [str(server_binary()), str(configuration), "--sentinel"], stdout=subprocess.DEVNULL, cwd=tmp_path
+    )
+    deadline_s = time.monotonic() + 10
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            break
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    yield f"redis+sentinel://127.0.0.1:{port}/fleet/0"
+    process.kill()
+    process.wait()
+
+
+def test_keys_are_read_from_the_server_that_a_sentinel_names(
+    sentinel_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", "kv", "a", "--store.url", sentinel_url]) == 0
+    assert "6 blocks listed" in capsys.readouterr().out
+
+
+def test_a_store_without_a_server_has_no_keys_to_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "hot", "--store.url", "memory://"]) == 1
+    assert "needs a redis:// URL, not 'memory://'" in capsys.readouterr().err
+
+
 def test_an_error_names_the_store_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "hot", "--store.url", "redis+cluster://fleet:hunter2@store:7000"]) == 1
+    assert main(["inspect", "hot", "--store.url", "redis+nothing://fleet:hunter2@store:7000"]) == 1
     said = capsys.readouterr().err
     assert "store:7000" in said
     assert "hunter2" not in said
