@@ -5,3 +5,10 @@ from __future__ import annotations
 
 class CommandError(Exception):
     """The command cannot do what was asked; the message says why and what to do."""
+
+
+def not_listening(error: OSError, flags: str) -> CommandError:
+    """Why a server did not start; where it is an address that cannot be listened on, with the settings to change."""
+    if error.filename is not None:
+        return CommandError(str(error))
+    return CommandError(f"{error.strerror or error}; choose another port with {flags} PORT, or 0 for any free one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from http import HTTPStatus
 from typing import Any
@@ -14,7 +15,13 @@ from cli.admin_api import AdminApi, add_connection_arguments, refuse_errors
 from cli.settings import Settings
 from cli.terminal import terminal
 
-_FIGURES = ("prefill_tokens_per_s", "kv_capacity_tokens", "dispatch_window_tokens", "max_running_requests")
+_FIGURES = (
+    "prefill_tokens_per_s",
+    "kv_capacity_tokens",
+    "dispatch_window_tokens",
+    "max_running_requests",
+    "max_queued_requests",
+)
 _LOAD_COLUMNS = ("pending_tokens", "queued_requests", "running_requests", "cached_blocks", "prefill_tokens_per_s")
 _ACTIONS = {
     "list": "all instances with state and load",
@@ -52,7 +59,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.action == "add":
         given = {"id": arguments.id, "url": arguments.instance_url, "role": arguments.role, "pool": arguments.pool}
         figures = {name: value for name in _FIGURES if (value := getattr(arguments, name)) is not None}
-        api.call("POST", "/instances", given | figures)
+        added = api.call("POST", "/instances", given | figures)
+        if added.get("warning"):  # a replica of another version may not know it
+            print(f"dualmap instances: warning: {added['warning']}", file=sys.stderr)
         print(f"{arguments.id} added; it is ready once its health check passes")
     elif arguments.action == "remove":
         remove(api, arguments.id, arguments.timeout_s)

@@ -6,7 +6,7 @@ import argparse
 import os
 import secrets
 
-from cli.errors import CommandError
+from cli.errors import CommandError, not_listening
 from cli.logs import log_to_stderr
 from cli.parent import end_with_parent
 from cli.settings import Settings
@@ -37,8 +37,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
                 on_ready=_announce,
             )
         )
-    except (StoreConfigurationError, OSError) as error:
+    except StoreConfigurationError as error:
         raise CommandError(str(error)) from error
+    except OSError as error:
+        raise not_listening(error, "--router.port PORT or --router.ops_port") from error
     return 0
 
 

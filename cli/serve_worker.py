@@ -7,7 +7,7 @@ import asyncio
 import os
 import secrets
 
-from cli.errors import CommandError
+from cli.errors import CommandError, not_listening
 from cli.logs import log_to_stderr
 from cli.parent import end_with_parent
 from cli.settings import Settings
@@ -27,6 +27,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     end_with_parent(os.environ)
     try:
         asyncio.run(serve(settings.worker, settings.scheduling, settings.store, settings.pools, worker_id=worker_id))
-    except (StoreConfigurationError, OSError) as error:
+    except StoreConfigurationError as error:
         raise CommandError(str(error)) from error
+    except OSError as error:
+        raise not_listening(error, "--worker.ops_port") from error
     return 0

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import orjson
 
@@ -105,7 +106,9 @@ async def _first_model(client: HttpClient, options: ReplayOptions) -> str:
     with suppress(orjson.JSONDecodeError, KeyError, IndexError, TypeError):
         if status == 200:
             return str(orjson.loads(page)["data"][0]["id"])
-    raise ReplayError(f"{options.url}/v1/models names no model (status {status}); give one")
+    if status == HTTPStatus.UNAUTHORIZED:
+        raise ReplayError(f"{options.url} asks for {'another' if options.api_key else 'an'} API key: --api-key KEY")
+    raise ReplayError(f"{options.url}/v1/models names no model (status {status}); give one: --model NAME")
 
 
 def _authorization(options: ReplayOptions) -> dict[str, str]:

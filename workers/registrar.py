@@ -57,6 +57,14 @@ def kept_capacities(
     )
 
 
+def shared_urls(configured: Iterable[InstanceSettings]) -> dict[str, list[str]]:
+    """URLs that several instances are configured with, and their ids: such a server counts once for each."""
+    ids: dict[str, list[str]] = {}
+    for instance in configured:
+        ids.setdefault(instance.url, []).append(instance.id)
+    return {url: names for url, names in ids.items() if len(names) > 1}
+
+
 def plan_tick(known: Known, now: Membership) -> tuple[InstanceSpec, ...]:
     """What to restore: nothing, unless the store's epoch went back; then what is missing there."""
     if now.epoch >= known.epoch:
@@ -84,6 +92,8 @@ class Registrar:
         starting = self._known is None
         if starting:
             self._tell_kept_capacities(now)
+            for url, ids in shared_urls(self._configured).items():
+                log.warning("one server counts for several pool=%s url=%s instances=%s", self._pool.name, url, ids)
         missing = plan_start(self._configured, now.instances) if self._known is None else plan_tick(self._known, now)
         if missing and not starting:
             log.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -64,6 +65,7 @@ class Instance(BaseModel):
     max_running_requests: int
     max_queued_requests: int
     load: dict[str, Any] | None = Field(None, description="null until the store has one")
+    warning: str | None = Field(None, description="what is taken, but hardly meant")
 
 
 class InstanceList(BaseModel):
@@ -93,7 +95,7 @@ async def add_instance(runtime: RuntimeParam, instance: NewInstance) -> Instance
     spec = instance.spec()
     await pool.store.put_instance(spec)
     await pool.view.refresh()
-    return _instance(pool, spec, None)
+    return _instance(pool, spec, None, warning=_twin(spec, members))
 
 
 @routes.patch("/{instance_id}")
@@ -103,7 +105,8 @@ async def update_instance(pool: PoolParam, instance_id: InstanceId, changes: Ins
     changed = replace(spec, **changes.model_dump(exclude_none=True))
     await pool.store.put_instance(changed)
     await pool.view.refresh()
-    return _instance(pool, changed, None)
+    members = (await pool.store.membership()).instances if changes.url is not None else {}
+    return _instance(pool, changed, None, warning=_twin(changed, members))
 
 
 @routes.post("/{instance_id}/drain")
@@ -167,9 +170,19 @@ async def _apply(pool: ServedPool, instance_id: str, event: InstanceEvent) -> In
     raise ConflictError(f"the state of instance {instance_id!r} keeps changing; try again")
 
 
-def _instance(pool: ServedPool, spec: InstanceSpec, load: InstanceLoad | None) -> Instance:
+def _twin(spec: InstanceSpec, members: Mapping[str, InstanceSpec]) -> str | None:
+    """A warning if another instance has the same URL."""
+    for other in members.values():
+        if other.url == spec.url and other.instance_id != spec.instance_id:
+            return f"{other.instance_id!r} has the URL {spec.url} already: that server counts twice now"
+    return None
+
+
+def _instance(
+    pool: ServedPool, spec: InstanceSpec, load: InstanceLoad | None, *, warning: str | None = None
+) -> Instance:
     fields = asdict(spec)
-    return Instance(pool=pool.settings.name, id=fields.pop("instance_id"), **fields, load=_load(load))
+    return Instance(pool=pool.settings.name, id=fields.pop("instance_id"), **fields, load=_load(load), warning=warning)
 
 
 def _load(load: InstanceLoad | None) -> dict[str, Any] | None:

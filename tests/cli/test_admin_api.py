@@ -80,6 +80,18 @@ def test_adding_sends_the_description_and_the_admin_key(replica: Replica) -> Non
     ]
 
 
+def test_an_instance_may_be_added_with_a_queue_of_its_own_and_what_is_hardly_meant_is_told(
+    replica: Replica, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replica.answers = [(201, {"id": "b", "warning": "'a' has the URL already"})]
+    words = ["instances", "add", "b", "http://npu:8000", "--max-queued-requests", "7", "--url", replica.url]
+    assert main(words) == 0
+
+    assert isinstance(body := replica.asked[0][3], dict)
+    assert body["max_queued_requests"] == 7
+    assert "warning: 'a' has the URL already" in capsys.readouterr().err
+
+
 def test_a_refusal_is_shown_in_the_replicas_words(replica: Replica, capsys: pytest.CaptureFixture[str]) -> None:
     replica.answers = [(404, error("pool 'default' has no instance 'x'"))]
     assert main(["instances", "drain", "x", "--url", replica.url]) == 1

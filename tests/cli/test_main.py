@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import subprocess
 import sys
 
@@ -45,3 +46,36 @@ def test_help_loads_neither_settings_nor_servers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [("router", "--router.port"), ("router", "--router.ops_port"), ("worker", "--worker.ops_port")],
+)
+def test_a_port_in_use_is_named_with_the_setting_that_chooses_another(command: str, setting: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "cli.main",
+                command,
+                "--store.url",
+                "memory://",
+                "--router.port",
+                "0",
+                setting,
+                port,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert ended.returncode == 1
+    said = ended.stderr.splitlines()[-1]
+    assert port in said
+    assert f"{setting} PORT" in said
+    assert "Errno" not in said

@@ -125,6 +125,21 @@ async def test_a_replay_against_nothing_is_an_error(emulator: EmulatedInstance) 
         await replay(make_trace(1), options_for(emulator, url=f"{emulator.url}/elsewhere"))
 
 
+@pytest.mark.parametrize(("key", "says"), [(None, "asks for an API key"), ("wrong", "asks for another API key")])
+async def test_an_endpoint_that_asks_for_a_key_is_an_error_that_says_so(key: str | None, says: str) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(ReplayError, match=f"{says}: --api-key KEY"):
+            await replay(make_trace(1), ReplayOptions(url=url, api_key=key))
+
+
 async def test_the_emulator_does_what_the_engine_model_does(emulator: EmulatedInstance) -> None:
     """One request at a time, so that nothing depends on the machine: same hits, and times never before the model's."""
     trace = make_trace(6)

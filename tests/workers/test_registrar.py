@@ -92,6 +92,15 @@ async def test_a_capacity_that_is_configured_anew_is_kept_as_reported_and_the_lo
     )
 
 
+async def test_instances_that_are_configured_with_one_url_are_warned_of(pool, registrar_of, caplog) -> None:
+    twin = A.model_copy(update={"id": "twin"})
+
+    await registrar_of(pool, PoolSettings(instances=(A, B, twin))).tick()
+
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["one server counts for several pool=default url=http://a:8000 instances=['a', 'twin']"]
+
+
 async def test_a_store_that_comes_back_empty_gets_back_what_was_there(
     pool, clock, scheduling, registrar_of, value
 ) -> None:

@@ -88,6 +88,21 @@ async def test_what_no_store_could_add_up_is_refused_and_nothing_breaks(
     assert [instance["id"] for instance in listed.json()["instances"]] == ["a"]
 
 
+async def test_a_second_id_for_the_same_server_is_warned_of(start_runtime: Any, client_of: Any, tools: Any) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a"), tools.spec("b"))))
+    url = (await client.get("/admin/instances")).json()["instances"][0]["url"]
+
+    twin = await client.post("/admin/instances", json={"id": "c", "url": url})
+    moved = await client.patch("/admin/instances/b", json={"url": url})
+    own = await client.patch("/admin/instances/b", json={"max_running_requests": 3})
+    other = await client.post("/admin/instances", json={"id": "d", "url": "http://elsewhere:1"})
+
+    assert (twin.status_code, other.status_code) == (201, 201)
+    assert twin.json()["warning"] == f"'a' has the URL {url} already: that server counts twice now"
+    assert url in moved.json()["warning"]
+    assert (own.json()["warning"], other.json()["warning"]) == (None, None)
+
+
 async def test_draining_and_resuming_reach_the_other_replica(
     start_runtime: Any, client_of: Any, clock: Any, tools: Any
 ) -> None:
