@@ -1,4 +1,4 @@
-"""The operations page names only metrics that exist."""
+"""The pages for operators name only what exists; those of metrics and errors, all of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
 
+from router.errors import RouterError
 from router.fleet_gauges import FleetGauges, FleetSnapshots
 from router.metrics import RouterMetrics
 from scheduling.settings import SchedulingSettings
@@ -15,8 +17,22 @@ from statestore.clock import RealClock
 from statestore.memory import MemoryStore
 from workers.metrics import WorkerMetrics
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "operations.md"
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+
+Family = tuple[str, str, tuple[str, ...]]
+"""Name, type and labels."""
+
+
+def router_registry() -> CollectorRegistry:
+    """What a replica exposes, the fleet's gauges included."""
+    router = RouterMetrics(["default"])
+    pool = MemoryStore(SchedulingSettings()).pool("default")
+    fleet = FleetSnapshots({"default": pool}, clock=RealClock(), max_age_s=1.0, call=router.store_calls["snapshot"])
+    asyncio.run(fleet.refresh())
+    FleetGauges(fleet, router.registry)
+    return router.registry
 
 
 def sample_names(registry: CollectorRegistry) -> set[str]:
@@ -25,12 +41,53 @@ def sample_names(registry: CollectorRegistry) -> set[str]:
 
 def existing_metrics() -> set[str]:
     """Every sample name that a router replica or a worker can expose."""
-    router = RouterMetrics(["default"])
-    pool = MemoryStore(SchedulingSettings()).pool("default")
-    fleet = FleetSnapshots({"default": pool}, clock=RealClock(), max_age_s=1.0, call=router.store_calls["snapshot"])
-    asyncio.run(fleet.refresh())
-    FleetGauges(fleet, router.registry)
-    return sample_names(router.registry) | sample_names(WorkerMetrics().registry)
+    return sample_names(router_registry()) | sample_names(WorkerMetrics().registry)
+
+
+def families(registry: CollectorRegistry) -> set[Family]:
+    """Every metric as the page has it; those of prometheus_client have their labels at the instrument alone."""
+    labels = {
+        instrument._name: instrument._labelnames
+        for instrument in registry._collector_to_names
+        if isinstance(instrument, MetricWrapperBase)
+    }
+    return {
+        (
+            family.name + ("_total" if family.type == "counter" else ""),
+            family.type,
+            tuple(labels.get(family.name) or getattr(family, "_labelnames", ())),
+        )
+        for family in registry.collect()
+    }
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of a page's tables, headings left out."""
+    lines = [line for line in (DOCS / page).read_text().splitlines() if line.startswith("| ")]
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in lines
+        if not line.startswith(("| ---", "| metric |", "| status |"))
+    ]
+
+
+def test_the_page_of_metrics_has_every_metric_with_its_type_and_labels() -> None:
+    listed = [
+        (name.strip("`"), kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows("metrics.md")
+    ]
+
+    assert len(listed) == len(set(listed))
+    assert set(listed) == families(router_registry()) | families(WorkerMetrics().registry)
+
+
+def test_the_page_of_errors_has_every_code_with_its_status_and_type() -> None:
+    kinds = [RouterError, *RouterError.__subclasses__()]
+    listed = [
+        (int(status), code.strip("`"), kind.strip("`")) for status, code, kind, _when, _remedy in rows("errors.md")
+    ]
+
+    assert sorted(listed) == sorted((kind.status, kind.code, kind.type) for kind in kinds)
+    assert all(remedy for *_, remedy in rows("errors.md"))
 
 
 def test_every_metric_on_the_operations_page_exists() -> None:
