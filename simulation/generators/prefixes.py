@@ -62,7 +62,7 @@ def reasoning(requests: int, seed: int) -> Trace:
 
 
 def fewshot(requests: int, seed: int) -> Trace:
-    """One long prompt of examples before every question, and answers of a few words: cached everywhere, many a second."""
+    """One long prompt of examples before every question, answers of a few words: cached everywhere, many a second."""
     return _prefix_trace(
         "fewshot",
         requests,
