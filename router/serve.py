@@ -27,12 +27,16 @@ from statestore.base import Store
 from statestore.connect import open_store
 from statestore.errors import StoreUnavailableError
 from statestore.failover import FailoverStore
+from statestore.open_files import raise_open_files_limit
 from statestore.settings import PoolSettings, StoreSettings
 
 log = logging.getLogger(__name__)
 
 STORE_RETRY_S = 0.5
 BACKLOG = 2048
+
+OTHER_FILES = 256
+"""Open files beside those of requests: the store, probes and scrapes, idle connections, the process's own."""
 
 OnReady = Callable[[int, int | None], None]
 """``on_ready(port, ops_port)``, once requests are served."""
@@ -63,6 +67,7 @@ async def serve(
     """
     # Else every counter has a second series, for a time that nobody asks for.
     disable_created_metrics()  # type: ignore[no-untyped-call]
+    _warn_of_few_files(router, raise_open_files_limit())
     will = _Will(stop or asyncio.Event())
     with _listening(router) as listeners, will.heeding_signals():
         async with _opened(store, scheduling, will) as opened:
@@ -208,6 +213,17 @@ async def _when_store_is_there(step: Callable[[], Awaitable[T]], will: _Will) ->
             async with asyncio.timeout(STORE_RETRY_S):
                 await will.stopping.wait()
     return None
+
+
+def _warn_of_few_files(router: RouterSettings, open_files: int) -> None:
+    """A request holds two: the client's connection and the instance's."""
+    wanted = 2 * router.max_connections + OTHER_FILES
+    if 0 <= open_files < wanted:  # below 0 there is no limit
+        log.warning(
+            "this process may open %d files, and router.max_connections (%d) may take %d: allow so many"
+            " (LimitNOFILE= in systemd, ulimits: nofile in compose), or lower router.max_connections",
+            open_files, router.max_connections, wanted,
+        )  # fmt: skip
 
 
 def _info(router: RouterSettings, listeners: Sequence[socket.socket]) -> dict[str, str]:

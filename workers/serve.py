@@ -19,6 +19,7 @@ from statestore.base import Store
 from statestore.clock import Clock, RealClock
 from statestore.connect import open_store
 from statestore.errors import StoreUnavailableError
+from statestore.open_files import raise_open_files_limit
 from statestore.settings import PoolSettings, StoreSettings
 from workers.loop import backoff_s, worth_logging
 from workers.metrics import WorkerMetrics
@@ -58,6 +59,7 @@ async def serve(
     owner = worker_id or new_worker_id()
     stopping = stop or asyncio.Event()
     waiting = clock or RealClock()
+    raise_open_files_limit()  # a health check takes one per instance
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every single health check
     with _stop_on_signals(stopping):
         log.info("worker starting worker=%s pid=%d pools=%s", owner, os.getpid(), ",".join(p.name for p in pools))

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from simulation.emulator.instance import EmulatedInstance
 from simulation.settings import EmulatorSettings
+from statestore.open_files import raise_open_files_limit
 
 
 @asynccontextmanager
@@ -36,6 +37,7 @@ async def serve(settings: EmulatorSettings, *, on_ready: Callable[[Sequence[str]
     Raises:
         OSError: a port is taken.
     """
+    raise_open_files_limit()  # one per request
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

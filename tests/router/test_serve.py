@@ -93,13 +93,13 @@ PROGRAM = textwrap.dedent(
 async def start_process(valkey_url: str) -> AsyncIterator[StartProcess]:
     started: list[asyncio.subprocess.Process] = []
 
-    async def start(instance_url: str, **settings: Any) -> Process:
+    async def start(instance_url: str, *, prelude: str = "", **settings: Any) -> Process:
         router = {"port": 0, "ops_port": 0, "settle_s": 0.0, "drain_timeout_s": 5, **settings}
         pool = {"instances": [{"id": "a", "url": instance_url}]}
         arguments = [json.dumps(each) for each in (router, {"url": valkey_url}, pool)]
         environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
         handle = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PROGRAM, *arguments, stdout=asyncio.subprocess.PIPE, env=environment
+            sys.executable, "-c", prelude + PROGRAM, *arguments, stdout=asyncio.subprocess.PIPE, env=environment
         )
         started.append(handle)
         assert handle.stdout is not None
@@ -226,6 +226,18 @@ async def test_a_taken_port_stops_the_start_and_is_named() -> None:
             await serve(
                 RouterSettings(port=port), SchedulingSettings(), StoreSettings(url="memory://"), [PoolSettings()]
             )
+
+
+async def test_too_few_open_files_are_warned_of(
+    start_process: StartProcess, instance: Instance, capfd: pytest.CaptureFixture[str]
+) -> None:
+    limited = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))\n"
+
+    await start_process(instance.url, prelude=limited, max_connections=22)
+    assert "may open" not in capfd.readouterr().err
+
+    await start_process(instance.url, prelude=limited, max_connections=23)
+    assert "this process may open 300 files, and router.max_connections (23) may take 302" in capfd.readouterr().err
 
 
 async def test_a_replica_waits_for_a_store_that_is_not_there_until_it_is_told_to_stop() -> None:

@@ -1,0 +1,34 @@
+"""A process takes all open files that it may have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from statestore import open_files
+from statestore.open_files import raise_open_files_limit
+
+_LOWERED = """
+import resource
+from statestore.open_files import raise_open_files_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
+assert raise_open_files_limit() == 128
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (128, 128)
+assert raise_open_files_limit() == 128
+"""
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
+    subprocess.run([sys.executable, "-c", _LOWERED], check=True, timeout=30)  # a hard limit cannot be raised again
+
+
+def test_a_system_that_refuses_leaves_the_limit_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(open_files.resource, "getrlimit", lambda _: (256, 1 << 63))
+    monkeypatch.setattr(open_files.resource, "setrlimit", refuse)
+
+    assert raise_open_files_limit() == 256
