@@ -108,6 +108,12 @@ class StoreAwayError(RouterError):
     status, type, code = 503, "service_unavailable", "store_unavailable"
 
 
+class OutOfFilesError(RouterError):
+    """This replica has no file descriptor left for a connection to an instance."""
+
+    status, type, code = 503, "service_unavailable", "out_of_files"
+
+
 class HoldTimeoutError(RouterError):
     """The request waited for an instance as long as the settings allow."""
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import math
 import ssl
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 from urllib.parse import urlsplit
 
 from router.ask import FailureKind, InstanceFailure
+from router.errors import OutOfFilesError
 from router.http.sweeper import Sweeper
 from router.http.upstream import UpstreamConnection
+
+_log = logging.getLogger(__name__)
+
+SHORTAGE_LOG_S: Final = 10.0
+"""A shortage of open files is logged this often at most."""
 
 
 class ConnectError(Exception):
@@ -64,12 +74,14 @@ class UpstreamPool:
         self._idle: dict[str, list[UpstreamConnection]] = {}
         self._tls: ssl.SSLContext | None = None
         self._closed = False
+        self._shortage_logged_s = -math.inf
 
     async def acquire(self, url: str, *, fresh: bool = False) -> UpstreamConnection:
         """A connection to the instance: an idle one, or (always, if ``fresh``) a new one.
 
         Raises:
             ConnectError: refused, unreachable, or not within the time to connect.
+            OutOfFilesError: this process has no file descriptor left; no instance is to blame.
         """
         if not fresh:
             connection = self._take_idle(url)
@@ -104,8 +116,24 @@ class UpstreamPool:
             detail = f"no connection within {self._connect_timeout_s:g} s"
             raise ConnectError(InstanceFailure(FailureKind.CONNECT, detail)) from error
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise self._shortage() from error
             raise ConnectError(InstanceFailure(FailureKind.CONNECT, str(error))) from error
         return connection
+
+    def _shortage(self) -> OutOfFilesError:
+        shortage = OutOfFilesError(
+            "this replica has no file descriptor left; try again, and raise its limit of open files",
+            retry_after_s=1.0,
+        )
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._shortage_logged_s >= SHORTAGE_LOG_S:
+            self._shortage_logged_s = now_s
+            _log.error(
+                "no file descriptor is left for connections to instances, requests are refused: raise the limit of"
+                " open files (LimitNOFILE= in systemd, ulimits: nofile in compose), or lower router.max_connections"
+            )
+        return shortage
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:

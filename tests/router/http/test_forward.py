@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from router.ask import FailureKind, Outcome
-from router.errors import QueueFullError, UnavailableError
+from router.errors import OutOfFilesError, QueueFullError, UnavailableError
+from router.http.upstream_pool import UpstreamPool
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.view import ClusterView
@@ -323,6 +324,21 @@ async def test_an_instance_that_fails_before_the_first_byte_costs_the_client_not
     assert bad.talks[0].body == good.talks[0].body
     if kind is not FailureKind.STATUS and script is not empty_stream:  # those may serve again
         await kit.eventually(lambda: bad.open == 0)
+
+
+async def test_a_replica_without_descriptors_refuses_and_blames_no_instance(fleet, monkeypatch) -> None:
+    lifecycle, instances, client = await fleet(whole_answer, whole_answer)
+
+    async def no_descriptor_left(*_: object, **__: object) -> None:
+        raise OutOfFilesError("no file descriptor left", retry_after_s=1.0)
+
+    monkeypatch.setattr(UpstreamPool, "acquire", no_descriptor_left)
+    client.chat()
+    answer = await client.answer()
+
+    assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "out_of_files", "1")
+    assert lifecycle.flight.failures == [] and lifecycle.flight.outcome is Outcome.REFUSED
+    assert [instance.connections for instance in instances] == [0, 0]
 
 
 async def test_a_port_where_nobody_listens_is_a_connect_failure(kit, start_instance, start_router) -> None:

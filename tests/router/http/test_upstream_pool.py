@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import resource
 import socket
 import ssl
+from collections.abc import Iterator
 
 import pytest
 
 from router.ask import FailureKind
+from router.errors import OutOfFilesError
 from router.http.sweeper import Sweeper
 from router.http.upstream import AnswerHead
 from router.http.upstream_pool import ConnectError, Origin, UpstreamPool, parse_origin
@@ -157,3 +162,31 @@ async def test_a_plain_server_behind_https_is_a_connect_failure(pool, start_inst
     with pytest.raises(ConnectError) as caught:
         await pool(connect_timeout_s=0.3).acquire(instance.url.replace("http:", "https:"))
     assert isinstance(caught.value.__cause__, ssl.SSLError | ConnectionError | TimeoutError)
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Lower the limit of open files to those that are open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_shortage_of_descriptors_is_no_failure_of_the_instance_and_is_logged_now_and_then(
+    pool, start_instance, caplog
+) -> None:
+    instance, subject = await start_instance(answer), pool()
+
+    with no_descriptor_left():
+        for _ in range(3):
+            with pytest.raises(OutOfFilesError, match="limit of open files"):
+                await subject.acquire(instance.url)
+
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "router.max_connections" in caplog.text
+    (await subject.acquire(instance.url)).abort()
