@@ -16,6 +16,9 @@ class ByteSource(Protocol):
 
     def resume_reading(self) -> None: ...
 
+    def give_up(self, why: str) -> None:
+        """Break the answer off, in the way that its client understands."""
+
 
 class Downstream(Protocol):
     """The client side of one answer. Writes are never awaited: pressure goes back through the byte source."""

@@ -117,6 +117,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.resume_reading()
         self._paused = False
 
+    def give_up(self, why: str) -> None:
+        """End the answer as one that took too long; the sink hears of it."""
+        self._fail(FailureKind.TIMEOUT, why)
+
     @property
     def paused(self) -> bool:
         return self._paused
