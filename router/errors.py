@@ -108,6 +108,12 @@ class StoreAwayError(RouterError):
     status, type, code = 503, "service_unavailable", "store_unavailable"
 
 
+class ShuttingDownError(RouterError):
+    """This replica is told to stop, and the time for requests in flight to finish is over."""
+
+    status, type, code = 503, "service_unavailable", "shutting_down"
+
+
 class OutOfFilesError(RouterError):
     """This replica has no file descriptor left for a connection to an instance."""
 

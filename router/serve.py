@@ -18,7 +18,8 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 
 from router.app import create_app
-from router.http import build_data_plane, http_protocol
+from router.errors import RouterError, ShuttingDownError
+from router.http import ClientConnection, build_data_plane, http_protocol
 from router.listeners import advertised_url, bind, port_of
 from router.runtime import Runtime
 from router.settings import RouterSettings
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 
 STORE_RETRY_S = 0.5
 BACKLOG = 2048
+
+CUT_OFF_S = 3.0
+"""Beyond the drain timeout, for clients to read the error that cut their request off."""
 
 OTHER_FILES = 256
 """Open files beside those of requests: the store, probes and scrapes, idle connections, the process's own."""
@@ -55,7 +59,7 @@ async def serve(
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or ``stop``; then drain: /ready turns off, the settle time passes, the port
-    closes, requests in flight finish (within the drain timeout), what is owed to the store is delivered.
+    closes, requests in flight finish or are cut off at the drain timeout, what is owed to the store is delivered.
 
     A second signal ends it at once. A store that is not there yet is waited for; configured instances enter
     as ``starting``, and their health checks make them ready.
@@ -91,7 +95,7 @@ async def _serve(runtime: Runtime, listeners: Sequence[socket.socket], will: _Wi
         access_log=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s),
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + CUT_OFF_S),
     )
     ports = [port_of(listener) for listener in listeners]
     server = _Server(config, on_started=lambda: _announce(runtime, ports, on_ready))
@@ -108,16 +112,20 @@ async def _serve(runtime: Runtime, listeners: Sequence[socket.socket], will: _Wi
         plane.close()
 
 
-async def _drain(runtime: Runtime, server: uvicorn.Server, will: _Will) -> None:
-    """Turn /ready off, give load balancers the settle time to notice, and let the server shut down."""
+async def _drain(runtime: Runtime, server: _Server, will: _Will) -> None:
+    """Turn /ready off, give load balancers the settle time to notice, let the server shut down, and end with an
+    error what has not finished within the drain timeout."""
     await will.stopping.wait()
     runtime.context.draining = True
-    settle_s = runtime.context.settings.settle_s
-    log.info("draining: /ready is off, the port closes in %g s", settle_s)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(settle_s):
-            await will.hurried.wait()
+    settings = runtime.context.settings
+    log.info("draining: /ready is off, the port closes in %g s", settings.settle_s)
+    await will.hurried_within(settings.settle_s)
     server.should_exit = True
+    hurried = await will.hurried_within(settings.drain_timeout_s)
+    why = "it was told to hurry" if hurried else f"router.drain_timeout_s ({settings.drain_timeout_s:g} s) is over"
+    cut = server.cut_off(ShuttingDownError(f"this replica shuts down, and {why}; try again", retry_after_s=1.0))
+    if cut:
+        log.warning("cut off requests=%d: they had not finished, and %s", cut, why)
     await will.hurried.wait()
     server.force_exit = True
 
@@ -142,6 +150,11 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    def cut_off(self, error: RouterError) -> int:
+        """End every request with ``error``; returns how many there were."""
+        connections = cast("set[ClientConnection]", self.server_state.connections)
+        return sum(connection.cut_off(error) for connection in tuple(connections))
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
@@ -153,6 +166,13 @@ class _Will:
     def __init__(self, stopping: asyncio.Event) -> None:
         self.stopping = stopping
         self.hurried = asyncio.Event()
+
+    async def hurried_within(self, time_s: float) -> bool:
+        """Wait for that long, or until the process is wanted to hurry; whether it is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(time_s):
+                await self.hurried.wait()
+        return self.hurried.is_set()
 
     def _heed(self) -> None:
         (self.hurried if self.stopping.is_set() else self.stopping).set()

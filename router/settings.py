@@ -94,7 +94,9 @@ class RouterSettings(BaseModel):
 
     # shutdown ------------------------------------------------------------------------------------------------
     settle_s: float = Field(2.0, ge=0, description="time between /ready turning off and the port closing, seconds")
-    drain_timeout_s: float = Field(60.0, gt=0, description="time for requests in flight to finish, seconds")
+    drain_timeout_s: float = Field(
+        60.0, gt=0, description="time for requests in flight to finish, seconds; then they are cut"
+    )
 
     # recording -----------------------------------------------------------------------------------------------
     record_dir: Path | None = Field(

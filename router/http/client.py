@@ -78,6 +78,7 @@ class ClientConnection(asyncio.Protocol):
         self._since_s = self._loop.time()
         """Start of the present wait: for a request, for its rest, for the client to read, for the linger."""
         self._lingering = False
+        self._cut: RouterError | None = None
         # Of the present answer (see Downstream):
         self._keep_alive = True
         self.asked_s = self._since_s
@@ -158,6 +159,24 @@ class ClientConnection(asyncio.Protocol):
         if self._task is None and not self._waiting and not self._reader.reading:
             self._close()
 
+    def cut_off(self, error: RouterError) -> bool:
+        """The time to finish is over: end the present request with an error. False if there is none.
+
+        One of which nothing was sent gets the error as its answer, a stream an error event; both then close.
+        """
+        self._keep_alive = False
+        self._cut = error
+        if self._task is None:
+            reading = self._reader.reading and not self._closing
+            if reading:
+                self._refuse_input(error)
+            return reading
+        if self.committed and self._source is not None:
+            self._source.give_up(error.message)
+        else:
+            self._task.cancel()
+        return True
+
     # one answer after the other ------------------------------------------------------------------------------
     def _next(self) -> None:
         """Start on the next request, if none is being answered."""
@@ -212,7 +231,10 @@ class ClientConnection(asyncio.Protocol):
         self._task = None
         self._source = None
         if task.cancelled():
-            self._transport.abort()
+            if self._cut is None:
+                self._transport.abort()
+            else:
+                self.refuse(self._cut)
         elif (error := task.exception()) is not None:
             _log.error("an answer failed", exc_info=error)
             self._transport.abort()

@@ -167,10 +167,10 @@ async def test_sigterm_turns_ready_off_finishes_what_is_in_flight_and_leaves_not
     assert await left_behind(valkey_url) == (0, 0, 0)
 
 
-async def test_a_drain_that_takes_too_long_ends_all_the_same_and_releases(
-    start_process: StartProcess, instance: Instance, valkey_url: str
+async def test_a_drain_that_takes_too_long_is_cut_with_an_answer_and_releases(
+    start_process: StartProcess, instance: Instance, valkey_url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    process = await start_process(instance.url, drain_timeout_s=1)
+    process = await start_process(instance.url, drain_timeout_s=0.5)
     await make_ready(valkey_url)
     instance.gate.clear()
     async with httpx.AsyncClient(timeout=20) as client:
@@ -180,9 +180,11 @@ async def test_a_drain_that_takes_too_long_ends_all_the_same_and_releases(
 
         await process.terminate()
 
-        assert await asyncio.wait_for(process.handle.wait(), 15) == 0
-        in_flight.cancel()
-        await asyncio.gather(in_flight, return_exceptions=True)
+        cut = await in_flight
+        assert (cut.status_code, cut.json()["error"]["code"]) == (503, "shutting_down")
+        assert "router.drain_timeout_s (0.5 s) is over" in cut.json()["error"]["message"]
+    assert await asyncio.wait_for(process.handle.wait(), 15) == 0
+    assert "cut off requests=1" in capfd.readouterr().err
     assert await left_behind(valkey_url) == (0, 0, 0)
 
 

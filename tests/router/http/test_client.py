@@ -10,8 +10,11 @@ import orjson
 import pytest
 
 from router.ask import Outcome
+from router.errors import ShuttingDownError
 from router.http.heads import HTTP2_GOAWAY
 from router.http.request_reader import MAX_PIPELINED_REQUESTS
+
+ENDING = ShuttingDownError("this replica shuts down; try again", retry_after_s=1.0)
 
 
 async def echo(talk):
@@ -358,6 +361,62 @@ async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fle
     assert await client.closed()
     await kit.eventually(lambda: instance.open == 0)
     assert lifecycle.flight.finished == [(Outcome.TIMED_OUT, None)]
+
+
+async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(fleet, kit) -> None:
+    arrived = asyncio.Event()
+
+    async def hang(talk):
+        arrived.set()
+        await talk.until_closed()
+
+    lifecycle, instance, router = await fleet(hang)
+    sent, half_sent, _idle = [await router.connect() for _ in range(3)]
+    sent.chat()
+    half_sent.send(b"POST /v1/chat/completions HTTP/1.1\r\n")
+    await arrived.wait()
+    await kit.eventually(lambda: len(router.state.connections) == 3)
+    cut = [connection.cut_off(ENDING) for connection in list(router.state.connections)]
+    assert sorted(cut) == [False, True, True]
+    for client in (sent, half_sent):
+        answer = await client.answer()
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "shutting_down", "1")
+        assert answer.headers["connection"] == "close"
+        assert await client.closed()
+    await kit.eventually(lambda: instance.open == 0)
+    assert lifecycle.flight.finished == [(Outcome.TIMED_OUT, None)]
+
+
+async def test_a_held_request_that_is_cut_off_is_answered_with_the_error(fleet, kit) -> None:
+    lifecycle, _, router = await fleet(gate=asyncio.Event())
+    client = await router.connect()
+    client.chat(stream=True)
+    await kit.eventually(lambda: len(lifecycle.asks) == 1)
+    for connection in list(router.state.connections):
+        connection.cut_off(ENDING)
+    assert (await client.answer()).error["code"] == "shutting_down"
+    assert await client.closed()
+    assert lifecycle.cancelled == 1
+
+
+async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet, kit) -> None:
+    async def script(talk):
+        await talk.begin_stream()
+        await talk.token("a")
+        await talk.until_closed()
+
+    lifecycle, instance, router = await fleet(script)
+    client = await router.connect()
+    client.chat(stream=True)
+    await client.head()
+    await client.chunk()
+    for connection in list(router.state.connections):
+        assert connection.cut_off(ENDING)
+    event = await client.chunk()
+    assert ENDING.message in orjson.loads(event.removeprefix(b"data: "))["error"]["message"]
+    assert await client.closed()
+    await kit.eventually(lambda: instance.open == 0)
+    assert lifecycle.flight.outcome is Outcome.TIMED_OUT
 
 
 async def test_connections_over_the_limit_are_refused(fleet, kit) -> None:
