@@ -85,6 +85,8 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
         await runtime.read_metrics()
         return Response(generate_latest(runtime.context.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    # The second path is else that of a model without a name.
+    @app.get("/v1/models/", include_in_schema=False, dependencies=[Depends(needs_api_key)])
     @app.get("/v1/models", tags=["models"], dependencies=[Depends(needs_api_key)])
     async def models() -> dict[str, Any]:
         """Every model, alias and LoRA adapter of all pools, in OpenAI's shape."""

@@ -76,6 +76,7 @@ async def test_models_are_listed_and_one_is_found_by_name(start_runtime: Any, cl
     client = client_of(await start_runtime(pools=pools))
 
     assert [card["id"] for card in (await client.get("/v1/models")).json()["data"]] == ["org/base", "gpt", "other"]
+    assert (await client.get("/v1/models/")).json() == (await client.get("/v1/models")).json()
     assert (await client.get("/v1/models/org/base")).json()["id"] == "org/base"
     missing = await client.get("/v1/models/none")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
@@ -90,6 +91,7 @@ async def test_keys_guard_models_and_admin_each_their_own(start_runtime: Any, cl
         return code
 
     assert [await status("/v1/models", key) for key in (None, "wrong", "root", "user")] == [401, 401, 401, 200]
+    assert [await status("/v1/models/", key) for key in (None, "user")] == [401, 200]
     assert [await status("/admin/instances", key) for key in (None, "user", "root")] == [401, 401, 200]
     assert [await status(path, None) for path in ("/health", "/ready", "/metrics", "/docs")] == [200] * 4
     refused = await client.get("/admin/instances")
