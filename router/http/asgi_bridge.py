@@ -67,10 +67,10 @@ async def serve_asgi(
     except Exception as error:
         if downstream.gone:
             return
-        refusal = from_exception(error)
         if not isinstance(error, RouterError):
             _log.error("%s %s failed", request.method, request.path, exc_info=error)
-        downstream.refuse(refusal)
+        if not bridge.complete:  # Starlette raises what it has answered once more
+            downstream.refuse(from_exception(error))
 
 
 class _AsgiBridge:

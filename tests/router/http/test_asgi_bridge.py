@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from router.errors import ConflictError
 
@@ -116,6 +116,29 @@ async def test_an_application_that_fails_in_its_answer_breaks_the_connection(ser
     _, client = await serve(app)
     client.request("/x", method="GET")
     assert not (await client.answer()).whole
+
+
+async def test_an_application_that_fails_behind_a_whole_answer_is_logged_and_the_next_request_answered(
+    serve, caplog
+) -> None:
+    app = FastAPI()
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise ValueError("a secret")
+
+    @app.exception_handler(Exception)  # Starlette sends its answer, and raises all the same
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"sorry": True}, status_code=500)
+
+    _, client = await serve(app)
+    for _ in range(2):
+        client.request("/broken", method="GET")
+    for _ in range(2):
+        answered = await client.answer()
+        assert (answered.status, answered.json()) == (500, {"sorry": True})
+        assert "connection" not in answered.headers
+    assert caplog.text.count("GET /broken failed") == 2
 
 
 async def test_an_application_that_never_answers_is_an_error(serve) -> None:
