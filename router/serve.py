@@ -86,9 +86,10 @@ async def _serve(runtime: Runtime, listeners: Sequence[socket.socket], will: _Wi
     plane = build_data_plane(
         settings, runtime.lifecycle, observer=runtime.context.metrics, draining=lambda: runtime.context.draining
     )
+    ports = [port_of(listener) for listener in listeners]
     config = uvicorn.Config(
         cast(Any, create_app(runtime)),
-        http=cast(Any, http_protocol(plane)),
+        http=cast(Any, http_protocol(plane, ops_port=ports[1] if len(ports) > 1 else None)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -97,7 +98,6 @@ async def _serve(runtime: Runtime, listeners: Sequence[socket.socket], will: _Wi
         backlog=BACKLOG,
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + CUT_OFF_S),
     )
-    ports = [port_of(listener) for listener in listeners]
     server = _Server(config, on_started=lambda: _announce(runtime, ports, on_ready))
     try:
         if await _when_store_is_there(runtime.start, will) is None:

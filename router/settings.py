@@ -43,7 +43,7 @@ class RouterSettings(BaseModel):
 
     # limits --------------------------------------------------------------------------------------------------
     max_requests: int = Field(4096, ge=1, description="requests in flight and held on this replica at most")
-    max_connections: int = Field(8192, ge=1, description="client connections at most")
+    max_connections: int = Field(8192, ge=1, description="client connections at most, without those to ops_port")
     max_body_bytes: int = Field(32 << 20, ge=1024, description="largest request body, bytes")
     max_header_bytes: int = Field(64 << 10, ge=1024, description="largest request head, and largest trailer, bytes")
     max_headers: int = Field(128, ge=8, description="header fields of a request at most")

@@ -15,6 +15,7 @@ from router.errors import ReplicaFullError, RequestTimeoutError, RouterError
 from router.http.admission import make_judge
 from router.http.asgi_bridge import Address, AsgiApp, build_scope, serve_asgi
 from router.http.downstream import ByteSource
+from router.http.entrance import Entrance, entrance_finder
 from router.http.forward import serve_inference
 from router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Header, error_answer, options_answer
 from router.http.paths import is_inference
@@ -28,12 +29,14 @@ LINGER_S: Final = 2.0
 the client's kernel throw the answer away (RFC 9112 section 9.6)."""
 
 
-def http_protocol(plane: DataPlane) -> Callable[..., asyncio.Protocol]:
+def http_protocol(plane: DataPlane, *, ops_port: int | None = None) -> Callable[..., asyncio.Protocol]:
     """The value of uvicorn's ``http=``: makes a protocol per connection, over one data plane.
 
-    Everything that is no inference goes to the application that uvicorn was given.
+    Everything that is no inference goes to the application that uvicorn was given. Connections to ``ops_port`` do not
+    count for ``router.max_connections``.
     """
     settings = plane.settings
+    entrance_of = entrance_finder(settings.max_connections, ops_port)
     judge = make_judge(plane.keys, max_body_bytes=settings.max_body_bytes)
 
     def make(
@@ -42,7 +45,7 @@ def http_protocol(plane: DataPlane) -> Callable[..., asyncio.Protocol]:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        return ClientConnection(plane, judge, config.loaded_app, server_state, app_state)
+        return ClientConnection(plane, judge, config.loaded_app, server_state, app_state, entrance_of)
 
     return make
 
@@ -55,13 +58,16 @@ class ClientConnection(asyncio.Protocol):
     """
 
     def __init__(
-        self, plane: DataPlane, judge: Judge, app: AsgiApp, server_state: ServerState, app_state: dict[str, Any]
-    ) -> None:
+        self, plane: DataPlane, judge: Judge, app: AsgiApp, server_state: ServerState, app_state: dict[str, Any],
+        entrance_of: Callable[[asyncio.BaseTransport], Entrance],
+    ) -> None:  # fmt: skip
         self._plane = plane
         self._app = app
         self._server_state = server_state
         self._connections = cast("set[asyncio.Protocol]", server_state.connections)  # uvicorn names its own only
         self._app_state = app_state
+        self._entrance_of = entrance_of
+        self._entrance: Entrance = None  # type: ignore[assignment]  # until connection_made
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(
             judge, max_header_bytes=plane.settings.max_header_bytes, max_headers=plane.settings.max_headers
@@ -95,13 +101,16 @@ class ClientConnection(asyncio.Protocol):
         self._connections.add(self)
         self._plane.observer.connections_changed(1)
         self._plane.sweeper.add(self)
-        if len(self._connections) > self._plane.settings.max_connections:
-            self._refuse_input(ReplicaFullError("this replica has too many connections", retry_after_s=1.0))
+        self._entrance = entrance = self._entrance_of(transport)
+        entrance.connections += 1
+        if entrance.connections > entrance.limit:
+            self._refuse_input(ReplicaFullError(entrance.when_full, retry_after_s=1.0))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
         self._closing = True
         self._connections.discard(self)
+        self._entrance.connections -= 1
         self._plane.observer.connections_changed(-1)
         self._plane.sweeper.discard(self)
         self._waiting.clear()

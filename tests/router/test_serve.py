@@ -145,6 +145,17 @@ async def test_a_request_goes_through_both_ports_and_the_models_are_listed(
             assert (await client.get(f"{url}/ready")).status_code == 200
 
 
+async def test_a_replica_full_of_connections_answers_on_its_own_port(
+    start_process: StartProcess, instance: Instance
+) -> None:
+    process = await start_process(instance.url, max_connections=1)
+
+    async with httpx.AsyncClient() as first, httpx.AsyncClient() as second, httpx.AsyncClient() as prober:
+        assert (await first.get(f"{process.url}/ready")).status_code == 200
+        assert (await second.get(f"{process.url}/ready")).status_code == 429
+        assert (await prober.get(f"{process.ops_url}/ready")).status_code == 200
+
+
 async def test_sigterm_turns_ready_off_finishes_what_is_in_flight_and_leaves_nothing(
     start_process: StartProcess, instance: Instance, valkey_url: str
 ) -> None:

@@ -426,7 +426,13 @@ async def test_connections_over_the_limit_are_refused(fleet, kit) -> None:
     assert (await first.answer()).status == 200
     answer = await second.answer()
     assert answer.status == 429 and answer.error["code"] == "replica_full"
+    assert "raise router.max_connections" in answer.error["message"]
     assert await second.closed()
+    first.close()
+    await kit.eventually(lambda: not router.state.connections)
+    third = await router.connect()
+    third.request(kit.CHAT, chat("q"))
+    assert (await third.answer()).status == 200
 
 
 async def test_closed_connections_leave_nothing_behind(fleet, kit) -> None:

@@ -1,0 +1,41 @@
+"""The ways into a replica, each with its own count of connections: a full endpoint can still be asked how it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+MAX_OPS_CONNECTIONS: Final = 64
+"""Connections to a replica's own port at most: probes, scrapes, other replicas."""
+
+
+@dataclass(slots=True)
+class Entrance:
+    """One of them, and how many connections came by it."""
+
+    limit: int
+    when_full: str
+    """What a client beyond the limit is told."""
+    connections: int = 0
+
+
+def entrance_finder(max_connections: int, ops_port: int | None) -> Callable[[asyncio.BaseTransport], Entrance]:
+    """A function that tells by which entrance a connection came; ``ops_port`` is the replica's own, if it has one."""
+    endpoint = Entrance(
+        max_connections,
+        f"this replica has its limit of {max_connections} connections; try again, or raise router.max_connections",
+    )
+    ops = Entrance(
+        MAX_OPS_CONNECTIONS,
+        f"the ops port has its limit of {MAX_OPS_CONNECTIONS} connections; send requests to router.port, not here",
+    )
+
+    def find(transport: asyncio.BaseTransport) -> Entrance:
+        if ops_port is None:
+            return endpoint
+        name = transport.get_extra_info("sockname")
+        return ops if isinstance(name, tuple) and name[1] == ops_port else endpoint
+
+    return find
