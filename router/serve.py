@@ -12,7 +12,8 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
 
 import uvicorn
 from prometheus_client import disable_created_metrics
@@ -23,17 +24,17 @@ from router.http import ClientConnection, build_data_plane, http_protocol
 from router.listeners import advertised_url, bind, port_of
 from router.runtime import Runtime
 from router.settings import RouterSettings
+from router.starting import QuietServer, until_store_is_there
 from scheduling.settings import SchedulingSettings
 from statestore.base import Store
 from statestore.connect import open_store
-from statestore.errors import StoreUnavailableError
 from statestore.failover import FailoverStore
 from statestore.open_files import raise_open_files_limit
+from statestore.resolve import without_password
 from statestore.settings import PoolSettings, StoreSettings
 
 log = logging.getLogger(__name__)
 
-STORE_RETRY_S = 0.5
 BACKLOG = 2048
 
 CUT_OFF_S = 3.0
@@ -46,6 +47,12 @@ OnReady = Callable[[int, int | None], None]
 """``on_ready(port, ops_port)``, once requests are served."""
 
 T = TypeVar("T")
+
+
+class Wait(Protocol):
+    """``until_store_is_there``, for this process."""
+
+    async def __call__(self, step: Callable[[], Awaitable[T]]) -> T | None: ...
 
 
 async def serve(
@@ -61,8 +68,8 @@ async def serve(
     """Serve until SIGTERM, SIGINT or ``stop``; then drain: /ready turns off, the settle time passes, the port
     closes, requests in flight finish or are cut off at the drain timeout, what is owed to the store is delivered.
 
-    A second signal ends it at once. A store that is not there yet is waited for; configured instances enter
-    as ``starting``, and their health checks make them ready.
+    A second signal ends it at once. A store that is not there yet is waited for, and /health answers meanwhile;
+    configured instances enter as ``starting``, and their health checks make them ready.
 
     Raises:
         OSError: an address cannot be listened on.
@@ -74,14 +81,19 @@ async def serve(
     _warn_of_few_files(router, raise_open_files_limit())
     will = _Will(stop or asyncio.Event())
     with _listening(router) as listeners, will.heeding_signals():
-        async with _opened(store, scheduling, will) as opened:
+        wait = partial(
+            until_store_is_there, url=without_password(store.url), stopping=will.stopping, listener=listeners[-1]
+        )
+        async with _opened(store, scheduling, wait) as opened:
             if opened is not None:
                 info = _info(router, listeners)
                 runtime = Runtime(router, scheduling, opened, pools, replica_id=replica_id, info=info)
-                await _serve(runtime, listeners, will, on_ready)
+                await _serve(runtime, listeners, will, wait, on_ready)
 
 
-async def _serve(runtime: Runtime, listeners: Sequence[socket.socket], will: _Will, on_ready: OnReady | None) -> None:
+async def _serve(
+    runtime: Runtime, listeners: Sequence[socket.socket], will: _Will, wait: Wait, on_ready: OnReady | None
+) -> None:
     settings = runtime.context.settings
     plane = build_data_plane(
         settings, runtime.lifecycle, observer=runtime.context.metrics, draining=lambda: runtime.context.draining
@@ -100,7 +112,7 @@ async def _serve(runtime: Runtime, listeners: Sequence[socket.socket], will: _Wi
     )
     server = _Server(config, on_started=lambda: _announce(runtime, ports, on_ready))
     try:
-        if await _when_store_is_there(runtime.start, will) is None:
+        if await wait(runtime.start) is None:
             return
         draining = asyncio.create_task(_drain(runtime, server, will))
         try:
@@ -139,16 +151,12 @@ def _announce(runtime: Runtime, ports: Sequence[int], on_ready: OnReady | None) 
         on_ready(ports[0], ports[1] if len(ports) > 1 else None)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server, told when to stop by us instead of by signals."""
+class _Server(QuietServer):
+    """The server of both ports."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_started = on_started
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
     def cut_off(self, error: RouterError) -> int:
         """End every request with ``error``; returns how many there were."""
@@ -208,31 +216,18 @@ def _listening(router: RouterSettings) -> Iterator[list[socket.socket]]:
 
 
 @contextlib.asynccontextmanager
-async def _opened(store: StoreSettings, scheduling: SchedulingSettings, will: _Will) -> AsyncIterator[Store | None]:
+async def _opened(store: StoreSettings, scheduling: SchedulingSettings, wait: Wait) -> AsyncIterator[Store | None]:
     """The open store, closed at the end; None if the process was told to stop before it could be opened.
 
     Once open it may go away: the replica then goes on by a ledger of its own until it is back.
     """
-    shared = await _when_store_is_there(lambda: open_store(store, scheduling=scheduling), will)
+    shared = await wait(lambda: open_store(store, scheduling=scheduling))
     opened = FailoverStore(shared, scheduling) if shared is not None else None
     try:
         yield opened
     finally:
         if opened is not None:
             await opened.close()
-
-
-async def _when_store_is_there(step: Callable[[], Awaitable[T]], will: _Will) -> T | None:
-    """Repeat a step until the store answers; None once the process is told to stop."""
-    while not will.stopping.is_set():
-        try:
-            return await step()
-        except StoreUnavailableError as error:
-            log.warning("the store is out of reach, trying again: %s", error)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STORE_RETRY_S):
-                await will.stopping.wait()
-    return None
 
 
 def _warn_of_few_files(router: RouterSettings, open_files: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
 from fastapi import FastAPI, Response
@@ -14,19 +14,20 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from statestore.base import Store
 from statestore.errors import StoreError
 from workers.metrics import WorkerMetrics
-from workers.pool_worker import PoolWorker
+from workers.standing import Standing
 
 
-def create_app(worker_id: str, store: Store, pools: Sequence[PoolWorker], metrics: WorkerMetrics) -> FastAPI:
+def create_app(worker_id: str, standing: Standing, metrics: WorkerMetrics) -> FastAPI:
     """``/health`` answers 200 as long as the process can: restarting a worker does not bring a store back."""
     app = FastAPI(title="DualMap worker", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/health")
     async def health() -> dict[str, object]:
-        error = await _store_error(store)
+        store, pools = standing.store, standing.pools
+        error = await _store_error(store) if store is not None else "not reached yet"
         leads = {pool.pool.name: {"leader": True, "fence": lease.fence} for pool in pools if (lease := pool.lease)}
         return {
-            "status": "ok" if error is None else "degraded",
+            "status": "starting" if store is None else "ok" if error is None else "degraded",
             "worker_id": worker_id,
             "store": error or "ok",
             "pools": {pool.pool.name: leads.get(pool.pool.name, {"leader": False}) for pool in pools},

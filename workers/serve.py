@@ -20,11 +20,13 @@ from statestore.clock import Clock, RealClock
 from statestore.connect import open_store
 from statestore.errors import StoreUnavailableError
 from statestore.open_files import raise_open_files_limit
+from statestore.resolve import without_password
 from statestore.settings import PoolSettings, StoreSettings
 from workers.loop import backoff_s, worth_logging
 from workers.metrics import WorkerMetrics
 from workers.pool_worker import PoolWorker
 from workers.settings import WorkerSettings
+from workers.standing import Standing
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +51,8 @@ async def serve(
 ) -> None:
     """Run until SIGTERM, SIGINT or ``stop``; then stop the jobs, release leadership and close the store.
 
-    A store that is not there yet is waited for. ``on_ops_port`` is told the port of ``/health`` and
-    ``/metrics`` once they answer.
+    A store that is not there yet is waited for, and ``/health`` answers meanwhile. ``on_ops_port`` is told the
+    port of ``/health`` and ``/metrics`` once they answer.
 
     Raises:
         StoreConfigurationError: the store's URL or server cannot serve a fleet.
@@ -63,28 +65,34 @@ async def serve(
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every single health check
     with _stop_on_signals(stopping):
         log.info("worker starting worker=%s pid=%d pools=%s", owner, os.getpid(), ",".join(p.name for p in pools))
-        opened = await _until(stopping, _open(store, scheduling, waiting, worker.backoff_max_s))
-        if opened is None:
-            return
-        try:
-            await _run(opened, worker, scheduling, pools, owner, waiting, stopping, on_ops_port)
-        finally:
-            await opened.close()
-            log.info("worker stopped worker=%s", owner)
+        metrics, standing = WorkerMetrics(), Standing()
+        async with _ops(worker, owner, standing, metrics) as port:
+            if port is not None:
+                log.info("worker listening worker=%s host=%s port=%d", owner, worker.ops_host, port)
+                if on_ops_port is not None:
+                    on_ops_port(port)
+            opened = await _until(stopping, _open(store, scheduling, waiting, worker.backoff_max_s))
+            if opened is None:
+                return
+            try:
+                workers = _pool_workers(opened, worker, scheduling, pools, owner, waiting, metrics)
+                standing.store, standing.pools = opened, workers
+                await _until(stopping, _run_pools(workers))
+            finally:
+                await opened.close()
+                log.info("worker stopped worker=%s", owner)
 
 
-async def _run(
+def _pool_workers(
     store: Store,
     worker: WorkerSettings,
     scheduling: SchedulingSettings,
     pools: Sequence[PoolSettings],
     owner: str,
     clock: Clock,
-    stopping: asyncio.Event,
-    on_ops_port: Callable[[int], None] | None,
-) -> None:
-    metrics = WorkerMetrics()
-    workers = [
+    metrics: WorkerMetrics,
+) -> list[PoolWorker]:
+    return [
         PoolWorker(
             store.pool(pool.name),
             pool,
@@ -97,12 +105,6 @@ async def _run(
         )
         for pool in pools
     ]
-    async with _ops(worker, owner, store, workers, metrics) as port:
-        if port is not None:
-            log.info("worker listening worker=%s host=%s port=%d", owner, worker.ops_host, port)
-            if on_ops_port is not None:
-                on_ops_port(port)
-        await _until(stopping, _run_pools(workers))
 
 
 async def _run_pools(workers: Sequence[PoolWorker]) -> None:
@@ -113,14 +115,14 @@ async def _run_pools(workers: Sequence[PoolWorker]) -> None:
 
 @contextlib.asynccontextmanager
 async def _ops(
-    worker: WorkerSettings, owner: str, store: Store, workers: Sequence[PoolWorker], metrics: WorkerMetrics
+    worker: WorkerSettings, owner: str, standing: Standing, metrics: WorkerMetrics
 ) -> AsyncIterator[int | None]:
     if worker.ops_port is None:
         yield None
         return
     from workers.ops import create_app, serve_ops  # a web framework is only loaded where one is wanted
 
-    async with serve_ops(create_app(owner, store, workers, metrics), worker.ops_host, worker.ops_port) as port:
+    async with serve_ops(create_app(owner, standing, metrics), worker.ops_host, worker.ops_port) as port:
         yield port
 
 
@@ -132,7 +134,8 @@ async def _open(settings: StoreSettings, scheduling: SchedulingSettings, clock: 
         except StoreUnavailableError as error:
             failures += 1
             if worth_logging(failures):
-                log.warning("waiting for the store failures=%d error=%s", failures, error)
+                url = without_password(settings.url)
+                log.warning("waiting for the store url=%s failures=%d error=%s", url, failures, error)
         await clock.sleep(backoff_s(failures, longest_s))
 
 

@@ -15,6 +15,7 @@ from workers.metrics import WorkerMetrics
 from workers.ops import create_app, serve_ops
 from workers.serve import serve
 from workers.settings import WorkerSettings
+from workers.standing import Standing
 
 
 async def test_health_and_metrics_of_a_running_worker() -> None:
@@ -54,7 +55,7 @@ async def test_health_stays_200_and_tells_when_the_store_is_away() -> None:
         async def ping(self) -> float:
             raise StoreUnavailableError("connection refused")
 
-    app = create_app("w1", Away(SchedulingSettings()), [], WorkerMetrics())
+    app = create_app("w1", Standing(Away(SchedulingSettings())), WorkerMetrics())
     async with (
         serve_ops(app, "127.0.0.1", 0) as port,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
@@ -66,8 +67,31 @@ async def test_health_stays_200_and_tells_when_the_store_is_away() -> None:
     assert "connection refused" in answer.json()["store"]
 
 
+async def test_health_answers_before_the_store_was_reached_for_the_first_time() -> None:
+    stop = asyncio.Event()
+    ports: asyncio.Queue[int] = asyncio.Queue()
+    running = asyncio.create_task(
+        serve(
+            WorkerSettings(ops_port=0),
+            SchedulingSettings(),
+            StoreSettings(url="redis://127.0.0.1:1/0"),  # nobody listens there
+            [PoolSettings()],
+            stop=stop,
+            on_ops_port=ports.put_nowait,
+        )
+    )
+    port = await asyncio.wait_for(ports.get(), 10)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        answer = await client.get("/health")
+    stop.set()
+    await asyncio.wait_for(running, 10)
+
+    assert (answer.status_code, answer.json()["status"]) == (200, "starting")
+    assert answer.json()["store"] == "not reached yet"
+
+
 async def test_a_taken_port_stops_the_start() -> None:
-    app = create_app("w1", MemoryStore(SchedulingSettings()), [], WorkerMetrics())
+    app = create_app("w1", Standing(MemoryStore(SchedulingSettings())), WorkerMetrics())
     async with serve_ops(app, "127.0.0.1", 0) as port:
         with pytest.raises(OSError):
             async with serve_ops(app, "127.0.0.1", port):

@@ -1,0 +1,93 @@
+"""A replica that has not reached its store yet: it tries again, and answers probes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from typing import Any, TypeVar
+
+import orjson
+import uvicorn
+
+from router.errors import StoreAwayError, error_body
+from statestore.errors import StoreUnavailableError
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 4.0
+
+T = TypeVar("T")
+
+_REFUSAL = error_body(StoreAwayError("this replica has not reached its store yet; try again, or ask another one"))
+_ANSWERS = {
+    "/health": (200, {"status": "starting"}),  # a restart would not bring the store
+    "/ready": (503, {"status": "starting", "ready": False}),
+}
+
+
+async def until_store_is_there(
+    step: Callable[[], Awaitable[T]], *, url: str, stopping: asyncio.Event, listener: socket.socket
+) -> T | None:
+    """Repeat a step until the store answers; None once the process is told to stop.
+
+    From the first failure on, ``listener`` is served with 200 for ``/health`` and 503 for everything else; before it
+    stays closed, as others may share its port. ``url`` is named in the log.
+    """
+    async with contextlib.AsyncExitStack() as probes:
+        failures = 0
+        while not stopping.is_set():
+            try:
+                return await step()
+            except StoreUnavailableError as error:
+                failures += 1
+                if failures == 1:
+                    await probes.enter_async_context(_probes_answered(listener))
+                if failures & (failures - 1) == 0:  # 1, 2, 4, 8 …
+                    log.warning("the store %s is out of reach, trying again failures=%d: %s", url, failures, error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (failures - 1))):
+                    await stopping.wait()
+    return None
+
+
+@contextlib.asynccontextmanager
+async def _probes_answered(listener: socket.socket) -> AsyncIterator[None]:
+    config = uvicorn.Config(
+        _answer, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+    )
+    server = QuietServer(config)
+    # A copy: uvicorn closes what it is given, and the real server wants the socket next.
+    serving = asyncio.create_task(server.serve(sockets=[listener.dup()]), name="starting probes")
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _answer(
+    scope: MutableMapping[str, Any],
+    _receive: Callable[[], Awaitable[Any]],
+    send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+) -> None:
+    status, content = _ANSWERS.get(scope["path"], (503, _REFUSAL))
+    body = orjson.dumps(content)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),  # the real server takes over
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn's server, told when to stop by us instead of by signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

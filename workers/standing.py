@@ -1,0 +1,17 @@
+"""What a worker process has to tell about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from statestore.base import Store
+from workers.pool_worker import PoolWorker
+
+
+@dataclass(slots=True)
+class Standing:
+    """Empty until the store has been reached for the first time: ``/health`` answers before."""
+
+    store: Store | None = None
+    pools: Sequence[PoolWorker] = ()
