@@ -356,8 +356,9 @@ class PoolStore(Protocol):
     async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
         """Replace the hotness tree (with its counters, for people); returns the new tree version."""
 
-    async def expired_replicas(self) -> Sequence[str]:
-        """Replicas whose lease ran out, and owners of requests that have no lease at all."""
+    async def expired_replicas(self) -> Mapping[str, bool]:
+        """Replicas whose lease ran out, and owners of requests that have no lease at all; True for those that
+        retired."""
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
         """Finish every request of an expired replica, the latest first, and forget it; returns how many. A replica

@@ -184,7 +184,7 @@ class MemoryPool:
         self.ledger.leadership.check(fence, self._now_ms())
         return upkeep.publish_tree(self.ledger, tree, counts)
 
-    async def expired_replicas(self) -> Sequence[str]:
+    async def expired_replicas(self) -> Mapping[str, bool]:
         return self.ledger.replicas.expired(self._now_ms())
 
     async def reap(self, replica_id: str, *, fence: int) -> int:

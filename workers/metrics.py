@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+TERM_EVENTS = ("started", "stepped_down", "lost", "expired", "failed")
 _TICK_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
 
 
 class WorkerMetrics:
-    """Every metric of the workers room. Labels are bounded by the number of pools, jobs and reasons."""
+    """Every metric of the workers room. Labels are bounded by the number of pools, jobs and reasons.
 
-    def __init__(self) -> None:
+    What ``pools`` may count is there from the start, at 0: ``increase`` misses the event that a series begins with.
+    """
+
+    def __init__(self, pools: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self.leader = Gauge(
             "dualmap_worker_leader", "1 while this worker leads the pool", ["pool"], registry=self.registry
@@ -20,7 +26,7 @@ class WorkerMetrics:
         )
         self.terms = Counter(
             "dualmap_worker_terms",
-            "Terms by what happened (started, stepped_down, lost, expired, failed)",
+            f"Terms by what happened ({', '.join(TERM_EVENTS)})",
             ["pool", "event"],
             registry=self.registry,
         )
@@ -94,6 +100,18 @@ class WorkerMetrics:
         self.drained = Counter(
             "dualmap_worker_drained", "Instances that finished draining", ["pool"], registry=self.registry
         )
+
+        for pool in pools:
+            self._start_at_0(pool)
+
+    def _start_at_0(self, pool: str) -> None:
+        for counter in (
+            self.overdue_granted, self.trees_published, self.reaped_replicas, self.reaped_requests,
+            self.drift_repaired, self.drained,
+        ):  # fmt: skip
+            counter.labels(pool)
+        for event in TERM_EVENTS:
+            self.terms.labels(pool, event)
 
     def exposition(self) -> bytes:
         """All of it in Prometheus' text format."""

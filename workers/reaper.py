@@ -48,19 +48,22 @@ class Reaper:
         return Quiet(self._clock.monotonic_s() + self._grace_s)
 
     async def tick(self) -> None:
-        """Reap every expired replica. Raises StoreUnavailableError, LeaseLostError."""
+        """Reap every expired replica; one that retired is no loss. Raises StoreUnavailableError, LeaseLostError."""
         try:
             expired = await self._pool.expired_replicas()
             if not self._quiet.over(self._clock.monotonic_s()):
                 return
-            for replica_id in expired:
-                await self._reap(replica_id)
+            for replica_id, retired in expired.items():
+                await self._reap(replica_id, retired=retired)
         except StoreUnavailableError:
             self._quiet = self._grace_from_now()
             raise
 
-    async def _reap(self, replica_id: str) -> None:
+    async def _reap(self, replica_id: str, *, retired: bool) -> None:
         requests = await self._pool.reap(replica_id, fence=self._fence)
-        self._metrics.reaped_replicas.labels(self._pool.name).inc()
         self._metrics.reaped_requests.labels(self._pool.name).inc(requests)
+        if retired:
+            log.info("replica left pool=%s replica=%s requests=%d", self._pool.name, replica_id, requests)
+            return
+        self._metrics.reaped_replicas.labels(self._pool.name).inc()
         log.warning("replica reaped pool=%s replica=%s requests=%d", self._pool.name, replica_id, requests)

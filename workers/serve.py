@@ -14,6 +14,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import TypeVar
 
+from prometheus_client import disable_created_metrics
+
 from scheduling.settings import SchedulingSettings
 from statestore.base import Store
 from statestore.clock import Clock, RealClock
@@ -61,11 +63,12 @@ async def serve(
     owner = worker_id or new_worker_id()
     stopping = stop or asyncio.Event()
     waiting = clock or RealClock()
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter, nobody's question
     raise_open_files_limit()  # a health check takes one per instance
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every single health check
     with _stop_on_signals(stopping):
         log.info("worker starting worker=%s pid=%d pools=%s", owner, os.getpid(), ",".join(p.name for p in pools))
-        metrics, standing = WorkerMetrics(), Standing()
+        metrics, standing = WorkerMetrics(pool.name for pool in pools), Standing()
         async with _ops(worker, owner, standing, metrics) as port:
             if port is not None:
                 log.info("worker listening worker=%s host=%s port=%d", owner, worker.ops_host, port)

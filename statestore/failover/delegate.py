@@ -66,7 +66,7 @@ class SharedCalls:
     async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
         return await self._primary.publish_tree(tree, counts, fence=fence)
 
-    async def expired_replicas(self) -> Sequence[str]:
+    async def expired_replicas(self) -> Mapping[str, bool]:
         return await self._primary.expired_replicas()
 
     async def reap(self, replica_id: str, *, fence: int) -> int:

@@ -46,9 +46,10 @@ class ReplicaLeases:
         replica = self._replicas.get(replica_id)
         return replica is not None and replica.expires_ms > now_ms
 
-    def expired(self, now_ms: int) -> list[str]:
-        """Ids whose lease ran out or was ended, sorted."""
-        return sorted(info.replica_id for info in self._replicas.values() if info.expires_ms <= now_ms)
+    def expired(self, now_ms: int) -> dict[str, bool]:
+        """Ids whose lease ran out or was ended, sorted, and whether it was ended."""
+        over = sorted((info.replica_id, info.expires_ms) for info in self._replicas.values())
+        return {replica_id: expires_ms == RETIRED for replica_id, expires_ms in over if expires_ms <= now_ms}
 
     def all(self) -> tuple[ReplicaInfo, ...]:
         """Every replica that did not retire, by id; those whose lease ran out included."""

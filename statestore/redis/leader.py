@@ -12,6 +12,7 @@ from scheduling.instance import InstanceLoad
 from statestore.base import Arrival, Lease, MigrateStatus, QueueSnapshot, RequestRecord
 from statestore.connection import Connection
 from statestore.keys import PoolKeys
+from statestore.ledger.replicas import RETIRED
 from statestore.ledger.upkeep import latest_first
 from statestore.redis import codec
 from statestore.redis.calls import Calls
@@ -147,10 +148,10 @@ class LeaderCalls:
         return int(version)
 
     # reaping and repair ----------------------------------------------------------------------------------
-    async def expired_replicas(self) -> Sequence[str]:
+    async def expired_replicas(self) -> Mapping[str, bool]:
         now_ms = await self._calls.now_ms()
         replicas = codec.replicas_from(pairs_from(await self._calls.command("HGETALL", self._keys.replicas)))
-        return [replica.replica_id for replica in replicas if replica.expires_ms <= now_ms]
+        return {each.replica_id: each.expires_ms == RETIRED for each in replicas if each.expires_ms <= now_ms}
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
         """As the contract says, atomic per request: a replica that comes back halfway keeps the rest."""

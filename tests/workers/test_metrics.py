@@ -26,3 +26,11 @@ def test_two_workers_in_one_process_count_apart() -> None:
     assert b'dualmap_worker_drift_repaired_total{pool="default"} 1.0' in one.exposition()
     assert b"dualmap_worker_drift_repaired_total{" not in other.exposition()
     assert REGISTRY.get_sample_value("dualmap_worker_drift_repaired_total", {"pool": "default"}) is None
+
+
+def test_a_pools_counters_begin_at_0() -> None:
+    shown = WorkerMetrics(["default"]).exposition().decode()
+
+    for name in ("drift_repaired", "reaped_replicas", "reaped_requests", "drained"):
+        assert f'dualmap_worker_{name}_total{{pool="default"}} 0.0' in shown
+    assert 'dualmap_worker_terms_total{event="started",pool="default"} 0.0' in shown

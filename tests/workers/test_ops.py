@@ -48,6 +48,8 @@ async def test_health_and_metrics_of_a_running_worker() -> None:
     assert (health["status"], health["worker_id"], set(health["pools"])) == ("ok", "w1", {"one", "two"})
     assert 'dualmap_worker_leader{pool="one"} 1.0' in metrics
     assert 'dualmap_worker_leader{pool="two"} 1.0' in metrics
+    assert 'dualmap_worker_drift_repaired_total{pool="two"} 0.0' in metrics
+    assert "_created" not in metrics
 
 
 async def test_health_stays_200_and_tells_when_the_store_is_away() -> None:

@@ -37,6 +37,22 @@ async def test_a_dead_replicas_leftovers_vanish_and_its_neighbours_stay(
     assert value("dualmap_worker_reaped_replicas_total") == 1
 
 
+async def test_a_replica_that_retired_is_cleared_away_without_alarm(
+    pool, reaper_of, add_instance, reserve, value, caplog
+) -> None:
+    await add_instance("a")
+    await pool.heartbeat("router-1", 60_000, {})
+    await reserve("r1", "a", replica_id="router-1")
+    await pool.retire("router-1")
+
+    await reaper_of(pool).tick()
+
+    assert not await pool.held_states(["r1"]) and not await pool.expired_replicas()
+    assert value("dualmap_worker_reaped_requests_total") == 1
+    assert value("dualmap_worker_reaped_replicas_total") == 0
+    assert "replica reaped" not in caplog.text
+
+
 async def test_after_taking_over_nobody_is_reaped_before_the_grace_is_over(
     clock, pool, reaper_of, add_instance, reserve
 ) -> None:
