@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from statestore.endpoint import Endpoint
-from statestore.errors import StoreError, StoreUnavailableError
+from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.packing import Argument, pack
 from statestore.wire import PushHandler, Wire
 
@@ -140,7 +140,7 @@ class Connection:
             )
         try:
             for arguments in endpoint.greeting():
-                await wire.send(pack(arguments))
+                await _greet(wire, arguments)
         except BaseException:
             wire.abort()
             raise
@@ -180,3 +180,16 @@ class Connection:
                 with contextlib.suppress(asyncio.CancelledError, StoreError):
                     await task
         self.drop()
+
+
+async def _greet(wire: Wire, arguments: tuple[Argument, ...]) -> None:
+    """Raises StoreConfigurationError for a server that is there and refuses what the URL says."""
+    try:
+        await wire.send(pack(arguments))
+    except StoreUnavailableError:
+        raise
+    except StoreError as error:
+        what = {"AUTH": "user or password", "SELECT": "database"}.get(str(arguments[0]))
+        if what is None:
+            raise
+        raise StoreConfigurationError(f"the server refuses the {what} of store.url: {error}") from error

@@ -7,9 +7,9 @@ connecting again. redis-py does the discovery; it is never on the path of a requ
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
-from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
@@ -20,8 +20,7 @@ from redis.exceptions import RedisError
 from statestore.endpoint import Endpoint
 from statestore.errors import StoreConfigurationError, StoreUnavailableError
 from statestore.keys import PoolKeys
-
-_DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "sentinel": 26379, "cluster": 6379}
+from statestore.url import parse_store_url
 
 
 class Resolver(Protocol):
@@ -43,46 +42,37 @@ def resolver_of(url: str, timeout_s: float) -> Resolver:
     Raises:
         StoreConfigurationError: the URL cannot be understood.
     """
-    parts = urlsplit(url)
-    scheme, _, discovery = parts.scheme.partition("+")
     try:
+        parsed = parse_store_url(url)
         base = Endpoint(
-            username=unquote(parts.username) if parts.username else None,
-            password=unquote(parts.password) if parts.password else None,
-            tls=_tls(parse_qs(parts.query)) if scheme == "rediss" else None,
+            username=parsed.username,
+            password=parsed.password,
+            db=parsed.db,
+            tls=_tls(parsed.query) if parsed.scheme == "rediss" else None,
         )
-        path = [segment for segment in parts.path.split("/") if segment]
-        if scheme == "unix" and not discovery:
-            db = int(parse_qs(parts.query).get("db", ["0"])[0])
-            return Direct(replace(base, unix_path=unquote(parts.path), db=db))
-        if scheme not in ("redis", "rediss") or discovery not in ("", "sentinel", "cluster"):
-            raise ValueError(f"unknown scheme {parts.scheme!r}")
-        nodes = _nodes(parts.netloc.rpartition("@")[2], _DEFAULT_PORTS[discovery or scheme])
-        if discovery == "sentinel":
-            if not path:
-                raise ValueError("the name of the master is missing: redis+sentinel://host:26379/MASTER/0")
-            db = int(path[1]) if len(path) > 1 else 0
-            return ViaSentinel(nodes, path[0], replace(base, db=db), timeout_s)
-        if discovery == "cluster":
-            return ViaCluster(nodes, base, timeout_s)
-        host, port = nodes[0]
-        return Direct(replace(base, host=host, port=port, db=int(path[0]) if path else 0))
     except ValueError as error:
-        raise StoreConfigurationError(f"store URL {without_password(url)!r}: {error}") from error
+        raise StoreConfigurationError(f"store.url {without_password(url)!r}: {error}") from error
+    nodes = list(parsed.nodes)
+    if parsed.scheme == "unix":
+        return Direct(replace(base, unix_path=parsed.path))
+    if parsed.discovery == "sentinel":
+        return ViaSentinel(nodes, parsed.master, base, timeout_s)
+    if parsed.discovery == "cluster":
+        return ViaCluster(nodes, base, timeout_s)
+    if not nodes:
+        raise StoreConfigurationError(f"store.url {without_password(url)!r} names no server")
+    host, port = nodes[0]
+    return Direct(replace(base, host=host, port=port))
 
 
-def _nodes(netloc: str, default_port: int) -> list[tuple[str, int]]:
-    nodes = []
-    for part in netloc.split(","):
-        one = urlsplit(f"//{part}")
-        nodes.append((one.hostname or "127.0.0.1", one.port or default_port))
-    return nodes
-
-
-def _tls(query: dict[str, list[str]]) -> ssl.SSLContext:
+def _tls(query: Mapping[str, str]) -> ssl.SSLContext:
     """The usual verification; ``ssl_ca_certs=FILE`` adds an authority, ``ssl_cert_reqs=none`` trusts anybody."""
-    context = ssl.create_default_context(cafile=query.get("ssl_ca_certs", [None])[0])
-    if query.get("ssl_cert_reqs", ["required"])[0] == "none":
+    file = query.get("ssl_ca_certs")
+    try:
+        context = ssl.create_default_context(cafile=file)
+    except OSError as error:  # among them ssl.SSLError
+        raise ValueError(f"the certificates of ssl_ca_certs={file} cannot be read: {error}") from error
+    if query.get("ssl_cert_reqs") == "none":
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context

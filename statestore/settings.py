@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from scheduling.instance import InstanceSpec, Role
+from statestore.url import parse_store_url
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
@@ -75,14 +76,23 @@ RunningRequests = Annotated[int, Field(gt=0, le=10**6)]
 QueuedRequests = Annotated[int, Field(ge=0, le=10**6)]
 
 
+def _store_url(url: str) -> str:
+    try:
+        parse_store_url(url)
+    except ValueError as error:
+        raise PydanticCustomError("store_url", "{reason}", {"reason": str(error)}) from error
+    return url
+
+
 class StoreSettings(BaseModel):
     """Where the shared state lives."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    url: str = Field(
+    url: Annotated[str, AfterValidator(_store_url)] = Field(
         "redis://127.0.0.1:6379/0",
-        description="redis://, rediss://, redis+sentinel://, redis+cluster://, embedded:// or memory://",
+        description="redis://, rediss://, redis+sentinel://, redis+cluster://, unix:// or embedded:///PATH;"
+        " embedded:// and memory:// are seen by one process alone, for tests",
     )
     prefix: str = Field("dualmap", pattern=r"^[A-Za-z0-9_.-]+$", description="first part of every key")
     connect_timeout_s: float = Field(2.0, gt=0, description="time to connect to the store, seconds")

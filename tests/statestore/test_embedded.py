@@ -18,7 +18,7 @@ import redis
 from scheduling.settings import SchedulingSettings
 from statestore.connect import EmbeddedStore, open_store
 from statestore.embedded import EmbeddedValkey
-from statestore.errors import StoreConfigurationError, StoreUnavailableError
+from statestore.errors import StoreUnavailableError
 from statestore.settings import StoreSettings
 from tests.statestore.samples import instance
 
@@ -136,21 +136,6 @@ async def test_memory_is_a_store_by_its_url() -> None:
 
     assert await store.ping() == 0.0
     await store.close()
-
-
-@pytest.mark.parametrize(
-    "url", ["http://localhost", "redis+sentinel://localhost:26379", "redis://localhost:port/0", "redis+magic://h"]
-)
-async def test_a_url_that_cannot_be_understood_is_named_without_its_password(url: str) -> None:
-    with pytest.raises(StoreConfigurationError, match="store URL"):
-        await open_store(StoreSettings(url=url), scheduling=SchedulingSettings())
-
-
-async def test_an_error_about_a_url_does_not_show_its_password() -> None:
-    with pytest.raises(StoreConfigurationError) as raised:
-        await open_store(StoreSettings(url="magic://user:hunter2@host"), scheduling=SchedulingSettings())
-
-    assert "hunter2" not in str(raised.value)
 
 
 async def test_a_server_that_is_away_is_said_to_be_out_of_reach() -> None:

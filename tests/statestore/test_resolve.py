@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from statestore.embedded import EmbeddedValkey, server_binary
-from statestore.errors import StoreUnavailableError
+from statestore.errors import StoreConfigurationError, StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
 from statestore.resolve import resolver_of, without_password
@@ -78,6 +78,26 @@ async def test_a_unix_socket_is_named_by_its_path() -> None:
     endpoint = await resolver_of("unix:///tmp/store.sock?db=2", 1.0).endpoint(KEYS)
 
     assert (endpoint.unix_path, endpoint.db) == ("/tmp/store.sock", 2)
+
+
+def test_a_certificate_file_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(StoreConfigurationError, match=r"store\.url .*ssl_ca_certs=/nope\.pem cannot be read"):
+        resolver_of("rediss://x/0?ssl_ca_certs=/nope.pem", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"), [(("/0", "/99"), "database"), (("redis://", "redis://nobody:wrong@"), "user or password")]
+)
+async def test_what_a_server_refuses_of_the_url_is_a_configuration_error(
+    valkey_url: str, change: tuple[str, str], what: str
+) -> None:
+    port = valkey_url.rpartition(":")[2].partition("/")[0]
+    url = f"redis://127.0.0.1:{port}/0".replace(*change)
+    store = RedisStore(StoreSettings(url=url), scheduling=SCHEDULING)
+
+    with pytest.raises(StoreConfigurationError, match=rf"refuses the {what} of store\.url"):
+        await store.open()
+    await store.close()
 
 
 @pytest.fixture

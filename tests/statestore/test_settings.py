@@ -1,11 +1,11 @@
-"""An instance is described by figures that a store can add up and a URL at which a server can be."""
+"""Settings that cannot work are refused when they are read: figures of an instance, URLs of instances and stores."""
 
 from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
 
-from statestore.settings import InstanceSettings
+from statestore.settings import InstanceSettings, StoreSettings
 
 URL = "http://10.0.0.1:8000"
 
@@ -84,3 +84,16 @@ def test_a_figure_beyond_any_machine_is_refused_with_its_bound(name: str, most: 
 def test_a_rate_that_is_no_finite_figure_is_refused(rate: float) -> None:
     with pytest.raises(ValidationError, match="prefill_tokens_per_s"):
         InstanceSettings(id="a", url=URL, prefill_tokens_per_s=rate)
+
+
+@pytest.mark.parametrize("url", ["", "foo", "foo://x", "redis://h/first"])
+def test_a_wrong_store_url_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match="url"):
+        StoreSettings(url=url)
+
+
+def test_a_wrong_store_url_is_refused_without_its_password() -> None:
+    with pytest.raises(ValidationError, match="unknown scheme 'magic'") as caught:
+        StoreSettings(url="magic://user:hunter2@host")
+
+    assert "hunter2" not in str(caught.value)
