@@ -27,7 +27,7 @@ from router.settings import RouterSettings
 from router.starting import QuietServer, until_store_is_there
 from scheduling.settings import SchedulingSettings
 from statestore.base import Store
-from statestore.connect import open_store
+from statestore.connect import open_shared_store
 from statestore.failover import FailoverStore
 from statestore.open_files import raise_open_files_limit
 from statestore.resolve import without_password
@@ -73,7 +73,7 @@ async def serve(
 
     Raises:
         OSError: an address cannot be listened on.
-        StoreConfigurationError: the store's URL or server cannot serve a fleet.
+        StoreConfigurationError: the store's URL or server cannot serve a fleet; so cannot a store of one process.
         DuplicateModelError: two pools claim one model name.
     """
     # Else every counter has a second series, for a time that nobody asks for.
@@ -221,7 +221,7 @@ async def _opened(store: StoreSettings, scheduling: SchedulingSettings, wait: Wa
 
     Once open it may go away: the replica then goes on by a ledger of its own until it is back.
     """
-    shared = await wait(lambda: open_store(store, scheduling=scheduling))
+    shared = await wait(lambda: open_shared_store(store, scheduling=scheduling))
     opened = FailoverStore(shared, scheduling) if shared is not None else None
     try:
         yield opened

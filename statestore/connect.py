@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore, Store
 from statestore.embedded import EmbeddedValkey
+from statestore.errors import StoreConfigurationError
 from statestore.memory import MemoryStore
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
+from statestore.url import parse_store_url
 
 
 async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings) -> Store:
@@ -24,7 +25,7 @@ async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings)
         StoreConfigurationError: the URL cannot be understood, or the server cannot serve a fleet.
         StoreUnavailableError: the server cannot be reached.
     """
-    scheme = settings.url.partition("://")[0]
+    scheme = parse_store_url(settings.url).scheme
     if scheme == "memory":
         store: Store = MemoryStore(scheduling)
     elif scheme == "embedded":
@@ -39,11 +40,26 @@ async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings)
     return store
 
 
+async def open_shared_store(settings: StoreSettings, *, scheduling: SchedulingSettings) -> Store:
+    """``open_store`` for a router or a worker: each alone serves nothing, so the other must reach the store, too.
+
+    Raises:
+        StoreConfigurationError: as ``open_store``, and for a store that one process alone can see.
+        StoreUnavailableError: the server cannot be reached.
+    """
+    if parse_store_url(settings.url).of_one_process:
+        raise StoreConfigurationError(
+            f"store.url {settings.url} is seen by one process only, and routers and workers are several:"
+            " use redis:// or embedded:///PATH, or run 'dualmap up' without store.url"
+        )
+    return await open_store(settings, scheduling=scheduling)
+
+
 class EmbeddedStore:
     """A ``RedisStore`` on a private server that it owns."""
 
     def __init__(self, settings: StoreSettings, scheduling: SchedulingSettings) -> None:
-        path = unquote(urlsplit(settings.url).path)
+        path = parse_store_url(settings.url).path
         self._server = EmbeddedValkey(unix_socket=Path(path) if path else None)
         self._settings = settings
         self._scheduling = scheduling

@@ -1,6 +1,6 @@
 """The store for one process alone: the ledger behind the asynchronous contract, with grants delivered.
 
-Product code, not a test double: ``memory://`` runs a single replica without any server.
+Product code, not a test double: ``memory://`` is a store of one process, without any server.
 """
 
 from __future__ import annotations

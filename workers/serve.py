@@ -19,7 +19,7 @@ from prometheus_client import disable_created_metrics
 from scheduling.settings import SchedulingSettings
 from statestore.base import Store
 from statestore.clock import Clock, RealClock
-from statestore.connect import open_store
+from statestore.connect import open_shared_store
 from statestore.errors import StoreUnavailableError
 from statestore.open_files import raise_open_files_limit
 from statestore.resolve import without_password
@@ -133,7 +133,7 @@ async def _open(settings: StoreSettings, scheduling: SchedulingSettings, clock: 
     failures = 0
     while True:
         try:
-            return await open_store(settings, scheduling=scheduling)
+            return await open_shared_store(settings, scheduling=scheduling)
         except StoreUnavailableError as error:
             failures += 1
             if worth_logging(failures):

@@ -23,6 +23,7 @@ from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.connect import open_store
 from statestore.embedded import EmbeddedValkey
+from statestore.errors import StoreConfigurationError
 from statestore.settings import InstanceSettings, PoolSettings, StoreSettings
 
 COMPLETION = json.dumps(
@@ -269,28 +270,10 @@ async def test_a_replica_waits_for_a_store_that_is_not_there_until_it_is_told_to
     await asyncio.wait_for(serving, 10)
 
 
-async def test_one_replica_alone_needs_no_server(instance: Instance) -> None:
-    stop, ports = asyncio.Event(), asyncio.Queue[int]()
-    serving = asyncio.create_task(
-        serve(
-            RouterSettings(port=0, settle_s=0.0),
-            SchedulingSettings(),
-            StoreSettings(url="memory://"),
-            [PoolSettings()],
-            stop=stop,
-            on_ready=lambda port, _: ports.put_nowait(port),
-        )
-    )
-    url = f"http://127.0.0.1:{await asyncio.wait_for(ports.get(), 10)}"
-    async with httpx.AsyncClient() as client:
-        added = await client.post(f"{url}/admin/instances", json={"id": "a", "url": instance.url})
-        body = {"model": "default", "prompt": "hello"}
-        nobody_ready = await client.post(f"{url}/v1/completions", json=body)
-
-    assert added.status_code == 201
-    assert (nobody_ready.status_code, nobody_ready.json()["error"]["code"]) == (503, "no_instance")
-    stop.set()
-    await asyncio.wait_for(serving, 10)
+@pytest.mark.parametrize("url", ["memory://", "embedded://"])
+async def test_a_store_that_no_worker_can_see_stops_the_start(url: str) -> None:
+    with pytest.raises(StoreConfigurationError, match=rf"store\.url {url} is seen by one process only"):
+        await serve(RouterSettings(port=0), SchedulingSettings(), StoreSettings(url=url), [PoolSettings()])
 
 
 async def test_a_replica_goes_on_without_its_store_and_says_so(instance: Instance, tmp_path: Path) -> None:

@@ -18,14 +18,14 @@ from workers.settings import WorkerSettings
 from workers.standing import Standing
 
 
-async def test_health_and_metrics_of_a_running_worker() -> None:
+async def test_health_and_metrics_of_a_running_worker(valkey_url: str) -> None:
     stop = asyncio.Event()
     ports: asyncio.Queue[int] = asyncio.Queue()
     running = asyncio.create_task(
         serve(
             WorkerSettings(ops_port=0, lease_ms=300),
             SchedulingSettings(),
-            StoreSettings(url="memory://"),
+            StoreSettings(url=valkey_url),
             [PoolSettings(name="one"), PoolSettings(name="two", model="other")],
             worker_id="w1",
             stop=stop,
@@ -37,7 +37,7 @@ async def test_health_and_metrics_of_a_running_worker() -> None:
         deadline_s = asyncio.get_running_loop().time() + 10
         while True:
             health = (await client.get(f"{base}/health")).json()
-            if all(pool["leader"] for pool in health["pools"].values()):
+            if health["status"] == "ok" and all(pool["leader"] for pool in health["pools"].values()):
                 break
             assert asyncio.get_running_loop().time() < deadline_s
             await asyncio.sleep(0.01)

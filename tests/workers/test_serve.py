@@ -20,8 +20,10 @@ from scheduling.settings import SchedulingSettings
 from statestore.base import Lease, PoolStore, Reservation
 from statestore.connect import open_store
 from statestore.embedded import EmbeddedValkey
-from statestore.errors import LeaseLostError, StoreUnavailableError
+from statestore.errors import LeaseLostError, StoreConfigurationError, StoreUnavailableError
 from statestore.settings import InstanceSettings, PoolSettings, StoreSettings
+from workers.serve import serve
+from workers.settings import WorkerSettings
 
 _ROOT = Path(__file__).parents[2]
 _WORKER = """
@@ -293,3 +295,8 @@ async def test_a_worker_waits_for_a_store_that_is_not_there_yet(tmp_path, start_
         await eventually(lambda: "elected" in worker.log.read_text())
     finally:
         await asyncio.to_thread(server.stop)
+
+
+async def test_a_store_that_no_router_can_see_stops_the_start() -> None:
+    with pytest.raises(StoreConfigurationError, match=r"store\.url memory:// is seen by one process only"):
+        await serve(WorkerSettings(), SchedulingSettings(), StoreSettings(url="memory://"), [PoolSettings()])
