@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -12,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from router.admin import explanations, inspection, instances
 from router.admin.auth import require_key
@@ -40,6 +42,9 @@ Inference (`/v1/chat/completions`, `/v1/completions` and the other paths of vLLM
 """
 
 
+_ADMIN = (instances, inspection, explanations)
+
+
 def create_app(runtime: Runtime) -> FastAPI:
     """The app over a started or starting runtime; it starts and stops nothing itself."""
     settings = runtime.context.settings
@@ -51,7 +56,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     _warn_of_open_admin(settings)
     admin_keys = [settings.admin_key] if settings.admin_key is not None else []
     needs_admin = [Depends(require_key(admin_keys, "send the admin key as 'Authorization: Bearer KEY'"))]
-    for part in (instances, inspection, explanations):
+    for part in _ADMIN:
         app.include_router(part.routes, dependencies=needs_admin)
     return app
 
@@ -112,15 +117,13 @@ def _answer_errors(app: FastAPI) -> None:
 
     async def validation_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return answer(InvalidRequestError(f"{where}: {first['msg']}" if where else first["msg"], param=where or None))
+        return answer(_invalid_request(error.errors()[0]))
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            allowed = (error.headers or {}).get("Allow", "")
-            refusal: RouterError = MethodNotAllowedError(f"{request.url.path} takes {allowed or 'other methods'}")
+            allowed = _allowed_methods(request)
+            refusal: RouterError = MethodNotAllowedError(f"{request.url.path} takes {allowed}")
             response = answer(refusal)
             response.headers["allow"] = allowed
             return response
@@ -132,3 +135,27 @@ def _answer_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, router_error)
     app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(HTTPException, http_error)
+
+
+def _invalid_request(first: Mapping[str, Any]) -> InvalidRequestError:
+    """What the first of FastAPI's findings means to a client."""
+    if first["type"] == "json_invalid":  # its place is an offset, no field
+        return InvalidRequestError(
+            f"the body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
+        )
+    if first["loc"] == ("body",):  # bytes, a list, nothing at all
+        return InvalidRequestError("the body must be a JSON object, sent with content-type: application/json")
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    return InvalidRequestError(f"{where}: {first['msg']}" if where else first["msg"], param=where or None)
+
+
+def _allowed_methods(request: Request) -> str:
+    """Every method of the path; Starlette's error knows those of the first route that matches it alone."""
+    routes = [*request.app.routes, *(route for part in _ADMIN for route in part.routes.routes)]
+    methods = {
+        method
+        for route in routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))

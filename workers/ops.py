@@ -21,6 +21,7 @@ def create_app(worker_id: str, standing: Standing, metrics: WorkerMetrics) -> Fa
     """``/health`` answers 200 as long as the process can: restarting a worker does not bring a store back."""
     app = FastAPI(title="DualMap worker", docs_url=None, redoc_url=None, openapi_url=None)
 
+    @app.head("/health")
     @app.get("/health")
     async def health() -> dict[str, object]:
         store, pools = standing.store, standing.pools
@@ -33,6 +34,7 @@ def create_app(worker_id: str, standing: Standing, metrics: WorkerMetrics) -> Fa
             "pools": {pool.pool.name: leads.get(pool.pool.name, {"leader": False}) for pool in pools},
         }
 
+    @app.head("/metrics")
     @app.get("/metrics")
     async def exposition() -> Response:
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

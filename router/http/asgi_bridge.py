@@ -42,7 +42,8 @@ def build_scope(
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.0" if request.http_10 else "1.1",
-        "method": request.method,
+        # The same answer, whose body is not sent: an app need not know of HEAD.
+        "method": "GET" if request.method == "HEAD" else request.method,
         "scheme": scheme,
         "path": unquote_to_bytes(raw_path).decode("utf-8", "replace"),
         "raw_path": raw_path,

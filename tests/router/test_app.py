@@ -143,8 +143,35 @@ async def test_every_error_has_openais_shape(start_runtime: Any, client_of: Any,
     assert [answer.status_code for answer in answers] == [404, 405, 400, 400, 404]
     for answer in answers:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-    assert wrong_method.headers["allow"] == "GET"
+    assert wrong_method.headers["allow"] == "GET, HEAD, POST"
+    assert (await client.get("/admin/instances/a")).headers["allow"] == "DELETE, PATCH"
+    assert (await client.post("/health")).json()["error"]["message"] == "/health takes GET, HEAD"
     assert wrong_body.json()["error"]["param"] == "id"
+
+
+NO_OBJECT = "the body must be a JSON object, sent with content-type: application/json"
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "message"),
+    [
+        (b"rubbish", "application/json", "the body is not valid JSON: Expecting value at character 0"),
+        (b'{"max_running_requests": 3}', None, NO_OBJECT),
+        (b"[]", "application/json", NO_OBJECT),
+        (b"", None, NO_OBJECT),
+    ],
+)
+async def test_a_body_that_is_no_object_is_told_so(
+    start_runtime: Any, client_of: Any, body: bytes, content_type: str | None, message: str
+) -> None:
+    client = client_of(await start_runtime())
+
+    headers = {"content-type": content_type} if content_type else {}
+    refused = await client.patch("/admin/instances/a", content=body, headers=headers)
+
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == message
+    assert refused.json()["error"]["param"] is None
 
 
 async def test_a_bug_is_answered_with_500_that_gives_nothing_away(start_runtime: Any, client_of: Any) -> None:

@@ -63,7 +63,9 @@ async def test_health_stays_200_and_tells_when_the_store_is_away() -> None:
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
     ):
         answer = await client.get("/health")
+        head = await client.head("/health")
 
+    assert (head.status_code, head.content) == (200, b"")
     assert answer.status_code == 200
     assert answer.json()["status"] == "degraded"
     assert "connection refused" in answer.json()["store"]

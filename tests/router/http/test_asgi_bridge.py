@@ -72,6 +72,15 @@ async def test_head_announces_and_sends_nothing(serve) -> None:
     assert (await client.answer()).body == b"hello"
 
 
+async def test_head_is_answered_where_an_application_knows_get_alone(serve) -> None:
+    _, client = await serve(fastapi_app())
+    for path in ("/health", "/stream"):
+        client.request(path, method="HEAD")
+        assert (await client.answer(bodiless=True)).status == 200
+    client.request("/health", method="GET")
+    assert (await client.answer()).json() == {"status": "ok"}, "no byte was sent behind the heads"
+
+
 async def test_an_application_cannot_meddle_with_the_framing(serve) -> None:
     async def app(scope, receive, send):
         headers = [(b"Connection", b"upgrade"), (b"Transfer-Encoding", b"gzip"), (b"X-A", b"b")]
