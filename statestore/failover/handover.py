@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
@@ -42,37 +43,64 @@ def local_ledger(
     return ledger
 
 
-def owners(ledger: PoolLedger) -> dict[str, str]:
-    """Replica ids by the ids of the live requests."""
-    return {request_id: request.replica_id for request_id, request in ledger.requests.items()}
-
-
 def lost_members(found: Membership, known: Membership) -> bool:
     """Whether the store forgot members: their epoch only ever grows."""
     return found.epoch < known.epoch
 
 
 async def hand_back(
-    ledger: PoolLedger, ended: Mapping[str, str], primary: PoolStore, found: Membership, known: Membership
+    ledger: PoolLedger,
+    replica_ids: Set[str],
+    primary: PoolStore,
+    found: Membership,
+    known: Membership,
+    now_ms: Callable[[], int],
 ) -> None:
-    """Make the shared store say what this replica's ledger says of its own requests.
+    """Make the shared store say what this replica's ledger says of its own requests, those of ``replica_ids``.
 
-    The replica holds the clients' connections, so of its own requests it knows best: those that ``ended`` (each with
-    its replica's id) are finished; those that the store lost, or has in another state or place, are entered as they
-    are. Another replica's live request of the same id stays in their place. Members are restored where the store lost
-    them; what was removed there on purpose stays removed.
+    The replica holds the clients' connections, so of its own requests it knows best: those that the store has and the
+    ledger has not are over, whether they ended meanwhile or the store came back from an older snapshot; they are
+    finished. Those that the store lost, or has in another state or place, are entered as they are. Another replica's
+    live request of the same id stays in their place. Members are restored where the store lost them; what was removed
+    there on purpose stays removed.
     """
     if lost_members(found, known):
         missing = [account.spec for name, account in ledger.accounts.items() if name not in found.instances]
         await _each(missing, primary.put_instance)
-    await _each(ended.items(), lambda item: primary.finish(item[0], replica_id=item[1]))
-    records = [request.record() for request in ledger.requests.values()]
-    for batch in _batches(records):
-        there = await primary.held_states([record.request_id for record in batch])
-        differing = [record for record in batch if not _same(record, there.get(record.request_id))]
-        known_there = [record for record in differing if record.request_id in there]
-        await _each(known_there, lambda record: primary.finish(record.request_id, replica_id=record.replica_id))
-        await primary.adopt(differing)
+    asked_ms = now_ms()
+    stored = await primary.snapshot()
+    over = [
+        record
+        for record in stored.requests
+        if record.replica_id in replica_ids and record.request_id not in ledger.requests
+    ]
+    await _each(upkeep.latest_first(over), lambda record: _finish(primary, record))
+    there = {record.request_id: record for record in stored.requests}
+    mine = [request.record() for request in ledger.requests.values()]
+    differing = [record for record in mine if not _same(record, there.get(record.request_id))]
+    await _each((record for record in differing if record.request_id in there), lambda record: _finish(primary, record))
+    ahead_ms = stored.now_ms - asked_ms
+    entering = (_as_stored(record, there.get(record.request_id), ahead_ms) for record in differing)
+    for batch in _batches(entering):
+        await primary.adopt(batch)
+
+
+async def _finish(primary: PoolStore, record: RequestRecord) -> None:
+    await primary.finish(record.request_id, replica_id=record.replica_id)
+
+
+def _as_stored(record: RequestRecord, former: RequestRecord | None, ahead_ms: int) -> RequestRecord:
+    """With times by the store's clock, which is so far ahead of this machine's, and with the place in the order of
+    arrival that the store knew it by."""
+    shifted = replace(
+        record,
+        enqueued_ms=record.enqueued_ms + ahead_ms,
+        dispatched_ms=record.dispatched_ms and record.dispatched_ms + ahead_ms,
+        prefilled_ms=record.prefilled_ms and record.prefilled_ms + ahead_ms,
+    )
+    if former is None or former.replica_id != record.replica_id:
+        return shifted
+    return replace(shifted, enqueued_ms=former.enqueued_ms, sequence=former.sequence)
 
 
 def _same(mine: RequestRecord, there: RequestRecord | None) -> bool:

@@ -52,11 +52,14 @@ class OwnRequests:
         if request is not None and (attempt is None or request.attempt <= attempt):
             del self._requests[request_id]
 
-    def seen(self, record: RequestRecord) -> None:
+    def seen(self, record: RequestRecord, now_ms: int) -> None:
         """The store reported one of them as it is; a former attempt's or another replica's says nothing."""
         request = self._requests.get(record.request_id)
         if request is not None and (record.replica_id, record.attempt) == (request.replica_id, request.attempt):
-            self._requests[record.request_id] = LiveRequest.adopted(record)
+            seen = self._requests[record.request_id] = LiveRequest.adopted(record)
+            seen.enqueued_ms = request.enqueued_ms
+            seen.dispatched_ms = record.dispatched_ms and (request.dispatched_ms or now_ms)
+            seen.prefilled_ms = record.prefilled_ms and (request.prefilled_ms or now_ms)
 
     def replace_all(self, records: Iterable[RequestRecord]) -> None:
         self._requests = {record.request_id: LiveRequest.adopted(record) for record in records}

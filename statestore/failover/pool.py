@@ -4,8 +4,8 @@ While the store is away the replica decides on a ledger of its own, seeded with 
 live requests. Other replicas' load is out of sight then: the dual mapping keeps prefixes together all the same.
 When the store is back, the replica hands its requests over and is one of many again.
 
-There is no await between reading and changing local state. During a hand-over calls wait for its end, so nothing
-can change under it; every wait is bounded by the store's own timeouts.
+There is no await between reading and changing local state. A hand-over waits for the calls under way, and the others
+for its end, so nothing can change under it; every wait is bounded by the store's own timeouts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad
@@ -32,7 +33,7 @@ from statestore.base import (
 from statestore.clock import Clock, RealClock
 from statestore.errors import StoreError, StoreUnavailableError
 from statestore.failover.delegate import SharedCalls
-from statestore.failover.handover import hand_back, local_ledger, lost_members, owners
+from statestore.failover.handover import hand_back, local_ledger, lost_members
 from statestore.failover.own import OwnRequests
 from statestore.feed import GrantFeeds
 from statestore.ledger import upkeep
@@ -44,6 +45,8 @@ HAND_OVER_TIMEOUT_S = 10.0
 GRANTS_RETRY_S = 0.5
 
 _log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 
 class FailoverPool(SharedCalls):
@@ -69,9 +72,12 @@ class FailoverPool(SharedCalls):
         self._loads: dict[str, InstanceLoad] = {}
         self._sequence = 0
         self._local: MemoryPool | None = None
-        self._shared: dict[str, str] = {}
-        """Requests that the store may know while this replica is on its own, each with its replica's id."""
+        self._replica_ids: set[str] = set()
+        """Whose requests come through here: in practice this process's one."""
         self._settled: asyncio.Event | None = None
+        self._calls_under_way = 0
+        self._quiet = asyncio.Event()
+        """What a hand-over waits for: no call under way."""
         self._early_grants: list[tuple[str, Grant]] = []
         self._returning: asyncio.Task[None] | None = None
         self._listeners: dict[str, asyncio.Task[None]] = {}
@@ -121,13 +127,13 @@ class FailoverPool(SharedCalls):
         return await local.observe(instance_ids, chain, horizon=horizon)
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
+        self._replica_ids.add(reservation.replica_id)
         local = self._local if self._settled is None else await self._local_pool()
         if local is None:
             try:
-                outcome = await self._primary.reserve(reservation)
+                outcome = await self._under_way(self._primary.reserve(reservation))
             except StoreUnavailableError as error:
                 local = self._degrade(error)
-                self._shared[reservation.request_id] = reservation.replica_id  # it may have taken effect
             else:
                 self._own.reserved(reservation, outcome, self._now_ms(), self._sequence)
                 self._pass_on(reservation)
@@ -138,7 +144,7 @@ class FailoverPool(SharedCalls):
         local = self._local if self._settled is None else await self._local_pool()
         if local is None:
             try:
-                released = await self._primary.first_token(request_id, instance_id, chain, seen=seen)
+                released = await self._under_way(self._primary.first_token(request_id, instance_id, chain, seen=seen))
             except StoreUnavailableError as error:
                 local = self._degrade(error)
             else:
@@ -159,7 +165,9 @@ class FailoverPool(SharedCalls):
         local = self._local if self._settled is None else await self._local_pool()
         if local is None:
             try:
-                released = await self._primary.finish(request_id, replica_id=replica_id, attempt=attempt, facts=facts)
+                released = await self._under_way(
+                    self._primary.finish(request_id, replica_id=replica_id, attempt=attempt, facts=facts)
+                )
             except StoreUnavailableError as error:
                 local = self._degrade(error)
             else:
@@ -178,7 +186,7 @@ class FailoverPool(SharedCalls):
                 local = self._degrade(error)
             else:
                 for record in records.values():
-                    self._own.seen(record)
+                    self._own.seen(record, self._now_ms())
                 return records
         return await local.held_states(request_ids)
 
@@ -203,7 +211,7 @@ class FailoverPool(SharedCalls):
 
     async def adopt(self, records: Sequence[RequestRecord]) -> int:
         local = await self._local_pool()
-        return await (self._primary if local is None else local).adopt(records)
+        return await (self._under_way(self._primary.adopt(records)) if local is None else local.adopt(records))
 
     # grants ----------------------------------------------------------------------------------------------
     def grants(self, replica_id: str) -> AsyncIterator[Grant]:
@@ -234,6 +242,16 @@ class FailoverPool(SharedCalls):
             await self._settled.wait()
         return self._local
 
+    async def _under_way(self, call: Awaitable[Answer]) -> Answer:
+        """A call that changes requests in the store: no hand-over begins before its end."""
+        self._calls_under_way += 1
+        try:
+            return await call
+        finally:
+            self._calls_under_way -= 1
+            if not self._calls_under_way:
+                self._quiet.set()
+
     def _degrade(self, error: StoreUnavailableError) -> MemoryPool:
         """Start deciding alone. Raises ``error`` if there is nothing known to decide on."""
         if self._local is not None:
@@ -243,7 +261,6 @@ class FailoverPool(SharedCalls):
         _log.warning("pool %s: on its own, without the store: %s", self.name, error)
         own = self._own.records()
         ledger = local_ledger(self._scheduling, self._known, self._loads, own, self._now_ms(), self._sequence)
-        self._shared = owners(ledger)
         self._local = MemoryPool(self.name, ledger, self._now_ms, feeds=self._feeds)
         self._local.deliver_grants()
         self._returning = asyncio.get_running_loop().create_task(self._return())
@@ -255,7 +272,6 @@ class FailoverPool(SharedCalls):
             records = [record for record in self._own.records() if record.request_id == reservation.request_id]
             upkeep.adopt(self._local.ledger, records, self._now_ms())
             self._local.deliver_grants()
-            self._shared[reservation.request_id] = reservation.replica_id
 
     async def _return(self) -> None:
         """Probe the store until a hand-over succeeds; meanwhile nobody leads, so grant who was held too long."""
@@ -278,10 +294,11 @@ class FailoverPool(SharedCalls):
         local, known = self._local, self._known
         assert local is not None and known is not None
         settled = self._settled = asyncio.Event()
-        ended = {name: owner for name, owner in self._shared.items() if name not in local.ledger.requests}
-        self._shared.update(owners(local.ledger))  # a hand-over that fails halfway has shared some of them
         try:
-            await hand_back(local.ledger, ended, self._primary, found, known)
+            while self._calls_under_way:
+                self._quiet.clear()
+                await self._quiet.wait()
+            await hand_back(local.ledger, self._replica_ids, self._primary, found, known, self._now_ms)
             self._known = await self._primary.membership()
             self._own.replace_all(request.record() for request in local.ledger.requests.values())
             self._local = None

@@ -6,15 +6,17 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
 from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import Grant, PoolStore, RequestState, ReserveStatus
+from statestore.base import Grant, Membership, Observation, PoolStore, RequestState, ReserveStatus
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreUnavailableError
 from statestore.failover import FailoverPool, FailoverStore
+from statestore.memory import MemoryPool, MemoryStore, wall_clock_ms
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, reservation
@@ -215,6 +217,7 @@ async def test_after_a_partition_the_store_believes_the_replica_about_its_own_re
     for request_id in ("over", "moves", "prefills"):
         await replica.reserve(reservation(request_id, alternative_id="b", alternative_uncached_tokens=400))
     await shared.reserve(reservation("others", "b", replica_id="two"))
+    before = {request.request_id: request.sequence for request in (await shared.snapshot()).requests}
     await freeze(server, replica)
 
     # The replica lives on while the fleet believes that its held request moved.
@@ -233,6 +236,7 @@ async def test_after_a_partition_the_store_believes_the_replica_about_its_own_re
         "prefills": ("a", RequestState.DISPATCHED),
     }
     assert (view.loads["a"].pending_tokens, view.loads["b"].pending_tokens) == (400, 400)
+    assert all(request.sequence == before[request.request_id] for request in view.requests)
 
 
 async def test_after_a_partition_another_replicas_request_of_the_same_id_stays(
@@ -252,6 +256,101 @@ async def test_after_a_partition_another_replicas_request_of_the_same_id_stays(
     assert await shared.held_states(["live here too", "over here"]) == others
     assert (seen["live here too"].replica_id, finished) == ("two", False)
     assert (await shared.loads())["a"].pending_tokens == 800
+
+
+async def test_what_an_older_snapshot_brought_back_of_a_replica_ends_with_its_hand_over(
+    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+) -> None:
+    for request_id in ("lives", "over", "over too"):
+        await replica.reserve(reservation(request_id))
+    await shared.reserve(reservation("others", "b", replica_id="two"))
+    before = (await shared.snapshot()).requests
+    for request_id in ("over", "over too"):
+        await replica.finish(request_id, replica_id="one", attempt=1)
+    await shared.adopt(before)
+
+    await freeze(server, replica)
+    await until(lambda: not replica.degraded)
+
+    view = await shared.snapshot()
+    assert [request.request_id for request in view.requests] == ["lives", "others"]
+    assert (await replica.reserve(reservation("new", "b"))).status is ReserveStatus.HELD
+    assert (view.loads["a"].pending_tokens, view.loads["a"].queued_requests) == (400, 0)
+
+
+@pytest.mark.parametrize("skew_s", [-3600, 3600])
+async def test_a_replicas_clock_does_not_enter_the_store(
+    shared: PoolStore, server: EmbeddedValkey, skew_s: int
+) -> None:
+    await shared.put_instance(instance("a"))
+    primary = RedisStore(StoreSettings(url=server.url, command_timeout_s=0.4), scheduling=SCHEDULING)
+    await primary.open()
+    pool = FailoverPool(primary.pool("default"), SCHEDULING, now_ms=lambda: wall_clock_ms() + 1000 * skew_s)
+    await pool.membership()
+    await pool.reserve(reservation("before"))
+    await pool.held_states(["before"])
+    again = start_again(stop(server))
+    try:
+        await pool.observe(["a"], CHAIN)
+        await pool.reserve(reservation("during"))
+        await until(lambda: not pool.degraded)
+        view = await pool.snapshot()
+    finally:
+        await pool.close()
+        await primary.close()
+        again.stop()
+
+    assert [request.request_id for request in view.requests] == ["before", "during"]
+    times_ms = [time_ms for request in view.requests for time_ms in (request.enqueued_ms, request.dispatched_ms)]
+    assert all(abs(time_ms - view.now_ms) < 600_000 for time_ms in times_ms)
+    assert [request.prefilled_ms for request in view.requests] == [0, 0]
+
+
+class LateAnswers:
+    """A store that finishes requests, and answers only when told to."""
+
+    def __init__(self, pool: MemoryPool) -> None:
+        self._pool = pool
+        self.finished, self.answers = asyncio.Event(), asyncio.Event()
+        self.looks = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    async def membership(self) -> Membership:
+        self.looks += 1
+        return await self._pool.membership()
+
+    async def observe(self, *_: object, **__: object) -> Observation:
+        raise StoreUnavailableError("gone for a moment")
+
+    async def finish(self, request_id: str, **facts: Any) -> bool:
+        released = await self._pool.finish(request_id, **facts)
+        self.finished.set()
+        await self.answers.wait()
+        return released
+
+
+async def test_a_hand_over_waits_for_calls_that_are_under_way() -> None:
+    shared = MemoryStore(SCHEDULING).pool("default")
+    await shared.put_instance(instance("a"))
+    primary = LateAnswers(shared)
+    replica = FailoverPool(cast(PoolStore, primary), SCHEDULING)
+    await replica.membership()
+    await replica.reserve(reservation("r"))
+
+    finishing = asyncio.create_task(replica.finish("r"))
+    await primary.finished.wait()
+    await replica.observe(["a"], CHAIN)
+    await until(lambda: primary.looks >= 2)
+    for _ in range(50):  # enough turns for a whole hand-over, which has no server to wait for here
+        await asyncio.sleep(0)
+    primary.answers.set()
+    await finishing
+    await until(lambda: not replica.degraded)
+
+    assert (await shared.snapshot()).requests == ()
+    await replica.close()
 
 
 async def freeze(server: EmbeddedValkey, replica: FailoverPool, *, reserving: str | None = None) -> None:
