@@ -38,11 +38,16 @@ class Live(Protocol):
 
 
 class LiveRequests:
-    """The requests of this replica that are held or in flight, by id, up to a limit."""
+    """The requests of this replica that are held or in flight, by id, up to a limit.
+
+    An id is free again once the store has heard that its request is over: until then a reservation would be taken for
+    a repetition of the former one, and a release that is repeated would end the new request's.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._by_id: dict[str, Live] = {}
+        self._releasing: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -55,6 +60,10 @@ class LiveRequests:
 
     def get(self, request_id: str) -> Live | None:
         return self._by_id.get(request_id)
+
+    def is_free(self, request_id: str) -> bool:
+        """Whether a new request may take the id."""
+        return request_id not in self._by_id and request_id not in self._releasing
 
     def admit(self, live: Live) -> None:
         """Enter a request whose id is not live here.
@@ -77,6 +86,13 @@ class LiveRequests:
     def leave(self, live: Live) -> None:
         if self._by_id.get(live.request_id) is live:
             del self._by_id[live.request_id]
+
+    def releasing(self, request_id: str) -> None:
+        """The store is about to be told that a request is over; ``released`` is owed."""
+        self._releasing.add(request_id)
+
+    def released(self, request_id: str) -> None:
+        self._releasing.discard(request_id)
 
 
 @dataclass(slots=True)

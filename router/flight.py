@@ -199,7 +199,9 @@ class ScheduledFlight:
         call = self._context.metrics.store_calls["finish"]
         request_id, attempt, store = self.request_id, self.store_attempt, self.pool.store
         finish = partial(store.finish, request_id, replica_id=self._context.replica_id, attempt=attempt, facts=facts)
-        self._context.outbox.post(lambda: measured(call, finish()))
+        live = self._context.live
+        live.releasing(request_id)
+        self._context.outbox.post(lambda: measured(call, finish()), partial(live.released, request_id))
 
     def _taught(self, facts: FinishFacts | None) -> FinishFacts | None:
         if facts is None or facts.prompt_tokens is None:

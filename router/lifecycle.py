@@ -139,8 +139,9 @@ class Lifecycle:
         )
 
     def _free_id(self, request_id: str) -> str:
-        """The id itself unless a request of this replica has it; other replicas are asked by the reservation."""
-        if request_id not in self._context.live:
+        """The id itself unless a request of this replica has it, or its release is on its way; other replicas are asked
+        by the reservation."""
+        if self._context.live.is_free(request_id):
             return request_id
         return f"{request_id}-{secrets.token_hex(4)}"
 

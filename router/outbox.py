@@ -27,7 +27,7 @@ class Outbox:
     """
 
     def __init__(self, *, limit: int, clock: Clock, concurrency: int = 64) -> None:
-        self._posted: deque[Transition] = deque()
+        self._posted: deque[tuple[Transition, Callable[[], None] | None]] = deque()
         self._limit = limit
         self._clock = clock
         self._concurrency = concurrency
@@ -41,12 +41,15 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._posted)
 
-    def post(self, transition: Transition) -> None:
-        """Hand a transition over; never waits and never raises."""
+    def post(self, transition: Transition, settled: Callable[[], None] | None = None) -> None:
+        """Hand a transition over; never waits and never raises. ``settled`` is called once it was delivered, refused
+        or dropped."""
         if len(self._posted) >= self._limit:
             self.dropped += 1
+            if settled is not None:
+                settled()
             return
-        self._posted.append(transition)
+        self._posted.append((transition, settled))
         self._owed += 1
         self._settled.clear()
         while self._idle:
@@ -68,7 +71,7 @@ class Outbox:
                 work = loop.create_future()
                 self._idle.append(work)
                 await work
-            transition = self._posted.popleft()
+            transition, settled = self._posted.popleft()
             try:
                 await self._deliver(transition)
             except StoreError as error:
@@ -76,6 +79,8 @@ class Outbox:
             except Exception:
                 log.exception("a transition failed")
             finally:
+                if settled is not None:
+                    settled()
                 self._owed -= 1
                 if self._owed == 0:
                     self._settled.set()

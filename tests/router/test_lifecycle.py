@@ -639,6 +639,30 @@ async def test_an_id_that_is_live_on_this_replica_gets_a_suffix(start_runtime: A
     assert await nothing_is_left(store, runtime, tools)
 
 
+async def test_an_id_whose_release_is_on_its_way_gets_a_suffix(start_runtime: Any, store: Any, tools: Any) -> None:
+    tampered, goes = tools.Tampered(store), asyncio.Event()
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
+
+    async def waits(*_: Any, **__: Any) -> None:
+        await goes.wait()
+
+    tampered.before["finish"] = waits
+    first = await runtime.lifecycle.place(tools.ask(request_id="mine"))
+    first.finish(Outcome.CLIENT_GONE)
+
+    second = await runtime.lifecycle.place(tools.ask(request_id="mine"))
+    goes.set()
+    await tools.settle()
+    third = await runtime.lifecycle.place(tools.ask(request_id="mine"))
+
+    assert second.request_id.startswith("mine-")
+    assert third.request_id == "mine"
+    assert set(await live(store)) == {second.request_id, third.request_id}
+    for flight in (second, third):
+        flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
 async def test_who_leaves_before_its_id_is_known_to_be_taken_releases_nothing_of_the_other_replica(
     start_runtime: Any, store: Any, tools: Any
 ) -> None:

@@ -106,3 +106,22 @@ async def test_couriers_that_were_stopped_leave_the_next_ones_work(clock: Any) -
     assert await outbox.flush(5.0)
     assert seen == [1]
     await stopped(task)
+
+
+async def test_whoever_posts_is_told_once_when_it_was_delivered_refused_or_dropped(clock: Any) -> None:
+    outbox, told = Outbox(limit=2, clock=clock, concurrency=1), []
+
+    async def refused() -> None:
+        told.append("tried")
+        raise StoreError("no")
+
+    async def delivered() -> None:
+        told.append("tried")
+
+    for name, transition in (("refused", refused), ("delivered", delivered), ("dropped", delivered)):
+        outbox.post(transition, lambda name=name: told.append(name))
+    task = delivering(outbox)
+
+    assert await outbox.flush(5.0)
+    assert told == ["dropped", "tried", "refused", "tried", "delivered"]
+    await stopped(task)
