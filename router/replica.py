@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from router.context import ReplicaContext
 from router.metrics import measured
 from router.served_pool import ServedPool
-from statestore.base import PoolSnapshot
+from statestore.base import PoolSnapshot, RequestRecord
+from statestore.batches import for_each
 from statestore.errors import StoreError
 from statestore.failover import FailoverPool
+from statestore.ledger.upkeep import latest_first
 from statestore.settings import PoolSettings
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,8 @@ class Replica:
         return self._pool.settings
 
     async def join(self) -> None:
-        """Load the view and take the lease; enter the configured instances if the store knows none at all.
+        """Load the view, release what a former process of this id left behind, and take the lease; enter the
+        configured instances if the store knows none at all.
 
         A store with members is the workers' business: what was learned or removed there at run time stays.
 
@@ -43,7 +46,17 @@ class Replica:
         """
         await self._put_missing_members()
         await self._pool.view.refresh()
+        await self._release_former()
         await self._beat()
+
+    async def _release_former(self) -> None:
+        """Nothing is live here yet: what the store has is of a process that was killed, and whose lease this one
+        renews, so that no reaper will see to it."""
+        left = self._over_here(await self._snapshot())
+        finish = partial(self._pool.store.finish, replica_id=self._context.replica_id)
+        await for_each(latest_first(left), lambda record: finish(record.request_id, attempt=record.attempt))
+        if left:
+            log.warning("pool %s: released %d requests of this replica's past", self._settings.name, len(left))
 
     async def _put_missing_members(self) -> None:
         """Fill a store that has no members: with those last seen there, else with the configured ones."""
@@ -87,14 +100,16 @@ class Replica:
         return "ok" if self._reachable else "unreachable"
 
     async def restore(self) -> None:
-        """Members first, if the store has none at all; then the live requests of this replica.
+        """Members first, if the store has none at all; then the live requests of this replica, and no others.
 
-        A store that has members was not emptied: an instance that is missing there was removed on purpose.
+        A store that has members was not emptied: an instance that is missing there was removed on purpose. One that
+        came back from an older snapshot has requests that are over; others end while they are entered.
         """
         pool = self._pool
         await self._put_missing_members()
         await pool.view.refresh()
         snapshot = await self._snapshot()
+        self._release(self._over_here(snapshot))
         records = [
             record
             for live in self._context.live
@@ -103,6 +118,7 @@ class Replica:
         adopted = await pool.store.adopt(records) if records else 0
         if adopted:
             log.warning("pool %s: the store had lost %d live requests; they are back", self._settings.name, adopted)
+        self._release([record for record in records if record.request_id not in self._context.live])
 
     async def reconcile_all(self) -> None:
         """Look for leftovers now and then. Runs until cancelled."""
@@ -120,22 +136,29 @@ class Replica:
         A release can be lost: the outbox was full, or a reservation took effect after its caller had given up.
         Only what was left over at two looks in a row goes, because a release may just be on its way.
         """
-        context = self._context
-        snapshot = await self._snapshot()
-        leftover = {
-            (record.request_id, record.sequence): record
-            for record in snapshot.requests
-            if record.replica_id == context.replica_id and record.request_id not in context.live
-        }
+        leftover = {(record.request_id, record.sequence): record for record in self._over_here(await self._snapshot())}
         found = self._suspects.intersection(leftover)
         self._suspects = frozenset(leftover) - found
-        finish = partial(self._pool.store.finish, replica_id=context.replica_id)
-        for record in (leftover[each] for each in found):
-            context.outbox.post(partial(finish, record.request_id, attempt=record.attempt))
-        if found:
-            context.metrics.reconciled.inc(len(found))
-            log.warning("pool %s: released %d leftover requests", self._settings.name, len(found))
+        self._release([leftover[each] for each in found])
         return len(found)
+
+    def _over_here(self, snapshot: PoolSnapshot) -> list[RequestRecord]:
+        """This replica's requests in the store that are over here, with no release on its way."""
+        context = self._context
+        return [
+            record
+            for record in snapshot.requests
+            if record.replica_id == context.replica_id and context.live.is_free(record.request_id)
+        ]
+
+    def _release(self, leftover: Sequence[RequestRecord]) -> None:
+        context = self._context
+        finish = partial(self._pool.store.finish, replica_id=context.replica_id)
+        for record in leftover:
+            context.outbox.post(partial(finish, record.request_id, attempt=record.attempt))
+        if leftover:
+            context.metrics.reconciled.inc(len(leftover))
+            log.warning("pool %s: released %d leftover requests", self._settings.name, len(leftover))
 
     async def _snapshot(self) -> PoolSnapshot:
         return await measured(self._context.metrics.store_calls["snapshot"], self._pool.store.snapshot())

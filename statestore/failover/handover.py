@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import islice
-from typing import TypeVar
 
 from scheduling.instance import InstanceLoad
 from scheduling.prefill_rate import PrefillRate
 from scheduling.settings import SchedulingSettings
 from statestore.base import Membership, PoolStore, RequestRecord, RequestState
+from statestore.batches import batches, for_each
 from statestore.ledger import PoolLedger, upkeep
-
-_BATCH = 256
-"""Calls in flight at once, so that a big hand-over does not starve everything else."""
-
-T = TypeVar("T")
 
 
 def local_ledger(
@@ -66,7 +59,7 @@ async def hand_back(
     """
     if lost_members(found, known):
         missing = [account.spec for name, account in ledger.accounts.items() if name not in found.instances]
-        await _each(missing, primary.put_instance)
+        await for_each(missing, primary.put_instance)
     asked_ms = now_ms()
     stored = await primary.snapshot()
     over = [
@@ -74,14 +67,16 @@ async def hand_back(
         for record in stored.requests
         if record.replica_id in replica_ids and record.request_id not in ledger.requests
     ]
-    await _each(upkeep.latest_first(over), lambda record: _finish(primary, record))
+    await for_each(upkeep.latest_first(over), lambda record: _finish(primary, record))
     there = {record.request_id: record for record in stored.requests}
     mine = [request.record() for request in ledger.requests.values()]
     differing = [record for record in mine if not _same(record, there.get(record.request_id))]
-    await _each((record for record in differing if record.request_id in there), lambda record: _finish(primary, record))
+    await for_each(
+        (record for record in differing if record.request_id in there), lambda record: _finish(primary, record)
+    )
     ahead_ms = stored.now_ms - asked_ms
     entering = (_as_stored(record, there.get(record.request_id), ahead_ms) for record in differing)
-    for batch in _batches(entering):
+    for batch in batches(entering):
         await primary.adopt(batch)
 
 
@@ -109,15 +104,3 @@ def _same(mine: RequestRecord, there: RequestRecord | None) -> bool:
 
 def _standing(record: RequestRecord) -> tuple[str, RequestState, str, int]:
     return record.replica_id, record.state, record.instance_id, record.attempt
-
-
-async def _each(items: Iterable[T], call: Callable[[T], Awaitable[object]]) -> None:
-    """One call per item, a bounded number at once."""
-    for batch in _batches(items):
-        await asyncio.gather(*(call(item) for item in batch))
-
-
-def _batches(items: Iterable[T]) -> Iterator[list[T]]:
-    rest = iter(items)
-    while batch := list(islice(rest, _BATCH)):
-        yield batch

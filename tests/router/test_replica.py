@@ -108,3 +108,53 @@ async def test_a_leftover_is_released_when_it_is_still_there_at_the_second_look(
     assert left == {mine.request_id, "of replica-2"}
     assert runtime.context.metrics.registry.get_sample_value("dualmap_reconciled_requests_total") == 1.0
     mine.finish(Outcome.COMPLETED)
+
+
+async def test_what_a_killed_process_of_the_same_id_left_is_released_before_the_first_beat(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    pool, tampered = store.pool("default"), tools.Tampered(store)
+    await pool.put_instance(tools.spec("a"))
+    await pool.heartbeat("replica-1", 60_000, {})
+    for replica_id in ("replica-1", "replica-2"):
+        await pool.reserve(Reservation(f"of {replica_id}", replica_id, "a", Chain((1,), 16, 10), 10, 1, 5000))
+
+    await start_runtime(through=lambda _: tampered)
+
+    assert [record.request_id for record in (await pool.snapshot()).requests] == ["of replica-2"]
+    assert tampered.calls.index("finish") < tampered.calls.index("heartbeat")
+
+
+async def test_a_store_that_forgot_the_lease_is_told_at_once_what_is_over(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    pool = store.pool("default")
+    mine = await runtime.lifecycle.place(tools.ask())
+    await pool.reserve(Reservation("over", "replica-1", "a", Chain((1,), 16, 10), 10, 1, 5000))
+    await pool.retire("replica-1")  # as a snapshot from before the first beat
+
+    await clock.advance(3.0)
+
+    assert [record.request_id for record in (await pool.snapshot()).requests] == [mine.request_id]
+    mine.finish(Outcome.COMPLETED)
+
+
+async def test_a_request_that_ends_while_it_is_entered_again_leaves_nothing(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    tampered = tools.Tampered(store)
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
+    flight = await runtime.lifecycle.place(tools.ask())
+    await store.pool("default").finish(flight.request_id)
+    await store.pool("default").retire("replica-1")
+
+    async def ends_first(*_: Any) -> None:
+        flight.finish(Outcome.COMPLETED)
+        await tools.settle()
+
+    tampered.before["adopt"] = ends_first
+    await clock.advance(3.0)
+
+    assert "adopt" in tampered.calls
+    assert (await store.pool("default").snapshot()).requests == ()
