@@ -246,7 +246,8 @@ class PoolStore(Protocol):
         With ``fence`` given it is the leader's write: LeaseLostError when a newer leader exists or the lease
         has run out. Operators' writes carry none.
 
-        Going DOWN forgets the instance's KV metadata: a restarted engine has an empty cache.
+        Going DOWN or STARTING forgets the instance's KV metadata: a restarted engine has an empty cache, and nobody
+        looks at an engine on standby.
         """
 
     async def remove_instance(self, instance_id: str) -> bool:

@@ -39,6 +39,8 @@ from statestore.ledger.replicas import ReplicaLeases
 from statestore.ledger.text_ratio import TextRatio
 
 _DISPATCHED = ReserveOutcome(ReserveStatus.DISPATCHED)
+_EMPTY_CACHE = frozenset({InstanceState.DOWN, InstanceState.STARTING})
+"""States at whose beginning an instance is believed to hold no KV blocks."""
 
 
 class PoolLedger:
@@ -100,7 +102,7 @@ class PoolLedger:
             return True
         account.spec = replace(account.spec, state=state)
         self.epoch += 1
-        if state is InstanceState.DOWN:
+        if state in _EMPTY_CACHE:
             account.kv.clear()
         if account.pending_tokens > 0:
             account.work_since_ms = now_ms

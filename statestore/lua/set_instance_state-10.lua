@@ -1,4 +1,4 @@
--- Changes an instance's state. Going down forgets what its cache held.
+-- Changes an instance's state. Going down or starting anew forgets what its cache held.
 -- KEYS  1 meta, 2 leader, 3 requests, 4-8 account, queue, running, kv, late of the instance, 9 chains of held
 --       requests, 10 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 instance id, 4 state, 5 expected state or '', 6 fence or ''
@@ -24,7 +24,7 @@ end
 account.state = ARGV[4]
 redis.call('HSET', account.key, 'state', account.state)
 redis.call('HINCRBY', KEYS[1], 'epoch', 1)
-if account.state == 'down' then
+if account.state == 'down' or account.state == 'starting' then
   redis.call('DEL', account.kv_key)
 end
 if account.pending_tokens > 0 then

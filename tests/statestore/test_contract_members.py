@@ -86,6 +86,20 @@ async def test_going_down_forgets_what_the_cache_held(pool: PoolStore) -> None:
     assert (after.hit_blocks, after.cached_blocks) == (0, 0)
 
 
+async def test_an_instance_that_was_parked_comes_back_with_an_empty_cache(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    await pool.reserve(reservation("r", chain=CHAIN))
+    await pool.finish("r")
+    for state in (InstanceState.DRAINING, InstanceState.STANDBY):
+        await pool.set_instance_state("a", state)
+    parked = (await pool.observe(["a"], CHAIN)).loads["a"]
+
+    await pool.set_instance_state("a", InstanceState.STARTING)
+
+    after = (await pool.observe(["a"], CHAIN)).loads["a"]
+    assert (parked.hit_blocks, after.hit_blocks, after.cached_blocks) == (4, 0, 0)
+
+
 async def test_a_down_instance_is_granted_nothing_and_a_draining_one_finishes_its_queue(pool: PoolStore) -> None:
     await pool.put_instance(instance("a", dispatch_window_tokens=400))
     for request_id in ("sent", "held", "last"):
