@@ -358,8 +358,8 @@ class PoolStore(Protocol):
         """Replace the hotness tree (with its counters, for people); returns the new tree version."""
 
     async def expired_replicas(self) -> Mapping[str, bool]:
-        """Replicas whose lease ran out, and owners of requests that have no lease at all; True for those that
-        retired."""
+        """Replicas whose lease ran out; True for those that retired. No request is without a lease: entering it gives
+        its replica one where it has none."""
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
         """Finish every request of an expired replica, the latest first, and forget it; returns how many. A replica

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statestore.base import ReplicaInfo
 
 FIRST_LEASE_MS = 10_000
-"""A replica that has requests but never beat is given this long, so that none is without a lease."""
+"""A replica that has requests but no running lease is given this long, so that none is without a lease."""
 RETIRED = 0
 """Expiry of a lease that its owner ended."""
 
@@ -28,9 +28,11 @@ class ReplicaLeases:
         return known
 
     def meet(self, replica_id: str, now_ms: int) -> None:
-        """A request of this replica was entered."""
-        if replica_id not in self._replicas:
+        """A request of this replica was entered. One whose lease has run out gets another first one: a reaper that is
+        about to forget it has not seen this request."""
+        if not self.alive(replica_id, now_ms):
             self._replicas[replica_id] = ReplicaInfo(replica_id, now_ms + FIRST_LEASE_MS, {})
+            self._beaten.discard(replica_id)
 
     def retire(self, replica_id: str) -> None:
         """End the lease. The entry stays, expired, until a reaper has seen to what the replica may have left."""

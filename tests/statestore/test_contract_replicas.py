@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from statestore.base import Lease, PoolStore, RequestState
-from tests.statestore.samples import CHAIN, HandClock, instance, reservation
+import pytest
+
+from statestore.base import Lease, PoolStore, RequestRecord, RequestState
+from statestore.redis import RedisStore
+from statestore.settings import StoreSettings
+from tests.statestore.samples import CHAIN, SCHEDULING, HandClock, instance, reservation
 
 
 async def leader(pool: PoolStore) -> Lease:
@@ -68,6 +72,54 @@ async def test_a_replica_that_only_reserves_is_reaped_after_its_first_lease(pool
     clock.advance(10_000)
 
     assert (at_once, await pool.expired_replicas()) == ({}, {"silent": False})
+
+
+@pytest.mark.parametrize("retired", [False, True])
+async def test_a_reservation_of_a_replica_without_a_running_lease_gives_it_another_first_one(
+    pool: PoolStore, clock: HandClock, retired: bool
+) -> None:
+    lease = await leader(pool)
+    await pool.put_instance(instance("a"))
+    await pool.heartbeat("one", 1000, {})
+    if retired:
+        await pool.retire("one")
+    clock.advance(1000)
+    expired = list(await pool.expired_replicas())
+
+    await pool.reserve(reservation("late"))
+
+    reaped = await pool.reap("one", fence=lease.fence)
+    clock.advance(9_999)
+    assert (expired, reaped, list(await pool.expired_replicas())) == (["one"], 0, [])
+    assert await pool.heartbeat("one", 1000, {}) is False
+    clock.advance(1000)
+    assert await pool.reap("one", fence=lease.fence) == 1
+
+
+async def test_a_request_that_comes_while_its_replica_is_reaped_keeps_an_owner(
+    valkey_url: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING, test_clock=clock)
+    pool = store.pool("default")
+    lease = await leader(pool)
+    await pool.put_instance(instance("a"))
+    await pool.heartbeat("one", 1000, {})
+    clock.advance(1000)
+    listed = pool._requests_of
+
+    async def then_reserve(replica_id: str) -> list[RequestRecord]:
+        found = await listed(replica_id)
+        await pool.reserve(reservation("late"))
+        return found
+
+    monkeypatch.setattr(pool, "_requests_of", then_reserve)
+    reaped = await pool.reap("one", fence=lease.fence)
+    monkeypatch.undo()
+    clock.advance(10_000)
+
+    assert (reaped, list(await pool.expired_replicas())) == (0, ["one"])
+    assert await pool.reap("one", fence=lease.fence) == 1
+    await store.close()
 
 
 async def test_a_retired_replica_is_gone_from_view_and_its_leftovers_are_reaped(pool: PoolStore) -> None:
