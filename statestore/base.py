@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from scheduling.chain import Chain
 from scheduling.decision import Horizon
@@ -232,6 +232,10 @@ class PoolStore(Protocol):
 
     async def put_instance(self, spec: InstanceSpec) -> None:
         """Add an instance, or update the description of a known one (its load, queue and state stay)."""
+
+    async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
+        """Change the named fields of an instance's description, any of ``InstanceSpec``'s but its id and state; the
+        others stay as they are. False (and no change) if the instance is unknown. ``fence`` as below."""
 
     async def set_instance_state(
         self,

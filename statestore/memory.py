@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
 from scheduling.chain import Chain
 from scheduling.hotness import HotnessTree
@@ -70,6 +71,14 @@ class MemoryPool:
     async def put_instance(self, spec: InstanceSpec) -> None:
         self.ledger.put_instance(spec, self._now_ms())
         self.deliver_grants()
+
+    async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
+        now_ms = self._now_ms()
+        if fence is not None:
+            self.ledger.leadership.check(fence, now_ms)
+        known = self.ledger.update_instance(instance_id, changes, now_ms)
+        self.deliver_grants()
+        return known
 
     async def set_instance_state(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
@@ -17,6 +18,9 @@ class SharedCalls:
 
     async def put_instance(self, spec: InstanceSpec) -> None:
         await self._primary.put_instance(spec)
+
+    async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
+        return await self._primary.update_instance(instance_id, changes, fence=fence)
 
     async def set_instance_state(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from scheduling.chain import Chain
 from scheduling.decision import Horizon
@@ -86,7 +87,16 @@ class PoolLedger:
             self.lightest.put(account)
             self.epoch += 1
             return
-        spec = replace(spec, state=account.spec.state)
+        self._describe(account, replace(spec, state=account.spec.state), now_ms)
+
+    def update_instance(self, instance_id: str, changes: Mapping[str, Any], now_ms: int) -> bool:
+        account = self.accounts.get(instance_id)
+        if account is None:
+            return False
+        self._describe(account, replace(account.spec, **changes), now_ms)
+        return True
+
+    def _describe(self, account: InstanceAccount, spec: InstanceSpec, now_ms: int) -> None:
         if spec != account.spec:
             account.spec = spec
             self.epoch += 1

@@ -5,26 +5,18 @@
 -- Reply 1 if anything changed
 -- Clock the server's
 -- include: clock
+-- include: description
 -- include: grants
 -- include: prefill_rate
 local now_ms = store_now_ms()
 local known = redis.call('HGET', KEYS[4], 'state')
-local changed = not known
-local prior = 0
-for field = 5, #ARGV, 2 do
-  if not changed and redis.call('HGET', KEYS[4], ARGV[field]) ~= ARGV[field + 1] then
-    changed = true
-  end
-  if ARGV[field] == 'prefill_tokens_per_s' then
-    prior = tonumber(ARGV[field + 1])
-  end
-end
-if not changed then
+if known and not differs(KEYS[4], 5) then
   return 0
 end
 redis.call('HSET', KEYS[4], unpack(ARGV, 5))
 redis.call('HINCRBY', KEYS[1], 'epoch', 1)
 if not known then
+  local prior = tonumber(redis.call('HGET', KEYS[4], 'prefill_tokens_per_s'))
   redis.call('SADD', KEYS[2], ARGV[3])
   redis.call('HSET', KEYS[4], 'state', ARGV[4],
     'pending_tokens', 0, 'dispatched_tokens', 0, 'context_tokens', 0, 'window_tokens', 0, 'window_ms', 0,

@@ -64,7 +64,12 @@ def unpack_chain(packed: bytes) -> tuple[int, ...]:
 # instances ---------------------------------------------------------------------------------------------------
 def spec_arguments(spec: InstanceSpec) -> list[str]:
     """Name, value, name, value, … of an instance's description, its state left out."""
-    return [part for name in SPEC_FIELDS if name != "state" for part in (name, _text(getattr(spec, name)))]
+    return field_arguments({name: getattr(spec, name) for name in SPEC_FIELDS if name != "state"})
+
+
+def field_arguments(fields: Mapping[str, object]) -> list[str]:
+    """Name, value, name, value, … of some fields of a description."""
+    return [part for name, value in fields.items() for part in (name, _text(value))]
 
 
 def _text(value: object) -> str:

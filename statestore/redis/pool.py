@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 import orjson
 
@@ -98,6 +99,18 @@ class RedisPool(LeaderCalls):
             spec.state.value,
             *codec.spec_arguments(spec),
         )
+
+    async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
+        keys = self._keys
+        reply = await self._calls.script(
+            "update_instance",
+            (keys.meta, keys.leader, keys.requests, *keys.account(instance_id), *keys.granting),
+            self._terms,
+            instance_id,
+            "" if fence is None else fence,
+            *codec.field_arguments(changes),
+        )
+        return bool(reply)
 
     async def set_instance_state(
         self,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scheduling.instance import InstanceState, Role
 from statestore.base import PoolStore
-from tests.statestore.samples import CHAIN, instance, reservation
+from statestore.errors import LeaseLostError
+from tests.statestore.samples import CHAIN, HandClock, instance, reservation
 
 
 async def test_an_empty_pool_has_no_members_and_the_prior_text_ratio(pool: PoolStore) -> None:
@@ -54,12 +57,53 @@ async def test_an_update_keeps_state_load_and_queue(pool: PoolStore) -> None:
     assert (load.queued_requests, load.running_requests, load.pending_tokens) == (1, 1, 800)
 
 
+async def test_changes_of_different_fields_do_not_undo_each_other(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a", kv_capacity_tokens=7))
+
+    assert await pool.update_instance("a", {"kv_capacity_tokens": 8})
+    assert await pool.update_instance("a", {"max_running_requests": 3, "url": "http://new"})
+
+    spec = instance("a", kv_capacity_tokens=8, max_running_requests=3, url="http://new")
+    membership = await pool.membership()
+    assert (membership.instances["a"], membership.epoch) == (spec, 3)
+
+
+async def test_a_change_that_changes_nothing_is_no_new_epoch(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+
+    assert await pool.update_instance("a", {"max_running_requests": 8})
+    assert await pool.update_instance("a", {})
+
+    assert (await pool.membership()).epoch == 1
+
+
+async def test_an_instance_that_was_removed_is_not_updated(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    await pool.remove_instance("a")
+
+    assert await pool.update_instance("a", {"max_running_requests": 3}) is False
+    assert dict((await pool.membership()).instances) == {}
+
+
+async def test_an_update_under_an_old_fence_is_refused(pool: PoolStore, clock: HandClock) -> None:
+    await pool.put_instance(instance("a", kv_capacity_tokens=7))
+    lease = await pool.acquire_lease("worker", 1000)
+    assert lease is not None
+    await pool.update_instance("a", {"kv_capacity_tokens": 8}, fence=lease.fence)
+    clock.advance(1000)
+
+    with pytest.raises(LeaseLostError):
+        await pool.update_instance("a", {"kv_capacity_tokens": 9}, fence=lease.fence)
+
+    assert (await pool.membership()).instances["a"].kv_capacity_tokens == 8
+
+
 async def test_a_wider_window_grants_what_was_held(pool: PoolStore) -> None:
     await pool.put_instance(instance("a", dispatch_window_tokens=400))
     await pool.reserve(reservation("sent"))
     await pool.reserve(reservation("held"))
 
-    await pool.put_instance(instance("a", dispatch_window_tokens=800))
+    await pool.update_instance("a", {"dispatch_window_tokens": 800})
 
     assert (await pool.loads())["a"].running_requests == 2
 

@@ -62,6 +62,16 @@ ttft_features = st.none() | st.builds(
 finish_facts = st.none() | st.builds(
     FinishFacts, st.none() | st.integers(60_000, 90_000), st.none() | st.integers(17_000, 20_000)
 )
+changes_of_instances = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": roles,
+        "dispatch_window_tokens": st.sampled_from((1, 500, 2000)),
+        "max_running_requests": st.integers(1, 3),
+        "kv_capacity_tokens": st.sampled_from((0, 300, 900)),
+        "prefill_tokens_per_s": st.sampled_from((100.0, 8000.0)),
+    },
+)
 prefixes = itertools.count()
 
 
@@ -165,6 +175,10 @@ class Twins(RuleBasedStateMachine):
     def set_state(self, instance_id: str, state: InstanceState, expected: InstanceState | None, fenced: bool) -> None:
         fence = self.fence if fenced else None
         self.both(lambda pool: pool.set_instance_state(instance_id, state, expected=expected, fence=fence))
+
+    def update_instance(self, instance_id: str, changes: dict[str, Any], fenced: bool) -> None:
+        fence = self.fence if fenced else None
+        self.both(lambda pool: pool.update_instance(instance_id, changes, fence=fence))
 
     def becomes_ready(self, instance_id: str) -> None:
         self.both(lambda pool: pool.set_instance_state(instance_id, InstanceState.READY))
@@ -387,7 +401,9 @@ class Twins(RuleBasedStateMachine):
     @rule(data=st.data())
     def members_change(self, data: st.DataObject) -> None:
         instance_id = data.draw(instances)
-        match data.draw(st.integers(0, 5)):
+        match data.draw(st.integers(0, 6)):
+            case 6:
+                self.update_instance(instance_id, data.draw(changes_of_instances), data.draw(st.booleans()))
             case 0:
                 self.put_instance(
                     instance_id,
