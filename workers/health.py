@@ -197,9 +197,8 @@ class HealthChecker:
             )
         if facts.kv_capacity_tokens is None or facts.kv_capacity_tokens == spec.kv_capacity_tokens:
             return
-        current = (await self._pool.membership()).instances.get(spec.instance_id)
-        if current is not None:  # as it is now: an operator may have changed it while it was being checked
-            await self._pool.put_instance(replace(current, kv_capacity_tokens=facts.kv_capacity_tokens))
+        changes = {"kv_capacity_tokens": facts.kv_capacity_tokens}
+        await self._pool.update_instance(spec.instance_id, changes, fence=self._fence)
 
     async def _change(self, spec: InstanceSpec, event: InstanceEvent, cause: str) -> None:
         target = next_state(spec.state, event)

@@ -245,6 +245,20 @@ async def test_a_deposed_leader_takes_nobody_down(checker, check, servers, pool,
     assert await state_of("a") is InstanceState.READY
 
 
+async def test_a_deposed_leader_writes_nothing_that_it_learned(check, servers, pool, add_instance) -> None:
+    server = await servers()
+    server.answers["/metrics"] = (200, 'vllm:cache_config_info{block_size="128",num_gpu_blocks="1000"} 1.0\n')
+    await add_instance("a", InstanceState.STARTING, url=server.url)
+    before = (await pool.membership()).instances["a"]
+    await pool.release_lease((await pool.snapshot()).leader)
+    assert await pool.acquire_lease("another", 60_000) is not None
+
+    with pytest.raises(LeaseLostError):
+        await check()
+
+    assert (await pool.membership()).instances["a"] == before
+
+
 def test_the_longest_overdue_is_checked_first_and_nobody_twice_at_once() -> None:
     instances = {f"i{number}": InstanceSpec(f"i{number}", "http://x") for number in range(5)}
     checkups = {"i2": Checkup(due_s=1.0), "i3": Checkup(due_s=0.5), "i4": Checkup(due_s=99.0)}
