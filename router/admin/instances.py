@@ -101,10 +101,9 @@ async def add_instance(runtime: RuntimeParam, instance: NewInstance) -> Instance
 @routes.patch("/{instance_id}")
 async def update_instance(pool: PoolParam, instance_id: InstanceId, changes: InstanceChanges) -> Instance:
     """Change the description of an instance; its state, load and queue stay."""
-    spec = await _known(pool, instance_id)
-    changed = replace(spec, **changes.model_dump(exclude_none=True))
-    await pool.store.put_instance(changed)
+    await pool.store.update_instance(instance_id, changes.model_dump(exclude_none=True))
     await pool.view.refresh()
+    changed = await _known(pool, instance_id)
     members = (await pool.store.membership()).instances if changes.url is not None else {}
     return _instance(pool, changed, None, warning=_twin(changed, members))
 

@@ -51,6 +51,25 @@ async def test_an_update_changes_what_it_names_and_nothing_else(
     assert (spec.max_running_requests, spec.kv_capacity_tokens, spec.state) == (3, 7, InstanceState.READY)
 
 
+async def test_an_update_leaves_alone_what_others_change_at_the_same_time(
+    start_runtime: Any, client_of: Any, store: Any, tools: Any
+) -> None:
+    tampered, pool = tools.Tampered(store), store.pool("default")
+    client = client_of(await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered))
+    others = {"a": lambda: pool.update_instance("a", {"kv_capacity_tokens": 7}), "b": lambda: pool.remove_instance("b")}
+
+    async def change_first(named: Any, *_: Any, **__: Any) -> None:
+        await others[named if isinstance(named, str) else named.instance_id]()
+
+    tampered.before["update_instance"] = tampered.before["put_instance"] = change_first
+    changed = await client.patch("/admin/instances/a", json={"max_running_requests": 3})
+    removed = await client.patch("/admin/instances/b", json={"max_running_requests": 3})
+
+    assert (changed.json()["max_running_requests"], changed.json()["kv_capacity_tokens"]) == (3, 7)
+    assert removed.status_code == 404
+    assert set((await pool.membership()).instances) == {"a"}
+
+
 async def test_a_url_is_kept_without_its_last_slash_however_it_comes(
     start_runtime: Any, client_of: Any, store: Any, tools: Any
 ) -> None:
