@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import hiredis
@@ -19,7 +19,7 @@ from statestore.errors import StoreUnavailableError
 from statestore.replies import MovedElsewhereError, reply_error
 
 MAX_IN_FLIGHT = 16_384
-"""Commands sent and unanswered at most; a server that far behind is not available."""
+"""Commands sent and unanswered at which no more are sent; a server that far behind is not available."""
 _SWEEPS_PER_TIMEOUT = 4
 _PUSHES = frozenset({b"message", b"subscribe", b"unsubscribe"})
 _NO_REPLY_YET = object()
@@ -51,11 +51,27 @@ class Wire(asyncio.Protocol):
     # commands ----------------------------------------------------------------------------------------------
     def send(self, command: bytes, timeout_s: float | None = None) -> asyncio.Future[Any]:
         """Send a packed command, at once or with its turn's others; the future has its reply or a ``StoreError``."""
-        future = self._loop.create_future()
         in_flight, transport = self._in_flight, self._transport
         if transport is None or len(in_flight) >= MAX_IN_FLIGHT:
-            future.set_exception(StoreUnavailableError("the store is too far behind: too many calls wait for it"))
-            return future
+            return self._refused()
+        return self._send(transport, command, timeout_s)
+
+    def send_together(self, commands: Sequence[bytes]) -> list[asyncio.Future[Any]]:
+        """``send`` for commands of one transaction: all of them leave, or none. Room for the first is room for all."""
+        transport = self._transport
+        if transport is None or len(self._in_flight) >= MAX_IN_FLIGHT:
+            return [self._refused()]
+        return [self._send(transport, command) for command in commands]
+
+    def _refused(self) -> asyncio.Future[Any]:
+        future = self._loop.create_future()
+        future.set_exception(StoreUnavailableError("the store is too far behind: too many calls wait for it"))
+        return future
+
+    def _send(
+        self, transport: asyncio.Transport, command: bytes, timeout_s: float | None = None
+    ) -> asyncio.Future[Any]:
+        future, in_flight = self._loop.create_future(), self._in_flight
         if in_flight or self._outgoing:
             self._write(command)
         else:

@@ -46,8 +46,8 @@ class Calls:
     async def together(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
         """Run commands as one transaction: nothing comes between them."""
         wire = await self.connection.connect()
-        # No await between them: on a shared connection nobody else's command may slip in.
-        futures = [wire.send(pack(arguments)) for arguments in (("MULTI",), *commands, ("EXEC",))]
+        # In one piece: on a shared connection nobody else's command may slip in, and no part may be left out.
+        futures = wire.send_together([pack(arguments) for arguments in (("MULTI",), *commands, ("EXEC",))])
         replies: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
         results = replies[-1] if isinstance(replies[-1], list) else []
         for reply in (*replies, *results):

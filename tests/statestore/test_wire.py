@@ -11,6 +11,7 @@ import pytest
 from statestore.connection import Connection
 from statestore.endpoint import Endpoint
 from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
+from statestore.redis.calls import Calls
 from statestore.replies import MovedElsewhereError, ScriptMissingError, reply_error
 
 Answer = Callable[[list[bytes]], bytes | None]
@@ -265,6 +266,34 @@ async def test_pushes_do_not_take_the_answers_of_commands(
 
     assert answer == [b"pong", b""]
     assert pushes == [[b"message", b"c", b"m"]] * 2
+
+
+@pytest.mark.parametrize("waiting", [2, 3])
+async def test_at_the_limit_a_transaction_leaves_whole_or_not_at_all(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
+    connection = Connection(_at(valkey_url), connect_timeout_s=2.0, command_timeout_s=2.0)
+    calls = Calls(connection, {})
+    await connection.connect()
+    monkeypatch.setattr("statestore.wire.MAX_IN_FLIGHT", 3)
+
+    others = [connection.command("PING") for _ in range(waiting)]
+    together = await asyncio.gather(calls.together([("SET", "k", "v"), ("GET", "k")]), return_exceptions=True)
+    await asyncio.gather(*others)
+    kept = await connection.command("GET", "k")
+
+    if waiting < 3:
+        assert (together, kept) == ([[b"OK", b"v"]], b"v")
+    else:
+        assert (type(together[0]), kept) == (StoreUnavailableError, None)
+    await connection.close()
+
+
+def _at(url: str) -> Callable[[], Awaitable[Endpoint]]:
+    async def resolve() -> Endpoint:
+        return Endpoint(port=int(url.rpartition(":")[2].partition("/")[0]))
+
+    return resolve
 
 
 async def test_a_closed_connection_stays_closed(server: ScriptedServer, connect: Callable[..., Connection]) -> None:
