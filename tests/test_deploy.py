@@ -138,9 +138,3 @@ def test_the_composed_fleet_stops_without_cutting_answers_off() -> None:
     for service in ("router", "haproxy"):
         grace_s = seconds(services[service]["stop_grace_period"])
         assert grace_s > router.settle_s + router.drain_timeout_s
-
-
-def test_a_composed_router_may_open_what_its_connections_need() -> None:
-    router = yaml.safe_load(COMPOSE.read_text())["services"]["router"]
-
-    assert router["ulimits"]["nofile"] >= 2 * service_settings("router", {}).router.max_connections + 256
