@@ -13,6 +13,7 @@ import orjson
 import uvicorn
 
 from router.errors import StoreAwayError, error_body
+from statestore.backoff import backoff_s, worth_logging
 from statestore.errors import StoreUnavailableError
 
 log = logging.getLogger(__name__)
@@ -46,10 +47,10 @@ async def until_store_is_there(
                 failures += 1
                 if failures == 1:
                     await probes.enter_async_context(_probes_answered(listener))
-                if failures & (failures - 1) == 0:  # 1, 2, 4, 8 …
+                if worth_logging(failures):
                     log.warning("the store %s is out of reach, trying again failures=%d: %s", url, failures, error)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (failures - 1))):
+                async with asyncio.timeout(backoff_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)):
                     await stopping.wait()
     return None
 

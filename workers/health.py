@@ -11,11 +11,11 @@ from types import TracebackType
 
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.lifecycle import InstanceEvent, next_state
+from statestore.backoff import worth_logging
 from statestore.base import PoolStore
 from statestore.clock import Clock
 from workers.checkup import Checkup, Thresholds, Verdict, conclude, is_suspect, judge, watch
 from workers.glance import Sight
-from workers.loop import worth_logging
 from workers.metrics import WorkerMetrics
 from workers.probe import Prober
 from workers.settings import WorkerSettings

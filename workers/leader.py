@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from statestore.backoff import worth_logging
 from statestore.base import Lease, PoolStore
 from statestore.clock import Clock
 from statestore.errors import LeaseLostError, StoreError
-from workers.loop import worth_logging
 from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)

@@ -8,13 +8,15 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
+from statestore.backoff import backoff_s, worth_logging
 from statestore.clock import Clock
 from statestore.errors import LeaseLostError, StoreUnavailableError
 from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
-_BACKOFF_FIRST_S = 0.1
+BACKOFF_FIRST_S = 0.1
+"""Pause after the first failure; each one in a row doubles it."""
 
 
 class Job(Protocol):
@@ -40,16 +42,6 @@ class LoopContext:
     backoff_max_s: float
 
 
-def backoff_s(failures: int, longest_s: float) -> float:
-    """Pause after that many failed rounds in a row: doubling from 0.1 s, bounded."""
-    return min(longest_s, _BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 30))
-
-
-def worth_logging(failures: int) -> bool:
-    """True for failures 1, 2, 4, 8, …: an outage is told without flooding the log."""
-    return failures & (failures - 1) == 0
-
-
 async def run_job(job: Job, context: LoopContext) -> None:
     """Repeat the job's round for ever; only LeaseLostError and cancellation end it."""
     failures = 0
@@ -63,7 +55,8 @@ async def run_job(job: Job, context: LoopContext) -> None:
             delay_s = job.interval_s
         else:
             failures += 1
-            delay_s = backoff_s(failures, context.backoff_max_s) * context.jitter.uniform(0.75, 1.25)
+            pause_s = backoff_s(failures, first_s=BACKOFF_FIRST_S, longest_s=context.backoff_max_s)
+            delay_s = pause_s * context.jitter.uniform(0.75, 1.25)
             _log_failure(job, context, outcome, failure, failures)
         await context.clock.sleep(delay_s)
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 from prometheus_client import disable_created_metrics
 
 from scheduling.settings import SchedulingSettings
+from statestore.backoff import backoff_s, worth_logging
 from statestore.base import Store
 from statestore.clock import Clock, RealClock
 from statestore.connect import open_shared_store
@@ -24,7 +25,7 @@ from statestore.errors import StoreUnavailableError
 from statestore.open_files import raise_open_files_limit
 from statestore.resolve import without_password
 from statestore.settings import PoolSettings, StoreSettings
-from workers.loop import backoff_s, worth_logging
+from workers.loop import BACKOFF_FIRST_S
 from workers.metrics import WorkerMetrics
 from workers.pool_worker import PoolWorker
 from workers.settings import WorkerSettings
@@ -139,7 +140,7 @@ async def _open(settings: StoreSettings, scheduling: SchedulingSettings, clock: 
             if worth_logging(failures):
                 url = without_password(settings.url)
                 log.warning("waiting for the store url=%s failures=%d error=%s", url, failures, error)
-        await clock.sleep(backoff_s(failures, longest_s))
+        await clock.sleep(backoff_s(failures, first_s=BACKOFF_FIRST_S, longest_s=longest_s))
 
 
 async def _until(stopping: asyncio.Event, work: Coroutine[object, object, T]) -> T | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from statestore.errors import LeaseLostError, StoreUnavailableError
-from workers.loop import backoff_s, run_job, worth_logging
+from workers.loop import run_job
 
 
 class ScriptedJob:
@@ -40,14 +40,6 @@ async def run(context):
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def test_backoff_doubles_and_is_bounded() -> None:
-    assert [backoff_s(failures, 1.0) for failures in (1, 2, 3, 4, 5, 10_000)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-
-
-def test_a_long_outage_is_logged_ever_more_rarely() -> None:
-    assert [failures for failures in range(1, 70) if worth_logging(failures)] == [1, 2, 4, 8, 16, 32, 64]
 
 
 async def test_a_healthy_job_ticks_at_its_interval(clock, run, value) -> None:
