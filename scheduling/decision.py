@@ -70,7 +70,8 @@ class Horizon:
     holder_blocks: int = 0
     """Length of that prefix in blocks."""
     lightest: tuple[tuple[str, float], ...] = ()
-    """The least loaded ready instances with the queueing time of their on-time work in seconds, least first."""
+    """The ready instances with the least to do, least first: the queueing time of their on-time work and what their KV
+    memory in use counts for (``SchedulingSettings.kv_weight_s``), in seconds."""
 
 
 @value

@@ -43,7 +43,6 @@ class DualMapWideSettings(BaseModel):
     rebalance: bool = Field(False, description="let held requests migrate to the second best instance")
     miss_penalty: float = Field(2.0, ge=0, description="cost of an expected miss, in TTFT SLOs")
     late_weight: float = Field(0.05, ge=0, le=1, description="weight of work that stepped behind its deadline")
-    kv_weight_s: float = Field(3.0, ge=0, description="cost of a full KV memory in seconds, of a part in proportion")
 
 
 class PrebleSettings(BaseModel):
@@ -102,6 +101,9 @@ class SchedulingSettings(BaseModel):
     cold_share_factor: float = Field(1.0, gt=0, description="a hot prefix is cold below this / ready instances")
     expected_output_tokens: int = Field(256, ge=1, description="assumed answer length when a request sets no limit")
     decode_stall_s: float = Field(3.0, gt=0, description="no prefill for this long counts as a decode bottleneck")
+    kv_weight_s: float = Field(
+        4.0, ge=0, description="what a full KV memory counts for beside prefill work, seconds, in policy dualmap-wide"
+    )
     reserve_tolerance_tokens: int = Field(4096, ge=0, description="load change a reservation accepts unseen")
     queue_order: Literal["auto", "fifo", "deadline"] = Field(
         "auto", description="which held request is granted first; auto: deadline for dualmap-wide, else fifo"

@@ -48,6 +48,7 @@ class DualMapWide:
     name: str
     max_key_blocks: int
     decode_stall_s: float
+    kv_weight_s: float
     settings: DualMapWideSettings = field(default_factory=DualMapWideSettings)
     looks_beyond: ClassVar[bool] = True
 
@@ -82,10 +83,9 @@ class DualMapWide:
                 return ()  # idle, and nobody is known to hold more
         best = offers[0]
         recompute_s = self._recompute_s(query.chain.uncached_tokens(deepest), best.load)
-        limit_s = best.cost_s - self._kv_s(best.load)  # nothing is known of the others' KV memory
-        if recompute_s >= limit_s:
+        if recompute_s >= best.cost_s:
             return ()
-        lightest = [name for name, queueing_s in horizon.lightest if queueing_s + recompute_s < limit_s]
+        lightest = [name for name, work_s in horizon.lightest if work_s + recompute_s < best.cost_s]
         names = dict.fromkeys((*horizon.holders, *lightest))
         return tuple(name for name in names if name not in loads and name not in query.excluded)
 
@@ -117,7 +117,7 @@ class DualMapWide:
         return self.settings.recompute_weight * uncached_tokens / load.prefill_tokens_per_s
 
     def _kv_s(self, load: InstanceLoad) -> float:
-        return self.settings.kv_weight_s * load.kv_usage
+        return self.kv_weight_s * load.kv_usage
 
     def _reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: InstanceLoad) -> Reason:
         """Candidates come first in ``loads``; whoever else was asked is from beyond the pair."""

@@ -46,7 +46,7 @@ BUILDERS: dict[PolicyName, Builder] = {
     "dualmap-min-ttft": _in_pair(DualMapMinTtft),
     "dualmap-no-rebalance": _dualmap(rebalances=False),
     "dualmap-wide": lambda name, settings: DualMapWide(
-        name, settings.max_key_blocks, settings.decode_stall_s, settings.dualmap_wide
+        name, settings.max_key_blocks, settings.decode_stall_s, settings.kv_weight_s, settings=settings.dualmap_wide
     ),
     "cache-affinity": _in_pair(CacheAffinity),
     "round-robin": _in_fleet(RoundRobin),

@@ -194,11 +194,11 @@ class InstanceAccount:
         context = sum(request.context_tokens for request in self.running.values())
         return held + dispatched, dispatched, late, context
 
-    def lightness_s(self) -> float:
-        """Queueing time of the on-time work in seconds; up to a millisecond more the fuller KV memory is."""
+    def work_s(self, kv_weight_s: float) -> float:
+        """Queueing time of the on-time work in seconds, and so many seconds more for a full KV memory."""
         spec = self.spec
         kv_usage = min(1.0, self.context_tokens / max(1, spec.kv_capacity_tokens))
-        return (self.pending_tokens - self._behind_tokens()) / self.rate.tokens_per_s + kv_usage / 1000
+        return (self.pending_tokens - self._behind_tokens()) / self.rate.tokens_per_s + kv_weight_s * kv_usage
 
     def _behind_tokens(self) -> int:
         return behind_tokens(self.pending_tokens, self.dispatched_tokens, self.late_tokens, self.aside_tokens)

@@ -68,9 +68,11 @@ class PrefixHolders:
 
 
 class LightestInstances:
-    """Ready, scheduled instances by the queueing time of their on-time work; kept sorted."""
+    """Ready, scheduled instances by what they have to do: the queueing time of their on-time work, and their KV memory
+    in use at ``kv_weight_s`` for a full one; kept sorted."""
 
-    def __init__(self) -> None:
+    def __init__(self, kv_weight_s: float) -> None:
+        self._kv_weight_s = kv_weight_s
         self._ranks: list[tuple[float, str]] = []
         self._scores: dict[str, float] = {}
 
@@ -83,7 +85,7 @@ class LightestInstances:
         if not is_scheduled(account.spec):
             self.discard(instance_id)
             return
-        score = account.lightness_s()
+        score = account.work_s(self._kv_weight_s)
         former = self._scores.get(instance_id)
         if former == score:
             return

@@ -61,7 +61,7 @@ class PoolLedger:
         self.wanted = RebalanceWishes()
         self.text_ratio = TextRatio(scheduling.bytes_per_token)
         self.order = grant_order(scheduling)
-        self.lightest = LightestInstances()
+        self.lightest = LightestInstances(scheduling.kv_weight_s)
         self.holders = PrefixHolders(scheduling.holder_marks)
         self._remembers_holders = build_policy(scheduling).looks_beyond
         self.last_request_sequence = 0

@@ -286,5 +286,6 @@ class RedisPool(LeaderCalls):
 
 
 def _terms(scheduling: SchedulingSettings, keys: PoolKeys) -> bytes:
-    """How held requests are granted, as ``shared/terms.lua`` reads it."""
-    return b"%s %d %s" % (scheduling.granting_order.encode(), round(scheduling.max_hold_s * 1000), keys.grants_channel)
+    """How held requests are granted and instances ranked, as ``shared/terms.lua`` reads it."""
+    order, max_hold_ms = scheduling.granting_order.encode(), round(scheduling.max_hold_s * 1000)
+    return b"%s %d %.17g %s" % (order, max_hold_ms, scheduling.kv_weight_s, keys.grants_channel)

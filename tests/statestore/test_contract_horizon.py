@@ -147,7 +147,9 @@ async def test_what_is_not_given_again_for_a_generation_is_forgotten(pool: PoolS
 
 
 # the lightest ------------------------------------------------------------------------------------------------
-async def test_the_two_with_the_least_work_in_time_are_named_with_it(pool: PoolStore) -> None:
+async def test_the_two_with_the_least_work_in_time_are_named_with_it(
+    pool: PoolStore, scheduling: SchedulingSettings
+) -> None:
     for instance_id in "abcd":
         await pool.put_instance(instance(instance_id, prefill_tokens_per_s=1000.0, kv_capacity_tokens=100_000))
     for number, (instance_id, tokens) in enumerate((("a", 500), ("b", 300), ("c", 700), ("d", 900))):
@@ -156,8 +158,8 @@ async def test_the_two_with_the_least_work_in_time_are_named_with_it(pool: PoolS
     first, second = (await horizon(pool)).lightest
 
     assert (first[0], second[0]) == ("b", "a")
-    assert first[1] == pytest.approx(0.3 + 350 / 100_000 / 1000)
-    assert second[1] == pytest.approx(0.5 + 550 / 100_000 / 1000)
+    assert first[1] == pytest.approx(0.3 + 350 / 100_000 * scheduling.kv_weight_s)
+    assert second[1] == pytest.approx(0.5 + 550 / 100_000 * scheduling.kv_weight_s)
 
 
 async def test_of_two_idle_instances_the_one_with_more_free_memory_comes_first(pool: PoolStore) -> None:
@@ -168,6 +170,17 @@ async def test_of_two_idle_instances_the_one_with_more_free_memory_comes_first(p
 
     assert [name for name, _ in (await horizon(pool)).lightest] == ["c", "b"]
     await pool.remove_instance("c")
+    assert [name for name, _ in (await horizon(pool)).lightest] == ["b", "a"]
+
+
+async def test_a_busier_instance_with_more_free_memory_comes_before_a_full_one(pool: PoolStore) -> None:
+    for instance_id in "ab":
+        await pool.put_instance(instance(instance_id, prefill_tokens_per_s=1000.0, kv_capacity_tokens=1000))
+    await pool.reserve(
+        reservation("full", "a", chain=chain(*range(9)), uncached_tokens=100, expected_output_tokens=500)
+    )
+    await pool.reserve(reservation("busy", "b", chain=chain(1), uncached_tokens=1000, expected_output_tokens=1))
+
     assert [name for name, _ in (await horizon(pool)).lightest] == ["b", "a"]
 
 

@@ -1,3 +1,4 @@
+-- include: terms
 -- One instance's account: five keys in a row, KEYS[first] to KEYS[first + 4], see docs/redis-keys.md. Read once, changed
 -- as a table, written once; the last of KEYS is the ranking that writing it keeps up.
 local function read_account(first, instance_id)
@@ -54,8 +55,8 @@ local function behind_tokens(account)
   return account.late_tokens + math.min(account.aside_tokens, waiting)
 end
 
--- Keeps the ranking of ready, scheduled instances by the queueing time of their on-time work, in seconds; up to a
--- millisecond more the fuller KV memory is.
+-- Keeps the ranking of ready, scheduled instances by the queueing time of their on-time work, in seconds, and
+-- their KV memory in use; twin of statestore/ledger/horizon.py.
 local function rank_account(account)
   if account.state ~= 'ready' or account.role == 'decode' then
     redis.call('ZREM', KEYS[#KEYS], account.id)
@@ -63,7 +64,7 @@ local function rank_account(account)
   end
   local kv_usage = math.min(1, account.context_tokens / math.max(1, account.kv_capacity_tokens))
   local on_time_s = (account.pending_tokens - behind_tokens(account)) / tokens_per_s(account)
-  redis.call('ZADD', KEYS[#KEYS], exact(on_time_s + kv_usage / 1000), account.id)
+  redis.call('ZADD', KEYS[#KEYS], exact(on_time_s + kv_weight_s * kv_usage), account.id)
 end
 
 local function write_account(account)

@@ -1,5 +1,6 @@
--- ARGV[2] of every script that may grant: the pool's terms, '<queue order> <max hold ms> <grants channel>', the channel
--- up to the replica's id.
-local queue_order, max_hold_ms, grants_channel = string.match(ARGV[2], '^(%l+) (%d+) (.+)$')
+-- ARGV[2] of every script that may grant: the pool's terms, '<queue order> <max hold ms> <KV weight s> <grants channel>',
+-- the channel up to the replica's id.
+local queue_order, max_hold_ms, kv_weight_s, grants_channel = string.match(ARGV[2], '^(%l+) (%d+) (%S+) (.+)$')
 max_hold_ms = tonumber(max_hold_ms)
+kv_weight_s = tonumber(kv_weight_s)
 local by_deadline = queue_order == 'deadline'

@@ -55,19 +55,27 @@ def test_an_engine_silent_for_longer_than_its_work_needs_is_stalled(choose: Choo
 
 
 def test_kv_memory_in_use_weighs_by_its_share(choose: Choose, load: Load) -> None:
-    # given 2.4 s more at a weight of 3, beside 2 s of queueing
+    # given 3.2 s more at a weight of 4 s for a full one
     full = load("full", context_tokens=900_000)
 
-    assert choose(NAME, full, load("busy", pending_tokens=2000, context_tokens=100_000)).instance_id == "busy"
-    assert choose(NAME, full, load("busier", pending_tokens=2800, context_tokens=100_000)).instance_id == "full"
+    assert choose(NAME, full, load("busy", pending_tokens=3000, context_tokens=100_000)).instance_id == "busy"
+    assert choose(NAME, full, load("busier", pending_tokens=3400, context_tokens=100_000)).instance_id == "full"
 
 
-def test_nobody_is_asked_for_the_kv_memory_alone(policy: MakePolicy, query: Query, load: Load) -> None:
-    # given a pair that has 300 ms to do, and nothing of the prefix anywhere
-    horizon = Horizon(lightest=(("c", 0.4),))
-    pair = [load(name, pending_tokens=300, context_tokens=900_000) for name in ("a", "b")]
+def test_whoever_has_more_kv_memory_left_is_asked_once_the_pair_has_work(
+    policy: MakePolicy, query: Query, load: Load
+) -> None:
+    # given a pair that has 0.3 s of work, 3.6 s for its KV memory, and all of the prompt cached but a tenth
+    horizon = Horizon(lightest=(("c", 3.5), ("d", 3.95)))
+    pair = [load(name, hit_blocks=9, pending_tokens=300, context_tokens=900_000) for name in ("a", "b")]
 
-    assert looks(policy(NAME), query(), horizon, *pair) == ()
+    assert looks(policy(NAME), query(), horizon, *pair) == ("c",)
+
+
+def test_nobody_is_asked_for_the_kv_memory_of_an_idle_pair(policy: MakePolicy, query: Query, load: Load) -> None:
+    pair = [load(name, context_tokens=900_000) for name in ("a", "b")]
+
+    assert looks(policy(NAME), query(), Horizon(lightest=(("c", 0.0),)), *pair) == ()
 
 
 def test_an_idle_pair_with_the_deepest_known_hit_asks_nobody_else(policy: MakePolicy, query: Query, load: Load) -> None:
