@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from scheduling.decision import Decision, Horizon, Reason, RouteQuery, SecondLook
 from scheduling.instance import InstanceLoad
-from scheduling.policies.choice import Cost, decide, usable
+from scheduling.policies.choice import decide, usable
 from scheduling.policies.pair import PAIR, pair_of
 from scheduling.settings import DualMapWideSettings
 from scheduling.ttft import remaining_queueing_s, ttft_features
@@ -23,10 +23,6 @@ class _Offer(NamedTuple):
     features: TtftFeatures
     ttft_s: float
     cost_s: float
-
-
-def _rank(offer: _Offer) -> Cost:
-    return offer.cost_s, offer.load.kv_usage
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class DualMapWide:
 
     def _offers(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> list[_Offer]:
         """Of those that may be chosen, the best first."""
-        return sorted([self._offer(query, load) for load in usable(query, loads)], key=_rank)
+        return sorted([self._offer(query, load) for load in usable(query, loads)], key=lambda offer: offer.cost_s)
 
     def _further(
         self, query: RouteQuery, loads: Mapping[str, InstanceLoad], offers: list[_Offer], horizon: Horizon
