@@ -79,7 +79,7 @@ class ReplicaFullError(RouterError):
 
 
 class QueueFullError(RouterError):
-    """The queue of every instance that could take the request is full."""
+    """The queue of every instance that could take the request is full, or its own has too many late requests."""
 
     status, type, code = 429, "rate_limit_error", "queue_full"
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from router.deadlines import CallLater
-from router.errors import HoldTimeoutError, SloUnreachableError
+from router.errors import HoldTimeoutError, QueueFullError, RouterError, SloUnreachableError
 from router.metrics import StoreCall, measured
 from statestore.base import Grant, PoolStore, RequestRecord, RequestState
 from statestore.clock import Clock
@@ -71,7 +71,8 @@ class WaitingRoom:
         refuses_late: bool,
         call: StoreCall,
     ) -> None:
-        """With ``refuses_late`` a request that stepped behind its deadline while it was held is turned away."""
+        """With ``refuses_late`` every request that stepped behind its deadline while it was held is turned away, else
+        only those that their instance is not to serve late."""
         self._call_later = call_later
         self._pool = pool
         self._call = call
@@ -100,6 +101,7 @@ class WaitingRoom:
 
         Raises:
             HoldTimeoutError: it has not come within the hold timeout.
+            QueueFullError: it stepped behind its deadline, and its instance holds enough late work without it.
             SloUnreachableError: it stepped behind its deadline, and late requests are refused.
             ReservationLostError: the store does not know the request any more.
         """
@@ -167,11 +169,18 @@ class WaitingRoom:
             waiter.failed(ReservationLostError(waiter.request_id))
         elif record.attempt == waiter.attempt and record.state is not RequestState.HELD:
             waiter.granted(Grant(record.request_id, record.instance_id, record.attempt, record.uncached_tokens))
-        elif record.late and self._refuses_late and waiter.attempt == 1:
-            waiter.failed(
-                SloUnreachableError(
-                    "requests with less to compute went first, and the first token cannot come in time any more; try"
-                    " again later, or allow more time with x-slo-ttft-ms",
-                    retry_after_s=waiter.retry_after_s(),
-                )
+        elif record.late and (self._refuses_late or record.surplus) and waiter.attempt == 1:
+            waiter.failed(self._late(waiter))
+
+    def _late(self, waiter: Waiter) -> RouterError:
+        if self._refuses_late:
+            return SloUnreachableError(
+                "requests with less to compute went first, and the first token cannot come in time any more; try"
+                " again later, or allow more time with x-slo-ttft-ms",
+                retry_after_s=waiter.retry_after_s(),
             )
+        return QueueFullError(
+            "the first token cannot come in time any more, and too many such requests are waiting already; try again"
+            " later, allow more time with x-slo-ttft-ms, add instances, or raise scheduling.max_late_work_s",
+            retry_after_s=waiter.retry_after_s(),
+        )

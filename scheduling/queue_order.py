@@ -5,6 +5,10 @@ deadline first, and when one would be late, the longest so far steps aside (J. M
 sequencing algorithm for minimizing the number of late jobs", 1968, known as Moore-Hodgson; optimal for one machine
 and known jobs). A request that could not make its deadline even if it were next has *stepped behind*: it is served,
 oldest first, while nobody on time is waiting, and goes before everybody once it has been held for ``max_hold_ms``.
+As whoever is late goes first in the end, late work takes a share of the instance that requests on time have to do
+without, and under lasting overload it would take all of it. Therefore an instance holds a limited amount: by Little's
+law no more than ``max_late_work_ms / max_hold_ms`` of its time ever goes there. Whoever steps behind beyond that is
+*surplus*, and refused.
 
 While no deadline is at stake the order decides nothing, and the engine is given more than one dispatch window: with
 the next prompts at hand it fills the last step of a long prefill, which would otherwise run half empty.
@@ -90,6 +94,11 @@ def is_calm(earliest_deadline_ms: int, now_ms: int, on_time_tokens: int, tokens_
     Then nobody is late in any order. O(1).
     """
     return now_ms + on_time_tokens * 1000 / tokens_per_s <= earliest_deadline_ms
+
+
+def is_surplus(late_tokens: int, tokens_per_s: float, max_late_work_ms: int) -> bool:
+    """Whether one more request that steps behind is too many, given the tokens of those that did before."""
+    return late_tokens * 1000 / tokens_per_s >= max_late_work_ms
 
 
 def is_overdue(enqueued_ms: int, now_ms: int, max_hold_ms: int) -> bool:

@@ -111,6 +111,11 @@ class SchedulingSettings(BaseModel):
     max_hold_s: float = Field(
         300.0, gt=0, description="longest time a request is held, seconds; then order deadline dispatches it anyway"
     )
+    max_late_work_s: float = Field(
+        30.0,
+        ge=0,
+        description="prefill work that an instance holds for requests that stepped behind, seconds; more is refused",
+    )
     holder_marks: int = Field(200_000, ge=1, description="prefixes whose last holders are remembered, per generation")
     dualmap: DualMapSettings = Field(default_factory=DualMapSettings, description="parameters of policy dualmap")
     dualmap_wide: DualMapWideSettings = Field(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from scheduling.blocks import cache_seed, chain_of_trace
 from scheduling.chain import Chain
 from scheduling.decision import Decision, RouteQuery
+from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.policies import build_policy
 from scheduling.view import ClusterView
@@ -175,58 +176,77 @@ class Simulation:
         return chain_of_trace(request.hash_ids, request.input_tokens, _SEED, self._trace.block_tokens)
 
     def _place(self, request_id: str, request: TraceRequest, chain: Chain, now_s: float) -> None:
-        """Decide and reserve; nothing comes between the two here, so a decision is never stale."""
-        scheduling, view, now_ms = self._scheduling, self._current_view(), int(now_s * 1000)
+        """Decide and reserve, elsewhere where a queue is full. Nothing comes between the two: no decision is stale."""
+        scheduling, view = self._scheduling, self._current_view()
         outcome = RequestOutcome(now_s, request.input_tokens, request.output_tokens, scheduling.slo_ttft_s)
         outcome.key_blocks = view.tree.key_blocks(chain, scheduling.max_key_blocks)
         self._outcomes.append(outcome)
-        expected_output_tokens = scheduling.expected_output_tokens
-        if self._scenario.output_limits_known:
-            expected_output_tokens = request.output_tokens
-        decision = self._decide(chain, expected_output_tokens, view, now_ms)
-        outcome.expected_ttft_s = decision.expected_ttft_s
-        outcome.expected_cached_tokens = max(0, request.input_tokens - decision.uncached_tokens)
-        if self._scenario.late_requests == "refuse" and decision.expected_ttft_s > scheduling.slo_ttft_s:
-            del self._chains[request_id]
-            return
-        reservation = Reservation(
-            request_id=request_id,
-            replica_id=_REPLICA,
-            instance_id=decision.instance_id,
-            chain=chain,
-            uncached_tokens=decision.uncached_tokens,
-            expected_output_tokens=expected_output_tokens,
-            slo_ms=round(scheduling.slo_ttft_s * 1000),
-            alternative_id=decision.alternative_id,
-            alternative_uncached_tokens=decision.alternative_uncached_tokens,
-            overloaded=decision.overloaded,
-            ttft_features=decision.ttft_features,
-        )
-        status = self._ledger.reserve(reservation, now_ms).status
-        if status not in (ReserveStatus.DISPATCHED, ReserveStatus.HELD):
-            del self._chains[request_id]  # refused: its queue is full
-            return
-        outcome.chosen_id = decision.instance_id
-        if status is ReserveStatus.DISPATCHED:
-            self._submit(request_id, decision.instance_id, now_s)
+        full: frozenset[str] = frozenset()
+        while (decision := self._decide(request, chain, view, full, now_s)) is not None:
+            outcome.expected_ttft_s = decision.expected_ttft_s
+            outcome.expected_cached_tokens = max(0, request.input_tokens - decision.uncached_tokens)
+            if self._scenario.late_requests == "refuse" and decision.expected_ttft_s > scheduling.slo_ttft_s:
+                break
+            status = self._reserve(request_id, request, chain, decision, now_s)
+            if status is not ReserveStatus.QUEUE_FULL:
+                outcome.chosen_id = decision.instance_id
+                if status is ReserveStatus.DISPATCHED:
+                    self._submit(request_id, decision.instance_id, now_s)
+                return
+            full |= {decision.instance_id}
+        del self._chains[request_id]  # refused
 
-    def _decide(self, chain: Chain, expected_output_tokens: int, view: ClusterView, now_ms: int) -> Decision:
+    def _decide(
+        self, request: TraceRequest, chain: Chain, view: ClusterView, excluded: frozenset[str], now_s: float
+    ) -> Decision | None:
+        """None if nobody is left to choose."""
         query = RouteQuery(
             chain,
             self._scheduling.slo_ttft_s,
             sequence=len(self._outcomes),
-            expected_output_tokens=expected_output_tokens,
+            expected_output_tokens=self._expected_output_tokens(request),
+            excluded=excluded,
         )
+        try:
+            return self._choose(query, view, int(now_s * 1000))
+        except NoInstanceError:
+            if not excluded:
+                raise
+            return None
+
+    def _choose(self, query: RouteQuery, view: ClusterView, now_ms: int) -> Decision:
+        """Raises NoInstanceError."""
         candidates = self._policy.candidates(query, view)
-        seen = self._ledger.observe(candidates, chain, now_ms, horizon=self._policy.looks_beyond)
+        seen = self._ledger.observe(candidates, query.chain, now_ms, horizon=self._policy.looks_beyond)
         loads = self._as_seen(seen.loads)
         if seen.horizon is None:
             return self._policy.choose(query, loads)
         answer = self._policy.choose_or_look(query, loads, seen.horizon)
         if isinstance(answer, Decision):
             return answer
-        further = self._ledger.observe(answer.instance_ids, chain, now_ms)
+        further = self._ledger.observe(answer.instance_ids, query.chain, now_ms)
         return self._policy.choose(query, loads | self._as_seen(further.loads))
+
+    def _reserve(
+        self, request_id: str, request: TraceRequest, chain: Chain, decision: Decision, now_s: float
+    ) -> ReserveStatus:
+        reservation = Reservation(
+            request_id=request_id,
+            replica_id=_REPLICA,
+            instance_id=decision.instance_id,
+            chain=chain,
+            uncached_tokens=decision.uncached_tokens,
+            expected_output_tokens=self._expected_output_tokens(request),
+            slo_ms=round(self._scheduling.slo_ttft_s * 1000),
+            alternative_id=decision.alternative_id,
+            alternative_uncached_tokens=decision.alternative_uncached_tokens,
+            overloaded=decision.overloaded,
+            ttft_features=decision.ttft_features,
+        )
+        return self._ledger.reserve(reservation, int(now_s * 1000)).status
+
+    def _expected_output_tokens(self, request: TraceRequest) -> int:
+        return request.output_tokens if self._scenario.output_limits_known else self._scheduling.expected_output_tokens
 
     def _as_seen(self, loads: Mapping[str, InstanceLoad]) -> dict[str, InstanceLoad]:
         if not self._direct:
@@ -280,16 +300,16 @@ class Simulation:
         self._dispatch_granted(now_s)
 
     def _grant_overdue(self, now_s: float) -> None:
-        if self._scenario.late_requests == "refuse":
-            self._refuse_late(int(now_s * 1000))
+        self._refuse_late(int(now_s * 1000))
         upkeep.grant_overdue(self._ledger, int(now_s * 1000))
         self._dispatch_granted(now_s)
 
     def _refuse_late(self, now_ms: int) -> None:
-        """Turn away who stepped behind while held, as the routers do when they look their held requests up."""
+        """Turn away who stepped behind while held and is not served late, as the routers do at their looks."""
+        refuses_all = self._scenario.late_requests == "refuse"
         for account in self._ledger.accounts.values():
             for request in [*account.late]:
-                if request.state is RequestState.HELD:  # one that leaves may make room for the next
+                if request.state is RequestState.HELD and (refuses_all or request.surplus):  # others may go meanwhile
                     self._ledger.finish(request.request_id, now_ms)
                     del self._chains[request.request_id]
 

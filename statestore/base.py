@@ -142,6 +142,8 @@ class RequestRecord:
     late: bool = False
     """It stepped behind: it cannot make its deadline any more (order ``deadline`` only). Asked on arrival, of all held
     requests when there is room to give away, and by ``grant_overdue``."""
+    surplus: bool = False
+    """It stepped behind when its instance held all the late work that it may: its replica is to turn it away."""
 
 
 @dataclass(frozen=True, slots=True)

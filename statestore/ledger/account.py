@@ -114,10 +114,10 @@ class InstanceAccount:
         else:
             self.queue.remove(request)
 
-    def step_behind(self, request: LiveRequest) -> None:
+    def step_behind(self, request: LiveRequest, *, surplus: bool) -> None:
         """Let a queued request wait among the late ones from now on."""
         self._delist(request)
-        request.late = True
+        request.late, request.surplus = True, surplus
         self._list(request)
 
     def position(self, request: LiveRequest) -> int:

@@ -30,6 +30,7 @@ class LiveRequest:
         "sequence",
         "slo_ms",
         "state",
+        "surplus",
         "ttft_features",
         "uncached_tokens",
     )
@@ -51,6 +52,7 @@ class LiveRequest:
         self.alternative_uncached_tokens = reservation.alternative_uncached_tokens
         self.sequence = sequence
         self.late = False
+        self.surplus = False
         self.kv_instance_id = reservation.instance_id
         """The instance where its reservation, or its first token after a move, stamped the chain and was remembered as
         its holder; '' when none is known."""
@@ -98,6 +100,7 @@ class LiveRequest:
             self.alternative_uncached_tokens,
             self.sequence,
             self.late,
+            self.surplus,
         )
 
 

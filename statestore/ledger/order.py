@@ -14,6 +14,7 @@ from scheduling.queue_order import (
     Waiting,
     is_calm,
     is_overdue,
+    is_surplus,
     plan_on_time,
     steps_behind,
 )
@@ -35,6 +36,9 @@ class GrantOrder(Protocol):
     def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
         """Whether a request that is to be held on the instance steps behind right away."""
 
+    def is_surplus(self, account: InstanceAccount) -> bool:
+        """Whether a request that steps behind now is one too many."""
+
     def dispatch_next(self, account: InstanceAccount, now_ms: int, *, sweep: bool = False) -> Iterator[LiveRequest]:
         """Dispatch all that may go now, one by one. A ``sweep`` looks at every request, room or not."""
 
@@ -48,6 +52,9 @@ class FifoOrder:
         return account.has_room() and not len(account.queue)
 
     def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
+        return False
+
+    def is_surplus(self, account: InstanceAccount) -> bool:
         return False
 
     def dispatch_next(self, account: InstanceAccount, now_ms: int, *, sweep: bool = False) -> Iterator[LiveRequest]:
@@ -67,8 +74,9 @@ class DeadlineOrder:
 
     rank: Rank = staticmethod(by_deadline)
 
-    def __init__(self, max_hold_ms: int) -> None:
+    def __init__(self, max_hold_ms: int, max_late_work_ms: int) -> None:
         self._max_hold_ms = max_hold_ms
+        self._max_late_work_ms = max_late_work_ms
 
     def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
         if len(account.queue):
@@ -84,12 +92,15 @@ class DeadlineOrder:
             request.enqueued_ms, now_ms, self._max_hold_ms
         )
 
+    def is_surplus(self, account: InstanceAccount) -> bool:
+        return is_surplus(account.late_tokens, account.rate.tokens_per_s, self._max_late_work_ms)
+
     def dispatch_next(self, account: InstanceAccount, now_ms: int, *, sweep: bool = False) -> Iterator[LiveRequest]:
         if len(account.queue) and (sweep or account.has_room()):
             for request in islice(account.queue, PLANNED_REQUESTS):
                 account.recount(request)
             for request in [request for request in account.queue if self.is_late(account, request, now_ms)]:
-                account.step_behind(request)
+                account.step_behind(request, surplus=self.is_surplus(account))
         if not account.serves():
             return
         while len(account.late) and is_overdue(account.late.head().enqueued_ms, now_ms, self._max_hold_ms):
@@ -137,7 +148,7 @@ class DeadlineOrder:
 def grant_order(scheduling: SchedulingSettings) -> GrantOrder:
     """The order that the pool's settings name."""
     if scheduling.granting_order == "deadline":
-        return DeadlineOrder(round(scheduling.max_hold_s * 1000))
+        return DeadlineOrder(round(scheduling.max_hold_s * 1000), round(scheduling.max_late_work_s * 1000))
     return FifoOrder()
 
 

@@ -218,6 +218,7 @@ def record_from(text: bytes) -> RequestRecord:
         int(fields["alternative_uncached_tokens"]),
         int(fields["sequence"]),
         fields["late"],
+        fields.get("surplus", False),
     )
 
 

@@ -287,5 +287,10 @@ class RedisPool(LeaderCalls):
 
 def _terms(scheduling: SchedulingSettings, keys: PoolKeys) -> bytes:
     """How held requests are granted and instances ranked, as ``shared/terms.lua`` reads it."""
-    order, max_hold_ms = scheduling.granting_order.encode(), round(scheduling.max_hold_s * 1000)
-    return b"%s %d %.17g %s" % (order, max_hold_ms, scheduling.kv_weight_s, keys.grants_channel)
+    return b"%s %d %d %.17g %s" % (
+        scheduling.granting_order.encode(),
+        round(scheduling.max_hold_s * 1000),
+        round(scheduling.max_late_work_s * 1000),
+        scheduling.kv_weight_s,
+        keys.grants_channel,
+    )

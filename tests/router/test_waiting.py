@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.errors import HoldTimeoutError, SloUnreachableError
+from router.errors import HoldTimeoutError, QueueFullError, SloUnreachableError
 from router.metrics import RouterMetrics
 from router.waiting import ReservationLostError, WaitingRoom
 from scheduling.chain import Chain
@@ -157,9 +157,25 @@ async def test_a_stream_that_ends_is_opened_again(store: Any, clock: Any, tools:
 class Records:
     """A pool that knows one held request, which stepped behind."""
 
-    def __init__(self, attempt: int) -> None:
+    def __init__(self, attempt: int, *, surplus: bool = False) -> None:
         self._record = RequestRecord(
-            "x", "r", "a", RequestState.HELD, attempt, 1200, 1200, 10, 5000, 0, 0, 0, None, 0, 1, late=True
+            "x",
+            "r",
+            "a",
+            RequestState.HELD,
+            attempt,
+            1200,
+            1200,
+            10,
+            5000,
+            0,
+            0,
+            0,
+            None,
+            0,
+            1,
+            late=True,
+            surplus=surplus,
         )
 
     async def held_states(self, request_ids: Sequence[str]) -> dict[str, RequestRecord]:
@@ -183,3 +199,17 @@ async def test_who_steps_behind_is_turned_away_where_late_requests_are_and_nothi
             await task
         assert turned_away.value.retry_after_s == 7.0
     task.cancel()
+
+
+async def test_who_is_one_too_many_of_those_behind_is_turned_away_even_where_late_requests_are_served(
+    clock: Any, tools: Any
+) -> None:
+    waiting = room(Records(1, surplus=True), clock)
+    task = asyncio.create_task(waiting.wait(waiting.expect("x", 1), 0.0, lambda: 7.0))
+    await tools.settle()
+
+    await waiting.look_up()
+
+    with pytest.raises(QueueFullError, match="max_late_work_s") as turned_away:
+        await task
+    assert turned_away.value.retry_after_s == 7.0

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.queue_order import Plan, Waiting, behind_tokens, is_calm, is_overdue, plan_on_time, steps_behind
+from scheduling.queue_order import (
+    Plan,
+    Waiting,
+    behind_tokens,
+    is_calm,
+    is_overdue,
+    is_surplus,
+    plan_on_time,
+    steps_behind,
+)
 
 TOKENS_PER_S = 1000.0  # one token per millisecond
 
@@ -67,3 +76,8 @@ def test_a_request_is_overdue_once_it_was_held_for_the_longest_allowed_time(now_
 @pytest.mark.parametrize(("aside_tokens", "behind"), [(0, 100), (250, 350), (900, 500)])
 def test_what_was_set_aside_counts_as_far_as_it_still_waits(aside_tokens: int, behind: int) -> None:
     assert behind_tokens(1000, dispatched_tokens=500, late_tokens=100, aside_tokens=aside_tokens) == behind
+
+
+@pytest.mark.parametrize(("late_tokens", "surplus"), [(0, False), (1_999, False), (2_000, True)])
+def test_who_steps_behind_is_surplus_once_the_late_work_is_at_its_limit(late_tokens: int, surplus: bool) -> None:
+    assert is_surplus(late_tokens, tokens_per_s=100.0, max_late_work_ms=20_000) is surplus

@@ -17,6 +17,7 @@ from simulation.traces import Trace, TraceRequest
 
 ENGINE: EngineConfig = find_preset("qwen2.5-7b-910b4").engine
 CONVERSATION = conversation(requests=400, seed=1).capped(20_480)
+ALL_ARE_SERVED = {policy: SchedulingSettings(policy=policy, max_late_work_s=3600) for policy in POLICIES}
 
 
 def scenario(policy: PolicyName = "dualmap", **changes: object) -> Scenario:
@@ -29,7 +30,7 @@ def figures(result: RunResult) -> dict[str, object]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_request_is_answered_and_nothing_is_left_behind(policy: PolicyName) -> None:
-    simulation = Simulation(CONVERSATION.at_rate(4.0), scenario(policy))
+    simulation = Simulation(CONVERSATION.at_rate(4.0), scenario(policy, scheduling=ALL_ARE_SERVED[policy]))
 
     record = simulation.run()
 
@@ -159,7 +160,7 @@ def test_instances_that_join_take_load_and_those_that_leave_finish_theirs() -> N
 def test_late_requests_are_refused_where_the_operator_wants_it(seed: int) -> None:
     overload = conversation(requests=1200, seed=seed).capped(20_480).at_rate(8.0)
 
-    serving = simulate(overload, scenario("dualmap-wide"))
+    serving = simulate(overload, scenario(scheduling=ALL_ARE_SERVED["dualmap-wide"]))
     refusing = simulate(overload, scenario("dualmap-wide", late_requests="refuse"))
 
     assert serving.refused == 0 < refusing.refused
@@ -177,11 +178,36 @@ def test_a_request_that_no_engine_can_serve_is_refused_and_counted() -> None:
     assert result.effective_capacity <= 1 - too_long / 400
 
 
-def test_a_full_queue_refuses() -> None:
+def test_full_queues_refuse() -> None:
     result = simulate(CONVERSATION.at_rate(20.0), scenario(max_queued_requests=2))
 
     assert result.refused > 0
     assert result.requests == 400
+
+
+@pytest.mark.parametrize("policy", ["dualmap", "dualmap-wide"])
+def test_nobody_is_refused_while_another_instance_has_a_place(policy: PolicyName) -> None:
+    # given more of one prompt at once than its pair has places for, and an empty fleet
+    alike = [TraceRequest(0.01 * number, 20_480, 8, tuple(range(40))) for number in range(12)]
+
+    record = Simulation(Trace("alike", 512, tuple(alike)), scenario(policy, max_queued_requests=2)).run()
+
+    assert all(outcome.finish_s is not None for outcome in record.outcomes)
+    assert len({outcome.instance_id for outcome in record.outcomes}) == 4
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_lasting_overload_leaves_late_requests_a_bounded_share(seed: int) -> None:
+    # given four instances at one and a half times what they can carry, for five times as long as anybody may be held
+    overload = conversation(requests=2400, seed=seed).capped(20_480).at_rate(8.0)
+    shares = {}
+    for name, max_late_work_s in (("bounded", 6.0), ("unbounded", 1e6)):
+        scheduling = SchedulingSettings(max_hold_s=60.0, max_late_work_s=max_late_work_s)
+        shares[name] = simulate(overload, replace(scenario("dualmap-wide"), scheduling=scheduling, skip_requests=1200))
+
+    assert shares["unbounded"].refused == 0
+    assert shares["bounded"].effective_capacity > 1.5 * shares["unbounded"].effective_capacity
+    assert shares["bounded"].longest_hold_s <= 61.0
 
 
 def test_the_first_requests_load_the_fleet_but_stay_out_of_the_figures() -> None:
@@ -202,7 +228,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
 
 
 def test_under_overload_by_deadline_nobody_is_held_longer_than_anybody_may_be() -> None:
-    settings = SchedulingSettings(policy="dualmap-wide", queue_order="deadline", max_hold_s=15.0)
+    settings = SchedulingSettings(policy="dualmap-wide", queue_order="deadline", max_hold_s=15.0, max_late_work_s=3600)
 
     result = simulate(CONVERSATION.at_rate(12.0), scenario(scheduling=settings, dispatch=Dispatch.HOLD))
 

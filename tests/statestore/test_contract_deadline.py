@@ -345,6 +345,70 @@ async def test_the_late_list_counts_for_the_limit_of_the_queue(pool: PoolStore) 
     assert in_time == DISPATCHED, "there is room for it, so the queue's limit does not concern it"
 
 
+# the bound on late work --------------------------------------------------------------------------------------
+async def surplus_of(pool: PoolStore, instance_id: str = "a") -> list[str]:
+    return [held.request_id for held in (await queue_of(pool, instance_id)).held if held.surplus]
+
+
+async def test_who_is_late_on_arrival_is_surplus_once_there_is_enough_late_work(pool: PoolStore) -> None:
+    # given 30 s of late work at most, at 100 tokens a second
+    await busy(pool, one_at_a_time())
+    await hold(pool, "long", 1, tokens=2_999)
+    await hold(pool, "last", 1, tokens=400)
+    assert await surplus_of(pool) == []
+
+    await hold(pool, "too many", 1, tokens=400)
+    await hold(pool, "in time", 30_000, tokens=400)
+
+    assert await surplus_of(pool) == ["too many"]
+    await pool.finish("long")
+    await hold(pool, "as others left", 1, tokens=400)
+    assert await surplus_of(pool) == ["too many"], "what was said of one does not change, and others are let in again"
+    await assert_sums_hold(pool)
+
+
+async def test_who_steps_behind_while_held_is_surplus_as_well(pool: PoolStore, clock: HandClock) -> None:
+    fence = await lead(pool)
+    await busy(pool, one_at_a_time())
+    await hold(pool, "long", 1, tokens=2_900)
+    await hold(pool, "sooner", 5_000)
+    await hold(pool, "later", 5_500)
+
+    clock.advance(2_000)
+    await pool.grant_overdue(fence=fence)
+
+    assert await late_of(pool) == ["long", "sooner", "later"]
+    assert await surplus_of(pool) == ["later"]
+
+
+async def test_a_surplus_request_is_served_all_the_same_if_there_is_time_before_it_is_turned_away(
+    pool: PoolStore,
+) -> None:
+    running = await busy(pool, one_at_a_time())
+    await hold(pool, "long", 1, tokens=3_000)
+    await hold(pool, "surplus", 1)
+    assert await surplus_of(pool) == ["surplus"]
+
+    await pool.finish("long")
+    await pool.finish(running)
+
+    assert await dispatched(pool, ["surplus"]) == ["surplus"]
+
+
+async def test_a_migrated_request_is_asked_anew_whether_it_is_surplus(pool: PoolStore) -> None:
+    fence = await lead(pool)
+    await busy(pool, one_at_a_time("a"))
+    await busy(pool, one_at_a_time("b"))
+    await hold(pool, "long", 1, tokens=3_000)
+    await hold(pool, "late", 1)
+    assert await surplus_of(pool) == ["late"]
+
+    assert await pool.migrate("late", "a", "b", reason="benefit", fence=fence) is MigrateStatus.MIGRATED
+
+    assert await late_of(pool, "b") == ["late"]
+    assert await surplus_of(pool, "b") == []
+
+
 # the bound on waiting ----------------------------------------------------------------------------------------
 async def test_the_sweep_grants_who_waited_long_enough_room_or_not(pool: PoolStore, clock: HandClock) -> None:
     fence = await lead(pool)

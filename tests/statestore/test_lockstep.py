@@ -38,7 +38,13 @@ CHAINS = (
     *(chain(*range(100, 112)), chain(*range(100, 135)), chain(*range(100, 123), 201, 202)),  # several marks each
 )
 DEADLINE = SCHEDULING.model_copy(
-    update={"policy": "dualmap-wide", "queue_order": "deadline", "max_hold_s": 20.0, "holder_marks": 5}
+    update={
+        "policy": "dualmap-wide",
+        "queue_order": "deadline",
+        "max_hold_s": 20.0,
+        "max_late_work_s": 2.0,
+        "holder_marks": 5,
+    }
 )
 
 instances = st.sampled_from(INSTANCES)

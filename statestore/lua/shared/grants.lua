@@ -68,6 +68,7 @@ end
 -- Counts a request on an instance, among the late ones if it is held and cannot be on time there.
 local function enter_anew(account, request, now_ms)
   request.late = request.state == 'held' and is_late(account, request, now_ms)
+  request.surplus = request.late and is_surplus(account.late_tokens, tokens_per_s(account))
   enter(account, request, now_ms)
 end
 
@@ -138,7 +139,7 @@ local function part_queue(requests_key, account, now_ms)
     if steps_behind(held.deadline_ms, held.uncached_tokens, now_ms, rate) or is_overdue(held.enqueued_ms, now_ms) then
       local request = read_request(requests_key, held.request_id)
       delist(account, request)
-      request.late = true
+      request.late, request.surplus = true, is_surplus(account.late_tokens, rate)
       list(account, request)
       write_request(requests_key, request)
     else
