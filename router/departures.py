@@ -1,7 +1,8 @@
 """Who must hear that an instance was given up: exchanges on it whose client has seen no byte yet.
 
 An engine that hangs keeps its connections open, so nothing breaks and its requests would wait for their timeout. The
-leading worker finds it out from outside and takes the instance down; every refresh of the view compares.
+leading worker finds it out from outside and takes the instance down, or parks it if it was draining; every refresh of
+the view compares.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from router.retry_budget import RetryBudget
-from scheduling.instance import InstanceState
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.lifecycle import SERVING
 from scheduling.view import ClusterView
 from statestore.clock import Clock
 
-VANISHED_S: Final = 10.0
-"""An instance counts as gone once it is missing for this long: a store that came back empty is filled step by step."""
+GONE_S: Final = 10.0
+"""An instance that is missing or out of service, but not down, counts as gone after this long: a store that came back
+empty is filled step by step, and a drain waits for the requests in the instance's account alone, not for passed ones,
+which may just be coming to their end."""
 
 
 class Waiting(Protocol):
@@ -36,7 +40,7 @@ class Departures:
         self._retries = retries
         self._clock = clock
         self._waiting: dict[str, set[Waiting]] = {}
-        self._missing_since_s: dict[str, float] = {}
+        self._away_since_s: dict[str, float] = {}
 
     def watch(self, instance_id: str, waiting: Waiting) -> None:
         """Tell ``waiting`` when the instance leaves; ``leave`` is owed."""
@@ -50,13 +54,13 @@ class Departures:
                 del self._waiting[instance_id]
 
     def look(self, view: ClusterView) -> None:
-        """Tell who waits for an instance that is down or gone, as many as may be tried again now.
+        """Tell who waits for an instance that is down, or gone for ``GONE_S``, as many as may be tried again now.
 
         The others stay where they are and are told by a later look: an instance that is back by then may still
         answer them, an error could not. So it is with all of them while no other instance is ready.
         """
         now_s = self._clock.monotonic_s()
-        self._note_missing(view, now_s)
+        self._note_away(view, now_s)
         if not view.ready:
             return
         retries = self._retries.available(now_s)
@@ -74,14 +78,21 @@ class Departures:
             let_go += waiting.instance_lost(why)
         return let_go
 
-    def _note_missing(self, view: ClusterView, now_s: float) -> None:
-        missing = self._waiting.keys() - view.instances.keys()
-        self._missing_since_s = {name: self._missing_since_s.get(name, now_s) for name in missing}
+    def _note_away(self, view: ClusterView, now_s: float) -> None:
+        away = [name for name in self._waiting if not _serves(view.instances.get(name))]
+        self._away_since_s = {name: self._away_since_s.get(name, now_s) for name in away}
 
     def _loss(self, view: ClusterView, instance_id: str, now_s: float) -> str | None:
         """Why the instance will not answer; None if it may."""
         spec = view.instances.get(instance_id)
-        if spec is None:
-            gone = now_s - self._missing_since_s[instance_id] >= VANISHED_S
-            return f"instance {instance_id} was removed" if gone else None
-        return f"instance {instance_id} was taken down" if spec.state is InstanceState.DOWN else None
+        if _serves(spec):
+            return None
+        if spec is not None and spec.state is InstanceState.DOWN:
+            return f"instance {instance_id} was taken down"
+        if now_s - self._away_since_s[instance_id] < GONE_S:
+            return None
+        return f"instance {instance_id} was {'removed' if spec is None else 'taken out of service'}"
+
+
+def _serves(spec: InstanceSpec | None) -> bool:
+    return spec is not None and spec.state in SERVING

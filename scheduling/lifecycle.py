@@ -1,13 +1,13 @@
 """The life of an instance as the fleet sees it: one table of transitions.
 
 Health checks say what the engine does, operators and the autoscaler what it is for. Health never puts back into
-service what somebody took out: a draining instance stays draining, a parked one stays parked. An instance that
-dies while draining needs no state of its own: what it still runs fails and is retried elsewhere.
+service what somebody took out: a draining instance stays draining while it is well, a parked one stays parked. One
+that dies or hangs while draining is parked at once: it finishes nothing any more, and must not come back by itself.
 
-    starting ── HEALTHY ──▶ ready ── DRAIN ──▶ draining ── DRAINED ──▶ standby
-                            ▲   │                 │                      │
-                    HEALTHY │   │ UNHEALTHY       │ RESUME               │ RESUME
-                            └── down              └──▶ ready             └──▶ starting
+    starting ── HEALTHY ──▶ ready ── DRAIN ──▶ draining ── DRAINED, UNHEALTHY ──▶ standby
+                            ▲   │                 │                                 │
+                    HEALTHY │   │ UNHEALTHY       │ RESUME                          │ RESUME
+                            └── down              └──▶ ready                        └──▶ starting
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ class InstanceEvent(StrEnum):
     """Out of service at once; legal only where nothing is lost by it."""
 
 
+SERVING = frozenset({InstanceState.READY, InstanceState.DRAINING})
+"""States in which an instance works on what it has been given; a draining one finishes what is queued on it."""
+
 _S, _E = InstanceState, InstanceEvent
 TRANSITIONS: dict[tuple[InstanceState, InstanceEvent], InstanceState] = {
     (_S.STARTING, _E.HEALTHY): _S.READY,
@@ -45,7 +48,7 @@ TRANSITIONS: dict[tuple[InstanceState, InstanceEvent], InstanceState] = {
     (_S.READY, _E.DRAIN): _S.DRAINING,
     (_S.READY, _E.RESUME): _S.READY,
     (_S.DRAINING, _E.HEALTHY): _S.DRAINING,
-    (_S.DRAINING, _E.UNHEALTHY): _S.DRAINING,
+    (_S.DRAINING, _E.UNHEALTHY): _S.STANDBY,
     (_S.DRAINING, _E.DRAIN): _S.DRAINING,
     (_S.DRAINING, _E.DRAINED): _S.STANDBY,
     (_S.DRAINING, _E.RESUME): _S.READY,

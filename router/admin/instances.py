@@ -129,7 +129,7 @@ async def remove_instance(
 ) -> None:
     """Drain an instance, and forget it once it has nothing left to do.
 
-    409 when it still has requests after `wait_s`: it stays draining, and the call can be repeated. An instance
+    409 when it still has requests after `wait_s`: it takes no new ones, and the call can be repeated. An instance
     that is configured comes back when a worker starts.
     """
     await _apply(pool, instance_id, InstanceEvent.DRAIN)
@@ -141,7 +141,7 @@ async def remove_instance(
             break  # somebody else removed it
         if clock.monotonic_s() >= until_s:
             raise ConflictError(
-                f"instance {instance_id!r} is draining, with {load.queued_requests} held and "
+                f"instance {instance_id!r} is {load.state}, with {load.queued_requests} held and "
                 f"{load.running_requests} running requests left; repeat the call when they are done"
             )
         await clock.sleep(REMOVE_POLL_S)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from scheduling.chain import Chain
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.instance import InstanceLoad, InstanceSpec
+from scheduling.lifecycle import SERVING
 from scheduling.load_window import LoadWindow
 from scheduling.prefill_rate import PrefillRate, prefill_busy_s
 from scheduling.queue_order import behind_tokens
@@ -11,9 +12,6 @@ from scheduling.ttft_model import TtftModel
 from statestore.base import RequestState
 from statestore.ledger.kv import KvMetadata
 from statestore.ledger.live import HeldQueue, LiveRequest, Rank, by_sequence
-
-SERVING = frozenset({InstanceState.READY, InstanceState.DRAINING})
-"""States in which an instance is given its held requests; a draining one finishes what is queued on it."""
 
 
 class InstanceAccount:

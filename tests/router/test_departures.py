@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.departures import VANISHED_S, Departures
+from router.departures import GONE_S, Departures
 from router.retry_budget import RetryBudget
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState
@@ -117,11 +117,46 @@ def test_answers_that_have_begun_take_no_ones_retry(departures: Departures, view
     assert all(each.told for each in tries if not each.has_begun)
 
 
+@pytest.mark.parametrize("state", [InstanceState.STANDBY, InstanceState.STARTING])
+def test_an_instance_that_stays_out_of_service_is_lost_however_it_got_there(
+    departures: Departures, view_of: Any, clock: Any, state: InstanceState
+) -> None:
+    waiting = Try()
+    departures.watch("a", waiting)
+    departures.look(view_of(a=state, b=READY))
+    clock.now_s += GONE_S - 1
+    departures.look(view_of(a=state, b=READY))
+    assert waiting.told == [], "a passed request, which no drain waits for, may just be coming to its end"
+
+    clock.now_s += 1
+    departures.look(view_of(a=state, b=READY))
+
+    assert waiting.told == ["instance a was taken out of service"]
+
+
+def test_whoever_was_not_told_of_a_down_instance_yet_is_told_when_an_operator_takes_it_out(
+    departures: Departures, view_of: Any, clock: Any
+) -> None:
+    tries = [Try() for _ in range(11)]  # the budget: 10 at once, one a second
+    for each in tries:
+        departures.watch("a", each)
+    departures.look(view_of(a=DOWN, b=READY))
+    for each in [each for each in tries if each.told]:
+        departures.leave("a", each)
+        departures._retries.withdraw(clock.monotonic_s())
+    assert [len(each.told) for each in tries].count(0) == 1
+
+    clock.now_s += GONE_S
+    departures.look(view_of(a=InstanceState.STANDBY, b=READY))
+
+    assert all(each.told for each in tries)
+
+
 def test_an_instance_counts_as_gone_when_it_stays_missing(departures: Departures, view_of: Any, clock: Any) -> None:
     waiting = Try()
     departures.watch("a", waiting)
     departures.look(view_of(b=READY))
-    clock.now_s += VANISHED_S - 1
+    clock.now_s += GONE_S - 1
     departures.look(view_of(b=READY))
     assert waiting.told == [], "a store may just be filled again"
 
@@ -130,6 +165,6 @@ def test_an_instance_counts_as_gone_when_it_stays_missing(departures: Departures
     departures.look(view_of(b=READY))
     assert waiting.told == [], "it was back meanwhile"
 
-    clock.now_s += VANISHED_S
+    clock.now_s += GONE_S
     departures.look(view_of(b=READY))
     assert waiting.told == ["instance a was removed"]

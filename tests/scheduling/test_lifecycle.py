@@ -13,7 +13,7 @@ EXPECTED = {
     #                healthy, unhealthy, drain, drained, resume, park
     State.STARTING: ("ready", "starting", "standby", None, "starting", "standby"),
     State.READY: ("ready", "down", "draining", None, "ready", None),
-    State.DRAINING: ("draining", "draining", "draining", "standby", "ready", None),
+    State.DRAINING: ("draining", "standby", "draining", "standby", "ready", None),
     State.DOWN: ("ready", "down", "standby", None, "starting", "standby"),
     State.STANDBY: ("standby", "standby", "standby", None, "starting", "standby"),
 }
@@ -34,7 +34,7 @@ def test_every_event_in_every_state_is_decided(state: State, event: Event) -> No
 @pytest.mark.parametrize("state", [State.DRAINING, State.STANDBY])
 @pytest.mark.parametrize("event", [Event.HEALTHY, Event.UNHEALTHY])
 def test_health_never_puts_back_into_service_what_somebody_took_out(state: State, event: Event) -> None:
-    assert next_state(state, event) is state
+    assert next_state(state, event) in {state, State.STANDBY}
 
 
 def test_an_illegal_event_says_what_would_be_possible() -> None:

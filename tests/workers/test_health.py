@@ -208,14 +208,33 @@ async def test_health_never_puts_back_what_an_operator_took_out(
 ) -> None:
     server = await servers()
     await add_instance("a", state, url=server.url)
-    for answer in [(200, "")] * 3 + [(500, "")] * 4 + [(200, "")] * 3:
+    await check(3)
+    assert await state_of("a") is state
+
+    for answer in [(500, "")] * 4 + [(200, "")] * 3:
         server.answers["/health"] = answer
         await check()
 
-    assert await state_of("a") is state
+    assert await state_of("a") is InstanceState.STANDBY
 
 
-async def test_an_instance_drained_during_its_check_stays_draining(
+async def test_an_instance_that_hangs_while_it_drains_is_parked(
+    check, servers, pool, add_instance, reserve, state_of, value
+) -> None:
+    # given a request that a draining instance never prefills, though its HTTP side is well
+    server = await servers()
+    await add_instance("a", url=server.url)
+    await reserve("r1", "a")
+    await pool.set_instance_state("a", InstanceState.DRAINING)
+
+    await check(40)
+
+    assert await state_of("a") is InstanceState.STANDBY
+    assert value("dualmap_worker_health_transitions_total", source="draining", target="standby") == 1
+    assert value("dualmap_worker_drained_total") == 0
+
+
+async def test_an_instance_drained_during_its_check_is_not_taken_down(
     checker, check, servers, pool, add_instance, state_of
 ) -> None:
     server = await servers()
@@ -226,7 +245,6 @@ async def test_an_instance_drained_during_its_check_stays_draining(
     await checker.tick()  # the third failing check is under way
     await pool.set_instance_state("a", InstanceState.DRAINING)
     await asyncio.wait(list(checker._under_way.values()), timeout=10)
-    await check()
 
     assert await state_of("a") is InstanceState.DRAINING
 
