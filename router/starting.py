@@ -13,7 +13,7 @@ import orjson
 import uvicorn
 
 from router.errors import StoreAwayError, error_body
-from statestore.backoff import backoff_s, worth_logging
+from scheduling.backoff import backoff_s, worth_logging
 from statestore.errors import StoreUnavailableError
 
 log = logging.getLogger(__name__)

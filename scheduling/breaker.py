@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from scheduling.backoff import backoff_s
 from scheduling.errors import TransitionError
 
 SERVER_FAULT_STATUS = 500
@@ -115,7 +116,7 @@ class Breaker:
         if self.state is BreakerState.OPEN:
             return self
         failed_probes = self.failed_probes + 1 if self.state is BreakerState.HALF_OPEN else 0
-        cooldown_s = min(rule.max_cooldown_s, rule.cooldown_s * 2.0**failed_probes)
+        cooldown_s = backoff_s(failed_probes + 1, first_s=rule.cooldown_s, longest_s=rule.max_cooldown_s)
         return replace(after, faults=0, failed_probes=failed_probes, retry_at_s=now_s + cooldown_s)
 
     def _to(self, event: BreakerEvent) -> Breaker:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from scheduling.backoff import backoff_s
 from statestore.endpoint import Endpoint
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.packing import Argument, pack
@@ -46,7 +47,9 @@ class Connection:
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._backoff_s = 0.0
+        self._failures = 0
+        """Attempts to connect that failed in a row."""
+        self._pause_s = 0.0
         self._retry_at_s = 0.0
         self._last_error: StoreError | None = None
         self._closed = False
@@ -115,7 +118,7 @@ class Connection:
             raise unavailable from error
         finally:
             self._connecting = None
-        self._backoff_s = 0.0
+        self._failures = 0
         self._last_error = None
         self._wire = wire
         if self._on_connected is not None:
@@ -148,9 +151,10 @@ class Connection:
 
     def _back_off(self, error: StoreError) -> None:
         self._last_error = error
-        self._backoff_s = min(_MAX_BACKOFF_S, max(_FIRST_BACKOFF_S, 2 * self._backoff_s))
+        self._failures += 1
+        self._pause_s = backoff_s(self._failures, first_s=_FIRST_BACKOFF_S, longest_s=_MAX_BACKOFF_S)
         # Spread, so that a fleet of replicas does not return to a restarted server in one instant.
-        self._retry_at_s = asyncio.get_running_loop().time() + self._backoff_s * random.uniform(0.5, 1.0)
+        self._retry_at_s = asyncio.get_running_loop().time() + self._pause_s * random.uniform(0.5, 1.0)
 
     def _lost(self, wire: Wire) -> None:
         if self._wire is not wire:
@@ -164,7 +168,7 @@ class Connection:
             with contextlib.suppress(StoreError):
                 await self.connect()
                 return
-            await asyncio.sleep(self._backoff_s)
+            await asyncio.sleep(self._pause_s)
 
     def drop(self) -> None:
         """Abort the present connection; the next command makes a new one."""

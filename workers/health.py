@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
 
+from scheduling.backoff import worth_logging
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.lifecycle import InstanceEvent, next_state
-from statestore.backoff import worth_logging
 from statestore.base import PoolStore
 from statestore.clock import Clock
 from workers.checkup import Checkup, Thresholds, Verdict, conclude, is_suspect, judge, watch

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from statestore.backoff import worth_logging
+from scheduling.backoff import worth_logging
 from statestore.base import Lease, PoolStore
 from statestore.clock import Clock
 from statestore.errors import LeaseLostError, StoreError

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
-from statestore.backoff import backoff_s, worth_logging
+from scheduling.backoff import backoff_s, worth_logging
 from statestore.clock import Clock
 from statestore.errors import LeaseLostError, StoreUnavailableError
 from workers.metrics import WorkerMetrics

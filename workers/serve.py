@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from prometheus_client import disable_created_metrics
 
+from scheduling.backoff import backoff_s, worth_logging
 from scheduling.settings import SchedulingSettings
-from statestore.backoff import backoff_s, worth_logging
 from statestore.base import Store
 from statestore.clock import Clock, RealClock
 from statestore.connect import open_shared_store

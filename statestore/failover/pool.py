@@ -16,6 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+from scheduling.backoff import backoff_s
 from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad
 from scheduling.settings import SchedulingSettings
@@ -275,12 +276,12 @@ class FailoverPool(SharedCalls):
 
     async def _return(self) -> None:
         """Probe the store until a hand-over succeeds; meanwhile nobody leads, so grant who was held too long."""
-        delay_s = FIRST_PROBE_S
+        probes = 0
         while self._local is not None:
-            await self._clock.sleep(delay_s)
+            probes += 1
+            await self._clock.sleep(backoff_s(probes, first_s=FIRST_PROBE_S, longest_s=LONGEST_PROBE_S))
             upkeep.grant_overdue(self._local.ledger, self._now_ms())
             self._local.deliver_grants()
-            delay_s = min(2 * delay_s, LONGEST_PROBE_S)
             try:
                 found = await self._primary.membership()
                 async with asyncio.timeout(HAND_OVER_TIMEOUT_S):

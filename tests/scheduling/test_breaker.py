@@ -100,6 +100,16 @@ def test_every_failed_probe_doubles_the_wait_up_to_a_bound() -> None:
     assert waits_s == [5.0, 10.0, 20.0, 30.0, 30.0]
 
 
+def test_an_instance_that_stays_away_for_a_day_is_still_tried() -> None:
+    breaker, now_s = opened(100.0), 100.0
+
+    for _ in range(3000):
+        now_s = breaker.retry_at_s
+        breaker = breaker.sending(now_s, RULE).failed(now_s, RULE)
+
+    assert breaker.retry_at_s - now_s == RULE.max_cooldown_s
+
+
 def test_a_probe_whose_client_left_makes_room_for_another() -> None:
     assert opened(100.0).sending(105.0, RULE).ended_without_evidence(105.5).allows(105.5)
 
