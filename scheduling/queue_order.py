@@ -53,6 +53,14 @@ def steps_behind(request: Waiting, now_ms: int, tokens_per_s: float) -> bool:
     return now_ms + request.uncached_tokens * 1000 / tokens_per_s > request.deadline_ms
 
 
+def goes_at_once(queued_requests: int, dispatched_tokens: int, *, has_room: bool, is_behind: bool) -> bool:
+    """Whether a request that comes to an instance with so many queued is dispatched without a wait.
+
+    One that has stepped behind waits for an idle engine, but in ``fifo``, where nobody steps behind.
+    """
+    return not queued_requests and has_room and not (is_behind and dispatched_tokens)
+
+
 def plan_on_time(queue: Sequence[Waiting], now_ms: int, dispatched_tokens: int, tokens_per_s: float) -> Plan:
     """The plan for a queue in order of deadline.
 

@@ -47,6 +47,7 @@ class Evacuator:
         *,
         interval_s: float,
         decode_stall_s: float,
+        by_deadline: bool,
         metrics: WorkerMetrics,
     ) -> None:
         self.interval_s = interval_s
@@ -54,6 +55,7 @@ class Evacuator:
         self._fence = fence
         self._sight = sight
         self._decode_stall_s = decode_stall_s
+        self._by_deadline = by_deadline
         self._metrics = metrics
 
     async def tick(self) -> None:
@@ -69,6 +71,8 @@ class Evacuator:
         if snapshot is None or left is None or left.state is InstanceState.READY:
             return
         held = tuple(held_request(record, snapshot.now_ms) for record in snapshot.held)
-        moves = plan_evacuation(held, instance_id, loads, instances, self._decode_stall_s)
+        moves = plan_evacuation(
+            held, instance_id, loads, instances, self._decode_stall_s, by_deadline=self._by_deadline
+        )
         reason = reason_for(left.state)
         await execute_moves(self._pool, instance_id, moves, reason=reason, fence=self._fence, metrics=self._metrics)

@@ -111,6 +111,7 @@ class PoolWorker:
     def _other_jobs(self, fence: int, sight: Sight) -> list[Job]:
         pool, worker, metrics = self.pool, self._worker, self._metrics
         stall_s = self._scheduling.decode_stall_s
+        by_deadline = self._scheduling.granting_order == "deadline"
         jobs: list[Job] = [
             HotnessKeeper(
                 pool,
@@ -126,6 +127,7 @@ class PoolWorker:
                 sight,
                 interval_s=worker.evacuate_interval_s,
                 decode_stall_s=stall_s,
+                by_deadline=by_deadline,
                 metrics=metrics,
             ),
             Reaper(
@@ -139,7 +141,7 @@ class PoolWorker:
             Repairer(pool, fence, interval_s=worker.repair_interval_s, metrics=metrics),
             Drainer(pool, fence, sight, interval_s=worker.drain_interval_s, metrics=metrics),
         ]
-        if self._scheduling.granting_order == "deadline":
+        if by_deadline:
             jobs.append(OverdueGranter(pool, fence, interval_s=worker.overdue_interval_s, metrics=metrics))
         if build_policy(self._scheduling).rebalances:
             rebalancer = Rebalancer(

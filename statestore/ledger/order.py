@@ -12,6 +12,7 @@ from scheduling.queue_order import (
     PLANNED_REQUESTS,
     Plan,
     Waiting,
+    goes_at_once,
     is_calm,
     is_overdue,
     is_surplus,
@@ -49,7 +50,7 @@ class FifoOrder:
     rank: Rank = staticmethod(by_sequence)
 
     def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
-        return account.has_room() and not len(account.queue)
+        return goes_at_once(len(account.queue), account.dispatched_tokens, has_room=account.has_room(), is_behind=False)
 
     def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
         return False
@@ -79,13 +80,12 @@ class DeadlineOrder:
         self._max_late_work_ms = max_late_work_ms
 
     def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
-        if len(account.queue):
-            return False
-        if not account.has_room():
+        has_room = account.has_room()
+        if not has_room and not len(account.queue):
             return self._has_calm_room(account, deadline_ms, now_ms, uncached_tokens)
-        if not steps_behind(Waiting(deadline_ms, uncached_tokens), now_ms, account.rate.tokens_per_s):
-            return True
-        return account.dispatched_tokens == 0  # then nobody is late either, see dispatch_next
+        is_behind = steps_behind(Waiting(deadline_ms, uncached_tokens), now_ms, account.rate.tokens_per_s)
+        # Where the engine is idle and has room, nobody is late either, see dispatch_next.
+        return goes_at_once(len(account.queue), account.dispatched_tokens, has_room=has_room, is_behind=is_behind)
 
     def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
         return steps_behind(_waiting(request), now_ms, account.rate.tokens_per_s) or is_overdue(

@@ -14,14 +14,17 @@ def held(name: str, other: str | None, *, there: int = 100, prompt: int = 1000) 
     return HeldRequest(name, 500, prompt, 5.0, 0.0, other, there)
 
 
-def targets(*loads: InstanceLoad, requests: list[HeldRequest], **changed: dict[str, Any]) -> list[tuple[str, str]]:
+def targets(
+    *loads: InstanceLoad, requests: list[HeldRequest], by_deadline: bool = False, **changed: dict[str, Any]
+) -> list[tuple[str, str]]:
     """Who goes where; ``changed`` are figures of the instances of that name."""
     by_id = {each.instance_id: each for each in loads}
     instances = {
         name: InstanceSpec(name, f"http://{name}", state=load.state, **changed.get(name, {}))
         for name, load in by_id.items()
     }
-    return [(move.request_id, move.target_id) for move in plan_evacuation(requests, "lost", by_id, instances)]
+    moves = plan_evacuation(requests, "lost", by_id, instances, by_deadline=by_deadline)
+    return [(move.request_id, move.target_id) for move in moves]
 
 
 def test_held_requests_go_to_their_other_candidate_while_it_is_ready(load: Load) -> None:
@@ -93,3 +96,16 @@ def test_an_instance_that_dispatches_at_once_has_room_whatever_its_queue_takes(l
     moved = targets(load("a"), requests=requests, a=figures)
 
     assert moved == [("r0", "a"), ("r1", "a"), ("r2", "a")], "two run, one is held, the last waits for another round"
+
+
+def test_in_order_of_deadline_who_is_late_waits_for_no_engine_that_has_to_be_idle_first(load: Load) -> None:
+    # given an instance that holds nobody and has room, but not for one that is late, and another that holds
+    late, on_time = HeldRequest("late", 500, 1000, 5.0, 4.5), held("on-time", None)
+    busy, other = load("busy", pending_tokens=100, dispatched_tokens=100), load("other", pending_tokens=300)
+    figures: dict[str, Any] = {"busy": {"max_queued_requests": 0}, "requests": [late, on_time]}
+
+    assert targets(busy, other, by_deadline=True, **figures) == [("late", "other"), ("on-time", "busy")]
+    assert targets(busy, by_deadline=True, **figures) == [("on-time", "busy")], "nobody is kept by one who must stay"
+    assert targets(busy, other, by_deadline=False, **figures) == [("late", "busy"), ("on-time", "other")]
+    idle = load("busy")
+    assert targets(idle, other, by_deadline=True, **figures) == [("late", "busy"), ("on-time", "other")]

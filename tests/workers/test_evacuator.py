@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from scheduling.instance import InstanceState, Role
+from scheduling.settings import SchedulingSettings
 from workers.evacuator import Evacuator
 
 
 @pytest.fixture
-def evacuator(pool, fence, metrics):
-    return Evacuator(pool, fence, pool, interval_s=1.0, decode_stall_s=3.0, metrics=metrics)
+def evacuator(pool, fence, metrics, scheduling):
+    by_deadline = scheduling.granting_order == "deadline"
+    return Evacuator(pool, fence, pool, interval_s=1.0, decode_stall_s=3.0, by_deadline=by_deadline, metrics=metrics)
 
 
 async def test_held_requests_of_a_down_instance_move_and_keep_their_place_in_time(
@@ -86,6 +88,27 @@ async def test_a_full_queue_of_the_other_candidate_keeps_nobody_on_a_lost_instan
 
     after = await pool.held_states(["r1", "r2"])
     assert (after["r1"].instance_id, after["r2"].instance_id) == ("b", "c")
+    assert value("dualmap_worker_migrations_total", reason="instance_down", status="queue_full") == 0
+
+
+@pytest.mark.parametrize("scheduling", [SchedulingSettings(queue_order="deadline")])
+async def test_who_is_late_is_not_offered_again_and_again_to_an_instance_that_would_have_to_hold_it(
+    pool, evacuator, add_instance, reserve, clock, value
+) -> None:
+    # given b, which has room but holds nobody, and c, which has more to do and holds
+    await add_instance("a", dispatch_window_tokens=1)
+    await add_instance("b", max_queued_requests=0)
+    await add_instance("c", dispatch_window_tokens=1)
+    await reserve("running", "a")
+    await reserve("late", "a", slo_ms=1000)
+    await reserve("on-b", "b", 100, slo_ms=60_000)
+    await reserve("on-c", "c", 300, slo_ms=60_000)
+    await clock.advance(2.0)
+    await pool.set_instance_state("a", InstanceState.DOWN)
+
+    await evacuator.tick()
+
+    assert (await pool.held_states(["late"]))["late"].instance_id == "c"
     assert value("dualmap_worker_migrations_total", reason="instance_down", status="queue_full") == 0
 
 
