@@ -42,7 +42,7 @@ class ReserveStatus(StrEnum):
     STALE = "stale"
     """The load moved away from what the decision saw: observe and decide again. Nothing was reserved."""
     NOT_READY = "not_ready"
-    """The instance is no longer ready or no longer known. Nothing was reserved."""
+    """The instance takes no requests any more: not ready, role ``decode``, or unknown. Nothing was reserved."""
     QUEUE_FULL = "queue_full"
     """The instance's queue is at its limit. Nothing was reserved."""
     DUPLICATE = "duplicate"

@@ -9,6 +9,7 @@ from scheduling.load_window import LoadWindow
 from scheduling.prefill_rate import PrefillRate, prefill_busy_s
 from scheduling.queue_order import behind_tokens
 from scheduling.ttft_model import TtftModel
+from scheduling.view import is_scheduled
 from statestore.base import RequestState
 from statestore.ledger.kv import KvMetadata
 from statestore.ledger.live import HeldQueue, LiveRequest, Rank, by_sequence
@@ -58,6 +59,10 @@ class InstanceAccount:
     @property
     def held_requests(self) -> int:
         return len(self.queue) + len(self.late)
+
+    def takes_requests(self) -> bool:
+        """Whether new requests may be placed on the instance, or held ones moved there."""
+        return is_scheduled(self.spec)
 
     def serves(self) -> bool:
         """Whether the instance is given its held requests at all."""

@@ -10,7 +10,6 @@ from collections.abc import Container
 
 from scheduling.chain import Chain
 from scheduling.prefix_holders import HOLDERS_PER_MARK, mark_depths
-from scheduling.view import is_scheduled
 from statestore.ledger.account import InstanceAccount
 
 LIGHTEST = 2
@@ -82,7 +81,7 @@ class LightestInstances:
     def put(self, account: InstanceAccount) -> None:
         """Rank the account as it is now; to be called after every change of it."""
         instance_id = account.spec.instance_id
-        if not is_scheduled(account.spec):
+        if not account.takes_requests():
             self.discard(instance_id)
             return
         score = account.work_s(self._kv_weight_s)

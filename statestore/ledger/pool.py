@@ -16,7 +16,6 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
-from scheduling.view import is_scheduled
 from statestore.base import (
     FinishFacts,
     Grant,
@@ -151,7 +150,7 @@ class PoolLedger:
         if former is not None and former.attempt >= reservation.attempt:
             return self._standing(former)
         account = self.accounts.get(reservation.instance_id)
-        if account is None or account.spec.state is not InstanceState.READY:
+        if account is None or not account.takes_requests():
             return ReserveOutcome(ReserveStatus.NOT_READY)
         if _is_stale(reservation, account, former):
             return ReserveOutcome(ReserveStatus.STALE)
@@ -234,7 +233,7 @@ class PoolLedger:
         if request is None or request.state is not RequestState.HELD or request.instance_id != source_id:
             return MigrateStatus.NOT_HELD
         target = self.accounts.get(target_id)
-        if target is None or not is_scheduled(target.spec) or target_id == source_id:
+        if target is None or not target.takes_requests() or target_id == source_id:
             return MigrateStatus.NOT_READY
         there = request.alternative_uncached_tokens if target_id == request.alternative_id else request.prompt_tokens
         if self._is_full(target, there, request.deadline_ms, now_ms):

@@ -18,7 +18,7 @@ if not request or request.state ~= 'held' or request.instance_id ~= ARGV[4] then
   return 'not_held'
 end
 local target = read_account(9, ARGV[5])
-if not target or target.state ~= 'ready' or target.role == 'decode' or ARGV[4] == ARGV[5] then
+if not target or not takes_requests(target) or ARGV[4] == ARGV[5] then
   return 'not_ready'
 end
 local uncached_there = request.prompt_tokens

@@ -49,7 +49,7 @@ end
 if former and former.attempt >= request.attempt then
   return standing(former_account, former)
 end
-if not account or account.state ~= 'ready' then
+if not account or not takes_requests(account) then
   return { 'not_ready', 0 }
 end
 if ARGV[5] ~= '' then

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from scheduling.instance import InstanceState
+from scheduling.instance import InstanceState, Role
 from scheduling.ttft_model import PRIOR_WEIGHTS, TtftFeatures, modelled_ttft_s
 from statestore.base import (
     FinishFacts,
@@ -93,6 +93,20 @@ async def test_only_a_ready_instance_takes_new_requests(pool: PoolStore, state: 
 
     assert (refused.status, unknown.status) == (ReserveStatus.NOT_READY, ReserveStatus.NOT_READY)
     assert (await pool.snapshot()).requests == ()
+
+
+async def test_an_instance_that_only_decodes_from_now_on_takes_no_new_requests(pool: PoolStore) -> None:
+    # given a replica whose view is older than the change
+    await pool.put_instance(instance("a"))
+    await pool.reserve(reservation("before"))
+    await pool.update_instance("a", {"role": Role.DECODE})
+
+    refused = await pool.reserve(reservation("r"))
+    again = await pool.reserve(reservation("before"))
+
+    assert (refused.status, again.status) == (ReserveStatus.NOT_READY, ReserveStatus.DISPATCHED)
+    assert await pool.held_states(["r"]) == {}
+    await assert_sums_hold(pool)
 
 
 async def test_a_reservation_is_stale_when_the_load_grew_past_the_tolerance(pool: PoolStore) -> None:

@@ -55,10 +55,15 @@ local function behind_tokens(account)
   return account.late_tokens + math.min(account.aside_tokens, waiting)
 end
 
--- Keeps the ranking of ready, scheduled instances by the queueing time of their on-time work, in seconds, and
+-- Whether new requests may be placed on the instance, or held ones moved there; twin of scheduling/view.py.
+local function takes_requests(account)
+  return account.state == 'ready' and account.role ~= 'decode'
+end
+
+-- Keeps the ranking of instances that take requests by the queueing time of their on-time work, in seconds, and
 -- their KV memory in use; twin of statestore/ledger/horizon.py.
 local function rank_account(account)
-  if account.state ~= 'ready' or account.role == 'decode' then
+  if not takes_requests(account) then
     redis.call('ZREM', KEYS[#KEYS], account.id)
     return
   end
