@@ -47,12 +47,14 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerEvent], BreakerState] = {
     (_S.CLOSED, _E.FAULT): _S.CLOSED,
     (_S.CLOSED, _E.FAULT_LIMIT): _S.OPEN,
     (_S.CLOSED, _E.NEUTRAL): _S.CLOSED,
-    # Requests sent before the breaker opened still end; only a probe may close it.
+    # Requests sent before the breaker opened still end; that says nothing new about the instance.
     (_S.OPEN, _E.SUCCESS): _S.OPEN,
     (_S.OPEN, _E.FAULT): _S.OPEN,
     (_S.OPEN, _E.FAULT_LIMIT): _S.OPEN,
     (_S.OPEN, _E.NEUTRAL): _S.OPEN,
     (_S.OPEN, _E.COOLED): _S.HALF_OPEN,
+    # Whoever ends first decides, most often the probe. Which request that was nobody keeps: a success of any shows
+    # that the instance answers, and a fault of another than the probe costs one cool-down more.
     (_S.HALF_OPEN, _E.SUCCESS): _S.CLOSED,
     (_S.HALF_OPEN, _E.FAULT): _S.OPEN,
     (_S.HALF_OPEN, _E.FAULT_LIMIT): _S.OPEN,

@@ -121,11 +121,18 @@ def test_a_probe_that_never_reports_back_blocks_for_one_cool_down_only() -> None
     assert lost.sending(110.0, RULE).state is BreakerState.HALF_OPEN
 
 
-def test_late_answers_from_before_neither_close_nor_prolong_it() -> None:
+def test_answers_that_come_while_it_is_open_neither_close_nor_prolong_it() -> None:
     breaker = opened(100.0)
 
     assert breaker.succeeded() == breaker
     assert breaker.failed(103.0, RULE) == breaker
+
+
+def test_while_a_probe_is_under_way_any_answer_counts() -> None:
+    probing = opened(100.0).sending(105.0, RULE)
+
+    assert probing.succeeded().state is BreakerState.CLOSED
+    assert probing.failed(105.1, RULE).retry_at_s == 115.1
 
 
 @given(st.lists(st.sampled_from(["success", "fault", "neutral", "send", "wait"]), max_size=60))
