@@ -10,13 +10,16 @@ import orjson
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad
 from statestore.base import Arrival, Lease, MigrateStatus, QueueSnapshot, RequestRecord
+from statestore.batches import batches
 from statestore.connection import Connection
+from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.ledger.replicas import RETIRED
 from statestore.ledger.upkeep import latest_first
 from statestore.redis import codec
 from statestore.redis.calls import Calls
 from statestore.redis.codec import pairs_from
+from statestore.redis.placed import MAX_MOVES
 
 _SCAN_PAGE = 500
 _LOADS_PER_CALL = 250
@@ -100,20 +103,21 @@ class LeaderCalls:
 
     async def grant_overdue(self, *, fence: int) -> int:
         """As the contract says, atomic per instance."""
+        granted = 0
+        for batch in batches(await self._instance_ids()):
+            granted += sum(await asyncio.gather(*(self._grant_overdue_on(instance_id, fence) for instance_id in batch)))
+        return granted
+
+    async def _grant_overdue_on(self, instance_id: str, fence: int) -> int:
         keys = self._keys
-        granted = await asyncio.gather(
-            *(
-                self._calls.script(
-                    "grant_overdue",
-                    (keys.leader, keys.requests, *keys.account(instance_id), *keys.granting),
-                    self._terms,
-                    instance_id,
-                    fence,
-                )
-                for instance_id in await self._instance_ids()
-            )
+        granted = await self._calls.script(
+            "grant_overdue",
+            (keys.leader, keys.requests, *keys.account(instance_id), *keys.granting),
+            self._terms,
+            instance_id,
+            fence,
         )
-        return sum(granted)
+        return int(granted)
 
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
         wanted = self._keys.wanted_rebalances
@@ -174,7 +178,7 @@ class LeaderCalls:
 
     async def _reap_request(self, record: RequestRecord, fence: int) -> int:
         instance_id, keys = record.instance_id, self._keys
-        while True:
+        for _ in range(MAX_MOVES):
             reply = await self._calls.script(
                 "reap_request",
                 (keys.leader, keys.replicas, keys.requests, *keys.account(instance_id), *keys.granting),
@@ -187,6 +191,8 @@ class LeaderCalls:
             if isinstance(reply, int):
                 return reply
             instance_id = reply.decode()
+        # Its replica must not be forgotten before it.
+        raise StoreUnavailableError(f"request {record.request_id} keeps moving: try again")
 
     async def repair(self, *, fence: int) -> int:
         """As the contract says, atomic per instance."""

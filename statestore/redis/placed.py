@@ -6,6 +6,8 @@ from statestore.base import Grant
 
 MAX_PLACED = 131_072
 """Hints kept at most, the oldest dropped first; a missing hint costs one look-up."""
+MAX_MOVES = 8
+"""A request that moved this often within one call can wait for the next."""
 
 
 class PlacedRequests:

@@ -31,12 +31,10 @@ from statestore.redis import codec
 from statestore.redis.calls import Calls
 from statestore.redis.leader import LeaderCalls
 from statestore.redis.packed_chains import PackedChain, PackedChains
-from statestore.redis.placed import PlacedRequests
+from statestore.redis.placed import MAX_MOVES, PlacedRequests
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.redis.views import Views
 
-_MAX_MOVES = 8
-"""A request that moved this often within one call can wait for the next."""
 _HASH_BYTES = 8
 _STATUSES = {status.value.encode(): status for status in ReserveStatus}
 
@@ -159,7 +157,7 @@ class RedisPool(LeaderCalls):
         former = self._placed.get(reservation.request_id) or target
         packed = self._chains.of(reservation.chain)
         arguments = self._reserve_arguments(reservation, packed)
-        for _ in range(_MAX_MOVES):
+        for _ in range(MAX_MOVES):
             status, detail = await self._calls.script(
                 "reserve_request",
                 (*self._reserve_keys, *keys.account(target), *keys.account(former), *keys.granting),
@@ -217,7 +215,7 @@ class RedisPool(LeaderCalls):
     ) -> bool:
         keys = self._keys
         instance_id = self._placed.get(request_id) or await self._look_up(request_id)
-        for _ in range(_MAX_MOVES):
+        for _ in range(MAX_MOVES):
             if instance_id is None:
                 return False
             reply = await self._calls.script(
