@@ -80,7 +80,7 @@ class FleetGauges(Collector):
         yield _leaders(snapshots)
         replicas = GaugeMetricFamily("dualmap_replicas", "Router replicas with a lease", labels=["pool"])
         for pool, snapshot in snapshots.items():
-            live = [replica for replica in snapshot.replicas if replica.expires_ms > snapshot.now_ms]
+            live = [replica for replica in snapshot.replicas if replica.is_alive(snapshot.now_ms)]
             replicas.add_metric([pool], len(live))
         yield replicas
 

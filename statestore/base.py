@@ -26,6 +26,7 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.ttft_model import TtftFeatures
 from scheduling.values import value
+from statestore.leases import lease_runs
 
 
 class RequestState(StrEnum):
@@ -192,8 +193,13 @@ class Lease:
 class ReplicaInfo:
     replica_id: str
     expires_ms: int
+    lease_ms: int
+    """Length of the lease when it was taken."""
     info: Mapping[str, str]
     """Free text fields for people: address, process id, version, request counts."""
+
+    def is_alive(self, now_ms: int) -> bool:
+        return lease_runs(self.expires_ms, self.lease_ms, now_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statestore.base import Lease
 from statestore.errors import LeaseLostError
+from statestore.leases import lease_runs
 
 
 class Leadership:
@@ -12,12 +13,14 @@ class Leadership:
 
     def __init__(self) -> None:
         self._lease: Lease | None = None
+        self._lease_ms = 0
+        """Length of the lease when it was taken."""
         self._last_fence = 0
 
     def current(self, now_ms: int) -> Lease | None:
         """The lease, if it has not run out."""
         lease = self._lease
-        return lease if lease is not None and lease.expires_ms > now_ms else None
+        return lease if lease is not None and lease_runs(lease.expires_ms, self._lease_ms, now_ms) else None
 
     def acquire(self, owner: str, lease_ms: int, now_ms: int) -> Lease | None:
         """Lead if nobody does; asking again as the leader keeps the fence. None if somebody else leads."""
@@ -27,14 +30,16 @@ class Leadership:
             lease = Lease(owner, self._last_fence, 0)
         elif lease.owner != owner:
             return None
-        self._lease = Lease(owner, lease.fence, now_ms + lease_ms)
-        return self._lease
+        return self._take(Lease(owner, lease.fence, now_ms + lease_ms), lease_ms)
 
     def renew(self, lease: Lease, lease_ms: int, now_ms: int) -> Lease:
         """Raises LeaseLostError if the lease ran out or somebody else leads."""
         self.check(lease.fence, now_ms)
-        self._lease = Lease(lease.owner, lease.fence, now_ms + lease_ms)
-        return self._lease
+        return self._take(Lease(lease.owner, lease.fence, now_ms + lease_ms), lease_ms)
+
+    def _take(self, lease: Lease, lease_ms: int) -> Lease:
+        self._lease, self._lease_ms = lease, lease_ms
+        return lease
 
     def release(self, lease: Lease) -> None:
         """Step down; harmless if already lost."""

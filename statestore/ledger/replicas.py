@@ -21,9 +21,8 @@ class ReplicaLeases:
 
     def beat(self, replica_id: str, lease_ms: int, info: Mapping[str, str], now_ms: int) -> bool:
         """Renew; False if the replica had no running lease of its own."""
-        former = self._replicas.get(replica_id)
-        known = former is not None and replica_id in self._beaten and former.expires_ms > now_ms
-        self._replicas[replica_id] = ReplicaInfo(replica_id, now_ms + lease_ms, dict(info))
+        known = replica_id in self._beaten and self.alive(replica_id, now_ms)
+        self._replicas[replica_id] = ReplicaInfo(replica_id, now_ms + lease_ms, lease_ms, dict(info))
         self._beaten.add(replica_id)
         return known
 
@@ -31,13 +30,13 @@ class ReplicaLeases:
         """A request of this replica was entered. One whose lease has run out gets another first one: a reaper that is
         about to forget it has not seen this request."""
         if not self.alive(replica_id, now_ms):
-            self._replicas[replica_id] = ReplicaInfo(replica_id, now_ms + FIRST_LEASE_MS, {})
+            self._replicas[replica_id] = ReplicaInfo(replica_id, now_ms + FIRST_LEASE_MS, FIRST_LEASE_MS, {})
             self._beaten.discard(replica_id)
 
     def retire(self, replica_id: str) -> None:
         """End the lease. The entry stays, expired, until a reaper has seen to what the replica may have left."""
         if replica_id in self._replicas:
-            self._replicas[replica_id] = ReplicaInfo(replica_id, RETIRED, {})
+            self._replicas[replica_id] = ReplicaInfo(replica_id, RETIRED, 0, {})
         self._beaten.discard(replica_id)
 
     def forget(self, replica_id: str) -> None:
@@ -46,12 +45,12 @@ class ReplicaLeases:
 
     def alive(self, replica_id: str, now_ms: int) -> bool:
         replica = self._replicas.get(replica_id)
-        return replica is not None and replica.expires_ms > now_ms
+        return replica is not None and replica.is_alive(now_ms)
 
     def expired(self, now_ms: int) -> dict[str, bool]:
         """Ids whose lease ran out or was ended, sorted, and whether it was ended."""
-        over = sorted((info.replica_id, info.expires_ms) for info in self._replicas.values())
-        return {replica_id: expires_ms == RETIRED for replica_id, expires_ms in over if expires_ms <= now_ms}
+        known = sorted(self._replicas.items())
+        return {replica_id: info.expires_ms == RETIRED for replica_id, info in known if not info.is_alive(now_ms)}
 
     def all(self) -> tuple[ReplicaInfo, ...]:
         """Every replica that did not retire, by id; those whose lease ran out included."""

@@ -4,10 +4,11 @@
 -- Reply {fence, expires ms}, or 0 if somebody else leads
 -- Clock the server's; the fence is taken from it where that is ahead, so that it grows even over a lost store
 -- include: clock
+-- include: lease
 local now_ms = store_now_ms()
-local lease = redis.call('HMGET', KEYS[1], 'owner', 'fence', 'expires_ms')
+local lease = redis.call('HMGET', KEYS[1], 'owner', 'fence', 'expires_ms', 'lease_ms')
 local fence = tonumber(lease[2] or 0)
-local held = lease[1] and lease[3] and tonumber(lease[3]) > now_ms
+local held = lease[1] and lease_runs(lease[3], lease[4], now_ms)
 if held and lease[1] ~= ARGV[2] then
   return 0
 end
@@ -15,5 +16,5 @@ if not held then
   fence = math.max(fence + 1, now_ms)
 end
 local expires_ms = now_ms + tonumber(ARGV[3])
-redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'fence', fence, 'expires_ms', expires_ms)
+redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'fence', fence, 'expires_ms', expires_ms, 'lease_ms', ARGV[3])
 return { fence, expires_ms }

@@ -6,4 +6,5 @@
 if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[2] then
   return 0
 end
-return redis.call('HDEL', KEYS[1], 'owner', 'expires_ms')
+redis.call('HDEL', KEYS[1], 'owner', 'expires_ms', 'lease_ms')
+return 1

@@ -11,5 +11,5 @@ if refused then
   return refused
 end
 local expires_ms = now_ms + tonumber(ARGV[3])
-redis.call('HSET', KEYS[1], 'expires_ms', expires_ms)
+redis.call('HSET', KEYS[1], 'expires_ms', expires_ms, 'lease_ms', ARGV[3])
 return expires_ms

@@ -6,5 +6,5 @@
 if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
   return 0
 end
-redis.call('HSET', KEYS[1], ARGV[2], cjson.encode({ expires_ms = 0, beaten = false, info = {} }))
+redis.call('HSET', KEYS[1], ARGV[2], cjson.encode({ expires_ms = 0, lease_ms = 0, beaten = false, info = {} }))
 return 1

@@ -16,6 +16,7 @@ from scheduling.prefill_rate import learned_tokens_per_s
 from scheduling.queue_order import behind_tokens
 from scheduling.ttft_model import PRIOR_WEIGHTS
 from statestore.base import Grant, Lease, Observation, ReplicaInfo, RequestRecord, RequestState, Reservation
+from statestore.leases import lease_runs
 from statestore.ledger.replicas import RETIRED
 
 _STATES = {state.value: state for state in InstanceState}
@@ -252,7 +253,8 @@ def replicas_from(pairs: Mapping[bytes, bytes]) -> tuple[ReplicaInfo, ...]:
     replicas = []
     for replica_id, text in sorted(pairs.items()):
         fields = orjson.loads(text)
-        replicas.append(ReplicaInfo(replica_id.decode(), int(fields["expires_ms"]), dict(fields["info"])))
+        lease = int(fields["expires_ms"]), int(fields["lease_ms"])
+        replicas.append(ReplicaInfo(replica_id.decode(), *lease, dict(fields["info"])))
     return tuple(replicas)
 
 
@@ -263,7 +265,7 @@ def not_retired(replicas: Iterable[ReplicaInfo]) -> tuple[ReplicaInfo, ...]:
 def lease_from(pairs: Mapping[bytes, bytes], now_ms: int) -> Lease | None:
     """The leader's lease, if it has not run out."""
     owner, expires_ms = pairs.get(b"owner"), int(pairs.get(b"expires_ms", b"0"))
-    if owner is None or expires_ms <= now_ms:
+    if owner is None or not lease_runs(expires_ms, int(pairs.get(b"lease_ms", b"0")), now_ms):
         return None
     return Lease(owner.decode(), int(pairs[b"fence"]), expires_ms)
 

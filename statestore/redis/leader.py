@@ -155,7 +155,7 @@ class LeaderCalls:
     async def expired_replicas(self) -> Mapping[str, bool]:
         now_ms = await self._calls.now_ms()
         replicas = codec.replicas_from(pairs_from(await self._calls.command("HGETALL", self._keys.replicas)))
-        return {each.replica_id: each.expires_ms == RETIRED for each in replicas if each.expires_ms <= now_ms}
+        return {each.replica_id: each.expires_ms == RETIRED for each in replicas if not each.is_alive(now_ms)}
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
         """As the contract says, atomic per request: a replica that comes back halfway keeps the rest."""

@@ -58,6 +58,22 @@ async def test_a_renewed_lease_lasts_and_a_lost_one_cannot_be_renewed(
         await pool.renew_lease(renewed, 10_000)
 
 
+async def test_a_lease_ends_when_the_clock_is_set_back_instead_of_when_it_has_caught_up(
+    pool: PoolStore, clock: HandClock, lease: Lease
+) -> None:
+    clock.advance(-10_000)
+    renewed = await pool.renew_lease(lease, 10_000)
+    assert renewed == Lease("worker-1", lease.fence, clock.now_ms + 10_000), "a small step changes no leader"
+    clock.advance(-600_000)
+
+    assert (await pool.snapshot()).leader is None
+    with pytest.raises(LeaseLostError):
+        await pool.renew_lease(lease, 10_000)
+    successor = await pool.acquire_lease("worker-2", 10_000)
+    assert successor is not None
+    assert successor.fence == lease.fence + 1
+
+
 async def test_a_released_lease_is_free_at_once_and_releasing_again_harms_nobody(pool: PoolStore, lease: Lease) -> None:
     await pool.release_lease(lease)
     successor = await pool.acquire_lease("worker-2", 10_000)

@@ -30,6 +30,23 @@ async def test_a_heartbeat_says_whether_the_replica_was_known(pool: PoolStore, c
     assert (replica.replica_id, replica.expires_ms, dict(replica.info)) == ("one", clock.now_ms + 1000, {})
 
 
+async def test_a_replica_that_died_before_the_clock_was_set_back_is_reaped_all_the_same(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    await pool.heartbeat("one", 1000, {})
+    await pool.put_instance(instance("a"))
+    await pool.reserve(reservation("left", replica_id="one"))
+    await pool.reserve(reservation("met", replica_id="two"))
+
+    clock.advance(-600_000)
+    lease = await leader(pool)
+
+    assert await pool.expired_replicas() == {"one": False, "two": False}
+    assert await pool.heartbeat("two", 1000, {}) is False
+    assert await pool.reap("one", fence=lease.fence) == 1
+    assert await pool.reap("two", fence=lease.fence) == 0
+
+
 async def test_an_expired_replica_is_reaped_with_everything_it_had(pool: PoolStore, clock: HandClock) -> None:
     lease = await leader(pool)
     await pool.heartbeat("one", 1000, {})

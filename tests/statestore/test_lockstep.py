@@ -356,6 +356,10 @@ class Twins(RuleBasedStateMachine):
     def time_passes(self, by_ms: int) -> None:
         self.clock.advance(by_ms)
 
+    @rule(by_ms=st.integers(1, 8000))
+    def clock_is_set_back(self, by_ms: int) -> None:
+        self.clock.advance(-by_ms)
+
     @rule()
     def grant_overdue(self) -> None:
         self.both(lambda pool: pool.grant_overdue(fence=self.fence))
