@@ -16,8 +16,9 @@
 -- include: window
 -- include: replicas
 local now_ms = store_now_ms()
-local request = cjson.decode(ARGV[3])
 local requests_key = KEYS[2]
+local request, chain = cjson.decode(ARGV[3]), ARGV[4]
+local seen_tokens, tolerance_tokens = tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local function standing(account, known)
   if known.state ~= 'held' then
@@ -30,6 +31,70 @@ local function standing(account, known)
   return { 'held', redis.call('ZRANK', account.queue_key, known.request_id) }
 end
 
+-- The accounts of the request's instance and of its former attempt's: one table where that is one instance.
+local function read_accounts(former)
+  local account = read_account(8, request.instance_id)
+  if former and former.instance_id ~= request.instance_id then
+    return account, read_account(13, former.instance_id)
+  end
+  return account, account
+end
+
+-- Whether the load moved away from what the decision saw; the request's own former attempt does not count.
+local function is_stale(account, former)
+  if not seen_tokens then
+    return false
+  end
+  local pending = account.pending_tokens
+  if former and former.instance_id == request.instance_id and former.state ~= 'prefilled' then
+    pending = pending - former.uncached_tokens
+  end
+  return pending > seen_tokens + tolerance_tokens
+end
+
+-- With nobody else to choose from the request need not be listed first: whether it may go now, counted by what the
+-- instance has been given. Else it keeps the count it was placed with, and is counted anew when the queue is.
+local function may_go_unlisted(account)
+  if held_requests(account) > 0 or not has_room(account) or is_late(account, request, now_ms) then
+    return false
+  end
+  local placed_tokens = request.uncached_tokens
+  request.uncached_tokens = uncached_tokens_now(account, chain, request)
+  if is_late(account, request, now_ms) then
+    request.uncached_tokens = placed_tokens
+    return false
+  end
+  return true
+end
+
+-- Takes the place of the former attempt, and releases it.
+local function succeed(former, former_account, account)
+  request.sequence = former.sequence
+  request.ttft_features = nil
+  leave(former_account, former)
+  forget_chain(former.request_id)
+  if former_account.id ~= account.id then
+    grant_next(requests_key, former_account, now_ms)
+    write_account(former_account)
+  end
+end
+
+-- Takes a new place, and enters the arrival log.
+local function arrive()
+  request.sequence = redis.call('HINCRBY', KEYS[1], 'request_sequence', 1)
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], '*',
+    'at', now_ms, 'head', string.sub(chain, 1, tonumber(ARGV[10])))
+end
+
+-- Believes that the instance will hold the chain: as given, or what it does not hold yet as promised.
+local function stamp_prefix(account, is_given)
+  local blocks = #chain / 8
+  local given = is_given and blocks or given_blocks(account.kv_key, chain, blocks)
+  stamp_chain(account, chain, request.block_tokens, given)
+  stamp_holders(KEYS[6], KEYS[7], ARGV[11], tonumber(ARGV[12]), request.instance_id)
+  request.kv_instance_id = request.instance_id
+end
+
 local former = read_request(requests_key, request.request_id)
 if former and former.replica_id ~= request.replica_id then
   return { 'duplicate', 0 } -- another client chose the same id
@@ -37,11 +102,7 @@ end
 if former and former.instance_id ~= ARGV[8] then
   return { 'moved', former.instance_id }
 end
-local account = read_account(8, request.instance_id)
-local former_account = account
-if former and former.instance_id ~= request.instance_id then
-  former_account = read_account(13, former.instance_id)
-end
+local account, former_account = read_accounts(former)
 if former and not former_account then
   forget_request(requests_key, former.request_id) -- its instance was deleted by hand
   former = nil
@@ -52,65 +113,41 @@ end
 if not account or not takes_requests(account) then
   return { 'not_ready', 0 }
 end
-if ARGV[5] ~= '' then
-  local pending = account.pending_tokens
-  if former and former.instance_id == request.instance_id and former.state ~= 'prefilled' then
-    pending = pending - former.uncached_tokens
-  end
-  if pending > tonumber(ARGV[5]) + tonumber(ARGV[6]) then
-    return { 'stale', 0 }
-  end
+if is_stale(account, former) then
+  return { 'stale', 0 }
 end
+
+local placed_tokens = request.uncached_tokens
 request.enqueued_ms = former and former.enqueued_ms or now_ms
--- With nobody else to choose from the request need not be listed first.
-local chain, placed_tokens = ARGV[4], request.uncached_tokens
-local room = held_requests(account) == 0 and has_room(account) and not is_late(account, request, now_ms)
-if room then
-  request.uncached_tokens = uncached_tokens_now(account, chain, request)
-  room = not is_late(account, request, now_ms)
-end
-if not room then
-  request.uncached_tokens = placed_tokens -- it is counted anew when the queue is
-end
+local goes_now = may_go_unlisted(account)
 -- A retry is let in even if the queue is full: its request was admitted before.
-if not former and not room and is_full(account, request.uncached_tokens, now_ms + request.slo_ms, now_ms) then
+if not former and not goes_now and is_full(account, placed_tokens, now_ms + request.slo_ms, now_ms) then
   return { 'queue_full', 0 }
 end
+
 if former then
-  request.sequence = former.sequence
-  request.ttft_features = nil
-  leave(former_account, former)
-  forget_chain(former.request_id)
-  if former_account.id ~= account.id then
-    grant_next(requests_key, former_account, now_ms)
-    write_account(former_account)
-  end
+  succeed(former, former_account, account)
 else
-  request.sequence = redis.call('HINCRBY', KEYS[1], 'request_sequence', 1)
-  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], '*',
-    'at', now_ms, 'head', string.sub(chain, 1, tonumber(ARGV[10])))
+  arrive()
 end
-request.kv_instance_id = request.instance_id
-if room then
+if goes_now then
   request.state = 'dispatched'
   request.dispatched_ms = now_ms
 end
 enter_anew(account, request, now_ms)
-write_request(requests_key, request)
 add_to_window(account, now_ms, placed_tokens)
-local blocks = #chain / 8
-stamp_chain(account, chain, request.block_tokens, room and blocks or given_blocks(account.kv_key, chain, blocks))
-stamp_holders(KEYS[6], KEYS[7], ARGV[11], tonumber(ARGV[12]), request.instance_id)
+stamp_prefix(account, goes_now)
+write_request(requests_key, request)
 meet_replica(KEYS[3], request.replica_id, now_ms)
 if ARGV[7] == '1' then
   redis.call('ZADD', KEYS[5], 'NX', now_ms, request.instance_id)
 end
-if not room then
+if not goes_now then
   keep_chain(request.request_id, chain)
   grant_next(requests_key, account, now_ms, request.request_id)
 end
 write_account(account)
-if room then
+if goes_now then
   return { 'dispatched', 0 }
 end
 return standing(account, read_request(requests_key, request.request_id))

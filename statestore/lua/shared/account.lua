@@ -1,6 +1,8 @@
 -- include: terms
 -- One instance's account: five keys in a row, KEYS[first] to KEYS[first + 4], see docs/redis-keys.md. Read once, changed
--- as a table, written once; the last of KEYS is the ranking that writing it keeps up.
+-- as a table, written once, which keeps up the ranking that is the last of KEYS.
+local lightest_key = KEYS[#KEYS]
+
 local function read_account(first, instance_id)
   local values = redis.call('HMGET', KEYS[first],
     'state', 'dispatch_window_tokens', 'max_running_requests', 'max_queued_requests', 'kv_capacity_tokens',
@@ -64,12 +66,12 @@ end
 -- their KV memory in use; twin of statestore/ledger/horizon.py.
 local function rank_account(account)
   if not takes_requests(account) then
-    redis.call('ZREM', KEYS[#KEYS], account.id)
+    redis.call('ZREM', lightest_key, account.id)
     return
   end
   local kv_usage = math.min(1, account.context_tokens / math.max(1, account.kv_capacity_tokens))
   local on_time_s = (account.pending_tokens - behind_tokens(account)) / tokens_per_s(account)
-  redis.call('ZADD', KEYS[#KEYS], exact(on_time_s + kv_weight_s * kv_usage), account.id)
+  redis.call('ZADD', lightest_key, exact(on_time_s + kv_weight_s * kv_usage), account.id)
 end
 
 local function write_account(account)

@@ -1,7 +1,9 @@
 -- include: terms
 -- include: kv
--- Live requests: JSON records in one hash, the chains of those held in another, and how each state counts in its
--- instance's account.
+-- Live requests: JSON records in one hash, the chains of those held in another, the last of KEYS but one, and how each
+-- state counts in its instance's account.
+local chains_key = KEYS[#KEYS - 1]
+
 local function read_request(requests_key, request_id)
   local text = redis.call('HGET', requests_key, request_id)
   return text and cjson.decode(text) or nil
@@ -11,17 +13,17 @@ local function write_request(requests_key, request)
   redis.call('HSET', requests_key, request.request_id, cjson.encode(request))
 end
 
--- The last of KEYS but one has the chains of held requests; those of adopted ones are unknown.
+-- False for who has none: those of adopted requests are unknown.
 local function read_chains(request_ids)
-  return redis.call('HMGET', KEYS[#KEYS - 1], unpack(request_ids))
+  return redis.call('HMGET', chains_key, unpack(request_ids))
 end
 
 local function keep_chain(request_id, chain)
-  redis.call('HSET', KEYS[#KEYS - 1], request_id, chain)
+  redis.call('HSET', chains_key, request_id, chain)
 end
 
 local function forget_chain(request_id)
-  redis.call('HDEL', KEYS[#KEYS - 1], request_id)
+  redis.call('HDEL', chains_key, request_id)
 end
 
 local function forget_request(requests_key, request_id)
