@@ -15,8 +15,8 @@ from cli.processes import ChildSpec
 from cli.settings import Settings
 from simulation.settings import EmulatorSettings
 from simulation.time_scale import scaled_scheduling
-from statestore.resolve import without_password
 from statestore.settings import InstanceSettings, PoolSettings
+from statestore.url import without_password
 
 # Stages in which children stop: whoever takes requests first, whoever serves them last.
 STOP_ROUTERS, STOP_WORKERS, STOP_INSTANCES = range(3)

@@ -20,7 +20,8 @@ from statestore.connection import Connection
 from statestore.errors import StoreConfigurationError, StoreError
 from statestore.keys import PoolKeys
 from statestore.redis.codec import pairs_from
-from statestore.resolve import resolver_of, without_password
+from statestore.resolve import resolver_of
+from statestore.url import without_password
 
 _NO_SERVER = ("memory", "embedded")
 _NAMED = 10

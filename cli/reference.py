@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def shown(settings: Settings) -> dict[str, Any]:
     """The settings as plain data for people: keys and the store's password are hidden."""
-    from statestore.resolve import without_password
+    from statestore.url import without_password
 
     tree = settings.model_dump(mode="json")
     tree["store"]["url"] = without_password(settings.store.url)

@@ -30,8 +30,8 @@ from statestore.base import Store
 from statestore.connect import open_shared_store
 from statestore.failover import FailoverStore
 from statestore.open_files import raise_open_files_limit
-from statestore.resolve import without_password
 from statestore.settings import PoolSettings, StoreSettings
+from statestore.url import without_password
 
 log = logging.getLogger(__name__)
 

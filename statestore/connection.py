@@ -10,7 +10,8 @@ from typing import Any
 
 from scheduling.backoff import backoff_s
 from statestore.endpoint import Endpoint
-from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
+from statestore.errors import StoreError, StoreUnavailableError
+from statestore.handshake import connect
 from statestore.packing import Argument, pack
 from statestore.wire import PushHandler, Wire
 
@@ -107,13 +108,15 @@ class Connection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                wire = await self._handshake(await self._resolve())
+                endpoint = await self._resolve()
+                wire = await connect(endpoint, self._command_timeout_s, on_lost=self._lost, on_push=self._on_push)
         except StoreError as error:
             self._back_off(error)
             raise
-        except (OSError, TimeoutError) as error:
-            reason = str(error) or f"no answer within {self._connect_timeout_s:g} s"
-            unavailable = StoreUnavailableError(f"cannot connect to the store: {reason}")
+        except TimeoutError as error:
+            unavailable = StoreUnavailableError(
+                f"cannot connect to the store: no answer within {self._connect_timeout_s:g} s"
+            )
             self._back_off(unavailable)
             raise unavailable from error
         finally:
@@ -123,30 +126,6 @@ class Connection:
         self._wire = wire
         if self._on_connected is not None:
             loop.call_soon(self._on_connected)
-        return wire
-
-    async def _handshake(self, endpoint: Endpoint) -> Wire:
-        loop = asyncio.get_running_loop()
-
-        def new_wire() -> Wire:
-            return Wire(self._command_timeout_s, on_lost=self._lost, on_push=self._on_push)
-
-        if endpoint.unix_path is not None:
-            _, wire = await loop.create_unix_connection(new_wire, endpoint.unix_path)
-        else:
-            _, wire = await loop.create_connection(
-                new_wire,
-                endpoint.host,
-                endpoint.port,
-                ssl=endpoint.tls,
-                server_hostname=endpoint.host if endpoint.tls is not None else None,
-            )
-        try:
-            for arguments in endpoint.greeting():
-                await _greet(wire, arguments)
-        except BaseException:
-            wire.abort()
-            raise
         return wire
 
     def _back_off(self, error: StoreError) -> None:
@@ -184,16 +163,3 @@ class Connection:
                 with contextlib.suppress(asyncio.CancelledError, StoreError):
                     await task
         self.drop()
-
-
-async def _greet(wire: Wire, arguments: tuple[Argument, ...]) -> None:
-    """Raises StoreConfigurationError for a server that is there and refuses what the URL says."""
-    try:
-        await wire.send(pack(arguments))
-    except StoreUnavailableError:
-        raise
-    except StoreError as error:
-        what = {"AUTH": "user or password", "SELECT": "database"}.get(str(arguments[0]))
-        if what is None:
-            raise
-        raise StoreConfigurationError(f"the server refuses the {what} of store.url: {error}") from error

@@ -18,6 +18,11 @@ class Endpoint:
     password: str | None = None
     db: int = 0
     tls: ssl.SSLContext | None = None
+    credentials: str = "user or password"
+    """What the store's URL calls them."""
+
+    def __str__(self) -> str:
+        return self.unix_path or (f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}")
 
     def greeting(self) -> Iterator[tuple[str | int, ...]]:
         """The commands that come first on a new connection."""

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 SCHEMES = "redis://, rediss://, redis+sentinel://, redis+cluster://, unix://, embedded:// or memory://"
 
 _DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "sentinel": 26379, "cluster": 6379}
+_TLS_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "ssl_ca_certs": (),
+    "ssl_certfile": (),
+    "ssl_keyfile": (),
+    "ssl_cert_reqs": ("required", "none"),
+    "ssl_check_hostname": ("true", "false"),
+}
+"""What each may be; empty for anything. The names are redis-py's."""
+_SENTINEL_OPTIONS: Mapping[str, tuple[str, ...]] = {"sentinel_username": (), "sentinel_password": ()}
+_OPTION_NAME = re.compile(r"[a-z_]{1,32}")
+_SECRET_OPTION = re.compile(r"(?<=[?&])([^=&]*(?:user|pass)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +36,8 @@ class StoreUrl:
     db: int = 0
     path: str = ""
     """Of a Unix socket."""
-    query: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What follows the question mark: only options that this scheme has, with values that they may have."""
 
     @property
     def of_one_process(self) -> bool:
@@ -42,38 +55,75 @@ def parse_store_url(url: str) -> StoreUrl:
     scheme, _, discovery = parts.scheme.partition("+")
     if "://" not in url:
         raise ValueError(f"not a URL; use {SCHEMES}")
-    query = dict(parse_qsl(parts.query))
     if not discovery and scheme in ("memory", "embedded", "unix"):
-        path = unquote(parts.path)
-        if scheme == "unix" and not path:
-            raise ValueError("the path of the socket is missing: unix:///PATH")
-        username, password = _credentials(parts)
-        db = _database(query.get("db", "0"))
-        return StoreUrl(scheme, username=username, password=password, db=db, path=path, query=query)
+        return _local(scheme, parts)
     if scheme not in ("redis", "rediss") or discovery not in ("", "sentinel", "cluster"):
         raise ValueError(f"unknown scheme {parts.scheme!r}; use {SCHEMES}")
-    segments = [segment for segment in parts.path.split("/") if segment]
+    # First: a password that is not percent-encoded is told of as such, wherever its parts end up.
+    nodes = _nodes(parts.netloc.rpartition("@")[2], _DEFAULT_PORTS[discovery or scheme])
+    if parts.fragment:
+        raise ValueError("a '#' must be percent-encoded: %23")
+    segments = [unquote(segment) for segment in parts.path.split("/") if segment]
     master = ""
     if discovery == "sentinel":
         if not segments:
             raise ValueError("the name of the master is missing: redis+sentinel://host:26379/MASTER/0")
         master = segments.pop(0)
+    db = _database(segments[0]) if segments else 0
+    if discovery == "cluster" and db:
+        raise ValueError("a cluster has database 0 alone: redis+cluster://host:6379")
     username, password = _credentials(parts)
-    return StoreUrl(
-        scheme,
-        discovery,
-        username,
-        password,
-        nodes=_nodes(parts.netloc.rpartition("@")[2], _DEFAULT_PORTS[discovery or scheme]),
-        master=master,
-        db=_database(segments[0]) if segments and discovery != "cluster" else 0,
-        query=query,
-    )
+    options = _options(parts.query, _known_options(scheme, discovery))
+    if "sentinel_username" in options and "sentinel_password" not in options:
+        raise ValueError("sentinel_username without sentinel_password; a user without one takes any")
+    if "ssl_keyfile" in options and "ssl_certfile" not in options:
+        raise ValueError("ssl_keyfile without ssl_certfile")
+    return StoreUrl(scheme, discovery, username, password, nodes, master, db, options=options)
+
+
+def without_password(url: str) -> str:
+    """A store URL as it may be shown: users and passwords hidden, those of its options too."""
+    credentials, at, rest = url.rpartition("@")
+    shown = f"{credentials.partition('://')[0]}://***:***@{rest}" if at else url
+    return _SECRET_OPTION.sub(r"\1***", shown)
+
+
+def _local(scheme: str, parts: SplitResult) -> StoreUrl:
+    path = unquote(parts.path)
+    if scheme == "unix" and not path:
+        raise ValueError("the path of the socket is missing: unix:///PATH")
+    username, password = _credentials(parts)
+    options = _options(parts.query, {"db": ()} if scheme == "unix" else {})
+    db = _database(options.get("db", "0"))
+    return StoreUrl(scheme, username=username, password=password, db=db, path=path, options=options)
 
 
 def _credentials(parts: SplitResult) -> tuple[str | None, str | None]:
     username, password = parts.username, parts.password
+    if username and not password:
+        raise ValueError("a user without a password: use USER:PASSWORD@ or, where there is no user, :PASSWORD@")
     return unquote(username) if username else None, unquote(password) if password else None
+
+
+def _known_options(scheme: str, discovery: str) -> Mapping[str, tuple[str, ...]]:
+    tls = _TLS_OPTIONS if scheme == "rediss" else {}
+    if discovery != "sentinel":
+        return tls
+    return {**tls, **_SENTINEL_OPTIONS, **({"sentinel_ssl": ("true", "false")} if tls else {})}
+
+
+def _options(query: str, known: Mapping[str, tuple[str, ...]]) -> Mapping[str, str]:
+    options = {}
+    for part in query.split("&") if query else ():
+        name, _, value = part.partition("=")
+        if name not in known:
+            shown = f" {name!r}" if _OPTION_NAME.fullmatch(name) and "@" not in query else ""
+            tls = ", and TLS is spoken with rediss:// alone" if name in _TLS_OPTIONS else ""
+            raise ValueError(f"unknown option{shown}: this scheme has {', '.join(known) or 'none'}{tls}")
+        if not value or (known[name] and value not in known[name]):
+            raise ValueError(f"{name} must be {' or '.join(known[name]) or 'given a value'}")
+        options[name] = unquote(value)
+    return options
 
 
 def _database(text: str) -> int:

@@ -24,6 +24,11 @@ _SWEEPS_PER_TIMEOUT = 4
 _PUSHES = frozenset({b"message", b"subscribe", b"unsubscribe"})
 _NO_REPLY_YET = object()
 
+
+class ConnectionLostError(StoreUnavailableError):
+    """The connection ended before the reply came."""
+
+
 PushHandler = Callable[[list[Any]], None]
 
 
@@ -47,6 +52,7 @@ class Wire(asyncio.Protocol):
         self._in_flight: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._overdue: asyncio.Future[Any] | None = None
+        self._silent = False
 
     # commands ----------------------------------------------------------------------------------------------
     def send(self, command: bytes, timeout_s: float | None = None) -> asyncio.Future[Any]:
@@ -138,8 +144,12 @@ class Wire(asyncio.Protocol):
         cause = f": {exc}" if exc is not None else ""
         while self._in_flight:
             future, _ = self._in_flight.popleft()
-            if not future.done():
-                future.set_exception(StoreUnavailableError(f"the connection to the store was lost{cause}"))
+            if future.done():
+                continue
+            if self._silent:
+                future.set_exception(StoreUnavailableError("the store does not answer in time"))
+            else:
+                future.set_exception(ConnectionLostError(f"the connection to the store was lost{cause}"))
         self._on_lost(self)
 
     # timeouts ----------------------------------------------------------------------------------------------
@@ -158,6 +168,7 @@ class Wire(asyncio.Protocol):
         if self._loop.time() <= deadline_s:
             self._overdue = None
         elif self._overdue is oldest:
+            self._silent = True
             self.abort()
             return
         else:

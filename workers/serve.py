@@ -23,8 +23,8 @@ from statestore.clock import Clock, RealClock
 from statestore.connect import open_shared_store
 from statestore.errors import StoreUnavailableError
 from statestore.open_files import raise_open_files_limit
-from statestore.resolve import without_password
 from statestore.settings import PoolSettings, StoreSettings
+from statestore.url import without_password
 from workers.loop import BACKOFF_FIRST_S
 from workers.metrics import WorkerMetrics
 from workers.pool_worker import PoolWorker

@@ -96,7 +96,7 @@ def test_secrets_reach_the_children_and_the_file_can_be_read_back() -> None:
 def test_the_store_is_shown_without_its_password_and_used_with_it() -> None:
     url = "redis://fleet:hunter2@store:6379/0"
     plan = plan_fleet(settings("--store.url", url), SIZE, (), "f")
-    assert plan.store_shown_as == "redis://***@store:6379/0"
+    assert plan.store_shown_as == "redis://***:***@store:6379/0"
     assert plan.settings.store.url == url
 
 

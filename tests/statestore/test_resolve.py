@@ -2,61 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import socket
-import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import hiredis
 import pytest
 import redis
+from redis.crc import key_slot
 
-from statestore.embedded import EmbeddedValkey, server_binary
+from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreConfigurationError, StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
-from statestore.resolve import resolver_of, without_password
+from statestore.resolve import resolver_of, slot_of
 from statestore.settings import StoreSettings
+from tests.statestore.processes import free_port, running
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, reservation
+from tests.statestore.tls_front import Authority, tls_front
 
 KEYS = PoolKeys("dualmap", "default")
-
-
-def free_port() -> int:
-    # Below the ephemeral range: a cluster's bus listens 10000 ports higher.
-    for port in range(21_000, 31_000):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free port")
-
-
-@contextlib.contextmanager
-def running(folder: Path, *arguments: str, port: int) -> Iterator[redis.Redis]:
-    """A bare server process with these arguments, and a client to it."""
-    log = folder / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [str(server_binary()), *arguments, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)],
-            stdout=output,
-            stderr=output,
-        )
-    client = redis.Redis(port=port)
-    try:
-        deadline_s = time.monotonic() + 10
-        while True:
-            try:
-                client.ping()
-                break
-            except redis.ConnectionError:
-                assert time.monotonic() < deadline_s, log.read_text()
-                time.sleep(0.02)
-        yield client
-    finally:
-        client.close()
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.parametrize(
@@ -80,26 +47,6 @@ async def test_a_unix_socket_is_named_by_its_path() -> None:
     assert (endpoint.unix_path, endpoint.db) == ("/tmp/store.sock", 2)
 
 
-def test_a_certificate_file_that_cannot_be_read_is_named() -> None:
-    with pytest.raises(StoreConfigurationError, match=r"store\.url .*ssl_ca_certs=/nope\.pem cannot be read"):
-        resolver_of("rediss://x/0?ssl_ca_certs=/nope.pem", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "what"), [(("/0", "/99"), "database"), (("redis://", "redis://nobody:wrong@"), "user or password")]
-)
-async def test_what_a_server_refuses_of_the_url_is_a_configuration_error(
-    valkey_url: str, change: tuple[str, str], what: str
-) -> None:
-    port = valkey_url.rpartition(":")[2].partition("/")[0]
-    url = f"redis://127.0.0.1:{port}/0".replace(*change)
-    store = RedisStore(StoreSettings(url=url), scheduling=SCHEDULING)
-
-    with pytest.raises(StoreConfigurationError, match=rf"refuses the {what} of store\.url"):
-        await store.open()
-    await store.close()
-
-
 @pytest.fixture
 async def sentinel_store(valkey_server: EmbeddedValkey, tmp_path: Path) -> AsyncIterator[RedisStore]:
     master_port = int(valkey_server.url.rpartition(":")[2].partition("/")[0])
@@ -121,11 +68,108 @@ async def test_sentinel_names_the_master_even_if_the_first_sentinel_is_away(sent
     assert (await pool.reserve(reservation("r", chain=CHAIN))).status == "dispatched"
 
 
-async def test_a_master_no_sentinel_knows_is_out_of_reach(sentinel_store: RedisStore) -> None:
+async def test_a_master_no_sentinel_knows_is_a_wrong_configuration(sentinel_store: RedisStore) -> None:
     url = sentinel_store.settings.url.replace("/fleet/", "/other/")
 
-    with pytest.raises(StoreUnavailableError, match="other"):
+    with pytest.raises(StoreConfigurationError, match="No such master"):
         await RedisStore(StoreSettings(url=url), scheduling=SCHEDULING).open()
+
+
+async def test_sentinels_are_asked_with_their_own_user_and_password(tmp_path: Path) -> None:
+    port = free_port()
+    configuration = tmp_path / "sentinel.conf"
+    configuration.write_text(
+        "sentinel monitor fleet 127.0.0.1 7777 1\nrequirepass guard\nuser fleet on >its-own +@all\n"
+    )
+    with running(tmp_path, str(configuration), "--sentinel", port=port):
+        url = f"redis+sentinel://:data@127.0.0.1:{port}/fleet"
+        for options in ("?sentinel_password=guard", "?sentinel_username=fleet&sentinel_password=its-own"):
+            endpoint = await resolver_of(url + options, 5.0).endpoint(KEYS)
+            assert (endpoint.port, endpoint.username, endpoint.password) == (7777, None, "data")
+
+        for options in ("", "?sentinel_password=wrong"):
+            with pytest.raises(StoreConfigurationError, match="refuses the sentinel_username or sentinel_password"):
+                await resolver_of(url + options, 5.0).endpoint(KEYS)
+
+
+async def test_the_sentinel_that_knows_of_the_latest_failover_is_believed() -> None:
+    async with scripted(sentinel_of(7001, failovers=3)) as old, scripted(sentinel_of(7002, failovers=4)) as new:
+        for order in ((old, new), (new, old)):
+            hosts = ",".join(f"127.0.0.1:{port}" for port in order)
+            assert (await resolver_of(f"redis+sentinel://{hosts}/fleet", 5.0).endpoint(KEYS)).port == 7002
+
+
+@pytest.mark.parametrize("with_tls", [True, False])
+async def test_sentinels_speak_tls_with_the_servers_or_as_they_are_told(tmp_path: Path, with_tls: bool) -> None:
+    authority = Authority(tmp_path)
+    async with contextlib.AsyncExitStack() as stack:
+        port = await stack.enter_async_context(scripted(sentinel_of(7001)))
+        if with_tls:
+            port = await stack.enter_async_context(tls_front(authority.server("127.0.0.1"), port))
+        url = f"rediss+sentinel://127.0.0.1:{port}/fleet?ssl_ca_certs={authority.file}"
+
+        endpoint = await resolver_of(url if with_tls else f"{url}&sentinel_ssl=false", 5.0).endpoint(KEYS)
+
+    assert (endpoint.port, endpoint.tls is not None) == (7001, True)
+
+
+async def test_the_owner_of_a_slot_is_who_most_nodes_name() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        ports = [await stack.enter_async_context(scripted(node_naming(owner))) for owner in (7001, 7002, 7002)]
+        hosts = ",".join(f"127.0.0.1:{port}" for port in (1, *ports))
+
+        assert (await resolver_of(f"redis+cluster://{hosts}", 5.0).endpoint(KEYS)).port == 7002
+
+
+async def test_a_node_that_does_not_know_its_address_is_where_it_was_asked() -> None:
+    async with scripted(node_naming(7001, host="")) as port:
+        endpoint = await resolver_of(f"redis+cluster://127.0.0.1:{port}", 5.0).endpoint(KEYS)
+
+    assert (endpoint.host, endpoint.port) == ("127.0.0.1", 7001)
+
+
+async def test_when_the_named_nodes_are_gone_those_that_they_named_are_asked() -> None:
+    async with scripted(node_naming(7001)) as other:
+        async with scripted(node_naming(other)) as named:
+            resolver = resolver_of(f"redis+cluster://127.0.0.1:{named}", 5.0)
+            assert (await resolver.endpoint(KEYS)).port == other
+
+        assert (await resolver.endpoint(KEYS)).port == 7001
+
+
+async def test_a_slot_without_an_owner_is_out_of_reach() -> None:
+    async with scripted(node_naming(7001, last=100)) as port:
+        with pytest.raises(StoreUnavailableError, match=r"owns the slot of 'dualmap:\{default\}:meta'"):
+            await resolver_of(f"redis+cluster://127.0.0.1:{port}", 5.0).endpoint(KEYS)
+
+
+async def test_a_server_that_is_in_no_cluster_is_a_wrong_configuration(valkey_url: str) -> None:
+    with pytest.raises(StoreConfigurationError, match="cluster support disabled"):
+        await resolver_of(valkey_url.replace("redis:", "redis+cluster:"), 5.0).endpoint(KEYS)
+
+
+async def test_the_nodes_of_a_cluster_are_verified_by_a_private_authority(tmp_path: Path) -> None:
+    authority, port, front = Authority(tmp_path), free_port(), free_port(22_000)
+    options = ("--cluster-enabled", "yes", "--cluster-port", str(port + 10_000), "--cluster-announce-port", str(front))
+    with running(tmp_path, *options, port=port) as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        await until_ok([client])
+        async with tls_front(authority.server("127.0.0.1"), port, own_port=front):
+            url = f"rediss+cluster://127.0.0.1:{front}"
+            with pytest.raises(StoreConfigurationError, match="is not accepted"):
+                await RedisStore(StoreSettings(url=url), scheduling=SCHEDULING).open()
+            store = RedisStore(StoreSettings(url=f"{url}?ssl_ca_certs={authority.file}"), scheduling=SCHEDULING)
+            await store.open()
+            pool = store.pool("default")
+            await pool.put_instance(instance("a"))
+            assert (await pool.reserve(reservation("r", chain=CHAIN))).status == "dispatched"
+            await store.close()
+
+
+def test_the_slot_of_a_key_is_that_of_its_pool() -> None:
+    for pool in ("default", "chat", "x.y-z_0"):
+        keys = PoolKeys("dualmap", pool)
+        assert slot_of(keys.meta) == slot_of(keys.account("a").kv) == key_slot(keys.meta)
 
 
 async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: Path) -> None:
@@ -141,7 +185,7 @@ async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: P
                 )
             )
             nodes.append((client, port))
-        form_cluster(nodes)
+        await form_cluster(nodes)
         store = RedisStore(StoreSettings(url=f"redis+cluster://127.0.0.1:{nodes[0][1]}"), scheduling=SCHEDULING)
         await store.open()
         names = [f"pool-{number}" for number in range(8)]
@@ -158,27 +202,52 @@ async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: P
         assert not spread[0] & spread[1], "no pool is torn apart"
 
 
-def form_cluster(nodes: list[tuple[redis.Redis, int]]) -> None:
+async def form_cluster(nodes: list[tuple[redis.Redis, int]]) -> None:
     """Two nodes, each with half of the slots, that know each other."""
     (left, _), (right, right_port) = nodes
     left.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
     right.execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
     left.execute_command("CLUSTER", "MEET", "127.0.0.1", right_port)
+    await until_ok([left, right])
+
+
+async def until_ok(nodes: list[redis.Redis]) -> None:
     deadline_s = time.monotonic() + 20
-    while any(client.cluster("info").get("cluster_state") != "ok" for client, _ in nodes):
+    while any(client.cluster("info").get("cluster_state") != "ok" for client in nodes):
         assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+        await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://store:6379/0", "redis://store:6379/0"),
-        ("redis://:hunter2@store", "redis://***@store"),
-        ("rediss+sentinel://fleet:hunt@er2@one:1,two:2/MASTER", "rediss+sentinel://***@one:1,two:2/MASTER"),
-        ("unix://fleet:hunter2@/run/store.sock?db=1", "unix://***@/run/store.sock?db=1"),
-        ("memory://", "memory://"),
-    ],
-)
-def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
-    assert without_password(url) == shown
+@contextlib.asynccontextmanager
+async def scripted(answer: Callable[[list[bytes]], bytes]) -> AsyncIterator[int]:
+    """The port of a server that answers every command as told, and greetings with OK."""
+
+    serving: set[asyncio.Task[None] | None] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        parser = hiredis.Reader()
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                parser.feed(data)
+                while (command := parser.gets()) is not False:
+                    writer.write(b"+OK\r\n" if command[0] == b"CLIENT" else answer(command))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await asyncio.gather(*filter(None, serving))  # whoever asked has hung up
+
+
+def sentinel_of(master_port: int, *, failovers: int = 0) -> Callable[[list[bytes]], bytes]:
+    fields = ("name", "fleet", "ip", "127.0.0.1", "port", str(master_port), "config-epoch", str(failovers))
+    return lambda command: hiredis.pack_command(fields)
+
+
+def node_naming(owner_port: int, *, host: str = "127.0.0.1", last: int = 16383) -> Callable[[list[bytes]], bytes]:
+    """A node for which this one owns the slots up to ``last``."""
+    owner = b"*2\r\n" + b"$%d\r\n%b\r\n" % (len(host), host.encode()) + b":%d\r\n" % owner_port
+    return lambda command: b"*1\r\n*3\r\n:0\r\n:%d\r\n" % last + owner

@@ -1,0 +1,52 @@
+"""Bare server processes, as Sentinels and nodes of a cluster are."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import redis
+
+from statestore.embedded import server_binary
+
+
+def free_port(first: int = 21_000) -> int:
+    # Below the ephemeral range: a cluster's bus listens 10000 ports higher.
+    for port in range(first, 31_000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
+
+
+@contextlib.contextmanager
+def running(folder: Path, *arguments: str, port: int) -> Iterator[redis.Redis]:
+    """A bare server process with these arguments, and a client to it."""
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(server_binary()), *arguments, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)],
+            stdout=output,
+            stderr=output,
+        )
+    client = redis.Redis(port=port)
+    try:
+        deadline_s = time.monotonic() + 10
+        while True:
+            try:
+                client.ping()
+                break
+            except redis.AuthenticationError:  # it is there, and has a password
+                break
+            except redis.ConnectionError:
+                assert time.monotonic() < deadline_s, log.read_text()
+                time.sleep(0.02)
+        yield client
+    finally:
+        client.close()
+        process.kill()
+        process.wait()

@@ -1,0 +1,152 @@
+"""A connection is made, secured and greeted, or it is said what stands in its way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from statestore.embedded import EmbeddedValkey
+from statestore.endpoint import Endpoint
+from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
+from statestore.handshake import ask_all, connect
+from statestore.packing import pack
+from statestore.redis import RedisStore
+from statestore.settings import StoreSettings
+from tests.statestore.samples import SCHEDULING
+from tests.statestore.tls_front import Authority, tls_front
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2].partition("/")[0])
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str) -> AsyncIterator[RedisStore]:
+    store = RedisStore(StoreSettings(url=url), scheduling=SCHEDULING)
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.close()
+
+
+async def complaint_about(url: str) -> StoreError:
+    with pytest.raises(StoreError) as caught:
+        async with opened(url):
+            pass
+    return caught.value
+
+
+async def test_a_server_with_a_certificate_of_a_private_authority_is_a_store(
+    valkey_url: str, authority: Authority
+) -> None:
+    async with (
+        tls_front(authority.server("127.0.0.1"), port_of(valkey_url)) as port,
+        opened(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.file}") as store,
+    ):
+        assert await store.ping() > 0
+
+
+async def test_an_unknown_authority_and_another_name_are_wrong_configurations(
+    valkey_url: str, authority: Authority
+) -> None:
+    async with tls_front(authority.server("store.internal"), port_of(valkey_url)) as port:
+        url = f"rediss://127.0.0.1:{port}/0"
+        unknown = await complaint_about(url)
+        misnamed = await complaint_about(f"{url}?ssl_ca_certs={authority.file}")
+        async with opened(f"{url}?ssl_ca_certs={authority.file}&ssl_check_hostname=false") as store:
+            assert await store.ping() > 0
+        async with opened(f"{url}?ssl_cert_reqs=none") as store:
+            assert await store.ping() > 0
+
+    for error in (unknown, misnamed):
+        assert isinstance(error, StoreConfigurationError)
+        assert f"the certificate of 127.0.0.1:{port} is not accepted" in str(error)
+    assert "ssl_ca_certs" in str(unknown)
+    assert "IP address mismatch" in str(misnamed) and "ssl_check_hostname" in str(misnamed)
+
+
+async def test_a_server_that_wants_a_certificate_is_shown_one(
+    valkey_url: str, authority: Authority, tmp_path: Path
+) -> None:
+    own = authority.client_certificate(tmp_path / "fleet.pem")
+    context = authority.server("127.0.0.1", wants_certificates=True)
+    async with tls_front(context, port_of(valkey_url)) as port:
+        url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.file}"
+        async with opened(f"{url}&ssl_certfile={own}") as store:
+            assert await store.ping() > 0
+
+        assert "ssl_certfile" in str(await complaint_about(url))
+
+
+async def test_a_url_without_tls_for_a_server_with_it_is_told_of_rediss(valkey_url: str, authority: Authority) -> None:
+    async with tls_front(authority.server("127.0.0.1"), port_of(valkey_url)) as port:
+        error = await complaint_about(f"redis://127.0.0.1:{port}/0")
+
+    assert isinstance(error, StoreUnavailableError)
+    assert "use rediss://" in str(error)
+
+
+async def test_a_url_with_tls_for_a_server_without_it_is_told_of_redis(valkey_url: str) -> None:
+    error = await complaint_about(f"rediss://127.0.0.1:{port_of(valkey_url)}/0")
+
+    assert isinstance(error, StoreUnavailableError)
+    assert "if it speaks no TLS, use redis://" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"), [(("/0", "/99"), "database"), (("redis://", "redis://nobody:wrong@"), "user or password")]
+)
+async def test_what_a_server_refuses_of_the_url_is_a_configuration_error(
+    valkey_url: str, change: tuple[str, str], what: str
+) -> None:
+    error = await complaint_about(f"redis://127.0.0.1:{port_of(valkey_url)}/0".replace(*change))
+
+    assert isinstance(error, StoreConfigurationError)
+    assert f"refuses the {what} of store.url" in str(error)
+
+
+async def test_a_password_that_is_missing_is_a_configuration_error() -> None:
+    with EmbeddedValkey() as server:
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("requirepass", "sesame")
+        error = await complaint_about(server.url)
+
+    assert isinstance(error, StoreConfigurationError)
+    assert "refuses the user or password of store.url" in str(error)
+
+
+async def test_a_user_who_may_not_name_connections_is_served(valkey_url: str) -> None:
+    with redis.Redis.from_url(valkey_url) as client:
+        client.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "+@all", "-client")
+        try:
+            wire = await connect(Endpoint(port=port_of(valkey_url), username="plain", password="secret"), 5.0)
+            assert await wire.send(pack(("PING",))) == b"PONG"
+            wire.abort()
+        finally:
+            client.execute_command("ACL", "DELUSER", "plain")
+
+
+async def test_of_several_servers_those_that_answer_are_heard(valkey_url: str) -> None:
+    servers = [Endpoint(port=1), Endpoint(port=port_of(valkey_url))]
+
+    assert await ask_all(servers, ("ECHO", "here"), 5.0) == [(servers[1], b"here")]
+
+
+async def test_when_no_server_answers_the_complaints_of_all_are_told() -> None:
+    with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1: .*; .*127\.0\.0\.1:2: "):
+        await ask_all([Endpoint(port=1), Endpoint(port=2)], ("PING",), 5.0)
+
+
+async def test_a_server_that_refuses_the_question_is_a_wrong_configuration(valkey_url: str) -> None:
+    with pytest.raises(StoreConfigurationError, match=r"refuses what store\.url asks it for: .*NONSENSE"):
+        await ask_all([Endpoint(port=1), Endpoint(port=port_of(valkey_url))], ("NONSENSE",), 5.0)
