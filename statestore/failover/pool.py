@@ -32,7 +32,7 @@ from statestore.base import (
     ReserveOutcome,
 )
 from statestore.clock import Clock, RealClock
-from statestore.errors import StoreError, StoreUnavailableError
+from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.failover.delegate import SharedCalls
 from statestore.failover.handover import hand_back, local_ledger, lost_members
 from statestore.failover.own import OwnRequests
@@ -44,6 +44,9 @@ FIRST_PROBE_S = 0.05
 LONGEST_PROBE_S = 1.0
 HAND_OVER_TIMEOUT_S = 10.0
 GRANTS_RETRY_S = 0.5
+
+AWAY = (StoreUnavailableError, StoreConfigurationError)
+"""A store that refuses this replica, its password changed, say, may be put right like one that is down."""
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +105,7 @@ class FailoverPool(SharedCalls):
         if local is None:
             try:
                 found = await self._primary.membership()
-            except StoreUnavailableError as error:
+            except AWAY as error:
                 local = self._degrade(error)
             else:
                 if self._known is None or not lost_members(found, self._known):
@@ -117,7 +120,7 @@ class FailoverPool(SharedCalls):
         if local is None:
             try:
                 seen = await self._primary.observe(instance_ids, chain, horizon=horizon)
-            except StoreUnavailableError as error:
+            except AWAY as error:
                 local = self._degrade(error)
             else:
                 if self._known is None or seen.epoch >= self._known.epoch:
@@ -133,7 +136,7 @@ class FailoverPool(SharedCalls):
         if local is None:
             try:
                 outcome = await self._under_way(self._primary.reserve(reservation))
-            except StoreUnavailableError as error:
+            except AWAY as error:
                 local = self._degrade(error)
             else:
                 self._own.reserved(reservation, outcome, self._now_ms(), self._sequence)
@@ -146,7 +149,7 @@ class FailoverPool(SharedCalls):
         if local is None:
             try:
                 released = await self._under_way(self._primary.first_token(request_id, instance_id, chain, seen=seen))
-            except StoreUnavailableError as error:
+            except AWAY as error:
                 local = self._degrade(error)
             else:
                 self._own.prefilled(request_id, self._now_ms())
@@ -169,7 +172,7 @@ class FailoverPool(SharedCalls):
                 released = await self._under_way(
                     self._primary.finish(request_id, replica_id=replica_id, attempt=attempt, facts=facts)
                 )
-            except StoreUnavailableError as error:
+            except AWAY as error:
                 local = self._degrade(error)
             else:
                 self._own.finished(request_id, attempt)
@@ -183,7 +186,7 @@ class FailoverPool(SharedCalls):
         if local is None:
             try:
                 records = await self._primary.held_states(request_ids)
-            except StoreUnavailableError as error:
+            except AWAY as error:
                 local = self._degrade(error)
             else:
                 for record in records.values():
@@ -196,7 +199,7 @@ class FailoverPool(SharedCalls):
         if local is None:
             try:
                 return await self._primary.snapshot()
-            except StoreUnavailableError as error:
+            except AWAY as error:
                 local = self._degrade(error)
         return await local.snapshot()
 
@@ -206,7 +209,7 @@ class FailoverPool(SharedCalls):
             raise StoreUnavailableError(f"pool {self.name}: the store is away, this replica is on its own")
         try:
             return await self._primary.heartbeat(replica_id, lease_ms, info)
-        except StoreUnavailableError as error:
+        except AWAY as error:
             self._degrade(error)
             raise
 
@@ -253,7 +256,7 @@ class FailoverPool(SharedCalls):
             if not self._calls_under_way:
                 self._quiet.set()
 
-    def _degrade(self, error: StoreUnavailableError) -> MemoryPool:
+    def _degrade(self, error: StoreError) -> MemoryPool:
         """Start deciding alone. Raises ``error`` if there is nothing known to decide on."""
         if self._local is not None:
             return self._local

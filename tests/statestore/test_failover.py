@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, cast
 
 import pytest
+import redis
 
 from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
@@ -145,6 +146,19 @@ async def test_without_the_store_nobody_is_held_longer_than_anybody_may_be(
     assert late.status is ReserveStatus.HELD
     assert await asyncio.wait_for(anext(grants), 10) == Grant("late", "a", 1, 400)
     await store.close()
+
+
+async def test_a_store_that_refuses_the_replica_is_away_until_it_is_put_right(
+    replica: FailoverPool, server: EmbeddedValkey
+) -> None:
+    with redis.Redis.from_url(server.url) as operator:
+        operator.execute_command("ACL", "SETUSER", "default", "-evalsha")
+
+        outcome = await replica.reserve(reservation("r"))
+        assert (outcome.status, replica.degraded) == (ReserveStatus.DISPATCHED, True)
+
+        operator.execute_command("ACL", "SETUSER", "default", "+evalsha")
+        await until(lambda: not replica.degraded)
 
 
 async def test_without_the_store_heartbeats_and_operators_are_told(
