@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from statestore.errors import StoreConfigurationError, StoreError
+
 
 class CommandError(Exception):
     """The command cannot do what was asked; the message says why and what to do."""
+
+    exit_code = 1
+
+
+class UnfitSettingsError(CommandError):
+    """The settings were read and turn out not to be usable."""
+
+    exit_code = 2
+
+
+def of_store(error: StoreError) -> CommandError:
+    """Why a command ends that the store does not serve: what its server refuses of ``store.url`` is a wrong setting."""
+    return (UnfitSettingsError if isinstance(error, StoreConfigurationError) else CommandError)(str(error))
 
 
 def not_listening(error: OSError, flags: str) -> CommandError:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from rich.console import RenderableType
 
 from cli import inspect_tables as tables
-from cli.errors import CommandError
+from cli.errors import CommandError, of_store
 from cli.settings import Settings
 from cli.terminal import terminal
 from scheduling.ring import DualRing
@@ -56,12 +56,14 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 async def _from_store(arguments: argparse.Namespace, settings: Settings, pool: str) -> RenderableType:
     try:
         store = await open_store(settings.store, scheduling=settings.scheduling)
+    except StoreConfigurationError as error:
+        raise of_store(error) from error
     except StoreError as error:
         raise CommandError(f"{error}. Is store.url right?") from error
     try:
         return await _VIEWS[arguments.view](store, pool, arguments, settings)
     except StoreError as error:
-        raise CommandError(str(error)) from error
+        raise of_store(error) from error
     finally:
         await store.close()
 
@@ -149,7 +151,7 @@ async def _from_keys(arguments: argparse.Namespace, settings: Settings, pool: st
         finally:
             await connection.close()
     except StoreConfigurationError as error:
-        raise CommandError(str(error)) from error
+        raise of_store(error) from error
     except StoreError as error:
         raise CommandError(f"the store does not answer: {error}") from error
 

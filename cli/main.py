@@ -108,7 +108,7 @@ def _run(name: str, words: list[str]) -> int:
         return module.run(parsed, settings)
     except CommandError as error:
         print(f"dualmap {name}: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
 
 
 def overview() -> str:

@@ -6,7 +6,7 @@ import argparse
 import os
 import secrets
 
-from cli.errors import CommandError, not_listening
+from cli.errors import not_listening, of_store
 from cli.logs import log_to_stderr
 from cli.parent import end_with_parent
 from cli.settings import Settings
@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     import uvloop
 
     from router.serve import serve
-    from statestore.errors import StoreConfigurationError
+    from statestore.errors import StoreError
 
     # Never the same id twice, whatever the name: a lease must not pass for that of a former process.
     name = f"{arguments.name}-{secrets.token_hex(3)}" if arguments.name else None
@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
                 on_ready=_announce,
             )
         )
-    except StoreConfigurationError as error:
-        raise CommandError(str(error)) from error
+    except StoreError as error:
+        raise of_store(error) from error
     except OSError as error:
         raise not_listening(error, "--router.port PORT or --router.ops_port") from error
     return 0

@@ -7,7 +7,7 @@ import asyncio
 import os
 import secrets
 
-from cli.errors import CommandError, not_listening
+from cli.errors import not_listening, of_store
 from cli.logs import log_to_stderr
 from cli.parent import end_with_parent
 from cli.settings import Settings
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
-    from statestore.errors import StoreConfigurationError
+    from statestore.errors import StoreError
     from workers.serve import serve
 
     # Never the same id twice, whatever the name: a lease must not pass for that of a former process.
@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     end_with_parent(os.environ)
     try:
         asyncio.run(serve(settings.worker, settings.scheduling, settings.store, settings.pools, worker_id=worker_id))
-    except StoreConfigurationError as error:
-        raise CommandError(str(error)) from error
+    except StoreError as error:
+        raise of_store(error) from error
     except OSError as error:
         raise not_listening(error, "--worker.ops_port") from error
     return 0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cli.errors import CommandError
+from cli.errors import CommandError, of_store
 from cli.fetch import fetch
 from cli.figures import ReplicaCounts, count_replicas, fleet_figures
 from cli.fleet_plan import FleetPlan, FleetSize, free_ports, plain, plan_fleet
@@ -138,7 +138,7 @@ async def _store(plan: FleetPlan, directory: Path, status: LiveStatus) -> AsyncI
         try:
             store = await open_store(plan.settings.store, scheduling=plan.settings.scheduling)
         except StoreError as error:
-            raise CommandError(str(error)) from error
+            raise of_store(error) from error
         stack.push_async_callback(store.close)
         yield plan, store
 

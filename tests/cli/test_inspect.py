@@ -158,7 +158,7 @@ def test_a_store_without_a_server_has_no_keys_to_read(capsys: pytest.CaptureFixt
 
 
 def test_an_error_names_the_store_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "hot", "--store.url", "rediss://fleet:hunter2@store:7000?ssl_ca_certs=/nope.pem"]) == 1
+    assert main(["inspect", "hot", "--store.url", "rediss://fleet:hunter2@store:7000?ssl_ca_certs=/nope.pem"]) == 2
     said = capsys.readouterr().err
     assert "store:7000" in said
     assert "hunter2" not in said

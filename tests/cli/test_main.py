@@ -6,6 +6,7 @@ import importlib
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +80,25 @@ def test_a_port_in_use_is_named_with_the_setting_that_chooses_another(command: s
     assert port in said
     assert f"{setting} PORT" in said
     assert "Errno" not in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("router", "--router.port", "0"), ("worker",), ("inspect", "overview"), ("inspect", "hot"), ("up", "--port", "0")],
+)
+def test_what_the_server_refuses_of_the_store_url_is_a_wrong_setting(
+    valkey_url: str, command: tuple[str, ...], tmp_path: Path
+) -> None:
+    url = valkey_url.replace("redis://", "redis://nobody:wrong@")
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "cli.main", *command, "--store.url", url],
+        env={"TMPDIR": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert ended.returncode == 2
+    assert "refuses the user or password of store.url" in ended.stderr.splitlines()[-1]
