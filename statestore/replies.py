@@ -15,17 +15,23 @@ class MovedElsewhereError(StoreUnavailableError):
 
 _ELSEWHERE = frozenset({"READONLY", "MOVED", "ASK"})
 _UNAVAILABLE = frozenset({"LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MISCONF", "OOM"})
-_CONFIGURATION = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
+_CONFIGURATION = frozenset({"NOAUTH", "WRONGPASS"})
+_FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
+"""NOPERM for a command, a key or a channel that a script wants, in the words of older and newer servers."""
 
 
 def reply_error(message: str) -> StoreError:
     """The error that an error reply means."""
+    if any(words in message for words in _FORBIDDEN_IN_SCRIPT):
+        return StoreConfigurationError(f"the store allows this user too little: {message}")
     # An error inside a script may arrive behind a prefix of the server's own.
     for word in message.replace("-", " ").split()[:12]:
         if word in _ELSEWHERE:
             return MovedElsewhereError(f"the store moved to another server: {message}")
         if word in _UNAVAILABLE:
             return StoreUnavailableError(f"the store refuses calls: {message}")
+        if word == "NOPERM":
+            return StoreConfigurationError(f"the store allows this user too little: {message}")
         if word in _CONFIGURATION:
             return StoreConfigurationError(f"the store refuses this client, check user and password: {message}")
         if word == "NOSCRIPT":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 
 from scheduling.settings import SchedulingSettings
 from statestore.connection import Connection
@@ -48,22 +49,22 @@ class RedisStore:
 
         Raises:
             StoreUnavailableError: it cannot be reached.
-            StoreConfigurationError: it is too old, or refuses this client.
+            StoreConfigurationError: it is too old or no store at all, or refuses this client.
         """
         try:
             facts = _facts(await self._main.command("INFO"))
-        except (StoreUnavailableError, StoreConfigurationError):
+        except StoreUnavailableError:
             raise
-        except StoreError as error:  # renamed or forbidden: then the operator answers for the server
-            _log.warning("cannot look at the store's version: %s", error)
-            await self.ping()
+        except StoreError as error:
+            await self.ping()  # Raises what is wrong if it is more than INFO, which may be renamed or forbidden.
+            _log.warning("the store does not tell its version and memory policy, is it Redis 6.2 or newer? %s", error)
             return
-        version = facts.get("redis_version", "")
-        if version and _numbers(version) < _OLDEST_VERSION:
-            raise StoreConfigurationError(f"Redis {version} is too old: use Redis 6.2 or newer, or Valkey 7.2 or newer")
+        _refuse_unfit(facts)
         policy = facts.get("maxmemory_policy", "noeviction")
         if facts.get("maxmemory", "0") != "0" and policy != "noeviction":
             _log.warning("the store may evict live state: set maxmemory-policy noeviction (it is %s)", policy)
+        if facts.get("cluster_enabled") == "1" and self._resolver.one_server:
+            _log.warning("the store is a node of a cluster: use redis+cluster:// to be served by the others, too")
 
     async def close(self) -> None:
         """Close every connection; grants iterators end."""
@@ -112,6 +113,14 @@ class RedisStore:
             connect_timeout_s=self.settings.connect_timeout_s,
             command_timeout_s=self.settings.command_timeout_s,
         )
+
+
+def _refuse_unfit(facts: Mapping[str, str]) -> None:
+    version = facts.get("redis_version", "")
+    if version and _numbers(version) < _OLDEST_VERSION:
+        raise StoreConfigurationError(f"Redis {version} is too old: use Redis 6.2 or newer, or Valkey 7.2 or newer")
+    if "sentinel" in (facts.get("redis_mode"), facts.get("server_mode")):  # Redis, Valkey
+        raise StoreConfigurationError("store.url names a Sentinel as the store: use redis+sentinel://HOST:PORT/MASTER")
 
 
 def _facts(info: bytes) -> dict[str, str]:

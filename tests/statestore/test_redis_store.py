@@ -1,0 +1,90 @@
+"""What a store on Redis finds out about its server, and what it may not do there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from statestore.errors import StoreConfigurationError
+from statestore.redis import RedisStore
+from statestore.settings import StoreSettings
+from tests.statestore.processes import free_port, running
+from tests.statestore.samples import SCHEDULING, instance, reservation
+
+Allow = Callable[..., str]
+
+
+@pytest.fixture
+def allow(valkey_url: str) -> Iterator[Allow]:
+    """URL of a user who may do no more than this."""
+    with redis.Redis.from_url(valkey_url) as client:
+
+        def set_user(*rules: str) -> str:
+            client.execute_command("ACL", "SETUSER", "fleet", "reset", "on", ">secret", *rules)
+            return valkey_url.replace("redis://", "redis://fleet:secret@")
+
+        yield set_user
+        client.execute_command("ACL", "DELUSER", "fleet")
+
+
+async def test_the_documented_rights_are_enough(allow: Allow, caplog: pytest.LogCaptureFixture) -> None:
+    url = allow("~dualmap:*", "resetchannels", "&dualmap:*", "+@all", "-@dangerous", "+info")
+    store = RedisStore(StoreSettings(url=url), scheduling=SCHEDULING)
+    try:
+        await store.open()
+        pool = store.pool("default")
+        await pool.put_instance(instance("a"))
+        assert (await pool.reserve(reservation("r"))).status == "dispatched"
+        assert len((await pool.snapshot()).requests) == 1
+    finally:
+        await store.close()
+
+    assert caplog.text == ""
+
+
+async def test_a_server_that_keeps_its_facts_to_itself_is_a_store_with_a_warning(
+    allow: Allow, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = RedisStore(StoreSettings(url=allow("~*", "&*", "+@all", "-info")), scheduling=SCHEDULING)
+
+    await store.open()
+    await store.close()
+
+    assert "is it Redis 6.2 or newer?" in caplog.text
+
+
+async def test_a_command_that_a_script_may_not_run_is_a_wrong_configuration(allow: Allow) -> None:
+    store = RedisStore(StoreSettings(url=allow("~*", "&*", "+@all", "-hset")), scheduling=SCHEDULING)
+    try:
+        await store.open()
+        with pytest.raises(StoreConfigurationError, match="allows this user too little"):
+            await store.pool("default").put_instance(instance("a"))
+    finally:
+        await store.close()
+
+
+async def test_a_sentinel_is_no_store(tmp_path: Path) -> None:
+    port = free_port()
+    configuration = tmp_path / "sentinel.conf"
+    configuration.write_text("sentinel monitor fleet 127.0.0.1 7777 1\n")
+    with running(tmp_path, str(configuration), "--sentinel", port=port):
+        store = RedisStore(StoreSettings(url=f"redis://127.0.0.1:{port}/0"), scheduling=SCHEDULING)
+        with pytest.raises(StoreConfigurationError, match=r"redis\+sentinel://HOST:PORT/MASTER"):
+            await store.open()
+        await store.close()
+
+
+async def test_one_node_of_a_cluster_is_a_store_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    options = ("--cluster-enabled", "yes", "--cluster-port", str(port + 10_000))
+    with running(tmp_path, *options, port=port):
+        store = RedisStore(StoreSettings(url=f"redis://127.0.0.1:{port}/0"), scheduling=SCHEDULING)
+        await store.open()
+        await store.close()
+
+    assert "use redis+cluster://" in caplog.text
