@@ -75,11 +75,6 @@ class Connection:
             return wire.send(command, timeout_s)
         return self._send_once_connected(command, timeout_s)
 
-    def post(self, *arguments: Argument) -> None:
-        """Send a command whose reply arrives as a push (SUBSCRIBE); lost when there is no connection."""
-        if self._wire is not None:
-            self._wire.post(pack(arguments))
-
     async def _send_once_connected(self, command: bytes, timeout_s: float | None) -> Any:
         wire = await self.connect()
         return await wire.send(command, timeout_s)

@@ -21,7 +21,6 @@ from statestore.replies import MovedElsewhereError, reply_error
 MAX_IN_FLIGHT = 16_384
 """Commands sent and unanswered at which no more are sent; a server that far behind is not available."""
 _SWEEPS_PER_TIMEOUT = 4
-_PUSHES = frozenset({b"message", b"subscribe", b"unsubscribe"})
 _NO_REPLY_YET = object()
 
 
@@ -30,6 +29,7 @@ class ConnectionLostError(StoreUnavailableError):
 
 
 PushHandler = Callable[[list[Any]], None]
+"""Takes the messages of subscribed channels. The confirmation of SUBSCRIBE, of one channel at a time, is a reply."""
 
 
 class Wire(asyncio.Protocol):
@@ -87,11 +87,6 @@ class Wire(asyncio.Protocol):
             self._sweep_later()
         return future
 
-    def post(self, command: bytes) -> None:
-        """Send a packed command whose reply is a push and not waited for."""
-        if self._transport is not None:
-            self._write(command)
-
     def _write(self, command: bytes) -> None:
         if not self._outgoing:
             self._loop.call_soon(self._flush)
@@ -121,7 +116,7 @@ class Wire(asyncio.Protocol):
             self.abort()
 
     def _accept(self, reply: Any) -> None:
-        if self._on_push is not None and isinstance(reply, list) and reply and reply[0] in _PUSHES:
+        if self._on_push is not None and isinstance(reply, list) and reply and reply[0] == b"message":
             self._on_push(reply)
             return
         if not self._in_flight:

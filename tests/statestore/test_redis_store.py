@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,13 @@ def allow(valkey_url: str) -> Iterator[Allow]:
 
         yield set_user
         client.execute_command("ACL", "DELUSER", "fleet")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Poll to a deadline."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_the_documented_rights_are_enough(allow: Allow, caplog: pytest.LogCaptureFixture) -> None:
@@ -88,3 +96,22 @@ async def test_one_node_of_a_cluster_is_a_store_with_a_warning(
         await store.close()
 
     assert "use redis+cluster://" in caplog.text
+
+
+async def test_a_channel_that_may_not_be_read_is_told_of_and_asked_for_on_the_same_connection(
+    allow: Allow, valkey_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("statestore.redis.subscriber.ASK_AGAIN_S", 0.01)
+    store = RedisStore(StoreSettings(url=allow("~*", "resetchannels", "+@all")), scheduling=SCHEDULING)
+    await store.open()
+    store.pool("default").grants("router-1")
+    with redis.Redis.from_url(valkey_url) as client:
+        channel = "dualmap:{default}:grants:router-1"
+        await until(lambda: "polling alone" in caplog.text)
+        connections = client.info("stats")["total_connections_received"]
+
+        allow("~*", "&*", "+@all")
+        await until(lambda: client.pubsub_numsub(channel)[0][1])
+        assert client.info("stats")["total_connections_received"] == connections
+    await store.close()
+    assert channel in caplog.text

@@ -259,12 +259,12 @@ async def test_pushes_do_not_take_the_answers_of_commands(
     connection = connect(on_push=pushes.append)
     await connection.connect()
     push = b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nm\r\n"
-    server.answer = lambda command: push + b"*2\r\n$4\r\npong\r\n$0\r\n\r\n" if command[0] == b"PING" else push
+    subscribed, pong = b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n", b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
+    server.answer = lambda command: push + pong if command[0] == b"PING" else subscribed + push
 
-    connection.post("SUBSCRIBE", "c")
-    answer = await asyncio.wait_for(_result(connection.command("PING")), 5)
+    replies = asyncio.gather(connection.command("SUBSCRIBE", "c"), connection.command("PING"))
 
-    assert answer == [b"pong", b""]
+    assert await asyncio.wait_for(replies, 5) == [[b"subscribe", b"c", 1], [b"pong", b""]]
     assert pushes == [[b"message", b"c", b"m"]] * 2
 
 
