@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 
 
@@ -18,3 +19,14 @@ def raise_open_files_limit() -> int:
     except (OSError, ValueError):  # macOS has a ceiling below its hard limit
         return soft
     return hard
+
+
+def out_of_files(error: BaseException | None) -> bool:
+    """Whether an error, or one behind it, says that this process or its machine has no file descriptor left."""
+    if error is None:
+        return False
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return True
+    if isinstance(error, BaseExceptionGroup) and any(map(out_of_files, error.exceptions)):
+        return True
+    return out_of_files(error.__cause__ or error.__context__)

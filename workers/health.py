@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,11 +17,14 @@ from statestore.base import PoolStore
 from statestore.clock import Clock
 from workers.checkup import Checkup, Thresholds, Verdict, conclude, is_suspect, judge, watch
 from workers.glance import Sight
-from workers.metrics import WorkerMetrics
-from workers.probe import Prober
+from workers.metrics import NOT_ASKED, WorkerMetrics
+from workers.probe import NotAskedError, Prober
 from workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
+
+SHORTAGE_LOG_S = 10.0
+"""A shortage of open files is logged this often at most."""
 
 _UNCHECKED = frozenset({InstanceState.STANDBY})
 """Not in service and not meant to be: its server may not even run."""
@@ -82,6 +86,7 @@ class HealthChecker:
         self._metrics = metrics
         self._jitter = jitter
         self._checkups: dict[str, Checkup] = {}
+        self._shortage_logged_s = -math.inf
         self._slots = asyncio.Semaphore(settings.health_concurrency)
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
@@ -119,7 +124,24 @@ class HealthChecker:
 
     async def _check(self, spec: InstanceSpec, load: InstanceLoad | None, pause_s: float) -> None:
         async with self._slots:
-            await self._check_now(spec, load, pause_s)
+            try:
+                await self._check_now(spec, load, pause_s)
+            except NotAskedError:
+                self._not_asked(spec, pause_s)
+
+    def _not_asked(self, spec: InstanceSpec, pause_s: float) -> None:
+        """The shortage is this worker's: the instance keeps its state, and what is remembered of it."""
+        now_s = self._clock.monotonic_s()
+        former = self._checkups.get(spec.instance_id, Checkup(now_s))
+        self._checkups[spec.instance_id] = replace(former, due_s=self._due_s(pause_s))
+        self._metrics.health_checks.labels(self._pool.name, NOT_ASKED).inc()
+        if now_s - self._shortage_logged_s >= SHORTAGE_LOG_S:
+            self._shortage_logged_s = now_s
+            log.error(
+                "out of files pool=%s: no file descriptor is left for health checks, and instances keep their states;"
+                " raise the limit of open files (LimitNOFILE= in systemd, ulimits: nofile in compose)",
+                self._pool.name,
+            )
 
     async def _check_now(self, spec: InstanceSpec, load: InstanceLoad | None, pause_s: float) -> None:
         """One instance: look, judge, remember, and change its state if that is due."""

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 TERM_EVENTS = ("started", "stepped_down", "lost", "expired", "failed")
+NOT_ASKED = "not_asked"
+"""Outcome of a health check for which this worker had no file descriptor left."""
 _TICK_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
 
 
@@ -69,7 +71,7 @@ class WorkerMetrics:
         )
         self.health_checks = Counter(
             "dualmap_worker_health_checks",
-            "Health checks by outcome (ok, failed, stalled)",
+            f"Health checks by outcome (ok, failed, stalled, {NOT_ASKED}: this worker is out of file descriptors)",
             ["pool", "outcome"],
             registry=self.registry,
         )

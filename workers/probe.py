@@ -1,4 +1,7 @@
-"""Asking a vLLM server about itself over HTTP: alive, what it is, does it make progress. Never raises, never hangs."""
+"""Asking a vLLM server about itself over HTTP: alive, what it is, does it make progress.
+
+Never hangs, and raises ``NotAskedError`` alone: whatever else goes wrong is an answer.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from types import TracebackType
 import httpx
 import orjson
 
+from statestore.open_files import out_of_files
 from statestore.settings import MAX_KV_CAPACITY_TOKENS
 
 _MAX_BODY_BYTES = 4 << 20
@@ -21,6 +25,10 @@ _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
 
 
+class NotAskedError(Exception):
+    """This process has no file descriptor left for the question, which says nothing about the server."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One HTTP exchange: a status and a body, or why there is none."""
@@ -29,6 +37,8 @@ class Answer:
     body: bytes
     error: str | None
     """None when the server answered at all, whatever the status."""
+    asked: bool = True
+    """False when this process could not even ask."""
 
     @property
     def ok(self) -> bool:
@@ -69,12 +79,12 @@ class Prober:
         await self._client.aclose()
 
     async def health(self, url: str) -> str | None:
-        """None if ``/health`` answers with success, else what is wrong."""
+        """None if ``/health`` answers with success, else what is wrong. Raises NotAskedError."""
         return _complaint(await self._ask("GET", f"{url}/health", self._timeout_s))
 
     async def progress(self, url: str) -> float | None:
-        """Tokens the engine has processed since it started; None if it does not say."""
-        answer = await self._ask("GET", f"{url}/metrics", self._timeout_s)
+        """Tokens the engine has processed since it started; None if it does not say. Raises NotAskedError."""
+        answer = _asked(await self._ask("GET", f"{url}/metrics", self._timeout_s))
         return progress_of(answer.body.decode(errors="replace")) if answer.ok else None
 
     async def facts(self, url: str) -> EngineFacts:
@@ -92,7 +102,7 @@ class Prober:
         """None if the engine completes one token, else what is wrong.
 
         A refusal of the request itself (4xx: no such endpoint or model, a key needed) says nothing about the
-        engine and counts as an answer.
+        engine and counts as an answer. Raises NotAskedError.
         """
         body = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
         answer = await self._ask("POST", f"{url}/v1/completions", self._canary_timeout_s, body)
@@ -112,11 +122,17 @@ class Prober:
         except TimeoutError:
             return Answer(0, b"", f"no answer within {timeout_s:g} s")
         except Exception as error:  # whatever is wrong with one instance must not stop the checks of the others
-            return Answer(0, b"", f"{type(error).__name__}: {error}")
+            return Answer(0, b"", f"{type(error).__name__}: {error}", asked=not out_of_files(error))
+
+
+def _asked(answer: Answer) -> Answer:
+    if not answer.asked:
+        raise NotAskedError(answer.error)
+    return answer
 
 
 def _complaint(answer: Answer) -> str | None:
-    if answer.error is not None:
+    if _asked(answer).error is not None:
         return answer.error
     return None if answer.ok else f"status {answer.status}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import math
 import ssl
@@ -16,6 +15,7 @@ from router.ask import FailureKind, InstanceFailure
 from router.errors import OutOfFilesError
 from router.http.sweeper import Sweeper
 from router.http.upstream import UpstreamConnection
+from statestore.open_files import out_of_files
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class UpstreamPool:
             detail = f"no connection within {self._connect_timeout_s:g} s"
             raise ConnectError(InstanceFailure(FailureKind.CONNECT, detail)) from error
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            if out_of_files(error):
                 raise self._shortage() from error
             raise ConnectError(InstanceFailure(FailureKind.CONNECT, str(error))) from error
         return connection

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
 import pytest
 
 from statestore import open_files
-from statestore.open_files import raise_open_files_limit
+from statestore.open_files import out_of_files, raise_open_files_limit
 
 _LOWERED = """
 import resource
@@ -32,3 +33,13 @@ def test_a_system_that_refuses_leaves_the_limit_as_it_is(monkeypatch: pytest.Mon
     monkeypatch.setattr(open_files.resource, "setrlimit", refuse)
 
     assert raise_open_files_limit() == 256
+
+
+def test_a_shortage_is_found_behind_the_error_that_came_of_it() -> None:
+    shortage = OSError(errno.EMFILE, "Too many open files")
+    caused = RuntimeError("no connection")
+    caused.__cause__ = ExceptionGroup("every address", [OSError(errno.ECONNREFUSED, "refused"), shortage])
+
+    assert out_of_files(shortage) and out_of_files(OSError(errno.ENFILE, "in the whole machine"))
+    assert out_of_files(caused)
+    assert not out_of_files(OSError(errno.ECONNREFUSED, "refused")) and not out_of_files(None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import os
 import random
+import resource
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -273,3 +275,21 @@ def eventually() -> Callable[..., Awaitable[Any]]:
             await asyncio.sleep(0.01)
 
     return poll
+
+
+@pytest.fixture
+def no_files_left() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """``with no_files_left():`` this process can open none."""
+
+    @contextlib.contextmanager
+    def shortage() -> Iterator[None]:
+        former = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, former[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, former)
+
+    return shortage

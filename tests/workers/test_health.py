@@ -77,6 +77,24 @@ async def test_a_starting_instance_is_ready_after_its_first_good_check(
     assert value("dualmap_worker_health_transitions_total", source="starting", target="ready") == 1
 
 
+async def test_a_worker_without_files_leaves_the_states_and_says_so(
+    check, servers, add_instance, state_of, value, no_files_left, caplog
+) -> None:
+    server = await servers()
+    await add_instance("up", InstanceState.READY, url=server.url)
+    await add_instance("new", InstanceState.STARTING, url=server.url)
+
+    with no_files_left():
+        await check(5)
+
+    assert (await state_of("up"), await state_of("new")) == (InstanceState.READY, InstanceState.STARTING)
+    assert value("dualmap_worker_health_checks_total", outcome="not_asked") == 10
+    assert caplog.text.count("out of files") == 1 and "LimitNOFILE" in caplog.text
+
+    await check()
+    assert await state_of("new") is InstanceState.READY
+
+
 async def test_an_instance_whose_url_nobody_can_ask_is_its_own_failure_alone(
     check, servers, add_instance, state_of
 ) -> None:

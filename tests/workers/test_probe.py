@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from workers.probe import EngineFacts, Prober, kv_capacity_of, models_of, progress_of, version_of
+from workers.probe import EngineFacts, NotAskedError, Prober, kv_capacity_of, models_of, progress_of, version_of
 
 METRICS = """\
 # HELP vllm:prompt_tokens_total Number of prefill tokens processed.
@@ -98,6 +98,19 @@ async def test_a_server_that_trickles_its_answer_is_cut_off(prober) -> None:
     async with server:
         port = server.sockets[0].getsockname()[1]
         assert await prober.health(f"http://127.0.0.1:{port}") == "no answer within 0.3 s"
+
+
+async def test_without_files_nothing_is_asked_and_no_server_blamed(prober, servers, no_files_left) -> None:
+    server = await servers()
+
+    with no_files_left():
+        for question in (prober.health(server.url), prober.progress(server.url), prober.canary(server.url, "qwen")):
+            with pytest.raises(NotAskedError):
+                await question
+        assert await prober.facts(server.url) == EngineFacts(None, (), None)
+
+    assert server.requests == []
+    assert await prober.health(server.url) is None
 
 
 async def test_facts_are_what_the_server_says(prober, servers) -> None:
