@@ -7,11 +7,12 @@ that is down, cut off or out of date costs no more than the time to wait for it.
 
 from __future__ import annotations
 
-import binascii
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
+
+from redis.crc import key_slot
 
 from statestore.endpoint import Endpoint
 from statestore.errors import StoreConfigurationError, StoreUnavailableError
@@ -118,7 +119,7 @@ class ViaCluster:
         self._timeout_s = timeout_s
 
     async def endpoint(self, keys: PoolKeys) -> Endpoint:
-        slot = slot_of(keys.meta)
+        slot = key_slot(keys.meta)
         try:
             answers = await self._ask()
         except StoreUnavailableError as error:
@@ -148,9 +149,3 @@ class ViaCluster:
 def _node(asked: Endpoint, node: Sequence[Any]) -> Endpoint:
     """One of CLUSTER SLOTS; a node that does not know its own address leaves it to whoever reached it."""
     return replace(asked, host=node[0].decode() if node[0] else asked.host, port=int(node[1]))
-
-
-def slot_of(key: bytes) -> int:
-    """The cluster slot of a key with a hash tag."""
-    tag = key[key.index(b"{") + 1 : key.index(b"}")]
-    return binascii.crc_hqx(tag, 0) % 16384

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from statestore.backoff import worth_logging
+from scheduling.backoff import worth_logging
 from statestore.base import Grant
 from statestore.connection import Connection, Resolve
 from statestore.errors import StoreError, StoreUnavailableError
