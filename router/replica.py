@@ -30,6 +30,9 @@ class Replica:
         self._info = info
         self._suspects: frozenset[tuple[str, int]] = frozenset()
         self._reachable = True
+        self._owes_restoring = False
+        """The store did not know the lease, and has not been given back since what it may have lost. Remembered,
+        because a beat enters the lease: the next one finds itself known."""
 
     @property
     def _settings(self) -> PoolSettings:
@@ -67,19 +70,21 @@ class Replica:
             await self._pool.store.put_instance(spec)
 
     async def keep_lease(self) -> None:
-        """Renew the lease a few times per lease. Runs until cancelled."""
+        """Renew the lease a few times per lease, and give back what the store may have lost, as often as it takes.
+        Runs until cancelled."""
         lease_s = self._context.settings.replica_lease_s
         while True:
             await self._context.clock.sleep(lease_s / BEATS_PER_LEASE)
+            failing = "the lease could not be renewed"
             try:
-                await self.beat()
+                if not await self._beat():
+                    self._owes_restoring = True
+                failing = "what the store may have lost could not be given back, and is tried again"
+                if self._owes_restoring:
+                    await self.restore()
+                    self._owes_restoring = False
             except StoreError as error:
-                log.warning("pool %s: the lease could not be renewed: %s", self._settings.name, error)
-
-    async def beat(self) -> None:
-        """Renew the lease; if the store did not know it, give back what the store may have lost."""
-        if not await self._beat():
-            await self.restore()
+                log.warning("pool %s: %s: %s", self._settings.name, failing, error)
 
     async def _beat(self) -> bool:
         context = self._context

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from router.ask import Outcome
 from scheduling.chain import Chain
 from scheduling.instance import InstanceState
 from statestore.base import RequestState, Reservation
+from statestore.errors import StoreUnavailableError
 from statestore.memory import MemoryStore
 from statestore.settings import InstanceSettings, PoolSettings
 
@@ -158,3 +161,29 @@ async def test_a_request_that_ends_while_it_is_entered_again_leaves_nothing(
 
     assert "adopt" in tampered.calls
     assert (await store.pool("default").snapshot()).requests == ()
+
+
+async def test_what_could_not_be_given_back_is_tried_again_at_every_beat(
+    start_runtime: Any, store: Any, clock: Any, tools: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    tampered = tools.Tampered(store)
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
+    pool = store.pool("default")
+    flight = await runtime.lifecycle.place(tools.ask("x" * 400))
+    await pool.finish(flight.request_id)
+    await pool.retire("replica-1")
+
+    async def away(*_: Any) -> None:
+        raise StoreUnavailableError("it went again")
+
+    tampered.before["adopt"] = away
+    await clock.advance(5.0)
+    assert tampered.calls.count("adopt") == 2
+    assert "could not be given back" in caplog.text
+    assert "lease could not be renewed" not in caplog.text
+    del tampered.before["adopt"]
+    await clock.advance(5.0)
+
+    assert (await pool.snapshot()).loads["a"].pending_tokens == 100
+    assert tampered.calls.count("adopt") == 3, "given back once is enough"
+    flight.finish(Outcome.COMPLETED)
