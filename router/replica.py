@@ -9,7 +9,7 @@ from functools import partial
 from router.context import ReplicaContext
 from router.metrics import measured
 from router.served_pool import ServedPool
-from statestore.base import PoolSnapshot, RequestRecord
+from statestore.base import RequestRecord
 from statestore.batches import for_each
 from statestore.errors import StoreError
 from statestore.failover import FailoverPool
@@ -55,7 +55,7 @@ class Replica:
     async def _release_former(self) -> None:
         """Nothing is live here yet: what the store has is of a process that was killed, and whose lease this one
         renews, so that no reaper will see to it."""
-        left = self._over_here(await self._snapshot())
+        left = self._over_here(await self._requests())
         finish = partial(self._pool.store.finish, replica_id=self._context.replica_id)
         await for_each(latest_first(left), lambda record: finish(record.request_id, attempt=record.attempt))
         if left:
@@ -113,8 +113,8 @@ class Replica:
         pool = self._pool
         await self._put_missing_members()
         await pool.view.refresh()
-        snapshot = await self._snapshot()
-        self._release(self._over_here(snapshot))
+        snapshot = await measured(self._context.metrics.store_calls["snapshot"], pool.store.snapshot())
+        self._release(self._over_here(snapshot.requests))
         records = [
             record
             for live in self._context.live
@@ -141,18 +141,18 @@ class Replica:
         A release can be lost: the outbox was full, or a reservation took effect after its caller had given up.
         Only what was left over at two looks in a row goes, because a release may just be on its way.
         """
-        leftover = {(record.request_id, record.sequence): record for record in self._over_here(await self._snapshot())}
+        leftover = {(record.request_id, record.sequence): record for record in self._over_here(await self._requests())}
         found = self._suspects.intersection(leftover)
         self._suspects = frozenset(leftover) - found
         self._release([leftover[each] for each in found])
         return len(found)
 
-    def _over_here(self, snapshot: PoolSnapshot) -> list[RequestRecord]:
+    def _over_here(self, stored: Sequence[RequestRecord]) -> list[RequestRecord]:
         """This replica's requests in the store that are over here, with no release on its way."""
         context = self._context
         return [
             record
-            for record in snapshot.requests
+            for record in stored
             if record.replica_id == context.replica_id and context.live.is_free(record.request_id)
         ]
 
@@ -165,8 +165,9 @@ class Replica:
             context.metrics.reconciled.inc(len(leftover))
             log.warning("pool %s: released %d leftover requests", self._settings.name, len(leftover))
 
-    async def _snapshot(self) -> PoolSnapshot:
-        return await measured(self._context.metrics.store_calls["snapshot"], self._pool.store.snapshot())
+    async def _requests(self) -> Sequence[RequestRecord]:
+        call = self._context.metrics.store_calls["requests_of"]
+        return await measured(call, self._pool.store.requests_of(self._context.replica_id))
 
     async def retire(self) -> None:
         """Give the lease up, on a clean exit."""

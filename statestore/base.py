@@ -324,6 +324,9 @@ class PoolStore(Protocol):
     async def adopt(self, records: Sequence[RequestRecord]) -> int:
         """Enter live requests that the store may have lost, as they are; known ones stay. Returns how many."""
 
+    async def requests_of(self, replica_id: str) -> Sequence[RequestRecord]:
+        """The replica's live requests, those first reserved first. Not a hot-path call."""
+
     async def retire(self, replica_id: str) -> None:
         """Drop the replica's lease on a clean exit."""
 

@@ -142,6 +142,9 @@ class MemoryPool:
         self.deliver_grants()
         return adopted
 
+    async def requests_of(self, replica_id: str) -> Sequence[RequestRecord]:
+        return [record for record in (await self.snapshot()).requests if record.replica_id == replica_id]
+
     async def retire(self, replica_id: str) -> None:
         self.ledger.replicas.retire(replica_id)
 

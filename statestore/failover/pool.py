@@ -55,7 +55,7 @@ Answer = TypeVar("Answer")
 
 class FailoverPool(SharedCalls):
     """``PoolStore`` for a replica. Calls of requests never raise StoreUnavailableError once members are known;
-    heartbeats, operators' and leaders' calls do."""
+    heartbeats, snapshots, operators' and leaders' calls do: a ledger of one replica says nothing of the fleet."""
 
     def __init__(
         self,
@@ -194,28 +194,26 @@ class FailoverPool(SharedCalls):
                 return records
         return await local.held_states(request_ids)
 
-    async def snapshot(self) -> PoolSnapshot:
-        local = await self._local_pool()
-        if local is None:
-            try:
-                return await self._primary.snapshot()
-            except AWAY as error:
-                local = self._degrade(error)
-        return await local.snapshot()
-
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
-        if await self._local_pool() is not None:
-            raise StoreUnavailableError(f"pool {self.name}: the store is away, this replica is on its own")
-        try:
-            return await self._primary.heartbeat(replica_id, lease_ms, info)
-        except AWAY as error:
-            self._degrade(error)
-            raise
+        return await self._of_the_fleet(lambda: self._primary.heartbeat(replica_id, lease_ms, info))
 
     async def adopt(self, records: Sequence[RequestRecord]) -> int:
         local = await self._local_pool()
         return await (self._under_way(self._primary.adopt(records)) if local is None else local.adopt(records))
+
+    async def requests_of(self, replica_id: str) -> Sequence[RequestRecord]:
+        local = await self._local_pool()
+        if local is None:
+            try:
+                return await self._primary.requests_of(replica_id)
+            except AWAY as error:
+                local = self._degrade(error)
+        return await local.requests_of(replica_id)
+
+    # people ----------------------------------------------------------------------------------------------
+    async def snapshot(self) -> PoolSnapshot:
+        return await self._of_the_fleet(self._primary.snapshot)
 
     # grants ----------------------------------------------------------------------------------------------
     def grants(self, replica_id: str) -> AsyncIterator[Grant]:
@@ -245,6 +243,17 @@ class FailoverPool(SharedCalls):
         while self._settled is not None:
             await self._settled.wait()
         return self._local
+
+    async def _of_the_fleet(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """What one replica's ledger cannot stand in for. Raises StoreUnavailableError, at once while this replica is on
+        its own."""
+        if await self._local_pool() is not None:
+            raise StoreUnavailableError(f"pool {self.name}: the store is away, this replica is on its own")
+        try:
+            return await call()
+        except AWAY as error:
+            self._degrade(error)
+            raise
 
     async def _under_way(self, call: Awaitable[Answer]) -> Answer:
         """A call that changes requests in the store: no hand-over begins before its end."""

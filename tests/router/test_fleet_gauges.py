@@ -12,6 +12,7 @@ from router.fleet_gauges import FleetGauges, FleetSnapshots
 from router.metrics import RouterMetrics
 from scheduling.instance import InstanceState
 from statestore.errors import StoreUnavailableError
+from statestore.failover import FailoverPool
 
 
 def snapshots(pool: Any, clock: Any) -> FleetSnapshots:
@@ -33,22 +34,37 @@ async def test_scrapes_at_the_same_time_or_soon_after_share_one_call(store: Any,
     assert tampered.calls == ["snapshot", "snapshot"]
 
 
-async def test_what_is_out_of_reach_vanishes_instead_of_lying(store: Any, clock: Any, tools: Any) -> None:
-    tampered = tools.Tampered(store)
-    fleet = snapshots(tampered.pool("default"), clock)
+async def test_what_is_out_of_reach_vanishes_instead_of_lying(
+    store: Any, clock: Any, tools: Any, scheduling: Any
+) -> None:
+    tampered, registry = tools.Tampered(store), CollectorRegistry()
+    pool = FailoverPool(tampered.pool("default"), scheduling, clock=clock, now_ms=clock.now_ms)
+    await pool.put_instance(tools.spec("a"))
+    await pool.heartbeat("replica-1", 60_000, {})
+    await pool.membership()
+    fleet = snapshots(pool, clock)
+    FleetGauges(fleet, registry)
     await fleet.refresh()
-    assert "default" in fleet.snapshots
+    assert registry.get_sample_value("dualmap_replicas", {"pool": "default"}) == 1.0
 
     async def away() -> None:
         raise StoreUnavailableError("away")
 
-    tampered.before["snapshot"] = away
+    tampered.before |= {"snapshot": away, "membership": away}
+    for _ in range(2):  # the first scrape finds out, the next one knows
+        await clock.advance(2.0)
+        await fleet.refresh()
+
+        assert pool.degraded, "the replica goes on by a ledger of its own"
+        assert [sample for family in registry.collect() for sample in family.samples] == []
+        with pytest.raises(StoreUnavailableError):
+            await fleet.get("default")
+    tampered.before.clear()
     await clock.advance(2.0)
     await fleet.refresh()
 
-    assert fleet.snapshots == {}
-    with pytest.raises(StoreUnavailableError):
-        await fleet.get("default")
+    assert registry.get_sample_value("dualmap_replicas", {"pool": "default"}) == 1.0
+    await pool.close()
 
 
 async def test_leader_migrations_and_states_are_told(store: Any, clock: Any, tools: Any) -> None:

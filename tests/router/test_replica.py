@@ -11,6 +11,7 @@ from scheduling.chain import Chain
 from scheduling.instance import InstanceState
 from statestore.base import RequestState, Reservation
 from statestore.errors import StoreUnavailableError
+from statestore.failover import FailoverStore
 from statestore.memory import MemoryStore
 from statestore.settings import InstanceSettings, PoolSettings
 
@@ -187,3 +188,29 @@ async def test_what_could_not_be_given_back_is_tried_again_at_every_beat(
     assert (await pool.snapshot()).loads["a"].pending_tokens == 100
     assert tampered.calls.count("adopt") == 3, "given back once is enough"
     flight.finish(Outcome.COMPLETED)
+
+
+async def test_a_leftover_of_a_replica_on_its_own_is_released_by_its_own_ledger(
+    start_runtime: Any, clock: Any, tools: Any, scheduling: Any
+) -> None:
+    tampered: list[Any] = []
+    runtime = await start_runtime(
+        instances=(tools.spec("a"),),
+        through=lambda store: FailoverStore(tampered.append(tools.Tampered(store)) or tampered[0], scheduling),
+        reconcile_s=30.0,
+    )
+    pool = runtime.pools.pools["default"].store
+
+    async def away(*_: Any, **__: Any) -> None:
+        raise StoreUnavailableError("away")
+
+    calls = ("reserve", "snapshot", "membership", "heartbeat", "finish", "requests_of", "held_states")
+    tampered[0].before |= dict.fromkeys(calls, away)
+    await pool.reserve(Reservation("lost", "replica-1", "a", Chain((1,), 16, 10), 10, 1, 5000))
+    assert pool.degraded
+    assert "lost" in await pool.held_states(["lost"])
+
+    await clock.advance(61.0)
+
+    assert await pool.held_states(["lost"]) == {}
+    await runtime.store.close()

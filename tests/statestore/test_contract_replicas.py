@@ -45,6 +45,18 @@ async def test_a_replica_that_died_before_the_clock_was_set_back_is_reaped_all_t
     assert await pool.heartbeat("two", 1000, {}) is False
     assert await pool.reap("one", fence=lease.fence) == 1
     assert await pool.reap("two", fence=lease.fence) == 0
+async def test_a_replicas_own_requests_are_told_in_the_order_of_their_reservation(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    for request_id, replica_id in (("first", "one"), ("another's", "two"), ("last", "one")):
+        await pool.reserve(reservation(request_id, replica_id=replica_id))
+
+    own = await pool.requests_of("one")
+
+    assert [(record.request_id, record.state) for record in own] == [
+        ("first", RequestState.DISPATCHED),
+        ("last", RequestState.HELD),
+    ]
+    assert await pool.requests_of("nobody") == []
 
 
 async def test_an_expired_replica_is_reaped_with_everything_it_had(pool: PoolStore, clock: HandClock) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from scheduling.hotness import HotnessTree
+from statestore.errors import StoreUnavailableError
+from statestore.failover import FailoverStore
 
 
 async def test_queues_list_held_requests_in_the_order_of_their_turn(
@@ -98,3 +100,27 @@ async def test_live_requests_of_all_replicas_can_be_filtered(start_runtime: Any,
     assert await listed("?state=prefilled") == ["theirs"]
     assert await listed("?instance=b") == []
     assert await listed("?limit=1") == ["mine"]
+
+
+@pytest.mark.parametrize("path", ["/admin/instances", "/admin/requests", "/admin/queues"])
+async def test_a_replica_on_its_own_does_not_pass_its_view_off_as_the_fleets(
+    start_runtime: Any, client_of: Any, tools: Any, scheduling: Any, path: str
+) -> None:
+    tampered: list[Any] = []
+    runtime = await start_runtime(
+        instances=(tools.spec("a"),),
+        through=lambda store: FailoverStore(tampered.append(tools.Tampered(store)) or tampered[0], scheduling),
+    )
+    client = client_of(runtime)
+    assert (await client.get(path)).status_code == 200
+
+    async def away(*_: Any) -> None:
+        raise StoreUnavailableError("away")
+
+    tampered[0].before |= dict.fromkeys(("snapshot", "membership", "loads"), away)
+    await runtime.pools.pools["default"].view.refresh()
+    answer = await client.get(path)
+
+    assert runtime.replicas["default"].store_state == "local"
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+    await runtime.store.close()
