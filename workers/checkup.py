@@ -3,7 +3,8 @@
 An answered ``/health`` proves that the HTTP side of an engine lives, not that the engine does: a stopped, paused
 or sleeping one keeps answering while requests hang. So an instance with work that has finished no prefill for
 long becomes a *suspect*, its token counters are read while it is one, and only their standing still condemns it:
-an engine that merely decodes for long, its KV memory full, makes progress there.
+an engine that merely decodes for long, its KV memory full, makes progress there. Counters that cannot be read say
+nothing: a busy engine is slow to tell them, and one that has none is left to the time limits of its requests.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ class Suspicion:
     """An instance that works on something and finishes nothing; times are the checker's own monotonic seconds."""
 
     progress: float | None
-    """Tokens processed when its counters last moved; None if it does not say."""
+    """Tokens processed when its counters were first read, or last moved; None if it has not said yet."""
     since_s: float
-    """When the suspicion began or the counters last moved."""
+    """When that was."""
+    unmoved_s: float | None = None
+    """When they were last read and still the same; None before the second reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +69,21 @@ def is_suspect(load: InstanceLoad | None, thresholds: Thresholds) -> bool:
 
 
 def watch(former: Suspicion | None, progress: float | None, now_s: float) -> Suspicion:
-    """The suspicion after one more reading of the counters; any movement starts its clock again."""
+    """The suspicion after one more reading of the counters; any movement starts its clock again, and a reading that
+    failed changes nothing."""
     if former is None or (progress is not None and progress != former.progress):
         return Suspicion(progress, now_s)
-    return former
+    return former if progress is None else replace(former, unmoved_s=now_s)
 
 
-def judge(complaint: str | None, suspicion: Suspicion | None, now_s: float, thresholds: Thresholds) -> Verdict:
+def judge(complaint: str | None, suspicion: Suspicion | None, thresholds: Thresholds) -> Verdict:
     """The verdict of one check from what ``/health`` said and what the counters show."""
     if complaint is not None:
         return Verdict.FAILED
     patience_s = thresholds.stall_down_s - thresholds.stall_suspect_s
-    if suspicion is not None and now_s - suspicion.since_s >= patience_s:
-        return Verdict.STALLED
-    return Verdict.OK
+    if suspicion is None or suspicion.unmoved_s is None or suspicion.unmoved_s - suspicion.since_s < patience_s:
+        return Verdict.OK
+    return Verdict.STALLED
 
 
 def conclude(state: InstanceState, checkup: Checkup, verdict: Verdict, thresholds: Thresholds) -> InstanceEvent | None:

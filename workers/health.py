@@ -151,7 +151,7 @@ class HealthChecker:
         suspicion = None
         if complaint is None and is_suspect(load, self._thresholds):
             suspicion = watch(former.suspicion, await self._prober.progress(spec.url), now_s)
-        verdict = judge(complaint, suspicion, now_s, self._thresholds)
+        verdict = judge(complaint, suspicion, self._thresholds)
         self._metrics.health_checks.labels(self._pool.name, verdict.value).inc()
         checkup = replace(former.after(verdict, self._due_s(pause_s)), suspicion=suspicion)
         self._checkups[spec.instance_id] = checkup

@@ -41,7 +41,7 @@ class WorkerSettings(BaseModel):
     health_canary: bool = Field(True, description="a returning instance must answer a one-token completion first")
     health_canary_timeout_s: float = Field(10.0, gt=0, description="time for that completion, seconds")
     stall_suspect_s: float = Field(15.0, gt=0, description="work pending and no finished prefill: look closer, seconds")
-    stall_down_s: float = Field(30.0, gt=0, description="a suspect without any progress for this long is down, seconds")
+    stall_down_s: float = Field(30.0, gt=0, description="a suspect is down when its counters stand still, seconds")
 
     reap_interval_s: float = Field(1.0, gt=0, description="how often expired replica leases are looked for, seconds")
     reap_grace_s: float = Field(

@@ -6,7 +6,7 @@ import pytest
 
 from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.lifecycle import InstanceEvent
-from workers.checkup import Checkup, Suspicion, Thresholds, Verdict, conclude, is_suspect, judge, watch
+from workers.checkup import Checkup, Thresholds, Verdict, conclude, is_suspect, judge, watch
 
 LIMITS = Thresholds(down_after=3, up_after=2, stall_suspect_s=15.0, stall_down_s=30.0)
 
@@ -58,25 +58,37 @@ def test_counters_that_move_keep_a_suspect_alive_for_ever() -> None:
     suspicion = None
     for second in range(1000):
         suspicion = watch(suspicion, float(second // 10), float(second))
-        assert judge(None, suspicion, float(second), LIMITS) is Verdict.OK
+        assert judge(None, suspicion, LIMITS) is Verdict.OK
 
 
-@pytest.mark.parametrize("progress", [5000.0, None])
-def test_counters_that_stand_still_or_are_not_told_condemn_a_suspect_after_the_patience(
-    progress: float | None,
-) -> None:
-    suspicion = None
-    verdicts = []
-    for second in range(20):
+def verdicts_on(readings: list[float | None], thresholds: Thresholds = LIMITS) -> list[Verdict]:
+    """One reading of the counters a second; None is one that failed."""
+    suspicion, verdicts = None, []
+    for second, progress in enumerate(readings):
         suspicion = watch(suspicion, progress, float(second))
-        verdicts.append(judge(None, suspicion, float(second), LIMITS))
+        verdicts.append(judge(None, suspicion, thresholds))
+    return verdicts
 
-    assert verdicts == [Verdict.OK] * 15 + [Verdict.STALLED] * 5
+
+def test_counters_that_stand_still_condemn_a_suspect_after_the_patience() -> None:
+    assert verdicts_on([5000.0] * 20) == [Verdict.OK] * 15 + [Verdict.STALLED] * 5
 
 
-def test_a_reading_that_fails_does_not_count_as_movement() -> None:
-    assert watch(Suspicion(7.0, 1.0), None, 9.0) == Suspicion(7.0, 1.0)
+def test_counters_that_cannot_be_read_condemn_nobody() -> None:
+    assert verdicts_on([None] * 100) == [Verdict.OK] * 100
+    assert verdicts_on([5000.0, *[None] * 99]) == [Verdict.OK] * 100
+
+
+def test_the_same_counters_before_and_after_readings_that_failed_condemn_a_suspect() -> None:
+    assert verdicts_on([None, 5000.0, *[None] * 20, 5000.0])[-1] is Verdict.STALLED
+    assert verdicts_on([None, 5000.0, *[None] * 20, 5001.0])[-1] is Verdict.OK
+
+
+def test_one_reading_alone_condemns_nobody_however_short_the_patience() -> None:
+    hasty = Thresholds(down_after=3, up_after=2, stall_suspect_s=15.0, stall_down_s=15.0)
+
+    assert verdicts_on([None, 7.0, 7.0], hasty) == [Verdict.OK, Verdict.OK, Verdict.STALLED]
 
 
 def test_a_failed_check_is_a_failed_check_whatever_the_counters_say() -> None:
-    assert judge("status 500", None, 0.0, LIMITS) is Verdict.FAILED
+    assert judge("status 500", None, LIMITS) is Verdict.FAILED

@@ -209,6 +209,21 @@ async def test_an_engine_that_decodes_for_long_stays_in_service(
     assert await state_of("a") is InstanceState.READY
 
 
+async def test_a_busy_engine_that_is_slow_to_tell_its_counters_stays_in_service(
+    check, servers, add_instance, reserve, state_of, value
+) -> None:
+    server = await servers()
+    server.answers["/metrics"] = (503, "")
+    await add_instance("a", url=server.url)
+    await reserve("r1", "a")
+
+    await check(40)
+
+    assert "/metrics" in {path for path, _ in server.requests}
+    assert await state_of("a") is InstanceState.READY
+    assert not value("dualmap_worker_health_checks_total", outcome="stalled")
+
+
 async def test_counters_are_read_only_while_an_instance_is_suspect(check, servers, add_instance, reserve) -> None:
     server = await servers()
     await add_instance("a", url=server.url)
