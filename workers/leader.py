@@ -74,6 +74,8 @@ class Election:
         self._metrics = metrics
         self._jitter = jitter
         self._term: Term | None = None
+        self.store_error: str | None = None
+        """What the last call found wrong with the store; None while it answers. There is one every third of a lease."""
 
     @property
     def lease(self) -> Lease | None:
@@ -102,10 +104,11 @@ class Election:
                     lease = await self._pool.acquire_lease(self._owner, self._lease_ms)
             except (StoreError, TimeoutError) as error:  # a store that refuses this client may be put right
                 failures += 1
+                self.store_error = f"unavailable: {error!r}"
                 if worth_logging(failures):
                     log.warning("cannot campaign pool=%s failures=%d error=%r", self._pool.name, failures, error)
             else:
-                failures = 0
+                failures, self.store_error = 0, None
                 if lease is not None:
                     return Term(lease, asked_s)
             await self._clock.sleep(self._retry_s())
@@ -143,9 +146,11 @@ class Election:
             if step is Step.RENEW:
                 try:
                     self._term = await self._renew(self._term)
+                    self.store_error = None
                 except LeaseLostError:
                     return "lost"
                 except (StoreError, TimeoutError) as error:
+                    self.store_error = f"unavailable: {error!r}"
                     log.warning("cannot renew pool=%s worker=%s error=%r", self._pool.name, self._owner, error)
             await self._pause(self._lease_s / 12, work)
         return _ending(work)

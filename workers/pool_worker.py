@@ -71,6 +71,11 @@ class PoolWorker:
         """The leadership held now, if any."""
         return self._election.lease
 
+    @property
+    def store_error(self) -> str | None:
+        """What the last call about the leadership, at most seconds ago, found wrong with the store; None if nothing."""
+        return self._election.store_error
+
     async def run(self) -> None:
         """Until cancelled."""
         registrar = Registrar(

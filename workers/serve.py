@@ -80,7 +80,7 @@ async def serve(
                 return
             try:
                 workers = _pool_workers(opened, worker, scheduling, pools, owner, waiting, metrics)
-                standing.store, standing.pools = opened, workers
+                standing.pools = workers
                 await _until(stopping, _run_pools(workers))
             finally:
                 await opened.close()

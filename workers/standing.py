@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from statestore.base import Store
 from workers.pool_worker import PoolWorker
 
 
@@ -13,5 +12,4 @@ from workers.pool_worker import PoolWorker
 class Standing:
     """Empty until the store has been reached for the first time: ``/health`` answers before."""
 
-    store: Store | None = None
     pools: Sequence[PoolWorker] = ()

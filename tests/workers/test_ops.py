@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from typing import Any
 
 import httpx
 import pytest
 
 from scheduling.settings import SchedulingSettings
-from statestore.errors import StoreUnavailableError
-from statestore.memory import MemoryStore
 from statestore.settings import PoolSettings, StoreSettings
 from workers.metrics import WorkerMetrics
 from workers.ops import create_app, serve_ops
+from workers.pool_worker import PoolWorker
 from workers.serve import serve
 from workers.settings import WorkerSettings
 from workers.standing import Standing
@@ -52,23 +53,33 @@ async def test_health_and_metrics_of_a_running_worker(valkey_url: str) -> None:
     assert "_created" not in metrics
 
 
-async def test_health_stays_200_and_tells_when_the_store_is_away() -> None:
-    class Away(MemoryStore):
-        async def ping(self) -> float:
-            raise StoreUnavailableError("connection refused")
+async def test_health_stays_200_and_tells_how_the_last_call_to_the_store_went_without_a_call_of_its_own(
+    clock: Any, flaky: Any, metrics: Any
+) -> None:
+    settings = WorkerSettings(lease_ms=3000)
+    worker = PoolWorker(
+        flaky, PoolSettings(), SchedulingSettings(), settings,
+        worker_id="w1", clock=clock, metrics=metrics, jitter=random.Random(1),
+    )  # fmt: skip
+    running = asyncio.create_task(worker.run())
+    app = create_app("w1", Standing([worker]), metrics)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://worker") as client:
+        seen = []
+        for flaky.away in (False, True, False):
+            await clock.advance(2.0)
+            calls = len(flaky.calls)
+            answer, head = await client.get("/health"), await client.head("/health")
+            assert len(flaky.calls) == calls, "a store that hangs must not hold up a probe"
+            assert (answer.status_code, head.status_code, head.content) == (200, 200, b"")
+            seen.append((answer.json()["status"], answer.json()["store"]))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
-    app = create_app("w1", Standing(Away(SchedulingSettings())), WorkerMetrics())
-    async with (
-        serve_ops(app, "127.0.0.1", 0) as port,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
-    ):
-        answer = await client.get("/health")
-        head = await client.head("/health")
-
-    assert (head.status_code, head.content) == (200, b"")
-    assert answer.status_code == 200
-    assert answer.json()["status"] == "degraded"
-    assert "connection refused" in answer.json()["store"]
+    assert seen == [
+        ("ok", "ok"),
+        ("degraded", "unavailable: StoreUnavailableError('the store is away')"),
+        ("ok", "ok"),
+    ]
 
 
 async def test_health_answers_before_the_store_was_reached_for_the_first_time() -> None:
@@ -95,7 +106,7 @@ async def test_health_answers_before_the_store_was_reached_for_the_first_time() 
 
 
 async def test_a_taken_port_stops_the_start() -> None:
-    app = create_app("w1", Standing(MemoryStore(SchedulingSettings())), WorkerMetrics())
+    app = create_app("w1", Standing(), WorkerMetrics())
     async with serve_ops(app, "127.0.0.1", 0) as port:
         with pytest.raises(OSError):
             async with serve_ops(app, "127.0.0.1", port):
