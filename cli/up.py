@@ -36,7 +36,6 @@ _READY_TIMEOUT_S = 60.0
 _READY_POLL_S = 0.1
 _STATUS_INTERVAL_S = 1.0
 _LINE_EVERY = 10
-_STAGE_MARGIN_S = 3.0
 _ASK_TIMEOUT_S = 2.0
 
 SHORTHANDS = {
@@ -155,8 +154,7 @@ async def _children(
         await asyncio.gather(*(group.start(child) for child in plan.children))
         yield group
     finally:
-        router = plan.settings.router
-        await group.stop(router.settle_s + router.drain_timeout_s + _STAGE_MARGIN_S, at_once)
+        await group.stop(plan.settings.router.stop_within_s, at_once)
 
 
 def write_config(plan: FleetPlan, config: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from router.recording import open_recorder
 from router.replica import Replica
 from router.retry_budget import RetryBudget
 from router.served_pool import ServedPool
-from router.settings import RouterSettings
+from router.settings import FLUSH_TIMEOUT_S, LEAVING_S, RouterSettings
 from router.supervision import Supervisor
 from router.turns import Turns
 from router.view import ViewKeeper
@@ -35,8 +36,6 @@ from scheduling.settings import SchedulingSettings
 from statestore.base import Store
 from statestore.clock import Clock, RealClock
 from statestore.settings import PoolSettings
-
-FLUSH_TIMEOUT_S = 5.0
 
 
 def make_replica_id() -> str:
@@ -118,8 +117,9 @@ class Runtime:
             live.finish(Outcome.TIMED_OUT)
         await self.context.outbox.flush(FLUSH_TIMEOUT_S)
         await self._supervisor.stop()
-        for replica in self.replicas.values():
-            await replica.retire()
+        with contextlib.suppress(TimeoutError):  # a lease that is not given up runs out
+            async with asyncio.timeout(LEAVING_S / 2):
+                await asyncio.gather(*(replica.retire() for replica in self.replicas.values()))
         if self.context.recorder is not None:
             self.context.recorder.close()
 

@@ -23,7 +23,7 @@ from router.errors import RouterError, ShuttingDownError
 from router.http import ClientConnection, build_data_plane, http_protocol
 from router.listeners import advertised_url, bind, port_of
 from router.runtime import Runtime
-from router.settings import RouterSettings
+from router.settings import CUT_OFF_S, RouterSettings
 from router.starting import QuietServer, until_store_is_there
 from scheduling.settings import SchedulingSettings
 from statestore.base import Store
@@ -36,9 +36,6 @@ from statestore.url import without_password
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
-
-CUT_OFF_S = 3.0
-"""Beyond the drain timeout, for clients to read the error that cut their request off."""
 
 OTHER_FILES = 256
 """Open files beside those of requests: the store, probes and scrapes, idle connections, the process's own."""

@@ -12,6 +12,12 @@ from scheduling.settings import SchedulingSettings
 OVERDUE_GRACE_S = 10.0
 """Within this an overdue request is granted: the leader's sweep, and a new leader if there is none."""
 
+CUT_OFF_S = 3.0
+"""Beyond the drain timeout, for clients to read the error that cut their request off."""
+FLUSH_TIMEOUT_S = 5.0
+"""Beyond that, for what is owed to the store to be delivered."""
+LEAVING_S = 3.0
+"""Beyond that, to give the leases up and to end."""
 
 Key = Annotated[SecretStr, Field(min_length=1)]
 """Not empty: a request without a key must never have the right one."""
@@ -109,6 +115,12 @@ class RouterSettings(BaseModel):
     explanations: int = Field(
         2048, ge=0, description="requests that ended last, kept to be explained; live ones always are"
     )
+
+    @property
+    def stop_within_s(self) -> float:
+        """A replica that is told to stop has ended by then: who kills it earlier may leave its lease and reservations
+        behind."""
+        return self.settle_s + self.drain_timeout_s + CUT_OFF_S + FLUSH_TIMEOUT_S + LEAVING_S
 
     def hold_timeout_of(self, scheduling: SchedulingSettings) -> float:
         """Time a request may wait to be granted, seconds: unless set, no shorter than the store may hold it."""

@@ -41,7 +41,7 @@ def test_it_gets_ready_answers_its_own_curl_line_and_ctrl_c_leaves_no_process(tm
 
 def test_another_ctrl_c_kills_whoever_does_not_end(tmp_path: Path) -> None:
     with running_fleet(tmp_path, SMALL) as fleet:
-        # given children of every stage that cannot hear a request to end, for whom a stop waits 18 s
+        # given children of every stage that cannot hear a request to end, for whom a stop waits 42 s
         pids = fleet.pids()
         deaf = [pids[name] for name in ("router-1", "worker-1", "instances")]
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -198,6 +199,48 @@ async def test_a_drain_that_takes_too_long_is_cut_with_an_answer_and_releases(
     assert await asyncio.wait_for(process.handle.wait(), 15) == 0
     assert "cut off requests=1" in capfd.readouterr().err
     assert await left_behind(valkey_url) == (0, 0, 0)
+
+
+async def talk_for_ever(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An instance whose stream never ends, as fast as it is read."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+    with contextlib.suppress(ConnectionError):
+        while True:
+            writer.write(b'data: {"choices": [{"text": "%b"}]}\n\n' % (b"x" * 60_000))
+            await writer.drain()
+
+
+async def test_a_client_that_does_not_read_that_its_request_was_cut_off_is_not_waited_for(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.serve.CUT_OFF_S", 0.3)
+    instance = await asyncio.start_server(talk_for_ever, "127.0.0.1", 0)
+    pool = PoolSettings(
+        instances=(InstanceSettings(id="a", url=f"http://127.0.0.1:{instance.sockets[0].getsockname()[1]}"),)
+    )
+    stop, ports = asyncio.Event(), asyncio.Queue[int]()
+    router = RouterSettings(port=0, settle_s=0.0, drain_timeout_s=0.3)
+    serving = asyncio.create_task(
+        serve(
+            router, SchedulingSettings(), StoreSettings(url=valkey_url), [pool],
+            stop=stop, on_ready=lambda port, _: ports.put_nowait(port),
+        )
+    )  # fmt: skip
+    port = await asyncio.wait_for(ports.get(), 10)
+    await make_ready(valkey_url)
+    body = json.dumps({"model": "default", "prompt": "hello", "stream": True}).encode()
+
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setblocking(False)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        loop = asyncio.get_running_loop()
+        assert (await loop.sock_recv(client, 16)).startswith(b"HTTP/1.1 200")  # and no further
+        stop.set()
+        await asyncio.wait_for(serving, 15)
+
+    assert await left_behind(valkey_url) == (0, 0, 0)
+    instance.close()
 
 
 async def until_draining(url: str) -> None:
