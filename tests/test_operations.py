@@ -9,8 +9,10 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from router.ask import SCHEDULED_PATHS
 from router.errors import RouterError
 from router.fleet_gauges import FleetGauges, FleetSnapshots
+from router.http.paths import INFERENCE_PATHS, PASSED_PATHS
 from router.metrics import RouterMetrics
 from scheduling.settings import SchedulingSettings
 from statestore.clock import RealClock
@@ -88,6 +90,15 @@ def test_the_page_of_errors_has_every_code_with_its_status_and_type() -> None:
 
     assert sorted(listed) == sorted((kind.status, kind.code, kind.type) for kind in kinds)
     assert all(remedy for *_, remedy in rows("errors.md"))
+
+
+def test_the_operations_page_says_of_every_path_what_becomes_of_it() -> None:
+    table = dict(re.findall(r"^\| (scheduled|passed on|the router's own) \| (.*?) \|", PAGE.read_text(), re.MULTILINE))
+    listed = {what: set(re.findall(r"`([^` ]+)`", paths)) for what, paths in table.items()}
+
+    assert listed["scheduled"] == SCHEDULED_PATHS
+    assert listed["passed on"] == PASSED_PATHS
+    assert listed["the router's own"].isdisjoint(INFERENCE_PATHS)
 
 
 def test_every_metric_on_the_operations_page_exists() -> None:

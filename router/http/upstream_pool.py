@@ -63,7 +63,8 @@ class UpstreamPool:
     """Idle keep-alive connections by instance URL: the last used first, a bounded number, closed when they age.
 
     What is in use belongs to its user, who gives it back by ``release`` or aborts it; the pool does not limit
-    how many that are, for admission happens before (the instance's running requests).
+    how many that are: scheduled requests wait for room at their instance, and requests passed on, which reserve
+    nothing, are as many as ``router.max_requests`` lets in.
     """
 
     def __init__(self, sweeper: Sweeper, *, connect_timeout_s: float, idle_s: float, max_idle: int) -> None:

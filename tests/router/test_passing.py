@@ -36,8 +36,9 @@ def test_avoided_instances_are_taken_only_if_nothing_else_is_asked_for() -> None
     assert traffic.pick((), frozenset()) is None
 
 
-def test_who_left_is_forgotten() -> None:
-    traffic = PassingTraffic()
-    traffic.enter("i0")
-    traffic.leave("i0")
-    assert traffic._in_flight == Counter()
+def test_who_left_is_neither_favoured_nor_avoided() -> None:
+    used, fresh = PassingTraffic(), PassingTraffic()
+    used.enter("i0")
+    used.leave("i0")
+
+    assert [used.pick(READY, frozenset()) for _ in range(100)] == [fresh.pick(READY, frozenset()) for _ in range(100)]
