@@ -12,7 +12,6 @@ from router.served_pool import ServedPool
 from statestore.base import RequestRecord
 from statestore.batches import for_each
 from statestore.errors import StoreError
-from statestore.failover import FailoverPool
 from statestore.ledger.upkeep import latest_first
 from statestore.settings import PoolSettings
 
@@ -99,8 +98,7 @@ class Replica:
     @property
     def store_state(self) -> str:
         """``ok``; ``unreachable`` since the last heartbeat failed; ``local`` while this replica decides alone."""
-        store = self._pool.store
-        if isinstance(store, FailoverPool) and store.degraded:
+        if self._pool.store.degraded:
             return "local"
         return "ok" if self._reachable else "unreachable"
 

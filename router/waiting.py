@@ -142,9 +142,7 @@ class WaitingRoom:
             async for grant in grants:
                 self.deliver(grant)
         finally:
-            close = getattr(grants, "aclose", None)
-            if close is not None:
-                await close()
+            await grants.aclose()
 
     async def poll(self) -> None:
         """Look the held requests up, all in one call, again and again. Runs until cancelled."""

@@ -15,7 +15,7 @@ Times are milliseconds of the store's own clock (Redis ``TIME``); no caller's cl
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.ttft_model import TtftFeatures
 from scheduling.values import value
 from statestore.leases import lease_runs
+from statestore.stream import Stream
 
 
 class RequestState(StrEnum):
@@ -234,6 +235,10 @@ class PoolStore(Protocol):
 
     name: str
 
+    @property
+    def degraded(self) -> bool:
+        """Whether the shared state is out of reach and this process decides alone, by what it knows."""
+
     # members ---------------------------------------------------------------------------------------------
     async def membership(self) -> Membership:
         """The whole rarely-changing part; called when an Observation shows a newer epoch or tree version."""
@@ -309,7 +314,7 @@ class PoolStore(Protocol):
         it heard DUPLICATE has nothing to release. With ``attempt`` given, a newer attempt is left alone.
         """
 
-    def grants(self, replica_id: str) -> AsyncIterator[Grant]:
+    def grants(self, replica_id: str) -> Stream[Grant]:
         """Grants for this replica's held requests as they happen. May lose some when the connection does:
         ``held_states`` is the truth."""
 

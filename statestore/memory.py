@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scheduling.chain import Chain
@@ -30,6 +30,7 @@ from statestore.base import (
 )
 from statestore.feed import GrantFeeds
 from statestore.ledger import PoolLedger, upkeep
+from statestore.stream import Stream
 
 
 def wall_clock_ms() -> int:
@@ -39,6 +40,8 @@ def wall_clock_ms() -> int:
 
 class MemoryPool:
     """``PoolStore`` over one ``PoolLedger``. No method gives control away between reading and changing it."""
+
+    degraded = False
 
     def __init__(
         self,
@@ -127,7 +130,7 @@ class MemoryPool:
         self.deliver_grants()
         return released
 
-    def grants(self, replica_id: str) -> AsyncIterator[Grant]:
+    def grants(self, replica_id: str) -> Stream[Grant]:
         return self._feeds.open(replica_id)
 
     async def held_states(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:

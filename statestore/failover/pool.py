@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from scheduling.backoff import backoff_s
@@ -39,6 +39,7 @@ from statestore.failover.own import OwnRequests
 from statestore.feed import GrantFeeds
 from statestore.ledger import upkeep
 from statestore.memory import MemoryPool, wall_clock_ms
+from statestore.stream import Stream
 
 FIRST_PROBE_S = 0.05
 LONGEST_PROBE_S = 1.0
@@ -88,7 +89,6 @@ class FailoverPool(SharedCalls):
 
     @property
     def degraded(self) -> bool:
-        """Whether this replica is on its own."""
         return self._local is not None
 
     async def close(self) -> None:
@@ -216,7 +216,7 @@ class FailoverPool(SharedCalls):
         return await self._of_the_fleet(self._primary.snapshot)
 
     # grants ----------------------------------------------------------------------------------------------
-    def grants(self, replica_id: str) -> AsyncIterator[Grant]:
+    def grants(self, replica_id: str) -> Stream[Grant]:
         if replica_id not in self._listeners:
             listening = self._listen(replica_id)
             self._listeners[replica_id] = asyncio.get_running_loop().create_task(listening)

@@ -15,11 +15,6 @@ class FailoverStore:
         self._scheduling = scheduling
         self._pools: dict[str, FailoverPool] = {}
 
-    @property
-    def degraded(self) -> bool:
-        """Whether any pool of this replica is on its own."""
-        return any(pool.degraded for pool in self._pools.values())
-
     async def open(self) -> None:
         await self._primary.open()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -34,6 +34,7 @@ from statestore.redis.packed_chains import PackedChain, PackedChains
 from statestore.redis.placed import MAX_MOVES, PlacedRequests
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.redis.views import Views
+from statestore.stream import Stream
 
 _HASH_BYTES = 8
 _STATUSES = {status.value.encode(): status for status in ReserveStatus}
@@ -41,6 +42,8 @@ _STATUSES = {status.value.encode(): status for status in ReserveStatus}
 
 class RedisPool(LeaderCalls):
     """``PoolStore`` on Redis. Every transition of a request is one script."""
+
+    degraded = False
 
     def __init__(
         self,
@@ -240,7 +243,7 @@ class RedisPool(LeaderCalls):
         text = await self._calls.command("HGET", self._keys.requests, request_id)
         return None if text is None else codec.record_from(text).instance_id
 
-    def grants(self, replica_id: str) -> AsyncIterator[Grant]:
+    def grants(self, replica_id: str) -> Stream[Grant]:
         return self._subscriber.open(replica_id)
 
     async def held_states(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 from scheduling.backoff import worth_logging
@@ -15,6 +15,7 @@ from statestore.errors import StoreError, StoreUnavailableError
 from statestore.feed import GrantFeeds
 from statestore.keys import PoolKeys
 from statestore.redis.codec import grant_from
+from statestore.stream import Stream
 
 ASK_AGAIN_S = 5.0
 """How often the server is asked whether it is still there, and for channels that it refused."""
@@ -51,7 +52,7 @@ class GrantSubscriber:
         )
         self._watch: asyncio.Task[None] | None = None
 
-    def open(self, replica_id: str) -> AsyncIterator[Grant]:
+    def open(self, replica_id: str) -> Stream[Grant]:
         """Grants of a replica from about now on."""
         channel = self._keys.grants_channel_of(replica_id)
         if channel not in self._replicas:

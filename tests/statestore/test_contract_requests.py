@@ -525,6 +525,23 @@ async def test_a_grant_reaches_the_replica_that_owns_the_request_and_no_other(po
     assert one.empty()
 
 
+async def test_whoever_waits_for_a_grant_learns_that_listening_is_over(pool: PoolStore) -> None:
+    grants = pool.grants("one")
+    reading = asyncio.ensure_future(anext(grants))
+    await asyncio.sleep(0)
+
+    await grants.aclose()
+
+    with pytest.raises(StopAsyncIteration):
+        await asyncio.wait_for(reading, 5)
+
+
+async def test_a_store_that_answers_decides_for_all(pool: PoolStore) -> None:
+    await pool.membership()
+
+    assert not pool.degraded
+
+
 async def test_grants_go_in_order_of_first_reservation_even_after_a_migration(pool: PoolStore) -> None:
     grants = await listening(pool, "one")
     for instance_id in ("a", "b"):
