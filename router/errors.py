@@ -7,6 +7,9 @@ from typing import Any, ClassVar
 
 from statestore.errors import StoreError, StoreUnavailableError
 
+NO_INSTANCE_RETRY_S = 2.0
+"""About when a health check may have made one ready."""
+
 
 class RouterError(Exception):
     """Root of the router's errors: an HTTP status with OpenAI's ``type`` and ``code`` for its kind.
@@ -94,6 +97,12 @@ class UnavailableError(RouterError):
     """No instance is ready."""
 
     status, type, code = 503, "service_unavailable", "no_instance"
+
+
+def nobody_ready(pool: str) -> UnavailableError:
+    """What a request is told that no instance of its pool can be given."""
+    message = f"no instance of pool {pool!r} is ready; see /admin/instances"
+    return UnavailableError(message, retry_after_s=NO_INSTANCE_RETRY_S)
 
 
 class SloUnreachableError(RouterError):

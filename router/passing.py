@@ -7,7 +7,7 @@ from collections import Counter
 from router.ask import InstanceFailure, Outcome
 from router.context import ReplicaContext
 from router.departures import Departures
-from router.errors import UnavailableError
+from router.errors import UnavailableError, nobody_ready
 from router.failures import nobody_left, outcome_of, spend_retry
 from router.served_pool import ServedPool
 from statestore.base import FinishFacts, RequestRecord
@@ -91,7 +91,7 @@ class PassingFlight:
         if instance_id is None:
             instance_id = self._traffic.pick(view.ready, self._failed)
         if instance_id is None:
-            raise UnavailableError(f"no instance of pool {self.pool_name!r} is ready", retry_after_s=2.0)
+            raise nobody_ready(self.pool_name)
         self.instance_id, self.instance_url = instance_id, view.instances[instance_id].url
         self.attempts += 1
         self.pool.breakers.sending(instance_id, self._context.clock.monotonic_s())

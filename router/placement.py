@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from router.context import ReplicaContext
-from router.errors import QueueFullError, RouterError, SloUnreachableError, UnavailableError
+from router.errors import QueueFullError, RouterError, SloUnreachableError, UnavailableError, nobody_ready
 from router.explain import Round
 from router.flight import ScheduledFlight
 from router.metrics import measured
@@ -22,7 +22,6 @@ CHECKED_ROUNDS = 2
 """Decisions whose loads the reservation re-checks; the next one is taken as it is, so that a storm of
 arrivals cannot keep a request out of the fleet by moving the load between its every two steps."""
 MAX_ROUNDS = 12
-NO_INSTANCE_RETRY_S = 2.0
 
 
 @dataclass(slots=True)
@@ -285,7 +284,4 @@ def _nowhere(pool: ServedPool, search: _Search) -> RouterError:
             f"the queues of pool {pool.settings.name!r} are full; try again later or add instances",
             retry_after_s=max(1.0, wait_s),
         )
-    return UnavailableError(
-        f"no instance of pool {pool.settings.name!r} is ready; see /admin/instances",
-        retry_after_s=NO_INSTANCE_RETRY_S,
-    )
+    return nobody_ready(pool.settings.name)

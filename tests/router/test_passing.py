@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+import pytest
+
+from router.errors import UnavailableError
 from router.passing import PassingTraffic
+from scheduling.instance import InstanceState
 
 READY = tuple(f"i{number}" for number in range(8))
 
@@ -42,3 +47,15 @@ def test_who_left_is_neither_favoured_nor_avoided() -> None:
     used.leave("i0")
 
     assert [used.pick(READY, frozenset()) for _ in range(100)] == [fresh.pick(READY, frozenset()) for _ in range(100)]
+
+
+async def test_without_a_ready_instance_it_is_refused_like_a_scheduled_request(start_runtime: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a", state=InstanceState.DOWN),))
+
+    refusals = []
+    for path in ("/v1/completions", "/v1/embeddings"):
+        with pytest.raises(UnavailableError) as refused:
+            await runtime.lifecycle.place(tools.ask(path=path))
+        refusals.append((refused.value.message, refused.value.retry_after_s))
+
+    assert refusals == [("no instance of pool 'default' is ready; see /admin/instances", 2.0)] * 2
