@@ -8,4 +8,3 @@ import logging
 def log_to_stderr(level: str) -> None:
     """Configure the process's logging; call once, at start."""
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per health check otherwise
