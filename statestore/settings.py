@@ -100,11 +100,11 @@ class StoreSettings(BaseModel):
 
 
 class InstanceSettings(BaseModel):
-    """One configured instance. What is left out is asked of the server or taken from its preset."""
+    """One configured instance. What is left out has its default; a KV capacity that the server reports takes over."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: InstanceId = Field(description="stable id; moves of an id move its keys")
+    id: InstanceId = Field(description="stable id; changing it remaps its prefixes")
     url: BaseUrl = Field(description="base URL of the vLLM server")
     role: Role = Field(Role.MIXED, description="mixed, prefill or decode")
     prefill_tokens_per_s: PrefillRate = Field(8000.0, description="prior of the learned prefill rate")

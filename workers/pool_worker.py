@@ -28,7 +28,9 @@ from workers.repairer import Repairer
 from workers.settings import WorkerSettings
 
 _GLANCE_AGE_S = 0.4
-"""Below the interval of every job that takes a glance, so that each round sees what the last one changed."""
+"""Below the default pause between two rounds of evacuator and drainer, and between two sweeps of the rebalancer, so
+that each sees what the last one changed. The health checker looks more often: what it sees may be so old, and its
+writes say what state they expect."""
 
 
 class PoolWorker:
