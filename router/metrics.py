@@ -116,7 +116,7 @@ class RouterMetrics:
             "dualmap_decision_seconds", "Request parsed to reservation made", "pool", bounds=_CALL_BOUNDS_S
         )
         self.connections = make.gauge("dualmap_client_connections", "Open client connections").labels()
-        self.in_flight = make.gauge("dualmap_replica_requests", "Requests held or in flight on this replica", "pool")
+        self.in_flight = make.gauge("dualmap_inflight_requests", "Requests held or in flight on this replica", "pool")
 
     def _define_store(self, make: Instruments) -> None:
         self._store_latency_s = make.histogram(
@@ -124,8 +124,8 @@ class RouterMetrics:
         )
         self._store_errors = make.counter("dualmap_store_errors", "Failed store calls", "call")
         self.outbox = make.gauge("dualmap_outbox_transitions", "Transitions waiting for the store").labels()
-        self.outbox_dropped = make.gauge(
-            "dualmap_outbox_dropped", "Transitions dropped because the outbox was full"
+        self.outbox_dropped = make.counter(
+            "dualmap_outbox_dropped_transitions", "Transitions dropped because the outbox was full"
         ).labels()
         self.degraded = make.gauge(
             "dualmap_store_degraded", "1 while the store is out of reach and the replica decides alone"

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from router.instruments import Counter
 from statestore.clock import Clock
 from statestore.errors import StoreError, StoreUnavailableError
 
@@ -26,7 +27,7 @@ class Outbox:
     reconciliation finds what it should have released.
     """
 
-    def __init__(self, *, limit: int, clock: Clock, concurrency: int = 64) -> None:
+    def __init__(self, *, limit: int, clock: Clock, concurrency: int = 64, dropped: Counter | None = None) -> None:
         self._posted: deque[tuple[Transition, Callable[[], None] | None]] = deque()
         self._limit = limit
         self._clock = clock
@@ -36,7 +37,7 @@ class Outbox:
         self._owed = 0
         self._settled = asyncio.Event()
         self._settled.set()
-        self.dropped = 0
+        self.dropped = dropped or Counter()
 
     def __len__(self) -> int:
         return len(self._posted)
@@ -45,7 +46,7 @@ class Outbox:
         """Hand a transition over; never waits and never raises. ``settled`` is called once it was delivered, refused
         or dropped."""
         if len(self._posted) >= self._limit:
-            self.dropped += 1
+            self.dropped.inc()
             if settled is not None:
                 settled()
             return

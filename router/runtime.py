@@ -127,7 +127,6 @@ class Runtime:
         """Bring the gauges up to date; called before they are scraped."""
         metrics, outbox = self.context.metrics, self.context.outbox
         metrics.outbox.set(len(outbox))
-        metrics.outbox_dropped.set(outbox.dropped)
         metrics.degraded.set(any(replica.store_state != "ok" for replica in self.replicas.values()))
         await self.fleet.refresh()
 
@@ -135,13 +134,14 @@ class Runtime:
 def _context(
     settings: RouterSettings, pools: Sequence[str], *, replica_id: str, clock: Clock, call_later: CallLater
 ) -> ReplicaContext:
+    metrics = RouterMetrics(pools)
     return ReplicaContext(
         replica_id=replica_id,
         settings=settings,
         clock=clock,
         call_later=call_later,
-        outbox=Outbox(limit=settings.outbox_limit, clock=clock),
-        metrics=RouterMetrics(pools),
+        outbox=Outbox(limit=settings.outbox_limit, clock=clock, dropped=metrics.outbox_dropped),
+        metrics=metrics,
         decisions=DecisionLog(settings.explanations),
         retries=RetryBudget(settings.retry_budget_share, settings.retry_budget_per_s, clock.monotonic_s()),
         live=LiveRequests(settings.max_requests),

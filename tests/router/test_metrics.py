@@ -45,7 +45,7 @@ async def test_a_failed_store_call_is_counted_and_timed() -> None:
 async def test_the_story_of_a_request_is_counted(start_runtime: Any, clock: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     flight = await runtime.lifecycle.place(tools.ask("x" * 400))
-    assert sample(runtime, "dualmap_replica_requests", pool="default") == 1.0
+    assert sample(runtime, "dualmap_inflight_requests", pool="default") == 1.0
     await flight.reroute(InstanceFailure(FailureKind.CONNECT))
     await clock.advance(6.0)
     flight.first_token()
@@ -56,7 +56,7 @@ async def test_the_story_of_a_request_is_counted(start_runtime: Any, clock: Any,
     assert sample(runtime, "dualmap_slo_total", pool="default", slo="missed") == 1.0
     assert sample(runtime, "dualmap_decision_seconds_count", pool="default") == 1.0
     assert sample(runtime, "dualmap_prompt_tokens_total", pool="default", by="expected") == 100.0
-    assert sample(runtime, "dualmap_replica_requests", pool="default") == 0.0
+    assert sample(runtime, "dualmap_inflight_requests", pool="default") == 0.0
 
 
 async def test_the_error_of_the_estimate_is_counted_at_the_first_token(
@@ -92,6 +92,30 @@ async def test_a_request_that_was_placed_again_or_does_not_stream_says_nothing_o
     assert again.expected_ttft_s is None
     assert sample(runtime, "dualmap_ttft_seconds_count", pool="default") == 1.0
     assert sample(runtime, "dualmap_ttft_estimate_error_ratio_count", pool="default") == 0.0
+
+
+async def test_what_a_full_outbox_drops_is_counted(start_runtime: Any) -> None:
+    runtime = await start_runtime(outbox_limit=16)
+
+    async def delivered() -> None: ...
+
+    for _ in range(20):
+        runtime.context.outbox.post(delivered)
+
+    assert sample(runtime, "dualmap_outbox_dropped_transitions_total") == 4.0
+
+
+async def test_a_request_that_shows_no_first_token_is_neither_on_time_nor_late(
+    start_runtime: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    whole = await runtime.lifecycle.place(tools.ask(stream=False))
+    failed = await runtime.lifecycle.place(tools.ask())
+    await clock.advance(60.0)
+    whole.finish(Outcome.COMPLETED)
+    failed.finish(Outcome.UPSTREAM_FAILED)
+
+    assert [sample(runtime, "dualmap_slo_total", pool="default", slo=slo) for slo in ("met", "missed")] == [0.0, 0.0]
 
 
 async def test_the_page_can_be_rendered_with_the_fleets_gauges(start_runtime: Any, tools: Any) -> None:

@@ -83,7 +83,7 @@ async def test_a_full_outbox_drops_and_counts_and_never_waits(clock: Any) -> Non
     for number in range(5):
         outbox.post(note([], number))
 
-    assert (len(outbox), outbox.dropped) == (2, 3)
+    assert (len(outbox), outbox.dropped.value) == (2, 3)
 
 
 async def test_flushing_gives_up_in_time(clock: Any) -> None:
