@@ -26,7 +26,7 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.ttft_model import TtftFeatures
 from scheduling.values import value
-from statestore.leases import lease_runs
+from statestore.leases import Lease, ReplicaInfo
 from statestore.stream import Stream
 
 
@@ -179,28 +179,6 @@ class MigrateStatus(StrEnum):
     NOT_READY = "not_ready"
     """The target is not ready, or does not take requests (role ``decode``): nothing changed."""
     QUEUE_FULL = "queue_full"
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A held leadership. ``fence`` grows with every new leader; writes under an older one are refused."""
-
-    owner: str
-    fence: int
-    expires_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaInfo:
-    replica_id: str
-    expires_ms: int
-    lease_ms: int
-    """Length of the lease when it was taken."""
-    info: Mapping[str, str]
-    """Free text fields for people: address, process id, version, request counts."""
-
-    def is_alive(self, now_ms: int) -> bool:
-        return lease_runs(self.expires_ms, self.lease_ms, now_ms)
 
 
 @dataclass(frozen=True, slots=True)

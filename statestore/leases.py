@@ -1,6 +1,9 @@
-"""When a lease has run out."""
+"""The leases of leaders and replicas, and when one has run out."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 
 def lease_runs(expires_ms: int, lease_ms: int, now_ms: int) -> bool:
@@ -11,3 +14,27 @@ def lease_runs(expires_ms: int, lease_ms: int, now_ms: int) -> bool:
     owner renews its lease soon, a dead one's lasts that much longer. The Lua twin is ``shared/lease.lua``.
     """
     return 0 < expires_ms - now_ms <= 2 * lease_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A held leadership. ``fence`` grows with every new leader; writes under an older one are refused."""
+
+    owner: str
+    fence: int
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    """A replica as the store knows it."""
+
+    replica_id: str
+    expires_ms: int
+    lease_ms: int
+    """Length of the lease when it was taken."""
+    info: Mapping[str, str]
+    """Free text fields for people: address, process id, version, request counts."""
+
+    def is_alive(self, now_ms: int) -> bool:
+        return lease_runs(self.expires_ms, self.lease_ms, now_ms)

@@ -18,7 +18,6 @@ from statestore.base import (
     Arrival,
     FinishFacts,
     Grant,
-    Lease,
     Membership,
     MigrateStatus,
     Observation,
@@ -29,6 +28,7 @@ from statestore.base import (
     ReserveOutcome,
 )
 from statestore.feed import GrantFeeds
+from statestore.leases import Lease
 from statestore.ledger import PoolLedger, upkeep
 from statestore.stream import Stream
 

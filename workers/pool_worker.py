@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
-from statestore.base import Lease, PoolStore
+from statestore.base import PoolStore
 from statestore.clock import Clock
+from statestore.leases import Lease
 from statestore.settings import PoolSettings
 from workers.drainer import Drainer
 from workers.evacuator import Evacuator

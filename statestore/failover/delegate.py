@@ -7,7 +7,8 @@ from typing import Any
 
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from statestore.base import Arrival, Lease, MigrateStatus, PoolStore, QueueSnapshot
+from statestore.base import Arrival, MigrateStatus, PoolStore, QueueSnapshot
+from statestore.leases import Lease
 
 
 class SharedCalls:

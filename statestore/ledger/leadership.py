@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from statestore.base import Lease
 from statestore.errors import LeaseLostError
-from statestore.leases import lease_runs
+from statestore.leases import Lease, lease_runs
 
 
 class Leadership:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from statestore.base import ReplicaInfo
+from statestore.leases import ReplicaInfo
 
 FIRST_LEASE_MS = 10_000
 """A replica that has requests but no running lease is given this long, so that none is without a lease."""

@@ -15,8 +15,8 @@ from scheduling.load_window import decayed_tokens
 from scheduling.prefill_rate import learned_tokens_per_s
 from scheduling.queue_order import behind_tokens
 from scheduling.ttft_model import PRIOR_WEIGHTS
-from statestore.base import Grant, Lease, Observation, ReplicaInfo, RequestRecord, RequestState, Reservation
-from statestore.leases import lease_runs
+from statestore.base import Grant, Observation, RequestRecord, RequestState, Reservation
+from statestore.leases import Lease, ReplicaInfo, lease_runs
 from statestore.ledger.replicas import RETIRED
 
 _STATES = {state.value: state for state in InstanceState}

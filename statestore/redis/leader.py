@@ -9,11 +9,12 @@ import orjson
 
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad
-from statestore.base import Arrival, Lease, MigrateStatus, QueueSnapshot, RequestRecord
+from statestore.base import Arrival, MigrateStatus, QueueSnapshot, RequestRecord
 from statestore.batches import batches
 from statestore.connection import Connection
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
+from statestore.leases import Lease
 from statestore.ledger.replicas import RETIRED
 from statestore.ledger.upkeep import latest_first
 from statestore.redis import codec

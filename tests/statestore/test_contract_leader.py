@@ -8,8 +8,9 @@ import pytest
 
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState, Role
-from statestore.base import Lease, MigrateStatus, PoolStore, RequestState
+from statestore.base import MigrateStatus, PoolStore, RequestState
 from statestore.errors import LeaseLostError
+from statestore.leases import Lease
 from tests.statestore.samples import CHAIN, HandClock, chain, instance, reservation
 
 

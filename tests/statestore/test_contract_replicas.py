@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from statestore.base import Lease, PoolStore, RequestRecord, RequestState
+from statestore.base import PoolStore, RequestRecord, RequestState
+from statestore.leases import Lease
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, HandClock, instance, reservation
@@ -45,6 +46,8 @@ async def test_a_replica_that_died_before_the_clock_was_set_back_is_reaped_all_t
     assert await pool.heartbeat("two", 1000, {}) is False
     assert await pool.reap("one", fence=lease.fence) == 1
     assert await pool.reap("two", fence=lease.fence) == 0
+
+
 async def test_a_replicas_own_requests_are_told_in_the_order_of_their_reservation(pool: PoolStore) -> None:
     await pool.put_instance(instance("a", dispatch_window_tokens=400))
     for request_id, replica_id in (("first", "one"), ("another's", "two"), ("last", "one")):

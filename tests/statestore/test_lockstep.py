@@ -18,10 +18,11 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState, Role
 from scheduling.settings import SchedulingSettings
 from scheduling.ttft_model import TtftFeatures
-from statestore.base import FinishFacts, Grant, Lease, PoolStore, RequestRecord, RequestState
+from statestore.base import FinishFacts, Grant, PoolStore, RequestRecord, RequestState
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreError
 from statestore.keys import PoolKeys
+from statestore.leases import Lease
 from statestore.ledger.account import InstanceAccount
 from statestore.ledger.live import LiveRequest
 from statestore.memory import MemoryStore

@@ -256,6 +256,7 @@ async def test_an_instance_that_hangs_while_it_drains_is_parked(
 ) -> None:
     # given a request that a draining instance never prefills, though its HTTP side is well
     server = await servers()
+    server.answers["/metrics"] = (200, "vllm:generation_tokens_total 7.0\n")
     await add_instance("a", url=server.url)
     await reserve("r1", "a")
     await pool.set_instance_state("a", InstanceState.DRAINING)
@@ -326,13 +327,15 @@ def test_a_large_fleet_is_checked_less_often_rather_than_at_a_higher_rate() -> N
     assert check_pause_s(500, settings) == 2.5
 
 
-async def test_no_more_checks_are_open_at_once_than_allowed(checker, servers, add_instance) -> None:
+async def test_no_more_checks_are_open_at_once_than_allowed(checker, servers, add_instance, eventually) -> None:
     hanging = await servers()
     hanging.answers["/health"] = 5.0
     for number in range(70):
         await add_instance(f"i{number}", url=hanging.url)
 
     await checker.tick()
-    await asyncio.sleep(0.1)
+    await eventually(lambda: len(hanging.requests) == SETTINGS.health_concurrency)
+    await checker.tick()
+    await asyncio.sleep(0.1)  # for one too many to come, if there is one
 
     assert len(hanging.requests) == SETTINGS.health_concurrency

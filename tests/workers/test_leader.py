@@ -9,8 +9,8 @@ import random
 import pytest
 
 from scheduling.instance import InstanceState
-from statestore.base import Lease
 from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError
+from statestore.leases import Lease
 from workers.leader import Election, Step, Term, plan_tick
 
 LEASE_S = 3.0
