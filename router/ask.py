@@ -45,7 +45,7 @@ class Outcome(StrEnum):
 
     COMPLETED = "completed"
     CLIENT_ERROR = "client_error"
-    """The instance answered 4xx: the client's fault, not the instance's."""
+    """The instance answered 4xx, 501 or 505, or a stream ended in such an error: the client's fault, not its own."""
     CLIENT_GONE = "client_gone"
     UPSTREAM_FAILED = "upstream_failed"
     TIMED_OUT = "timed_out"
@@ -62,7 +62,7 @@ class FailureKind(StrEnum):
     """The connection broke before the first byte of the answer."""
     TIMEOUT = "timeout"
     STATUS = "status"
-    """It answered with a status that is worth another try elsewhere (408, 429, 5xx)."""
+    """It answered with a status that is worth another try elsewhere (408, 429, 5xx but for 501 and 505)."""
     DOWN = "down"
     """The fleet took it down, or removed it, while the first byte of the answer was due."""
     PROTOCOL = "protocol"
@@ -77,7 +77,7 @@ class InstanceFailure:
 
     @property
     def server_fault(self) -> bool:
-        """True when the instance is to blame: it counts for the circuit breaker. 4xx never do."""
+        """True when the instance is to blame: it counts for the circuit breaker. 4xx, 501 and 505 never do."""
         return self.kind is not FailureKind.STATUS or is_server_fault(self.status)
 
     @property

@@ -1,7 +1,8 @@
 """Circuit breaker of one instance as one replica sees it: pure values, no clock.
 
-Only server faults open it: errors of the connection, time-outs, answers of 500 and above. An answer of 4xx is the
-client's doing; it says that the instance is alive and counts as neither success nor fault.
+Only server faults open it: errors of the connection, time-outs, answers of 500 and above but for 501 and 505, which
+every instance would give. Those and answers of 4xx are the client's doing; they say that the instance is alive and
+count as neither success nor fault.
 
 Transitions are one table; a missing entry is an error of the caller. Counting and cooling are guards that
 choose the event:
@@ -20,6 +21,8 @@ from scheduling.backoff import backoff_s
 from scheduling.errors import TransitionError
 
 SERVER_FAULT_STATUS = 500
+NOT_IMPLEMENTED_STATUS = frozenset({501, 505})
+"""The request asks for what no server of this kind does."""
 
 
 class BreakerState(StrEnum):
@@ -139,4 +142,4 @@ def next_state(state: BreakerState, event: BreakerEvent) -> BreakerState:
 
 def is_server_fault(status: int | None) -> bool:
     """Whether an attempt with this status (None: no answer at all) speaks against the instance."""
-    return status is None or status >= SERVER_FAULT_STATUS
+    return status is None or (status >= SERVER_FAULT_STATUS and status not in NOT_IMPLEMENTED_STATUS)

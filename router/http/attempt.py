@@ -7,7 +7,7 @@ from typing import Final
 
 from router.ask import FailureKind, InstanceFailure
 from router.http.heads import Header
-from router.http.sse import NO_ENDING, Ending, event_object, is_error
+from router.http.sse import NO_ENDING, Ending, error_status, event_object
 from scheduling.breaker import is_server_fault
 from scheduling.values import value
 
@@ -15,7 +15,7 @@ _RETRIED_STATUS: Final = frozenset({408, 429})
 
 
 def is_retried(status: int) -> bool:
-    """True for a status that another instance may spare the client: 408, 429 and all of 5xx."""
+    """True for a status that another instance may spare the client: 408, 429 and 5xx but for 501 and 505."""
     return is_server_fault(status) or status in _RETRIED_STATUS
 
 
@@ -54,14 +54,9 @@ class ExchangeTimes:
 def failure_in(event: bytes) -> InstanceFailure | None:
     """The failure that a first event announces; None for an event that should reach the client.
 
-    An error with a 4xx code is the client's own and passes, as a plain 4xx answer does.
+    An error whose code is the client's own doing passes, as a plain answer of that status does.
     """
-    value = event_object(event)
-    if value is None or not is_error(value):
-        return None
-    error = value.get("error")
-    code = error.get("code") if isinstance(error, dict) else None
-    status = code if isinstance(code, int) and 400 <= code <= 599 else 500
-    if not is_retried(status):
+    status = error_status(event_object(event))
+    if status is None or not is_retried(status):
         return None
     return InstanceFailure(FailureKind.STATUS, event[:200].decode("utf-8", "replace"), status)

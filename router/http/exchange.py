@@ -2,7 +2,7 @@
 
     holding ── first event or body byte ──▶ watching ── first token ──▶ passing ── end ──▶ done
        │                                        └───────── failure ────────┴──▶ broken off
-       └── failure, 408/429/5xx, error event first ──▶ failed, nothing sent: another instance may try
+       └── failure, 408/429/most 5xx, error event first ──▶ failed, nothing sent: another instance may try
 
 Until the first byte of the body has come nothing is sent, so every failure up to there costs the client nothing.
 """

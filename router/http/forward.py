@@ -18,6 +18,7 @@ from router.http.request_reader import Request
 from router.http.upstream import UpstreamConnection
 from router.http.upstream_pool import ConnectError, parse_origin
 from router.lifecycle import Flight
+from scheduling.breaker import is_server_fault
 from statestore.base import FinishFacts
 
 _log = logging.getLogger(__name__)
@@ -189,9 +190,10 @@ class _Forwarding:
         failure: InstanceFailure | None = result.failure
         if failure is not None:
             return Outcome.TIMED_OUT if failure.kind is FailureKind.TIMEOUT else Outcome.UPSTREAM_FAILED
-        if result.ending.failed:
-            return Outcome.UPSTREAM_FAILED
-        return Outcome.CLIENT_ERROR if result.status >= 400 else Outcome.COMPLETED
+        status = result.ending.error_status or result.status
+        if status < 400:
+            return Outcome.COMPLETED
+        return Outcome.UPSTREAM_FAILED if is_server_fault(status) else Outcome.CLIENT_ERROR
 
     def _facts(self, result: ExchangeResult) -> FinishFacts | None:
         ending = result.ending

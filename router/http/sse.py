@@ -73,6 +73,15 @@ def is_error(value: Mapping[str, Any] | None) -> bool:
     return value is not None and (bool(value.get("error")) or value.get("type") == "error")
 
 
+def error_status(value: Mapping[str, Any] | None) -> int | None:
+    """The status that an in-stream error carries as its code, 500 if it has none; None for what is no error."""
+    if value is None or not is_error(value):
+        return None
+    error = value.get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code <= 599 else 500
+
+
 def starts_output(value: Mapping[str, Any] | None) -> bool:
     """True if the event shows that the prefill is over: content, reasoning, a tool call, completion text, or an end.
 
@@ -106,8 +115,8 @@ class Ending:
     """As the instance counted them."""
     cached_tokens: int | None = None
     """Of those, found in its KV cache; None unless the instance reports it."""
-    failed: bool = False
-    """The stream ended under status 200, but with an error event or an abort: the engine gave up."""
+    error_status: int | None = None
+    """The stream ended under status 200, but with an error event, of this code, or with an abort (500)."""
     output_tokens: int | None = None
     """As the instance counted them."""
 
@@ -119,13 +128,21 @@ def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
     """Find usage and failure in the last ``pieces`` of a body; costs nothing per piece, a search at the end."""
     tail = b"".join(pieces)[-_TAIL_BYTES:]
     usage = tail.rfind(b'"usage"')
-    failed = streamed and (_ERROR_EVENT.search(tail) is not None or _ABORTED.search(tail) is not None)
+    status = _error_in(tail) if streamed else None
     if usage < 0:
-        return Ending(failed=failed) if failed else NO_ENDING
+        return Ending(error_status=status) if status is not None else NO_ENDING
     prompt = _PROMPT_TOKENS.search(tail, usage)
     cached = _CACHED_TOKENS.search(tail, usage)
     output = _OUTPUT_TOKENS.search(tail, usage)
-    return Ending(_count(prompt), _count(cached), failed, _count(output))
+    return Ending(_count(prompt), _count(cached), status, _count(output))
+
+
+def _error_in(tail: bytes) -> int | None:
+    found = _ERROR_EVENT.search(tail)
+    if found is not None:
+        event = _EVENT_END.split(tail[found.start() :], maxsplit=1)[0]
+        return error_status(event_object(event)) or 500
+    return 500 if _ABORTED.search(tail) is not None else None
 
 
 def _count(found: re.Match[bytes] | None) -> int | None:

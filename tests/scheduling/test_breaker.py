@@ -53,7 +53,17 @@ def test_faults_in_a_row_open_it_and_a_success_between_them_does_not() -> None:
 
 @pytest.mark.parametrize(
     ("status", "fault"),
-    [(None, True), (500, True), (503, True), (200, False), (400, False), (404, False), (429, False)],
+    [
+        (None, True),
+        (500, True),
+        (503, True),
+        (200, False),
+        (400, False),
+        (404, False),
+        (429, False),
+        (501, False),
+        (505, False),
+    ],
 )
 def test_only_server_faults_speak_against_an_instance(status: int | None, fault: bool) -> None:
     assert is_server_fault(status) is fault

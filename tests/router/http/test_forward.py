@@ -164,6 +164,34 @@ async def test_a_client_error_of_the_instance_passes_and_is_not_tried_elsewhere(
     assert lifecycle.flight.outcome is Outcome.CLIENT_ERROR and not other.talks
 
 
+async def test_a_client_error_inside_a_stream_is_the_clients_own(fleet, kit) -> None:
+    """vLLM checks sampling parameters when the stream has begun."""
+
+    async def refuse_late(talk):
+        await talk.begin_stream()
+        await talk.event({"error": {"message": "top_k must be -1", "type": "BadRequestError", "code": 400}})
+        await talk.end_stream()
+
+    lifecycle, [_, other], client = await fleet(refuse_late, whole_stream)
+    client.chat(stream=True)
+    answer = await client.answer()
+    assert answer.status == 200 and b"top_k must be -1" in answer.body and answer.body.endswith(b"[DONE]\n\n")
+    await kit.eventually(lambda: bool(lifecycle.flight.finished))
+    assert lifecycle.flight.finished == [(Outcome.CLIENT_ERROR, None)] and not other.talks
+
+
+@pytest.mark.parametrize("status", [501, 505])
+async def test_what_no_instance_can_do_is_not_tried_elsewhere(fleet, status: int) -> None:
+    async def script(talk):
+        await talk.answer({"error": {"message": "best_of is not supported", "code": status}}, status=status)
+
+    lifecycle, [_, other], client = await fleet(script, whole_answer)
+    client.chat()
+    answer = await client.answer()
+    assert answer.status == status and answer.json()["error"]["message"] == "best_of is not supported"
+    assert lifecycle.flight.outcome is Outcome.CLIENT_ERROR and not other.talks
+
+
 async def test_informational_answers_are_skipped(fleet) -> None:
     async def script(talk):
         await talk.send(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n")

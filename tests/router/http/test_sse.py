@@ -91,16 +91,24 @@ def test_the_ending_tells_usage_wherever_it_was_cut() -> None:
     event = b'data: {"choices":[],"usage":{"prompt_tokens":1234,"prompt_tokens_details":{"cached_tokens":1024}}}\n\n'
     for cut in range(len(event)):
         ending = read_ending([event[:cut], event[cut:]], streamed=True)
-        assert (ending.prompt_tokens, ending.cached_tokens, ending.failed) == (1234, 1024, False)
+        assert (ending.prompt_tokens, ending.cached_tokens, ending.error_status) == (1234, 1024, None)
 
 
 def test_words_in_the_content_are_not_taken_for_structure() -> None:
     content = orjson.dumps(delta(content='data: {"error":{"code":1}} "prompt_tokens":5 "finish_reason":"abort"'))
     ending = read_ending([b"data: " + content + b"\n\n"], streamed=True)
-    assert ending.prompt_tokens is None and not ending.failed
+    assert ending.prompt_tokens is None and ending.error_status is None
 
 
 def test_a_stream_that_an_engine_gave_up_has_failed() -> None:
     """vLLM ends it under status 200, with an error event and [DONE], or with finish_reason abort."""
-    assert read_ending([b'data: {"error":{"code":500}}\n\n', b"data: [DONE]\n\n"], streamed=True).failed
-    assert read_ending([b'data: {"choices":[{"finish_reason":"abort"}]}\n\n'], streamed=True).failed
+    ending = read_ending([b'data: {"error":{"code":503}}\n\n', b"data: [DONE]\n\n"], streamed=True)
+    assert ending.error_status == 503
+    assert read_ending([b'data: {"error":{"message":"m"}}\n\n'], streamed=True).error_status == 500
+    assert read_ending([b'data: {"error":{"mess'], streamed=True).error_status == 500
+    assert read_ending([b'data: {"choices":[{"finish_reason":"abort"}]}\n\n'], streamed=True).error_status == 500
+
+
+def test_a_stream_that_ends_in_the_clients_own_error_says_so() -> None:
+    error = b'data: {"error": {"message": "top_k must be -1", "type": "BadRequestError", "code": 400}}\n\n'
+    assert read_ending([error, b"data: [DONE]\n\n"], streamed=True).error_status == 400
