@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from router.ask import Ask, FailureKind, InstanceFailure, Outcome, mint_request_id, read_request_id
 from router.errors import RouterError, UpstreamTimeoutError, from_exception
@@ -22,6 +23,9 @@ from scheduling.breaker import is_server_fault
 from statestore.base import FinishFacts
 
 _log = logging.getLogger(__name__)
+
+IDLE_DEATH_S: Final = 1.0
+"""A kept connection that breaks later than this was alive, and its instance at work on the request."""
 
 
 async def serve_inference(request: Request, downstream: Downstream, plane: DataPlane) -> None:
@@ -100,19 +104,22 @@ class _Forwarding:
                 return result
 
     async def _try_instance(self) -> ExchangeResult:
-        """One instance; a kept connection that turns out dead costs a second one to the same, not a try."""
-        fresh = False
-        while True:
-            try:
-                connection = await self._plane.upstreams.acquire(self._flight.instance_url, fresh=fresh)
-            except ConnectError as error:
-                return ExchangeResult(failure=error.failure)
-            result = await self._exchange(connection)
-            failure = result.failure
-            died_idle = failure is not None and failure.kind is FailureKind.CLOSED and connection.silent
-            if not (died_idle and connection.reused):
-                return result
-            fresh = True
+        """One instance. A kept connection that had died is replaced once by a new connection to the same instance,
+        without counting as an attempt."""
+        upstreams, url = self._plane.upstreams, self._flight.instance_url
+        try:
+            connection = await upstreams.acquire(url)
+        except ConnectError as error:
+            return ExchangeResult(failure=error.failure)
+        sent_s = connection.loop.time()
+        result = await self._exchange(connection)
+        if not (connection.reused and _died_idle(result, connection, sent_s)):
+            return result
+        try:
+            connection = await upstreams.acquire(url, fresh=True)
+        except ConnectError:
+            return result  # the instance itself has died, perhaps with the request in its hands
+        return await self._exchange(connection)
 
     async def _exchange(self, connection: UpstreamConnection) -> ExchangeResult:
         plane, settings = self._plane, self._plane.settings
@@ -204,3 +211,10 @@ class _Forwarding:
             cached_tokens=ending.cached_tokens,
             output_tokens=ending.output_tokens,
         )
+
+
+def _died_idle(result: ExchangeResult, connection: UpstreamConnection, sent_s: float) -> bool:
+    """Whether the connection was dead when the request was sent: it broke at once and without a byte."""
+    failure = result.failure
+    closed = failure is not None and failure.kind is FailureKind.CLOSED and connection.silent
+    return closed and connection.loop.time() - sent_s < IDLE_DEATH_S

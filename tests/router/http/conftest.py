@@ -182,6 +182,7 @@ class Instance:
         self.connections = 0
         self.open = 0
         self.url = ""
+        self.stop: Callable[[], Awaitable[None]]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -223,6 +224,7 @@ async def start_instance() -> AsyncIterator[Callable[[Script], Awaitable[Instanc
                 await asyncio.gather(*tasks, return_exceptions=True)
 
             server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
+            instance.stop = stop
             stack.push_async_callback(stop)
             instance.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             return instance

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
+import struct
 
 import orjson
 import pytest
@@ -421,18 +423,64 @@ async def test_a_request_that_nobody_answers_is_refused_by_the_id_that_the_fleet
     assert answer.status == 503 and answer.headers["x-request-id"] == "r1-3"
 
 
-async def test_a_kept_connection_that_died_unseen_is_replaced_without_a_retry(fleet) -> None:
+@pytest.fixture
+def died_unseen(start_instance, start_router, kit, monkeypatch):
+    """A router with a kept connection that its instance has reset, which it does not see before it writes again; and
+    the instance, which goes on listening or does not."""
+    monkeypatch.setattr("router.http.forward.IDLE_DEATH_S", math.inf)  # however slow this machine is
+
+    async def start(*, listens: bool):
+        instance = await start_instance(whole_answer)
+        lifecycle = kit.Lifecycle([instance.url])
+        router = await start_router(lifecycle)
+        client = await router.connect()
+        client.chat()
+        assert (await client.answer()).status == 200
+        [kept] = router.plane.upstreams._idle[instance.url]
+        kept._transport.pause_reading()
+        linger = struct.pack("ii", 1, 0)
+        instance.talks[0].writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        instance.talks[0].reset()
+        await kit.eventually(lambda: instance.open == 0)
+        if not listens:
+            await instance.stop()
+        return lifecycle, instance, client
+
+    return start
+
+
+async def test_a_kept_connection_that_died_unseen_is_replaced_without_a_retry(died_unseen) -> None:
+    lifecycle, instance, client = await died_unseen(listens=True)
+    client.chat()
+    assert (await client.answer()).status == 200
+    assert (instance.connections, len(instance.talks)) == (2, 2)
+    assert [flight.failures for flight in lifecycle.flights] == [[], []]
+
+
+async def test_a_kept_connection_that_broke_and_cannot_be_replaced_may_have_carried_work(died_unseen) -> None:
+    lifecycle, _, client = await died_unseen(listens=False)
+    client.chat()
+    assert (await client.answer()).status == 502
+    [failure] = lifecycle.flights[1].failures
+    assert failure.kind is FailureKind.CLOSED and failure.wasted_work, "the retry budget must be asked"
+
+
+async def test_a_request_that_was_computed_on_a_kept_connection_is_not_sent_to_the_same_instance_again(
+    fleet, monkeypatch
+) -> None:
+    monkeypatch.setattr("router.http.forward.IDLE_DEATH_S", 0.0)  # however soon it broke, it was not at once
+
     async def answer_once_per_connection(talk):
         await talk.answer({"ok": 1})
-        await talk.reader.readuntil(b"\r\n\r\n")  # the next request comes, and nobody is there any more
+        await talk.reader.readuntil(b"\r\n\r\n")  # the next request came and is being computed
         talk.reset()
 
-    lifecycle, [instance], client = await fleet(answer_once_per_connection)
+    lifecycle, [killed, other], client = await fleet(answer_once_per_connection, whole_answer)
     for _ in range(2):
         client.chat()
         assert (await client.answer()).status == 200
-    assert instance.connections == 2
-    assert [flight.failures for flight in lifecycle.flights] == [[], []]
+    assert killed.connections == 1 and len(other.talks) == 1
+    assert [failure.kind for failure in lifecycle.flights[1].failures] == [FailureKind.CLOSED]
 
 
 async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet, kit) -> None:
