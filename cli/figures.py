@@ -13,7 +13,7 @@ from cli.fetch import fetch
 from statestore.base import PoolSnapshot, RequestState
 
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)", re.MULTILINE)
-_FAILED = re.compile(r'outcome="(?:upstream_failed|timed_out|refused|internal_error)"')
+_FAILED = re.compile(r'outcome="(?:upstream_failed|timed_out|cut_off|refused|internal_error)"')
 _SCRAPE_TIMEOUT_S = 1.0
 
 

@@ -49,6 +49,8 @@ class Outcome(StrEnum):
     CLIENT_GONE = "client_gone"
     UPSTREAM_FAILED = "upstream_failed"
     TIMED_OUT = "timed_out"
+    CUT_OFF = "cut_off"
+    """This replica stopped before the request was over."""
     REFUSED = "refused"
     """Never reached an instance: no room, no instance, or held too long."""
     INTERNAL_ERROR = "internal_error"

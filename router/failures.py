@@ -38,9 +38,9 @@ def spend_retry(failure: InstanceFailure, attempts: int, context: ReplicaContext
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """How a request ended that ended in this exception before its first byte."""
+    """How a request ended that ended in this exception before its first byte; a cancellation may carry ``CUT_OFF``."""
     if isinstance(error, asyncio.CancelledError):
-        return Outcome.CLIENT_GONE
+        return Outcome.CUT_OFF if Outcome.CUT_OFF in error.args else Outcome.CLIENT_GONE
     if isinstance(error, HoldTimeoutError | UpstreamTimeoutError):
         return Outcome.TIMED_OUT
     if isinstance(error, UpstreamError):

@@ -114,7 +114,7 @@ class Runtime:
         self.context.draining = True
         await asyncio.sleep(0)  # requests that were cancelled when the drain took too long end by themselves
         for live in self.context.live:
-            live.finish(Outcome.TIMED_OUT)
+            live.finish(Outcome.CUT_OFF)
         await self.context.outbox.flush(FLUSH_TIMEOUT_S)
         await self._supervisor.stop()
         with contextlib.suppress(TimeoutError):  # a lease that is not given up runs out

@@ -39,6 +39,8 @@ class ExchangeResult:
     held_answer: HeldAnswer | None = None
     overdue: bool = False
     """The time for the whole request is over: no other try."""
+    cut_off: bool = False
+    """This replica stops, and broke the answer off."""
 
 
 @value

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from router.ask import Outcome
 from router.errors import ReplicaFullError, RequestTimeoutError, RouterError
 from router.http.admission import make_judge
 from router.http.asgi_bridge import Address, AsgiApp, build_scope, serve_asgi
@@ -181,9 +182,9 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse_input(error)
             return reading
         if self.committed and self._source is not None:
-            self._source.give_up(error.message)
+            self._source.give_up(error)
         else:
-            self._task.cancel()
+            self._task.cancel(Outcome.CUT_OFF)
         return True
 
     # one answer after the other ------------------------------------------------------------------------------

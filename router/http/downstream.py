@@ -16,8 +16,8 @@ class ByteSource(Protocol):
 
     def resume_reading(self) -> None: ...
 
-    def give_up(self, why: str) -> None:
-        """Break the answer off, in the way that its client understands."""
+    def give_up(self, error: RouterError) -> None:
+        """Break the answer off with ``error``, in the way that its client understands."""
 
 
 class Downstream(Protocol):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from router.ask import FailureKind, InstanceFailure
-from router.errors import UpstreamError, UpstreamTimeoutError, error_body
+from router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
 from router.http.attempt import ExchangeResult, ExchangeTimes, HeldAnswer, failure_in, is_retried
 from router.http.downstream import Downstream
 from router.http.heads import Header, fields_for_client, response_head
@@ -96,6 +96,12 @@ class Exchange:
             self._fail_by_status(None)
         else:
             self._fail(failure)
+
+    def cut_off(self, error: RouterError) -> None:
+        head = self._head
+        assert head is not None
+        self._settle(ExchangeResult(head.status, cut_off=True))
+        self._break_off(error)
 
     # the fleet's side ----------------------------------------------------------------------------------------
     def instance_lost(self, why: str) -> bool:
@@ -227,7 +233,9 @@ class Exchange:
         # Settled first: breaking off closes the client's connection, which must not pass for the client's doing.
         self._settle(ExchangeResult(status, failure=failure, held_answer=held, overdue=overdue))
         if self._downstream.committed:
-            self._break_off(failure)
+            timed_out = failure.kind is FailureKind.TIMEOUT
+            error = (UpstreamTimeoutError if timed_out else UpstreamError)(f"the stream broke off: {failure.detail}")
+            self._break_off(error)
 
     def _fail_by_status(self, body: bytes | None) -> None:
         """``body`` is the whole error body; None when it did not come whole."""
@@ -242,13 +250,11 @@ class Exchange:
         fields = [(b"content-type", b"application/json")]
         self._fail(failure, held=HeldAnswer(failure.status or 500, fields, body))
 
-    def _break_off(self, failure: InstanceFailure) -> None:
+    def _break_off(self, error: RouterError) -> None:
         """The client must notice: no end of the framing, and in a stream an error event where one fits."""
         words = b""
         tail = (b"".join(self._before_last + self._last))[-4:]
         if self._event_stream and tail.endswith((b"\n\n", b"\r\n\r\n")):
-            timed_out = failure.kind is FailureKind.TIMEOUT
-            error = (UpstreamTimeoutError if timed_out else UpstreamError)(f"the stream broke off: {failure.detail}")
             words = self._framed(error_event(error_body(error)))
         self._downstream.break_off(words)
 

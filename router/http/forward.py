@@ -71,7 +71,7 @@ class _Forwarding:
             result = await self._try_instances()
             outcome, facts = self._outcome(result), self._facts(result)
         except asyncio.CancelledError:
-            outcome = Outcome.CLIENT_GONE if self._downstream.gone else Outcome.TIMED_OUT
+            outcome = Outcome.CLIENT_GONE if self._downstream.gone else Outcome.CUT_OFF
             raise
         except UpstreamTimeoutError:
             outcome = Outcome.TIMED_OUT
@@ -194,6 +194,8 @@ class _Forwarding:
 
     # what is learned -----------------------------------------------------------------------------------------
     def _outcome(self, result: ExchangeResult) -> Outcome:
+        if result.cut_off:
+            return Outcome.CUT_OFF
         failure: InstanceFailure | None = result.failure
         if failure is not None:
             return Outcome.TIMED_OUT if failure.kind is FailureKind.TIMEOUT else Outcome.UPSTREAM_FAILED

@@ -9,6 +9,7 @@ from typing import Final, Protocol, cast
 import httptools
 
 from router.ask import FailureKind, InstanceFailure
+from router.errors import RouterError
 from router.http.heads import Header
 from scheduling.values import value
 
@@ -52,6 +53,9 @@ class AnswerSink(Protocol):
 
     def failed(self, failure: InstanceFailure) -> None:
         """The answer will not be completed."""
+
+    def cut_off(self, error: RouterError) -> None:
+        """This replica ends an answer that has begun; the connection is closed."""
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -117,9 +121,12 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.resume_reading()
         self._paused = False
 
-    def give_up(self, why: str) -> None:
-        """End the answer as one that took too long; the sink hears of it."""
-        self._fail(FailureKind.TIMEOUT, why)
+    def give_up(self, error: RouterError) -> None:
+        """Close, and let the sink end its answer with ``error``."""
+        sink = self._sink
+        self.abort()
+        if sink is not None:
+            sink.cut_off(error)
 
     @property
     def paused(self) -> bool:

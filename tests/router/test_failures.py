@@ -23,6 +23,7 @@ def test_time_outs_are_told_from_other_failures() -> None:
     ("error", "outcome"),
     [
         (asyncio.CancelledError(), Outcome.CLIENT_GONE),
+        (asyncio.CancelledError("cut_off"), Outcome.CUT_OFF),
         (HoldTimeoutError("x"), Outcome.TIMED_OUT),
         (UpstreamTimeoutError("x"), Outcome.TIMED_OUT),
         (UpstreamError("x"), Outcome.UPSTREAM_FAILED),

@@ -354,6 +354,22 @@ async def test_a_client_that_leaves_while_held_leaves_nothing(start_runtime: Any
     assert await nothing_is_left(store, runtime, tools)
 
 
+async def test_a_held_request_that_is_cut_off_counts_as_that(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime, flights = await full_fleet(start_runtime, tools)
+    held = asyncio.create_task(runtime.lifecycle.place(tools.ask()))
+    await tools.settle()
+
+    held.cancel(Outcome.CUT_OFF)
+    with pytest.raises(asyncio.CancelledError):
+        await held
+
+    cut_off = {"pool": "default", "outcome": "cut_off"}
+    assert runtime.context.metrics.registry.get_sample_value("dualmap_requests_total", cut_off) == 1
+    for flight in flights:
+        flight.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
 async def test_a_request_is_not_held_past_the_hold_timeout(
     start_runtime: Any, store: Any, clock: Any, tools: Any
 ) -> None:

@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 from router.ask import Ask, InstanceFailure, Outcome
 from router.departures import Departures
 from router.errors import UpstreamError
+from router.failures import outcome_of
 from router.http import DataPlane, build_data_plane, http_protocol
 from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
@@ -95,15 +96,16 @@ class FakeLifecycle:
     asks: list[Ask] = field(default_factory=list)
     flights: list[FakeFlight] = field(default_factory=list)
     departures: Departures = field(default_factory=lambda: Departures(RetryBudget(0.0, 1.0, 0.0), RealClock()))
-    cancelled: int = 0
+    ended: list[Outcome] = field(default_factory=list)
+    """How requests ended that were cancelled before they were placed."""
 
     async def place(self, ask: Ask) -> FakeFlight:
         self.asks.append(ask)
         if self.gate is not None:
             try:
                 await self.gate.wait()
-            except asyncio.CancelledError:
-                self.cancelled += 1
+            except asyncio.CancelledError as error:
+                self.ended.append(outcome_of(error))
                 raise
         if self.refusal is not None:
             raise self.refusal

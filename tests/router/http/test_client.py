@@ -360,7 +360,7 @@ async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fle
         task.cancel()
     assert await client.closed()
     await kit.eventually(lambda: instance.open == 0)
-    assert lifecycle.flight.finished == [(Outcome.TIMED_OUT, None)]
+    assert lifecycle.flight.finished == [(Outcome.CUT_OFF, None)]
 
 
 async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(fleet, kit) -> None:
@@ -384,7 +384,7 @@ async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(
         assert answer.headers["connection"] == "close"
         assert await client.closed()
     await kit.eventually(lambda: instance.open == 0)
-    assert lifecycle.flight.finished == [(Outcome.TIMED_OUT, None)]
+    assert lifecycle.flight.finished == [(Outcome.CUT_OFF, None)]
 
 
 async def test_a_held_request_that_is_cut_off_is_answered_with_the_error(fleet, kit) -> None:
@@ -396,7 +396,7 @@ async def test_a_held_request_that_is_cut_off_is_answered_with_the_error(fleet, 
         connection.cut_off(ENDING)
     assert (await client.answer()).error["code"] == "shutting_down"
     assert await client.closed()
-    assert lifecycle.cancelled == 1
+    assert lifecycle.ended == [Outcome.CUT_OFF]
 
 
 async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet, kit) -> None:
@@ -413,10 +413,11 @@ async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet, kit) -> 
     for connection in list(router.state.connections):
         assert connection.cut_off(ENDING)
     event = await client.chunk()
-    assert ENDING.message in orjson.loads(event.removeprefix(b"data: "))["error"]["message"]
+    error = orjson.loads(event.removeprefix(b"data: "))["error"]
+    assert error == {"message": ENDING.message, "type": "service_unavailable", "param": None, "code": "shutting_down"}
     assert await client.closed()
     await kit.eventually(lambda: instance.open == 0)
-    assert lifecycle.flight.outcome is Outcome.TIMED_OUT
+    assert lifecycle.flight.outcome is Outcome.CUT_OFF
 
 
 async def test_connections_over_the_limit_are_refused(fleet, kit) -> None:
