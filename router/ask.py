@@ -11,7 +11,6 @@ from typing import Any
 
 from router.errors import InvalidRequestError
 from scheduling.breaker import is_server_fault
-from scheduling.values import value
 
 # Paths whose prompts are scheduled; every other path is passed to any suitable instance of the pool.
 SCHEDULED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -20,7 +19,7 @@ MAX_SLO_S = 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 
 
-@value
+@dataclass(slots=True)
 class Ask:
     """One parsed inference request, before it is placed."""
 
@@ -29,11 +28,17 @@ class Ask:
     """As the client sent it: a model name, an alias or a LoRA name; "" when the path names none."""
     path: str
     body: Mapping[str, Any]
-    """The parsed JSON body; empty for requests without one."""
+    """The parsed JSON body until it is forgotten; empty for requests without one."""
     body_bytes: int
     slo_s: float | None
     """TTFT SLO by header; None for the configured one."""
     stream: bool
+    form: bool = False
+    """The body is a form, not JSON."""
+
+    def forget_body(self) -> None:
+        """What scheduling needs of it was read. It takes more memory than what was sent, and that is sent on."""
+        self.body = {}
 
     @property
     def scheduled(self) -> bool:

@@ -84,6 +84,7 @@ class Lifecycle:
         try:
             route = self.pools.resolve(ask.model)
             if not ask.scheduled:
+                ask.forget_body()
                 return self._pass_on(ask, route)
             # Read before anything is entered: a bad body touches no state.
             flight = self._open(ask, route)
@@ -129,6 +130,7 @@ class Lifecycle:
             bytes_per_token=pool.view.bytes_per_token,
             default_output_tokens=pool.scheduling.expected_output_tokens,
         )
+        ask.forget_body()
         return ScheduledFlight(
             ask,
             request_id=self._free_id(ask.request_id),

@@ -49,7 +49,8 @@ def read_ask(request: Request, request_id: str) -> Ask:
     slo_s = read_slo_s(slo.decode("latin-1") if slo is not None else None)
     media_type = (request.get(b"content-type") or b"application/json").lower()
     if media_type.startswith(b"multipart/form-data"):
-        return Ask(request_id, form_model(request.body), request.path, {}, len(request.body), slo_s, stream=False)
+        form = request.body
+        return Ask(request_id, form_model(form), request.path, {}, len(form), slo_s, stream=False, form=True)
     body = _json_object(request.body)
     model = body.get("model")
     scheduled_field = _PROMPT_FIELDS.get(request.path)

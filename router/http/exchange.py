@@ -36,7 +36,10 @@ ERROR_BODY_S: Final = 2.0
 
 
 class Exchange:
-    """Sink of one answer. ``done`` gets the result; the caller gives connection and downstream, and releases them."""
+    """Sink of one answer. ``done`` gets the result; the caller gives connection and downstream, and releases them.
+
+    ``on_commit`` is called when the answer begins to be sent, and returns the fleet's fields for its head.
+    """
 
     def __init__(
         self,
@@ -44,14 +47,14 @@ class Exchange:
         downstream: Downstream,
         times: ExchangeTimes,
         *,
-        fleet_fields: Callable[[], list[Header]],
+        on_commit: Callable[[], list[Header]],
         on_first_token: Callable[[], None],
     ) -> None:
         self.done: asyncio.Future[ExchangeResult] = connection.loop.create_future()
         self._connection = connection
         self._downstream = downstream
         self._times = times
-        self._fleet_fields = fleet_fields
+        self._on_commit = on_commit
         self._on_first_token = on_first_token
         self._last_progress_s = connection.loop.time()
         self._progressed = False
@@ -181,7 +184,7 @@ class Exchange:
         head, downstream = self._head, self._downstream
         assert head is not None
         fields = fields_for_client(head.fields)
-        fields += self._fleet_fields()
+        fields += self._on_commit()
         fields += self._framing_fields(head)
         if not downstream.keeps_alive():
             fields.append((b"connection", b"close"))

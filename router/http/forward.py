@@ -130,14 +130,13 @@ class _Forwarding:
             connection,
             self._downstream,
             times,
-            fleet_fields=self._fleet_fields,
+            on_commit=self._begin_answer,
             on_first_token=flight.first_token,
         )
         plane.sweeper.add(exchange)
         departures.watch(instance_id, exchange)
         try:
-            body = self._body()
-            connection.start(exchange, self._head(len(body)), body)
+            self._send(connection, exchange)
             result = await exchange.done
         except BaseException:
             connection.abort()
@@ -148,6 +147,11 @@ class _Forwarding:
             self._downstream.set_source(None)
         plane.upstreams.release(connection)
         return result
+
+    def _send(self, connection: UpstreamConnection, exchange: Exchange) -> None:
+        """Apart from waiting for the answer, which would keep the body for as long."""
+        body = self._body()
+        connection.start(exchange, self._head(len(body)), body)
 
     # what goes to the instance -------------------------------------------------------------------------------
     def _head(self, body_bytes: int) -> bytes:
@@ -169,9 +173,14 @@ class _Forwarding:
         ask, body, model = self._ask, self._request.body, self._flight.model
         if not ask.model or model == ask.model:
             return body
-        return with_json_model(body, model) if ask.body else with_form_model(body, model)
+        return with_form_model(body, model) if ask.form else with_json_model(body, model)
 
     # what goes to the client ---------------------------------------------------------------------------------
+    def _begin_answer(self) -> list[Header]:
+        """There is no other try from here on: let go of the body, and add the fleet's fields to the answer's."""
+        self._request.drop_body()
+        return self._fleet_fields()
+
     def _fleet_fields(self) -> list[Header]:
         flight = self._flight
         fields: list[Header] = [

@@ -47,6 +47,10 @@ class Request:
             return int(name in index)
         return sum(1 for other, _ in self.fields if other == name)
 
+    def drop_body(self) -> None:
+        """The body was sent on, or never will be."""
+        self.body = b""
+
     def _by_name(self) -> dict[bytes, bytes]:
         if self._index is None:
             self._index = dict(reversed(self.fields))

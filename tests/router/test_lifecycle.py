@@ -72,6 +72,17 @@ async def test_a_placed_request_is_pending_until_its_first_token_and_gone_after_
     assert await nothing_is_left(store, runtime, tools)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+async def test_the_parsed_body_is_not_kept(start_runtime: Any, tools: Any, path: str) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    ask = tools.ask(LONG, path=path)
+
+    flight = await runtime.lifecycle.place(ask)
+
+    assert ask.body == {}
+    flight.finish(Outcome.COMPLETED)
+
+
 async def test_the_second_of_two_equal_prompts_expects_a_hit_where_the_first_went(
     start_runtime: Any, store: Any, tools: Any
 ) -> None:

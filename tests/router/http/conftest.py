@@ -101,6 +101,7 @@ class FakeLifecycle:
 
     async def place(self, ask: Ask) -> FakeFlight:
         self.asks.append(ask)
+        ask.forget_body()
         if self.gate is not None:
             try:
                 await self.gate.wait()

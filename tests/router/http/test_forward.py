@@ -6,6 +6,7 @@ import asyncio
 import math
 import socket
 import struct
+import tracemalloc
 
 import orjson
 import pytest
@@ -243,6 +244,31 @@ async def test_connections_to_an_instance_are_kept_and_reused(fleet) -> None:
         client.chat(stream=True)
         assert (await client.answer()).whole
     assert instance.connections == 1
+
+
+async def test_an_answer_that_has_begun_keeps_nothing_of_its_request_in_memory(fleet, kit) -> None:
+    prompt_bytes, go = 8 << 20, asyncio.Event()
+
+    async def script(talk):
+        talk.body = b""
+        await talk.begin_stream()
+        await talk.token("a")
+        await go.wait()
+        await talk.end_stream()
+
+    _, _, client = await fleet(script, settings={"max_body_bytes": 2 * prompt_bytes})
+    tracemalloc.start()
+    try:
+        messages = [{"role": "user", "content": "x" * prompt_bytes}]
+        client.request(kit.CHAT, {"model": "m", "stream": True, "messages": messages})
+        del messages
+        await client.head()
+        await client.chunk()
+        assert tracemalloc.get_traced_memory()[0] < prompt_bytes / 2
+    finally:
+        tracemalloc.stop()
+    go.set()
+    assert (await client.chunk()) == b"data: [DONE]\n\n"
 
 
 # failures before the first byte --------------------------------------------------------------------------------
