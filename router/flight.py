@@ -74,7 +74,9 @@ class ScheduledFlight:
         self.slo_s = ask.slo_s or pool.scheduling.slo_ttft_s
         self.started_s = context.clock.monotonic_s()
         self.rounds: list[Round] = []
-        self._view = pool.view.view
+        view = pool.view.view  # not kept: a long answer would keep every former view of the fleet alive
+        self._seen_epoch, self._seen_tree_version = view.epoch, view.tree_version
+        self._key_blocks = view.tree.key_blocks(prompt.chain, pool.scheduling.max_key_blocks)
         self._context = context
         self._placer = placer
 
@@ -241,8 +243,7 @@ class ScheduledFlight:
     # its story --------------------------------------------------------------------------------------------------
     def explain(self) -> Explanation:
         """What has happened so far."""
-        view, chain = self._view, self.chain
-        key_blocks = view.tree.key_blocks(chain, self.pool.scheduling.max_key_blocks)
+        chain = self.chain
         return Explanation(
             request_id=self.request_id,
             model=self.ask.model,
@@ -251,10 +252,10 @@ class ScheduledFlight:
             slo_s=self.slo_s,
             prompt_tokens=chain.prompt_tokens,
             chain_blocks=len(chain.hashes),
-            key_blocks=key_blocks,
-            hash_key=chain.prefix_hash(key_blocks),
-            tree_version=view.tree_version,
-            epoch=view.epoch,
+            key_blocks=self._key_blocks,
+            hash_key=chain.prefix_hash(self._key_blocks),
+            tree_version=self._seen_tree_version,
+            epoch=self._seen_epoch,
             received_unix_s=self._received_unix_s,
             rounds=tuple(self.rounds),
             failures=self._failures,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from router.ask import FailureKind, InstanceFailure, Outcome
+from scheduling.hotness import HotnessTree
 from statestore.base import RequestState
 
 LONG = "word " * 1000
@@ -32,6 +34,20 @@ async def test_a_flight_describes_itself_as_it_is(start_runtime: Any, clock: Any
     assert (dispatched.enqueued_ms, dispatched.slo_ms, dispatched.uncached_tokens) == (48_500, 2000, 1250)
     assert prefilled.state is RequestState.PREFILLED
     assert flight.record(now_ms=50_000) is None
+
+
+async def test_a_flight_keeps_no_view_alive_and_tells_of_the_one_it_began_with(start_runtime: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    keeper = runtime.pools.pools["default"].view
+    began_with = keeper.view
+    flight = await runtime.lifecycle.place(tools.ask(LONG))
+
+    keeper.view = replace(began_with, epoch=99, tree_version=99, tree=HotnessTree({flight.chain.hashes[0]: 1}))
+
+    story = flight.explain()
+    assert (story.epoch, story.tree_version, story.key_blocks) == (began_with.epoch, began_with.tree_version, 1)
+    assert not any(kept is began_with for kept in vars(flight).values())
+    flight.finish(Outcome.COMPLETED)
 
 
 async def test_a_migrated_flight_describes_where_it_is_now(start_runtime: Any, store: Any, tools: Any) -> None:
