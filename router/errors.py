@@ -76,7 +76,7 @@ class HeadersTooLargeError(RouterError):
 
 
 class ReplicaFullError(RouterError):
-    """This replica carries as many requests as it may."""
+    """This replica has reached what it may carry: requests, connections, or bytes of bodies."""
 
     status, type, code = 429, "rate_limit_error", "replica_full"
 

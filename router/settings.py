@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from scheduling.settings import SchedulingSettings
 
@@ -51,6 +51,9 @@ class RouterSettings(BaseModel):
     max_requests: int = Field(4096, ge=1, description="requests in flight and held on this replica at most")
     max_connections: int = Field(8192, ge=1, description="client connections at most, without those to ops_port")
     max_body_bytes: int = Field(32 << 20, ge=1024, description="largest request body, bytes")
+    max_buffered_body_bytes: int = Field(
+        1 << 30, ge=1024, description="bytes of request bodies in memory at most, of all clients together"
+    )
     max_header_bytes: int = Field(64 << 10, ge=1024, description="largest request head, and largest trailer, bytes")
     max_headers: int = Field(128, ge=8, description="header fields of a request at most")
     buffer_bytes: int = Field(256 << 10, ge=4096, description="bytes buffered per direction before reading stops")
@@ -115,6 +118,14 @@ class RouterSettings(BaseModel):
     explanations: int = Field(
         2048, ge=0, description="requests that ended last, kept to be explained; live ones always are"
     )
+
+    @model_validator(mode="after")
+    def _one_body_fits(self) -> Self:
+        if self.max_buffered_body_bytes < self.max_body_bytes:
+            raise ValueError(
+                "max_buffered_body_bytes must not be below max_body_bytes: such a body would never be taken"
+            )
+        return self
 
     @property
     def stop_within_s(self) -> float:

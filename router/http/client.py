@@ -71,12 +71,16 @@ class ClientConnection(asyncio.Protocol):
         self._entrance: Entrance = None  # type: ignore[assignment]  # until connection_made
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(
-            judge, max_header_bytes=plane.settings.max_header_bytes, max_headers=plane.settings.max_headers
+            judge,
+            max_header_bytes=plane.settings.max_header_bytes,
+            max_headers=plane.settings.max_headers,
+            bodies=plane.bodies,
         )
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until connection_made
         self._waiting: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._path = ""
+        self._request: Request | None = None
+        """The one being answered."""
         self._closing = False
         """No further request is answered."""
         self._source: ByteSource | None = None
@@ -114,9 +118,12 @@ class ClientConnection(asyncio.Protocol):
         self._entrance.connections -= 1
         self._plane.observer.connections_changed(-1)
         self._plane.sweeper.discard(self)
+        for request in self._waiting:
+            request.drop_body()
         self._waiting.clear()
+        self._reader.drop_body()
         self._release_waiters()
-        if self._task is not None and is_inference(self._path):
+        if self._task is not None and self._request is not None and is_inference(self._request.path):
             self._task.cancel()  # frees the instance; an app hears of it by receive() and send()
 
     def eof_received(self) -> None:
@@ -195,8 +202,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._waiting:
             self._after_last()
             return
-        request = self._waiting.popleft()
-        self._path = request.path
+        request = self._request = self._waiting.popleft()
         self.asked_s = self._loop.time()
         self.http_10 = request.http_10
         self.bodiless = request.method == "HEAD"
@@ -240,6 +246,9 @@ class ClientConnection(asyncio.Protocol):
         self._server_state.total_requests += 1
         self._task = None
         self._source = None
+        if self._request is not None:
+            self._request.drop_body()
+            self._request = None
         if task.cancelled():
             if self._cut is None:
                 self._transport.abort()

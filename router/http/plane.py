@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.api_keys import ApiKeys
+from router.http.body_budget import BodyBudget
 from router.http.observer import NullObserver, Observer
 from router.http.sweeper import Sweeper
 from router.http.upstream_pool import UpstreamPool
@@ -27,6 +28,7 @@ class DataPlane:
     lifecycle: Lifecycle
     upstreams: UpstreamPool
     sweeper: Sweeper
+    bodies: BodyBudget
     keys: ApiKeys
     observer: Observer
     draining: Callable[[], bool]
@@ -68,6 +70,7 @@ def build_data_plane(
             max_idle=settings.upstream_idle_connections,
         ),
         sweeper=sweeper,
+        bodies=BodyBudget(settings.max_buffered_body_bytes),
         keys=ApiKeys(key.get_secret_value() for key in settings.api_keys),
         observer=observer or NullObserver(),
         draining=draining,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import httptools
 
 from router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
+from router.http.body_budget import BodyBudget
 from router.http.heads import Header
 
 MAX_PIPELINED_REQUESTS = 32
@@ -34,6 +35,8 @@ class Request:
     body: bytes = b""
     refusal: RouterError | None = None
     """Set when the request was refused by its head; the body was thrown away."""
+    bodies: BodyBudget | None = None
+    """Where the body is counted until it is dropped."""
     _index: dict[bytes, bytes] | None = None
 
     def get(self, name: bytes) -> bytes | None:
@@ -49,6 +52,8 @@ class Request:
 
     def drop_body(self) -> None:
         """The body was sent on, or never will be."""
+        if self.bodies is not None:
+            self.bodies.give_back(len(self.body))
         self.body = b""
 
     def _by_name(self) -> dict[bytes, bytes]:
@@ -66,10 +71,15 @@ class _StopError(Exception):
 
 
 class RequestReader:
-    """A request parser with limits. After ``stopped`` it must not be fed again."""
+    """A request parser with limits. After ``stopped`` it must not be fed again.
 
-    def __init__(self, judge: Judge, *, max_header_bytes: int, max_headers: int) -> None:
+    Bodies are counted in ``bodies`` as they come; every complete request is owed a ``drop_body``, and so is the reader
+    when its connection is lost.
+    """
+
+    def __init__(self, judge: Judge, *, max_header_bytes: int, max_headers: int, bodies: BodyBudget) -> None:
         self._judge = judge
+        self._bodies = bodies
         self._max_header_bytes = max_header_bytes
         self._max_headers = max_headers
         self._parser = httptools.HttpRequestParser(self)
@@ -135,7 +145,13 @@ class RequestReader:
             self._stop_after(error)
         return b""
 
+    def drop_body(self) -> None:
+        """The request being read will not be complete."""
+        self._bodies.give_back(len(self._body))
+        self._body = b""
+
     def _stop(self, refusal: RouterError | None) -> None:
+        self.drop_body()
         self.stopped = True
         self.refusal = refusal
 
@@ -222,6 +238,10 @@ class RequestReader:
             return
         if self._body_bytes > self._body_limit:
             self._refuse(BodyTooLargeError(f"the request body is over {self._body_limit} bytes"))
+        try:
+            self._bodies.take(len(piece))
+        except RouterError as refusal:
+            self._refuse(refusal)
         if not self._body:
             self._body = piece
             return
@@ -236,7 +256,7 @@ class RequestReader:
         request = self._request
         assert request is not None
         if request.refusal is None:
-            request.body = bytes(self._body)
+            request.body, request.bodies = bytes(self._body), self._bodies
         self._request = None
         self._begin()
         self.reading = False

@@ -32,6 +32,11 @@ def test_a_wrong_value_is_named(name: str, value: object) -> None:
         RouterSettings.model_validate({name: value})
 
 
+def test_a_body_that_may_be_sent_fits_among_all_that_may_be_buffered() -> None:
+    with pytest.raises(ValidationError, match="max_buffered_body_bytes must not be below max_body_bytes"):
+        RouterSettings(max_body_bytes=4096, max_buffered_body_bytes=4095)
+
+
 def test_keys_do_not_show_when_settings_are_printed() -> None:
     settings = RouterSettings.model_validate({"api_keys": ["k-secret"], "admin_key": "a-secret"})
     assert "secret" not in repr(settings).replace("SecretStr", "")

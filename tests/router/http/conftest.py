@@ -289,6 +289,7 @@ async def start_router() -> AsyncIterator[Callable[..., Awaitable[Router]]]:
                 for client in router.clients:
                     client.reset()
                 await eventually(lambda: not state.connections and not state.tasks)
+                assert plane.bodies.held_bytes == 0, "a body was not released"
                 plane.close()
                 assert len(plane.sweeper) == 0, "something is still registered for sweeps"
 

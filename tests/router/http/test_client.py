@@ -109,6 +109,54 @@ async def test_bodies_sent_ahead_are_bounded(fleet, kit) -> None:
     assert await client.closed()
 
 
+async def test_all_bodies_together_are_bounded(fleet, kit) -> None:
+    gate = asyncio.Event()
+    lifecycle, _, router = await fleet(gate=gate, max_body_bytes=2048, max_buffered_body_bytes=4096)
+    held, half_read, refused, later = [await router.connect() for _ in range(4)]
+    held.request(kit.CHAT, chat("x" * 1500))
+    half_read.send(b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-length: 2000\r\n\r\n" % kit.CHAT.encode())
+    half_read.send(b"x" * 1900)
+    await kit.eventually(lambda: router.plane.bodies.held_bytes > 3400)
+
+    refused.request(kit.CHAT, chat("x" * 1500))
+    answer = await refused.answer()
+    assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (429, "replica_full", "1")
+    assert "router.max_buffered_body_bytes" in answer.error["message"]
+    assert await refused.closed()
+
+    half_read.close()
+    await kit.eventually(lambda: router.plane.bodies.held_bytes < 1700)
+    later.request(kit.CHAT, chat("x" * 1500))
+    await kit.eventually(lambda: len(lifecycle.asks) == 2)
+    gate.set()
+    assert [(await client.answer()).status for client in (held, later)] == [200, 200]
+    assert router.plane.bodies.held_bytes == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/x"])
+async def test_a_body_is_released_when_its_answer_begins_fails_or_nobody_waits_for_it(fleet, kit, path: str) -> None:
+    """Every other test here checks at its end that no body is left."""
+    arrived = asyncio.Event()
+
+    async def hang(talk):
+        arrived.set()
+        await talk.until_closed()
+
+    _, _, router = await fleet(hang)
+    gone, lost_at_once = await router.connect(), await router.connect()
+    gone.request(path, chat("q"))
+    gone.request(path, chat("waits behind the first"))
+    gone.send(b"POST /x HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\nhalf")
+    lost_at_once.request(path, chat("q"))
+    lost_at_once.reset()
+    if path != "/x":
+        await arrived.wait()
+        assert router.plane.bodies.held_bytes > 0
+    gone.reset()
+    await kit.eventually(lambda: not router.state.connections and not router.state.tasks)
+    assert router.plane.bodies.held_bytes == 0
+
+
 async def test_connection_close_is_obeyed(fleet, kit) -> None:
     _, _, router = await fleet()
     for path, method, value in ((kit.CHAT, "POST", chat("q")), ("/x", "GET", None), (kit.CHAT, "OPTIONS", None)):

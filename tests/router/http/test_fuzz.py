@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from router.http.body_budget import BodyBudget
 from router.http.request_reader import Request, RequestReader
 
 REQUESTS = [
@@ -40,7 +41,9 @@ def mutated(rng: random.Random, wire: bytes) -> bytes:
 
 def read(wire: bytes, sizes: list[int]) -> tuple[list[tuple[str, str, bytes]], bool]:
     """What a reader makes of the wire, cut into pieces of these sizes and a rest."""
-    reader = RequestReader(lambda request: 1 << 20, max_header_bytes=1 << 16, max_headers=100)
+    reader = RequestReader(
+        lambda request: 1 << 20, max_header_bytes=1 << 16, max_headers=100, bodies=BodyBudget(1 << 30)
+    )
     got: list[Request] = []
     for size in [*sizes, len(wire)]:
         piece, wire = wire[:size], wire[size:]

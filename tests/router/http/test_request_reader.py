@@ -7,6 +7,7 @@ import tracemalloc
 import pytest
 
 from router.errors import InvalidApiKeyError, RouterError
+from router.http.body_budget import BodyBudget
 from router.http.request_reader import DISCARDED_BODY_BYTES, MAX_PIPELINED_REQUESTS, Judge, Request, RequestReader
 
 POST = b"POST /p HTTP/1.1\r\nhost: h\r\n"
@@ -21,7 +22,7 @@ def refuse(request: Request) -> int:
 
 
 def reader(judge=accept) -> RequestReader:
-    return RequestReader(judge, max_header_bytes=2000, max_headers=10)
+    return RequestReader(judge, max_header_bytes=2000, max_headers=10, bodies=BodyBudget(1 << 30))
 
 
 def status_of(refusal: RouterError | None) -> int | None:
@@ -154,7 +155,7 @@ def test_a_body_in_many_small_chunks_of_many_pieces_does_not_count_as_trailer() 
 
 
 def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_bytes() -> None:
-    subject = RequestReader(lambda request: 1 << 20, max_header_bytes=2000, max_headers=10)
+    subject = RequestReader(lambda request: 1 << 20, max_header_bytes=2000, max_headers=10, bodies=BodyBudget(1 << 30))
     subject.feed(POST + b"Transfer-Encoding: chunked\r\n\r\n")
     chunks = b"2\r\nab\r\n" * 1000
     tracemalloc.start()
@@ -170,7 +171,7 @@ def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_bytes() -> None:
 
 
 def test_a_long_body_in_many_pieces_does_not_count_as_head() -> None:
-    subject = RequestReader(lambda request: 1 << 20, max_header_bytes=2000, max_headers=10)
+    subject = RequestReader(lambda request: 1 << 20, max_header_bytes=2000, max_headers=10, bodies=BodyBudget(1 << 30))
     subject.feed(POST + b"Content-Length: 500000\r\n\r\n")
     got = []
     for _ in range(500):

@@ -1,0 +1,31 @@
+"""How much memory the bodies of requests may take on a replica, whoever sends them and however many do."""
+
+from __future__ import annotations
+
+from router.errors import ReplicaFullError
+
+
+class BodyBudget:
+    """Counts the bytes of bodies that are being read, wait, or may have to be sent once more."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+    def take(self, count: int) -> None:
+        """Count bytes that were read; ``give_back`` is owed for them.
+
+        Raises:
+            ReplicaFullError: they are too many, and were not counted.
+        """
+        if self.held_bytes + count > self._limit_bytes:
+            raise ReplicaFullError(
+                f"the bodies of requests on this replica have reached {self._limit_bytes} bytes in all; try again, or"
+                " raise router.max_buffered_body_bytes",
+                retry_after_s=1.0,
+            )
+        self.held_bytes += count
+
+    def give_back(self, count: int) -> None:
+        """Bytes that were taken are gone."""
+        self.held_bytes -= count
