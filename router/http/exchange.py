@@ -10,6 +10,7 @@ Until the first byte of the body has come nothing is sent, so every failure up t
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -33,6 +34,10 @@ MAX_HELD_BYTES: Final = 256 << 10
 
 ERROR_BODY_S: Final = 2.0
 """An error answer that is worth another try is not waited for longer than this."""
+
+STREAM_TAIL_READS: Final = 16
+"""The end of a stream is looked for in so many reads, as its last events may come one by one; of any other answer, in
+the last two, which may be large."""
 
 
 class Exchange:
@@ -69,8 +74,7 @@ class Exchange:
         self._reframe: Callable[[list[bytes]], bytes] | None = None
         """Body bytes in the client's framing, when it is not the instance's; None: spliced as they come."""
         self._last_wire = b""
-        self._before_last: list[bytes] = []
-        self._last: list[bytes] = []
+        self._last_reads: deque[list[bytes]] = deque(maxlen=2)
 
     # the connection's side -----------------------------------------------------------------------------------
     def head_received(self, head: AnswerHead) -> None:
@@ -83,6 +87,7 @@ class Exchange:
         elif head.index.get(b"content-type", b"").startswith(b"text/event-stream"):
             self._event_stream = True
             self._splitter = EventSplitter(MAX_HELD_BYTES)
+            self._last_reads = deque(maxlen=STREAM_TAIL_READS)
             self._receive = Exchange._hold_event
         else:
             self._receive = Exchange._begin_plain
@@ -155,7 +160,7 @@ class Exchange:
         self._downstream.write(wire if self._reframe is None else self._reframe(pieces))
         self._last_wire = wire
         if pieces:
-            self._before_last, self._last = self._last, pieces
+            self._last_reads.append(pieces)
 
     # steps ---------------------------------------------------------------------------------------------------
     def _hold(self, wire: bytes, pieces: list[bytes]) -> None:
@@ -194,7 +199,7 @@ class Exchange:
         for wire, pieces in held:
             parts.append(wire if self._reframe is None else self._reframe(pieces))
             self._last_wire = wire
-            self._before_last, self._last = self._last, pieces
+            self._last_reads.append(pieces)
         downstream.write_head(b"".join(parts))
 
     def _framing_fields(self, head: AnswerHead) -> list[Header]:
@@ -224,7 +229,7 @@ class Exchange:
             self._commit()
         if self._reframe is _as_chunk:
             self._downstream.write(b"0\r\n\r\n")
-        ending = read_ending(self._before_last + self._last, streamed=self._event_stream)
+        ending = read_ending(self._tail(), streamed=self._event_stream)
         self._settle(ExchangeResult(head.status, ending))
 
     def _fail(self, failure: InstanceFailure, *, held: HeldAnswer | None = None, overdue: bool = False) -> None:
@@ -256,8 +261,7 @@ class Exchange:
     def _break_off(self, error: RouterError) -> None:
         """The client must notice: no end of the framing, and in a stream an error event where one fits."""
         words = b""
-        tail = (b"".join(self._before_last + self._last))[-4:]
-        if self._event_stream and tail.endswith((b"\n\n", b"\r\n\r\n")):
+        if self._event_stream and b"".join(self._tail()).endswith((b"\n\n", b"\r\n\r\n")):
             words = self._framed(error_event(error_body(error)))
         self._downstream.break_off(words)
 
@@ -270,6 +274,9 @@ class Exchange:
         if self._reframe is _as_chunk or (self._connection.between_chunks and self._last_wire.endswith(b"\r\n")):
             return _as_chunk([event])
         return b""
+
+    def _tail(self) -> list[bytes]:
+        return [piece for read in self._last_reads for piece in read]
 
     def _settle(self, result: ExchangeResult) -> None:
         if not self.done.done():

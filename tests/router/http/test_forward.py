@@ -658,6 +658,29 @@ async def test_a_stream_of_announced_length_that_breaks_off_gets_no_further_byte
     assert not answer.whole and answer.body == event
 
 
+async def test_an_abort_is_seen_before_its_usage_however_the_end_is_cut(fleet, kit) -> None:
+    seen = asyncio.Event()
+
+    async def abort(talk):
+        await talk.begin_stream()
+        await talk.token("a")
+        for event in ({"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]}, {"usage": USAGE}, b"[DONE]"):
+            await seen.wait()
+            seen.clear()
+            await talk.event(event)
+        await talk.send(b"0\r\n\r\n")
+
+    lifecycle, _, client = await fleet(abort)
+    client.chat(stream=True)
+    await client.head()
+    for _ in range(3):  # each event is a read of its own
+        await client.chunk()
+        seen.set()
+    assert await client.chunk() == b"data: [DONE]\n\n" and await client.chunk() == b""
+    await kit.eventually(lambda: bool(lifecycle.flight.finished))
+    assert lifecycle.flight.finished == [(Outcome.UPSTREAM_FAILED, FinishFacts(prompt_tokens=9, cached_tokens=4))]
+
+
 @pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
 async def test_half_an_answer_is_seen_as_half(fleet, framing: str) -> None:
     async def die(talk):
