@@ -179,7 +179,11 @@ class RequestReader:
         version = b"1.0" if request.http_10 else b"1.1"
         path = request.path.encode("latin-1")
         lines = [b"%b %b%b HTTP/%b\r\n" % (request.method.encode(), path, query, version)]
-        lines += [b"%b: %b\r\n" % item for item in request.fields if item[0] not in (b"upgrade", b"connection")]
+        for name, value in request.fields:
+            if name == b"connection":  # what else it nominates still ends at this hop (RFC 9110 section 7.6.1)
+                value = b",".join(token for token in value.split(b",") if token.strip().lower() != b"upgrade")
+            if name != b"upgrade":
+                lines.append(b"%b: %b\r\n" % (name, value))
         if not request.keep_alive:
             lines.append(b"connection: close\r\n")
         self._parser = httptools.HttpRequestParser(self)

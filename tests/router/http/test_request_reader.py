@@ -8,6 +8,7 @@ import pytest
 
 from router.errors import InvalidApiKeyError, RouterError
 from router.http.body_budget import BodyBudget
+from router.http.heads import fields_for_instance
 from router.http.request_reader import DISCARDED_BODY_BYTES, MAX_PIPELINED_REQUESTS, Judge, Request, RequestReader
 
 POST = b"POST /p HTTP/1.1\r\nhost: h\r\n"
@@ -255,6 +256,17 @@ def test_an_offered_upgrade_is_ignored_and_the_body_still_read(cut: int) -> None
         ("GET", "/next", b"", b""),
     ]
     assert got[0].keep_alive and got[0].get(b"upgrade") is None
+
+
+def test_what_an_offered_upgrade_nominates_beside_itself_still_ends_at_this_hop() -> None:
+    [request] = reader().feed(
+        b"POST /p HTTP/1.1\r\nhost: h\r\nConnection: X-Own, upgrade\r\nUpgrade: h2c\r\nConnection: HTTP2-Settings,,\r\n"
+        b"HTTP2-Settings: AAMAAABk\r\nX-Own: 1\r\nX-Kept: 2\r\nContent-Length: 0\r\n\r\n"
+    )
+    assert request.keep_alive
+    assert fields_for_instance(request.fields, keep_credentials=True) == b"x-kept: 2\r\n"
+    [request] = reader().feed(b"GET /p HTTP/1.1\r\nhost: h\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n")
+    assert not request.keep_alive
 
 
 @pytest.mark.parametrize("host", [b"", b"host: h\r\n"])
