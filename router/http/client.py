@@ -237,7 +237,7 @@ class ClientConnection(asyncio.Protocol):
             )
             await serve_asgi(self._app, scope, request, self, self._server_state.default_headers)
         elif request.method == "OPTIONS":
-            self.write_head(options_answer(close=not self.keeps_alive()))
+            self.write_head(options_answer(close=not self.keeps_alive(), fields=self._server_state.default_headers))
         else:
             await serve_inference(request, self, self._plane)
 
@@ -314,6 +314,7 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
             return
         self._plane.observer.refused(error.status, error.code)
+        fields = [*self._server_state.default_headers, *fields]  # uvicorn's: the date, made once per second
         self.write_head(error_answer(error, close=not self.keeps_alive(), bodiless=self.bodiless, fields=fields))
 
     def set_source(self, source: ByteSource | None) -> None:

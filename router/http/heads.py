@@ -111,9 +111,9 @@ def error_answer(error: RouterError, *, close: bool, bodiless: bool = False, fie
     return response_head(error.status, head) + (b"" if bodiless else body)
 
 
-def options_answer(*, close: bool) -> bytes:
+def options_answer(*, close: bool, fields: Iterable[Header] = ()) -> bytes:
     """The answer to OPTIONS on an inference path."""
-    fields: list[Header] = [(b"allow", INFERENCE_METHODS.encode())]
+    head: list[Header] = [(b"allow", INFERENCE_METHODS.encode()), *fields]
     if close:
-        fields.append((b"connection", b"close"))
-    return response_head(204, fields)
+        head.append((b"connection", b"close"))
+    return response_head(204, head)

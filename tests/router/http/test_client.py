@@ -244,6 +244,15 @@ async def test_an_http2_preface_is_told_to_speak_http1(fleet) -> None:
     assert await asyncio.wait_for(client.reader.read(), 5) == HTTP2_GOAWAY
 
 
+async def test_the_routers_own_answers_are_dated_as_the_apps_are(fleet, kit) -> None:
+    _, _, router = await fleet()
+    router.state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
+    client = await router.connect()
+    for path, method in ((kit.CHAT, "GET"), (kit.CHAT, "OPTIONS"), ("/x", "GET"), (kit.CHAT, "POST")):
+        client.request(path, method=method)
+        assert (await client.answer()).headers["date"] == "Thu, 01 Jan 1970 00:00:00 GMT", (path, method)
+
+
 async def test_an_offered_h2c_upgrade_is_answered_in_http1(fleet, kit) -> None:
     _, _, router = await fleet()
     client = await router.connect()
