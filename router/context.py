@@ -73,7 +73,8 @@ class LiveRequests:
         """
         if len(self._by_id) >= self._limit:
             raise ReplicaFullError(
-                f"this replica carries its limit of {self._limit} requests; try again, or raise router.max_requests",
+                f"this replica has reached its limit of {self._limit} requests; try again, or raise"
+                " router.max_requests",
                 retry_after_s=1.0,
             )
         self._by_id[live.request_id] = live

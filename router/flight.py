@@ -98,7 +98,7 @@ class ScheduledFlight:
 
     @property
     def expected_ttft_s(self) -> float | None:
-        """None once it was placed again: the time of the first try is in no estimate."""
+        """None once it was placed again: no estimate includes the time lost on the first attempt."""
         return self._expected_ttft_s if self.store_attempt == 1 else None
 
     # transitions ------------------------------------------------------------------------------------------------

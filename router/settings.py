@@ -56,7 +56,9 @@ class RouterSettings(BaseModel):
     )
     max_header_bytes: int = Field(64 << 10, ge=1024, description="largest request head, and largest trailer, bytes")
     max_headers: int = Field(128, ge=8, description="header fields of a request at most")
-    buffer_bytes: int = Field(256 << 10, ge=4096, description="bytes buffered per direction before reading stops")
+    buffer_bytes: int = Field(
+        256 << 10, ge=4096, description="bytes of answers buffered per client before its instance is paused"
+    )
     upstream_idle_connections: int = Field(256, ge=0, description="idle connections kept per instance at most")
 
     # waits ---------------------------------------------------------------------------------------------------

@@ -370,9 +370,13 @@ class ClientConnection(asyncio.Protocol):
             return
         elif self._reader.reading:
             if waited_s > settings.client_timeout_s:
-                self._refuse_input(RequestTimeoutError("the request did not come in time"))
+                self._refuse_input(RequestTimeoutError(_too_slow(settings.client_timeout_s)))
         elif waited_s > settings.keep_alive_s:
             self._close()
+
+
+def _too_slow(time_s: float) -> str:
+    return f"the request did not come within {time_s:g} s; send it faster, or raise router.client_timeout_s"
 
 
 def _address(name: object) -> Address:

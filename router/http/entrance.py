@@ -25,11 +25,13 @@ def entrance_finder(max_connections: int, ops_port: int | None) -> Callable[[asy
     """A function that tells by which entrance a connection came; ``ops_port`` is the replica's own, if it has one."""
     endpoint = Entrance(
         max_connections,
-        f"this replica has its limit of {max_connections} connections; try again, or raise router.max_connections",
+        f"this replica has reached its limit of {max_connections} connections; try again, or raise"
+        " router.max_connections",
     )
     ops = Entrance(
         MAX_OPS_CONNECTIONS,
-        f"the ops port has its limit of {MAX_OPS_CONNECTIONS} connections; send requests to router.port, not here",
+        f"the ops port has reached its limit of {MAX_OPS_CONNECTIONS} connections; send requests to router.port,"
+        " not here",
     )
 
     def find(transport: asyncio.BaseTransport) -> Entrance:

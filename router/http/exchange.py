@@ -292,7 +292,7 @@ class Exchange:
                 self._fail_by_status(None)
             return
         if now_s > times.deadline_s:
-            self._time_out("the whole request took too long", overdue=True)
+            self._time_out("the time for the whole request is over (router.total_timeout_s)", overdue=True)
             return
         committed = self._downstream.committed
         if committed and (self._progressed or self._connection.paused):
@@ -301,8 +301,8 @@ class Exchange:
             return
         limit_s = times.chunk_s if committed else times.first_byte_s
         if now_s - self._last_progress_s > limit_s:
-            what = "no further chunk" if committed else "no first byte"
-            self._time_out(f"{what} within {limit_s:g} s", overdue=False)
+            what, setting = ("further chunk", "chunk") if committed else ("first byte", "first_byte")
+            self._time_out(f"no {what} within {limit_s:g} s (router.{setting}_timeout_s)", overdue=False)
 
     def _time_out(self, detail: str, *, overdue: bool) -> None:
         self._connection.abort()

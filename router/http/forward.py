@@ -93,7 +93,7 @@ class _Forwarding:
                 raise UpstreamTimeoutError(f"no instance answered in time: {failure.detail}")
             if failure.kind is FailureKind.TIMEOUT and not self._ask.stream:
                 # A whole answer was due: most likely it was being computed, and the next instance would take as long.
-                advice = "stream long answers, or raise router.first_byte_timeout_s"
+                advice = "stream long answers, or raise the setting"
                 raise UpstreamTimeoutError(f"the instance did not answer in time: {failure.detail}; {advice}")
             try:
                 await self._flight.reroute(failure)

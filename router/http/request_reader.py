@@ -14,6 +14,7 @@ import httptools
 from router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
 from router.http.body_budget import BodyBudget
 from router.http.heads import Header
+from router.http.paths import is_inference
 
 MAX_PIPELINED_REQUESTS = 32
 """Requests read ahead of their answers at most; the connection closes after those (RFC 9112 section 9.3.2)."""
@@ -128,7 +129,16 @@ class RequestReader:
         if self._fed_unseen > self._max_header_bytes:
             part = "trailer" if self._head_done else "head"
             refused = self._request.refusal if self._request is not None else None
-            self._stop(refused or HeadersTooLargeError(f"the request {part} is over {self._max_header_bytes} bytes"))
+            self._stop(refused or self._too_long(part))
+
+    def _too_long(self, part: str) -> HeadersTooLargeError:
+        return HeadersTooLargeError(
+            f"the request {part} is over {self._max_header_bytes} bytes; shorten it, or raise router.max_header_bytes"
+        )
+
+    def _too_large(self, request: Request) -> BodyTooLargeError:
+        advice = "shorten it, or raise router.max_body_bytes" if is_inference(request.path) else "shorten it"
+        return BodyTooLargeError(f"the request body is over {self._body_limit} bytes; {advice}")
 
     def _handed_over(self) -> None:
         """The parser keeps nothing of what was fed so far, but for the end of the present feed."""
@@ -200,14 +210,16 @@ class RequestReader:
         self._target += piece
         self._head_bytes += len(piece)
         if self._head_bytes > self._max_header_bytes:
-            self._refuse(HeadersTooLargeError(f"the request target is over {self._max_header_bytes} bytes"))
+            self._refuse(self._too_long("target"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._field_count += 1
         self._head_bytes += len(name) + len(value) + 4
-        if self._field_count > self._max_headers or self._head_bytes > self._max_header_bytes:
-            limits = f"{self._max_headers} fields or {self._max_header_bytes} bytes"
-            self._refuse(HeadersTooLargeError(f"the request head is over {limits}"))
+        if self._head_bytes > self._max_header_bytes:
+            self._refuse(self._too_long("head"))
+        if self._field_count > self._max_headers:
+            count = f"the request has over {self._max_headers} header fields"
+            self._refuse(HeadersTooLargeError(f"{count}; send fewer, or raise router.max_headers"))
         if not self._head_done:  # else it is a trailer, which nobody here reads
             self._fields.append((name.lower(), value.rstrip()))
 
@@ -241,7 +253,7 @@ class RequestReader:
                 self._refuse(request.refusal)
             return
         if self._body_bytes > self._body_limit:
-            self._refuse(BodyTooLargeError(f"the request body is over {self._body_limit} bytes"))
+            self._refuse(self._too_large(request))
         try:
             self._bodies.take(len(piece))
         except RouterError as refusal:
@@ -309,7 +321,7 @@ class RequestReader:
     def _check_announced_length(self, request: Request) -> None:
         announced = request.get(b"content-length")
         if announced is not None and int(announced) > self._body_limit:
-            raise BodyTooLargeError(f"the request body is over {self._body_limit} bytes")
+            raise self._too_large(request)
 
     def _can_discard_body(self, request: Request) -> bool:
         if request.get(b"expect") is not None:

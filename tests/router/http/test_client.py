@@ -307,6 +307,7 @@ async def test_a_request_that_does_not_come_in_time_gets_a_408(fleet, start: byt
     client.send(start)
     answer = await client.answer()
     assert answer.status == 408 and answer.error["code"] == "request_timeout"
+    assert "within 0.2 s" in answer.error["message"] and "router.client_timeout_s" in answer.error["message"]
     assert await client.closed()
     assert not lifecycle.asks
 

@@ -606,6 +606,7 @@ async def test_the_time_for_the_whole_request_ends_all_tries(fleet) -> None:
     client.chat()
     answer = await client.answer()
     assert answer.status == 504 and answer.error["code"] == "upstream_timeout"
+    assert "router.total_timeout_s" in answer.error["message"]
     assert lifecycle.flight.finished == [(Outcome.TIMED_OUT, None)] and not other.talks
 
 
@@ -704,7 +705,7 @@ async def test_a_gap_in_a_stream_ends_it(fleet, kit) -> None:
     lifecycle, [instance], client = await fleet(stall, settings={"chunk_timeout_s": 0.2})
     client.chat(stream=True)
     answer = await client.answer()
-    assert not answer.whole and b"upstream_timeout" in answer.body
+    assert not answer.whole and b"upstream_timeout" in answer.body and b"router.chunk_timeout_s" in answer.body
     assert lifecycle.flight.finished == [(Outcome.TIMED_OUT, None)]
     await kit.eventually(lambda: instance.open == 0)
 

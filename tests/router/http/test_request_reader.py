@@ -12,6 +12,7 @@ from router.http.heads import fields_for_instance
 from router.http.request_reader import DISCARDED_BODY_BYTES, MAX_PIPELINED_REQUESTS, Judge, Request, RequestReader
 
 POST = b"POST /p HTTP/1.1\r\nhost: h\r\n"
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\n"
 
 
 def accept(request: Request) -> int:
@@ -121,6 +122,30 @@ def test_too_many_fields_and_too_long_ones_are_refused() -> None:
     target = reader()
     target.feed(b"GET /" + b"y" * 2001)
     assert status_of(target.refusal) == 431
+
+
+ENDLESS = b"y" * 3000
+
+
+@pytest.mark.parametrize(
+    ("wire", "advice"),
+    [
+        (b"GET /" + ENDLESS, "target is over 2000 bytes; shorten it, or raise router.max_header_bytes"),
+        (POST + b"x: " + ENDLESS, "head is over 2000 bytes; shorten it, or raise router.max_header_bytes"),
+        (
+            POST + b"x: " + ENDLESS + b"\r\n\r\n",
+            "head is over 2000 bytes; shorten it, or raise router.max_header_bytes",
+        ),
+        (POST + 20 * b"x: y\r\n" + b"\r\n", "over 10 header fields; send fewer, or raise router.max_headers"),
+        (CHAT + b"expect: 100-continue\r\ncontent-length: 1001\r\n\r\n", "or raise router.max_body_bytes"),
+        (CHAT + b"transfer-encoding: chunked\r\n\r\nbb8\r\n" + ENDLESS, "or raise router.max_body_bytes"),
+        (POST + b"transfer-encoding: chunked\r\n\r\nbb8\r\n" + ENDLESS, "body is over 1000 bytes; shorten it"),
+    ],
+)
+def test_a_limit_is_named_with_what_to_do_about_it(wire: bytes, advice: str) -> None:
+    subject = reader()
+    subject.feed(wire)
+    assert subject.refusal is not None and subject.refusal.message.endswith(advice)
 
 
 def test_a_field_that_never_ends_is_refused_while_it_grows() -> None:
