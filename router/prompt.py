@@ -25,7 +25,8 @@ it was sent."""
 class ReadPrompt:
     chain: Chain
     text_bytes: int | None
-    """Length of the rendered text; None for token ids, which teach nothing about bytes per token."""
+    """Length of the rendered text; None for token ids and for prompts with media, which teach nothing about bytes per
+    token."""
     expected_output_tokens: int
     """Enters the shared load: the request's limit, at most ``MAX_EXPECTED_OUTPUT_TOKENS``, or the configured guess."""
 
@@ -46,7 +47,7 @@ def read_prompt(
     salt = _cache_salt(body)
     seed = _unsalted_seed(model, lora) if salt is None else cache_seed(model, lora, salt)
     chain = rule.chain(prompt, seed, bytes_per_token)
-    text_bytes = len(prompt.data) if isinstance(prompt, TextPrompt) else None
+    text_bytes = len(prompt.data) if isinstance(prompt, TextPrompt) and not prompt.has_media else None
     output_tokens = min(_output_limit(body) or 0, MAX_EXPECTED_OUTPUT_TOKENS)
     return ReadPrompt(chain, text_bytes, output_tokens or default_output_tokens)
 

@@ -31,6 +31,8 @@ class TextPrompt:
     """A prompt as bytes: equal leading bytes stand for equal leading tokens."""
 
     data: bytes
+    has_media: bool = False
+    """Images, sound or other parts stand in ``data`` as their hashes: its length tells nothing about its tokens."""
 
 
 @value

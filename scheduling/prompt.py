@@ -52,9 +52,10 @@ def chat_prompt(body: Mapping[str, Any]) -> TextPrompt:
     if not isinstance(messages, list) or not messages:
         raise PromptError("'messages' must be a non-empty array of messages", "messages")
     pieces = [_leading(body)]
+    has_media = False
     for index, message in enumerate(messages):
-        _render_message(message, index, pieces)
-    return TextPrompt(b"".join(pieces))
+        has_media |= _render_message(message, index, pieces)
+    return TextPrompt(b"".join(pieces), has_media)
 
 
 def completion_prompt(body: Mapping[str, Any]) -> Prompt:
@@ -90,7 +91,8 @@ def _leading(body: Mapping[str, Any]) -> bytes:
     return _json(present, "tools") if present else b""
 
 
-def _render_message(message: Any, index: int, pieces: list[bytes]) -> None:
+def _render_message(message: Any, index: int, pieces: list[bytes]) -> bool:
+    """Append the message to ``pieces``; whether parts of it are media."""
     if not isinstance(message, dict):
         raise PromptError(f"messages[{index}] must be an object", f"messages[{index}]")
     role = message.get("role")
@@ -98,12 +100,14 @@ def _render_message(message: Any, index: int, pieces: list[bytes]) -> None:
         raise PromptError(f"messages[{index}].role must be a string", f"messages[{index}].role")
     content = message.get("content")
     pieces += (_MESSAGE, _text(role), _FIELD)
+    has_media = False
     if isinstance(content, str):
         pieces.append(_text(content))
     elif content is not None:
-        _render_parts(content, f"messages[{index}].content", pieces)
+        has_media = _render_parts(content, f"messages[{index}].content", pieces)
     if len(message) > 2:
         _render_extras(message, f"messages[{index}]", pieces)
+    return has_media
 
 
 def _render_extras(message: dict[str, Any], param: str, pieces: list[bytes]) -> None:
@@ -119,10 +123,12 @@ def _render_extras(message: dict[str, Any], param: str, pieces: list[bytes]) -> 
         pieces += (_FIELD, _json(extras, param))
 
 
-def _render_parts(content: Any, param: str, pieces: list[bytes]) -> None:
-    """Content parts: text as it is (one text part renders like a plain string), media by their hash."""
+def _render_parts(content: Any, param: str, pieces: list[bytes]) -> bool:
+    """Content parts: text as it is (one text part renders like a plain string), media by their hash. Whether there are
+    any media."""
     if not isinstance(content, list):
         raise PromptError(f"{param} must be a string or an array of content parts", param)
+    has_media = False
     for index, part in enumerate(content):
         if index:
             pieces.append(b"\n")
@@ -131,19 +137,25 @@ def _render_parts(content: Any, param: str, pieces: list[bytes]) -> None:
             continue
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise PromptError(f"{param}[{index}] must be an object with a string 'type'", f"{param}[{index}]")
-        pieces.append(_part(part, f"{param}[{index}]"))
+        text = _part_text(part, f"{param}[{index}]")
+        pieces.append(_media(part, f"{param}[{index}]") if text is None else _text(text))
+        has_media |= text is None
+    return has_media
 
 
-def _part(part: dict[str, Any], param: str) -> bytes:
-    kind: str = part["type"]
+def _part_text(part: dict[str, Any], param: str) -> str | None:
     text = part.get("text")
     if isinstance(text, str):
-        return _text(text)
-    if kind.endswith("text"):
+        return text
+    if part["type"].endswith("text"):
         raise PromptError(f"{param}.text must be a string", f"{param}.text")
+    return None
+
+
+def _media(part: dict[str, Any], param: str) -> bytes:
     # Base64 media would drown the chain in megabytes; the hash tells media apart just as well.
     digest = xxhash.xxh3_128_hexdigest(_json(part, param))
-    return b"".join((_FIELD, _text(kind), _FIELD, digest.encode()))
+    return b"".join((_FIELD, _text(part["type"]), _FIELD, digest.encode()))
 
 
 def _joined_texts(prompts: list[Any], param: str) -> bytes:

@@ -28,6 +28,17 @@ def test_text_teaches_bytes_per_token_and_token_ids_do_not(tools: Any) -> None:
     assert read(tools, prompt=list(range(100))).chain.prompt_tokens == 100
 
 
+def test_a_prompt_with_media_teaches_nothing_about_bytes_per_token(tools: Any) -> None:
+    text, image = {"type": "text", "text": "x" * 400}, {"type": "image_url", "image_url": {"url": "data:a"}}
+    plain, illustrated = (
+        read(tools, "/v1/chat/completions", messages=[{"role": "user", "content": parts}, {"role": "user"}])
+        for parts in ([text], [text, image])
+    )
+
+    assert plain.text_bytes is not None
+    assert illustrated.text_bytes is None
+
+
 def test_the_output_limit_of_the_request_counts_else_the_configured_guess(tools: Any) -> None:
     assert read(tools, prompt="x").expected_output_tokens == 256
     assert read(tools, prompt="x", max_tokens=9).expected_output_tokens == 9
