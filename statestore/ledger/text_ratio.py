@@ -12,6 +12,8 @@ MEMORY_TOKENS = 4_000_000
 MIN_TOKENS = 16_384
 """Tokens seen before the prior is given up."""
 TOLERANCE = 0.1
+LEAST_RATIO = 0.001
+"""Bytes per token at least, so that it can be divided by."""
 
 
 class TextRatio:
@@ -33,8 +35,8 @@ class TextRatio:
             self.prompt_tokens //= 2
         if self.prompt_tokens < MIN_TOKENS:
             return False
-        learned = self.prompt_bytes / self.prompt_tokens
+        learned = max(LEAST_RATIO, self.prompt_bytes / self.prompt_tokens)
         if abs(learned - self.bytes_per_token) <= TOLERANCE * self.bytes_per_token:
             return False
-        self.bytes_per_token = max(learned, 0.001)
+        self.bytes_per_token = learned
         return True

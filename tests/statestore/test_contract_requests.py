@@ -375,17 +375,35 @@ async def test_finishing_a_request_that_moved_finds_it(pool: PoolStore) -> None:
     await assert_sums_hold(pool)
 
 
-async def test_bytes_per_token_are_learned_and_published_only_when_they_moved(pool: PoolStore) -> None:
+async def published_ratios(pool: PoolStore, *prompts: tuple[int, int]) -> list[tuple[int, float]]:
+    """Epochs passed, and the bytes per token published, after each prompt of so many bytes and tokens."""
     await pool.put_instance(instance("a"))
     epoch = (await pool.membership()).epoch
     seen = []
-    for request_id, prompt_bytes in (("near", 84_000), ("far", 40_000), ("same", 60_000)):
-        await pool.reserve(reservation(request_id))
-        await pool.finish(request_id, facts=FinishFacts(prompt_bytes=prompt_bytes, prompt_tokens=20_000))
+    for prompt_bytes, prompt_tokens in prompts:
+        await pool.reserve(reservation("r"))
+        await pool.finish("r", facts=FinishFacts(prompt_bytes=prompt_bytes, prompt_tokens=prompt_tokens))
         membership = await pool.membership()
         seen.append((membership.epoch - epoch, membership.bytes_per_token))
+    return seen
+
+
+async def test_bytes_per_token_are_learned_and_published_only_when_they_moved(pool: PoolStore) -> None:
+    seen = await published_ratios(pool, (84_000, 20_000), (40_000, 20_000), (60_000, 20_000))
 
     assert seen == [(0, 4.0), (1, pytest.approx(3.1)), (1, pytest.approx(3.1))]
+
+
+async def test_the_least_bytes_per_token_are_published_once(pool: PoolStore) -> None:
+    seen = await published_ratios(pool, (1, 20_000), (1, 20_000))
+
+    assert seen == [(1, 0.001), (1, 0.001)]
+
+
+async def test_prompts_of_long_ago_count_half_for_the_bytes_per_token(pool: PoolStore) -> None:
+    seen = await published_ratios(pool, (16_000_003, 4_000_001), (2_000_000, 1_999_999))
+
+    assert seen == [(0, 4.0), (1, 10_000_001 / 3_999_999)]
 
 
 # KV metadata -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 local MEMORY_TOKENS = 4000000
 local MIN_TOKENS = 16384
 local TOLERANCE = 0.1
+local LEAST_RATIO = 0.001
 
 local function learn_text_ratio(meta_key, prior, prompt_bytes, prompt_tokens)
   local known = redis.call('HMGET', meta_key, 'prompt_bytes', 'prompt_tokens', 'bytes_per_token')
@@ -16,9 +17,9 @@ local function learn_text_ratio(meta_key, prior, prompt_bytes, prompt_tokens)
   if tokens < MIN_TOKENS then
     return
   end
-  local learned = bytes / tokens
+  local learned = math.max(LEAST_RATIO, bytes / tokens)
   if math.abs(learned - published) > TOLERANCE * published then
-    redis.call('HSET', meta_key, 'bytes_per_token', string.format('%.17g', math.max(learned, 0.001)))
+    redis.call('HSET', meta_key, 'bytes_per_token', string.format('%.17g', learned))
     redis.call('HINCRBY', meta_key, 'epoch', 1)
   end
 end
