@@ -77,7 +77,7 @@ class InstanceLoad:
     hit_blocks: int = 0
     """Blocks at the head of the chain in question that the instance is believed to hold, or to be about to: those of
     requests held for it count as well."""
-    late_tokens: int = 0
+    behind_tokens: int = 0
     """The part of ``pending_tokens`` that nobody on time waits for, see ``scheduling.queue_order.behind_tokens``."""
     ttft_weights: Weights = PRIOR_WEIGHTS
     """What the instance's first tokens have taught so far, see ``scheduling.ttft_model``."""

@@ -42,7 +42,9 @@ class DualMapWideSettings(BaseModel):
     recompute_weight: float = Field(3.0, ge=1, description="weight of a request's recompute beside work ahead of it")
     rebalance: bool = Field(False, description="let held requests migrate to the second best instance")
     miss_penalty: float = Field(2.0, ge=0, description="cost of an expected miss, in TTFT SLOs")
-    late_weight: float = Field(0.05, ge=0, le=1, description="weight of work that stepped behind its deadline")
+    late_weight: float = Field(
+        0.05, ge=0, le=1, description="weight of work that stepped behind, or that the last plan set aside"
+    )
 
 
 class PrebleSettings(BaseModel):

@@ -21,9 +21,9 @@ def stall_s(load: InstanceLoad, decode_stall_s: float = DECODE_STALL_S) -> float
 
 
 def queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STALL_S) -> float:
-    """Tq of a request that would queue last: the time to prefill all that is pending and has not stepped behind."""
+    """Tq of a request that would queue last: the time to prefill all that is pending and not behind it."""
     stalled_s = load.stalled_s
-    waiting_s = (load.pending_tokens - load.late_tokens) / load.prefill_tokens_per_s
+    waiting_s = (load.pending_tokens - load.behind_tokens) / load.prefill_tokens_per_s
     return waiting_s + stalled_s if stalled_s >= decode_stall_s else waiting_s
 
 
@@ -36,7 +36,7 @@ def remaining_queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STAL
     """
     stalled_s, tokens_per_s = load.stalled_s, load.prefill_tokens_per_s
     dispatched_s = load.dispatched_tokens / tokens_per_s
-    waiting_s = (load.pending_tokens - load.late_tokens) / tokens_per_s
+    waiting_s = (load.pending_tokens - load.behind_tokens) / tokens_per_s
     if stalled_s <= dispatched_s:
         return waiting_s - stalled_s
     overdue_s = stalled_s - dispatched_s

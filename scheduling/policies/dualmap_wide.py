@@ -104,9 +104,9 @@ class DualMapWide:
         queueing_s = remaining_queueing_s(load, self.decode_stall_s)
         features = ttft_features(load, queueing_s, uncached_tokens, query.chain.prompt_tokens - uncached_tokens)
         ttft_s = modelled_ttft_s(load.ttft_weights, features)
-        late_s = settings.late_weight * load.late_tokens / load.prefill_tokens_per_s
+        behind_s = settings.late_weight * load.behind_tokens / load.prefill_tokens_per_s
         missed_s = settings.miss_penalty * query.slo_s if ttft_s > query.slo_s else 0.0
-        cost_s = queueing_s + late_s + self._recompute_s(uncached_tokens, load) + self._kv_s(load) + missed_s
+        cost_s = queueing_s + behind_s + self._recompute_s(uncached_tokens, load) + self._kv_s(load) + missed_s
         return _Offer(load, features, ttft_s, cost_s)
 
     def _recompute_s(self, uncached_tokens: int, load: InstanceLoad) -> float:

@@ -241,7 +241,7 @@ async def test_who_cannot_make_it_any_more_steps_behind_and_is_counted_apart(poo
     snapshot = await queue_of(pool)
     assert [held.request_id for held in snapshot.held] == ["in time", "short of time"]
     assert [held.late for held in snapshot.held] == [False, True]
-    assert (snapshot.load.late_tokens, snapshot.load.pending_tokens, snapshot.load.queued_requests) == (400, 1200, 2)
+    assert (snapshot.load.behind_tokens, snapshot.load.pending_tokens, snapshot.load.queued_requests) == (400, 1200, 2)
     await assert_sums_hold(pool)
 
 
@@ -253,13 +253,14 @@ async def test_work_that_the_plan_sets_aside_is_ahead_of_nobody(pool: PoolStore)
 
     await pool.grant_overdue(fence=fence)
     planned = (await queue_of(pool)).load
+    await assert_sums_hold(pool, aside_tokens=1_500)
     await pool.finish("short")
     await pool.grant_overdue(fence=fence)
     planned_again = (await queue_of(pool)).load
 
     assert await late_of(pool) == []
-    assert (planned.late_tokens, planned.pending_tokens) == (1_500, 2_400)
-    assert (planned_again.late_tokens, planned_again.pending_tokens) == (0, 1_900)
+    assert (planned.behind_tokens, planned.pending_tokens) == (1_500, 2_400)
+    assert (planned_again.behind_tokens, planned_again.pending_tokens) == (0, 1_900)
 
 
 async def test_who_steps_behind_is_known_at_the_latest_when_there_is_room_to_give_away(
@@ -523,7 +524,7 @@ async def test_a_move_gives_another_chance_to_be_on_time(pool: PoolStore) -> Non
     assert await pool.migrate("late", "a", "b", reason="benefit", fence=fence) is MigrateStatus.MIGRATED
 
     assert (await record(pool, "late")).late is False
-    assert (await queue_of(pool, "a")).load.late_tokens == 0
+    assert (await queue_of(pool, "a")).load.behind_tokens == 0
     assert (await queue_of(pool, "b")).load.queued_requests == 1
     await assert_sums_hold(pool)
 

@@ -22,8 +22,9 @@ from tests.statestore.samples import CHAIN, HandClock, chain, instance, reservat
 DISPATCHED = ReserveOutcome(ReserveStatus.DISPATCHED)
 
 
-async def assert_sums_hold(pool: PoolStore) -> None:
-    """Pending tokens of every instance are the sum over its queued and dispatched requests."""
+async def assert_sums_hold(pool: PoolStore, aside_tokens: int = 0) -> None:
+    """Pending tokens of every instance are the sum over its queued and dispatched requests; behind are those that
+    stepped behind and, over all instances, ``aside_tokens`` that plans set aside."""
     view = await pool.snapshot()
     for instance_id, load in view.loads.items():
         mine = [request for request in view.requests if request.instance_id == instance_id]
@@ -35,8 +36,9 @@ async def assert_sums_hold(pool: PoolStore) -> None:
         assert load.context_tokens == sum(request.prompt_tokens + request.expected_output_tokens for request in sent)
         assert load.running_requests == len(sent)
         assert load.queued_requests == len(mine) - len(sent)
-        behind = [request for request in mine if request.late and request.state is RequestState.HELD]
-        assert load.late_tokens == sum(request.uncached_tokens for request in behind)
+    late = [request for request in view.requests if request.late and request.state is RequestState.HELD]
+    late_tokens = sum(request.uncached_tokens for request in late)
+    assert sum(load.behind_tokens for load in view.loads.values()) == late_tokens + aside_tokens
 
 
 async def record(pool: PoolStore, request_id: str) -> RequestRecord:

@@ -59,7 +59,7 @@ async def test_from_arrival_to_deadline(open_pool: OpenPool) -> None:
     await deadline.grant_overdue(fence=fence)
 
     assert await order_of(deadline) == ["urgent", "relaxed", "hopeless"]
-    assert (await deadline.loads())["a"].late_tokens == 400
+    assert (await deadline.loads())["a"].behind_tokens == 400
     assert await deadline.repair(fence=fence) == 0
 
 
@@ -71,7 +71,7 @@ async def test_from_deadline_to_arrival_nobody_is_left_behind(open_pool: OpenPoo
     assert await fifo.repair(fence=fence) == 1
 
     assert await order_of(fifo) == ["hopeless", "relaxed", "urgent"]
-    assert (await fifo.loads())["a"].late_tokens == 0
+    assert (await fifo.loads())["a"].behind_tokens == 0
     await fifo.finish("running")
     assert await order_of(fifo) == ["relaxed", "urgent"]
     assert await fifo.repair(fence=fence) == 0
@@ -90,5 +90,5 @@ async def test_what_is_listed_wrongly_is_listed_right_again(open_pool: OpenPool,
 
     assert await order_of(deadline) == ["urgent", "relaxed", "hopeless"]
     load = (await deadline.loads())["a"]
-    assert (load.queued_requests, load.late_tokens, load.pending_tokens) == (3, 400, 1600)
+    assert (load.queued_requests, load.behind_tokens, load.pending_tokens) == (3, 400, 1600)
     assert await deadline.repair(fence=fence) == 0

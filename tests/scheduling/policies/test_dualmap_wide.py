@@ -31,7 +31,7 @@ def test_recompute_weighs_several_times_its_own_seconds(choose: Choose, load: Lo
 
 
 def test_work_that_stepped_behind_hardly_counts(choose: Choose, load: Load) -> None:
-    late = load("late", hit_blocks=2, pending_tokens=10_000, late_tokens=10_000)
+    late = load("late", hit_blocks=2, pending_tokens=10_000, behind_tokens=10_000)
 
     assert choose(NAME, load("busy", pending_tokens=1000), late).instance_id == "late"
 
