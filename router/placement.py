@@ -135,9 +135,10 @@ class StorePlacer:
     async def _look_and_decide(self, flight: ScheduledFlight, search: _Search) -> Decision:
         """Raises NoInstanceError."""
         policy = flight.pool.policy
-        query, candidates = self._ask(flight, search)
+        excluded, candidates = self._ask(flight, search)
+        pair = policy.candidates(_query(flight), flight.pool.view.view) if excluded else candidates
         seen = await self._observe(flight, candidates, horizon=policy.looks_beyond)
-        query, loads = _query(flight, query.excluded, seen.sequence), seen.loads
+        query, loads = _query(flight, excluded, pair, seen.sequence), seen.loads
         if seen.horizon is None:
             answer: Decision | SecondLook = policy.choose(query, loads)
         else:
@@ -166,21 +167,20 @@ class StorePlacer:
         blocked = pool.breakers.blocked(self._context.clock.monotonic_s())
         return tuple(instance_id for instance_id in instance_ids if instance_id not in blocked)
 
-    def _ask(self, flight: ScheduledFlight, search: _Search) -> tuple[RouteQuery, tuple[str, ...]]:
-        """The question and the candidates it leads to, none of them behind an open breaker if there are others.
+    def _ask(self, flight: ScheduledFlight, search: _Search) -> tuple[frozenset[str], tuple[str, ...]]:
+        """Whom not to ask, and the candidates that leaves, none of them behind an open breaker if there are others.
 
         Raises:
             NoInstanceError: nobody is left to ask.
         """
         pool, view = flight.pool, flight.pool.view.view
-        query = _query(flight, search.full | search.gone | flight.failed)
-        candidates = pool.policy.candidates(query, view)
+        excluded = search.full | search.gone | flight.failed
+        candidates = pool.policy.candidates(_query(flight, excluded), view)
         blocked = pool.breakers.blocked(self._context.clock.monotonic_s())
-        # Only the blocked ones in the way are excluded: a policy reads from them how far a request has strayed.
         while blocked and not search.ignore_breakers and not blocked.isdisjoint(candidates):
-            query = _query(flight, query.excluded | blocked.intersection(candidates))
-            candidates = pool.policy.candidates(query, view)
-        return query, candidates
+            excluded |= blocked.intersection(candidates)
+            candidates = pool.policy.candidates(_query(flight, excluded), view)
+        return excluded, candidates
 
     async def _widen(self, pool: ServedPool, search: _Search) -> None:
         """Nobody can take the request: look at the members afresh, then trust even those whose breaker is open."""
@@ -273,8 +273,10 @@ class StorePlacer:
         return spec
 
 
-def _query(flight: ScheduledFlight, excluded: frozenset[str], sequence: int = 0) -> RouteQuery:
-    return RouteQuery(flight.chain, flight.slo_s, sequence, flight.prompt.expected_output_tokens, excluded)
+def _query(
+    flight: ScheduledFlight, excluded: frozenset[str] = frozenset(), pair: tuple[str, ...] = (), sequence: int = 0
+) -> RouteQuery:
+    return RouteQuery(flight.chain, flight.slo_s, sequence, flight.prompt.expected_output_tokens, excluded, pair)
 
 
 def _nowhere(pool: ServedPool, search: _Search) -> RouterError:

@@ -25,7 +25,9 @@ class RouteQuery:
     """A number that grows by one with every request (round robin counts with it)."""
     expected_output_tokens: int = 256
     excluded: frozenset[str] = frozenset()
-    """Instances this request already failed on."""
+    """Instances it must not go to: it failed there, or they are full, gone or behind an open breaker."""
+    pair: tuple[str, ...] = ()
+    """Its candidates as they would be if nothing were excluded; whoever else is chosen is beyond the pair."""
 
 
 class Reason(StrEnum):
@@ -115,7 +117,7 @@ class Policy(Protocol):
     ) -> Decision | SecondLook:
         """``choose``, unless others are worth a second look first: seldom, few, and none of ``loads``.
 
-        ``choose`` then gets both looks' loads, the candidates' first.
+        ``choose`` then gets both looks' loads.
 
         Raises:
             NoInstanceError: ``loads`` holds no ready instance.

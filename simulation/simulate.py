@@ -217,6 +217,10 @@ class Simulation:
     def _choose(self, query: RouteQuery, view: ClusterView, now_ms: int) -> Decision:
         """Raises NoInstanceError."""
         candidates = self._policy.candidates(query, view)
+        pair = candidates
+        if query.excluded:
+            pair = self._policy.candidates(replace(query, excluded=frozenset()), view)
+        query = replace(query, pair=pair)
         seen = self._ledger.observe(candidates, query.chain, now_ms, horizon=self._policy.looks_beyond)
         loads = self._as_seen(seen.loads)
         if seen.horizon is None:

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from scheduling.decision import Decision, Horizon, Reason, RouteQuery, SecondLook
 from scheduling.instance import InstanceLoad
 from scheduling.policies.choice import decide, usable
-from scheduling.policies.pair import PAIR, pair_of
+from scheduling.policies.pair import pair_of
 from scheduling.settings import DualMapWideSettings
 from scheduling.ttft import remaining_queueing_s, ttft_features
 from scheduling.ttft_model import TtftFeatures, modelled_ttft_s
@@ -116,8 +116,7 @@ class DualMapWide:
         return self.kv_weight_s * load.kv_usage
 
     def _reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: InstanceLoad) -> Reason:
-        """Candidates come first in ``loads``; whoever else was asked is from beyond the pair."""
-        if chosen.instance_id not in [*loads][:PAIR]:
+        if chosen.instance_id not in query.pair:
             return Reason.BEYOND_PAIR
         best_hit = max(load.hit_blocks for load in loads.values())
         return Reason.CACHE if chosen.hit_blocks == best_hit > 0 else Reason.COST

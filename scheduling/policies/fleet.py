@@ -32,7 +32,7 @@ class FleetPolicy(ABC):
         else:
             left = tuple(instance_id for instance_id in view.ready if instance_id not in query.excluded)
         if not left:
-            raise NoInstanceError("no instance is ready" if not view.ready else "the request failed on every instance")
+            raise NoInstanceError("no instance is ready" if not view.ready else "every ready instance is excluded")
         return left
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:

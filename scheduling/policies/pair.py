@@ -40,8 +40,9 @@ class PairPolicy(ABC):
             decision = self._decide(query, left[0], None, Reason.ONLY_ONE)
         else:
             decision = self._pick(query, left[0], left[1])
-        # Both candidates are excluded only if the request failed on both: these loads are from elsewhere.
-        return replace(decision, reason=Reason.BEYOND_PAIR) if len(query.excluded) >= PAIR else decision
+        if query.excluded and decision.instance_id not in query.pair:
+            return replace(decision, reason=Reason.BEYOND_PAIR)
+        return decision
 
     @abstractmethod
     def _pick(self, query: RouteQuery, first: InstanceLoad, second: InstanceLoad) -> Decision:
@@ -69,7 +70,7 @@ class PairPolicy(ABC):
 
 
 def pair_of(query: RouteQuery, view: ClusterView, max_key_blocks: int) -> tuple[str, ...]:
-    """The candidate pair of the request's hash key, less those it failed on; two others if it failed on both.
+    """The candidate pair of the request's hash key, less those that are excluded; two others if both are.
 
     Raises:
         NoInstanceError: no ready instance is left for this request.
@@ -84,7 +85,7 @@ def pair_of(query: RouteQuery, view: ClusterView, max_key_blocks: int) -> tuple[
 
 
 def _beyond(pair: tuple[str, ...], excluded: frozenset[str], ready: tuple[str, ...]) -> tuple[str, ...]:
-    """Two more instances for a request that failed on its whole pair: the next in id order after it."""
+    """Two more instances for a request whose whole pair is excluded: the next in id order after it."""
     start = bisect_right(ready, pair[-1]) if pair else 0
     left: list[str] = []
     for offset in range(len(ready)):
@@ -94,5 +95,5 @@ def _beyond(pair: tuple[str, ...], excluded: frozenset[str], ready: tuple[str, .
             if len(left) == PAIR:
                 break
     if not left:
-        raise NoInstanceError("the request failed on every ready instance")
+        raise NoInstanceError("every ready instance is excluded")
     return tuple(left)

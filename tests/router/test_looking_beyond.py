@@ -107,6 +107,20 @@ async def test_nobody_looks_behind_an_open_breaker(start_runtime: Any, store: An
     assert opened not in flight.rounds[-1].loads
 
 
+async def test_going_past_half_a_pair_is_going_past_the_pair(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime, _ = await started(start_runtime, tools, breaker_fault_limit=1)
+    pair = await pair_of_the_prompt(runtime, tools)
+    await make_busy(store, *pair)
+    runtime.pools.pools["default"].breakers.failed(pair[0], clock.monotonic_s())
+
+    flight = await runtime.lifecycle.place(tools.ask(PROMPT))
+
+    assert flight.instance_id not in pair
+    assert flight.rounds[-1].decision.reason is Reason.BEYOND_PAIR
+
+
 async def test_by_default_a_replica_waits_as_long_as_the_store_may_hold(
     start_runtime: Any, store: Any, clock: Any, tools: Any
 ) -> None:

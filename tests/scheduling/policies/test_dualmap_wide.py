@@ -105,13 +105,21 @@ def test_instances_the_request_failed_on_are_not_asked_again(policy: MakePolicy,
     assert looks(policy(NAME), failed, horizon, load("a", pending_tokens=9000), load("b", pending_tokens=9000)) == ()
 
 
-def test_a_choice_beyond_the_pair_says_so(choose: Choose, load: Load) -> None:
-    pair = load("a", pending_tokens=9000), load("b", pending_tokens=9000)
+@pytest.mark.parametrize(("excluded", "busy"), [("", "ab"), ("a", "b"), ("ab", "d")])
+def test_a_choice_beyond_the_pair_says_so(excluded: str, busy: str, choose: Choose, query: Query, load: Load) -> None:
+    asked = [load(name, pending_tokens=9000) for name in busy]
 
-    decision = choose(NAME, *pair, load("c"))
+    decision = choose(NAME, *asked, load("c"), ask=query(excluded=frozenset(excluded), pair=("a", "b")))
 
     assert (decision.instance_id, decision.reason) == ("c", Reason.BEYOND_PAIR)
-    assert decision.alternative_id in {"a", "b"}
+    assert decision.alternative_id in [*busy]
+
+
+def test_a_choice_within_the_pair_says_so_whoever_else_is_excluded(choose: Choose, query: Query, load: Load) -> None:
+    ask = query(excluded=frozenset({"c", "d"}), pair=("a", "b"))
+
+    assert choose(NAME, load("a"), load("b", pending_tokens=9000), ask=ask).reason is Reason.COST
+    assert choose(NAME, load("b"), ask=ask).reason is Reason.ONLY_ONE
 
 
 def test_without_load_the_pair_decides_and_ties_go_to_the_first_ring(

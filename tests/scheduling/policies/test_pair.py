@@ -66,7 +66,7 @@ def test_a_failed_candidate_leaves_the_other_one(policy: Build, query: Ask, view
     cluster, dualmap = view(IDS), policy("dualmap")
     first, second = dualmap.candidates(query(), cluster)
 
-    retry = query(excluded=frozenset({first}))
+    retry = query(excluded=frozenset({first}), pair=(first, second))
 
     assert dualmap.candidates(retry, cluster) == (second,)
     decision = dualmap.choose(retry, {second: load(second)})
@@ -78,7 +78,7 @@ def test_a_request_that_failed_on_its_whole_pair_goes_beyond_it(
 ) -> None:
     cluster, dualmap = view(IDS), policy("dualmap")
     pair = dualmap.candidates(query(), cluster)
-    retry = query(excluded=frozenset(pair))
+    retry = query(excluded=frozenset(pair), pair=pair)
 
     beyond = dualmap.candidates(retry, cluster)
     decision = dualmap.choose(retry, {name: load(name) for name in beyond})
@@ -89,11 +89,17 @@ def test_a_request_that_failed_on_its_whole_pair_goes_beyond_it(
     assert {decision.instance_id, decision.alternative_id} == set(beyond)
 
 
+def test_a_request_that_failed_elsewhere_twice_is_still_within_its_pair(choose: Choose, query: Ask, load: Load) -> None:
+    retry = query(excluded=frozenset({"c", "d"}), pair=("a", "b"))
+
+    assert choose("dualmap", load("a"), load("b", pending_tokens=9), ask=retry).reason is Reason.BALANCE
+
+
 @pytest.mark.parametrize("name", PAIR_POLICIES)
 def test_nobody_left_is_an_error_that_says_so(name: str, policy: Build, query: Ask, view: View, load: Load) -> None:
     with pytest.raises(NoInstanceError, match="no instance is ready"):
         policy(name).candidates(query(), view([]))
-    with pytest.raises(NoInstanceError, match="failed on every ready instance"):
+    with pytest.raises(NoInstanceError, match="every ready instance is excluded"):
         policy(name).candidates(query(excluded=frozenset({"a", "b"})), view(["a", "b"]))
     with pytest.raises(NoInstanceError):
         policy(name).choose(query(), {"a": load("a", state=InstanceState.DRAINING)})
