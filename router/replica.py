@@ -12,7 +12,7 @@ from router.served_pool import ServedPool
 from statestore.base import RequestRecord
 from statestore.batches import for_each
 from statestore.errors import StoreError
-from statestore.ledger.upkeep import latest_first
+from statestore.reaping import latest_first
 from statestore.settings import PoolSettings
 
 log = logging.getLogger(__name__)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+RETIRED = 0
+"""Expiry of a replica's lease that its owner ended."""
+
 
 def lease_runs(expires_ms: int, lease_ms: int, now_ms: int) -> bool:
     """Whether a lease of that length that ends then is good now.

@@ -11,6 +11,7 @@ from scheduling.settings import SchedulingSettings
 from statestore.base import Membership, PoolStore, RequestRecord, RequestState
 from statestore.batches import batches, for_each
 from statestore.ledger import PoolLedger, upkeep
+from statestore.reaping import latest_first
 
 
 def local_ledger(
@@ -67,7 +68,7 @@ async def hand_back(
         for record in stored.requests
         if record.replica_id in replica_ids and record.request_id not in ledger.requests
     ]
-    await for_each(upkeep.latest_first(over), lambda record: _finish(primary, record))
+    await for_each(latest_first(over), lambda record: _finish(primary, record))
     there = {record.request_id: record for record in stored.requests}
     mine = [request.record() for request in ledger.requests.values()]
     differing = [record for record in mine if not _same(record, there.get(record.request_id))]

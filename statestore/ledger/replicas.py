@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from statestore.leases import ReplicaInfo
+from statestore.leases import RETIRED, ReplicaInfo
 
 FIRST_LEASE_MS = 10_000
 """A replica that has requests but no running lease is given this long, so that none is without a lease."""
-RETIRED = 0
-"""Expiry of a lease that its owner ended."""
 
 
 class ReplicaLeases:

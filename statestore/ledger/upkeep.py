@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from scheduling.hotness import HotnessTree
 from statestore.base import PoolSnapshot, RequestRecord
 from statestore.ledger.live import LiveRequest
 from statestore.ledger.pool import PoolLedger
-
-Reaped = TypeVar("Reaped", RequestRecord, LiveRequest)
+from statestore.reaping import latest_first
 
 
 def adopt(ledger: PoolLedger, records: Sequence[RequestRecord], now_ms: int) -> int:
@@ -39,11 +37,6 @@ def reap(ledger: PoolLedger, replica_id: str, now_ms: int) -> int:
         ledger.finish(request.request_id, now_ms)
     ledger.replicas.forget(replica_id)
     return len(left)
-
-
-def latest_first(requests: Iterable[Reaped]) -> list[Reaped]:
-    """The order of reaping: who waits goes before who would make room for it, so that nobody is granted in vain."""
-    return sorted(requests, key=lambda request: (request.sequence, request.request_id), reverse=True)
 
 
 def repair(ledger: PoolLedger, now_ms: int) -> int:

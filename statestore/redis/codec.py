@@ -16,8 +16,7 @@ from scheduling.prefill_rate import learned_tokens_per_s
 from scheduling.queue_order import behind_tokens
 from scheduling.ttft_model import PRIOR_WEIGHTS
 from statestore.base import Grant, Observation, RequestRecord, RequestState, Reservation
-from statestore.leases import Lease, ReplicaInfo, lease_runs
-from statestore.ledger.replicas import RETIRED
+from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
 
 _STATES = {state.value: state for state in InstanceState}
 _HELD = RequestState.HELD.value

@@ -14,9 +14,8 @@ from statestore.batches import batches
 from statestore.connection import Connection
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.leases import Lease
-from statestore.ledger.replicas import RETIRED
-from statestore.ledger.upkeep import latest_first
+from statestore.leases import RETIRED, Lease
+from statestore.reaping import latest_first
 from statestore.redis import codec
 from statestore.redis.calls import Calls
 from statestore.redis.codec import pairs_from
