@@ -136,6 +136,11 @@ class SchedulingSettings(BaseModel):
             return "deadline" if self.policy == "dualmap-wide" else "fifo"
         return self.queue_order
 
+    @property
+    def looks_beyond(self) -> bool:
+        """Whether the policy is one that looks past its candidates, so that stores remember holders of prefixes."""
+        return self.policy == "dualmap-wide"
+
     @model_validator(mode="after")
     def _hot_is_above_cold(self) -> Self:
         if self.cold_share_factor > self.hot_share_factor:

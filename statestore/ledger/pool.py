@@ -14,7 +14,6 @@ from scheduling.chain import Chain
 from scheduling.decision import Horizon
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
 from statestore.base import (
     FinishFacts,
@@ -62,7 +61,7 @@ class PoolLedger:
         self.order = grant_order(scheduling)
         self.lightest = LightestInstances(scheduling.kv_weight_s)
         self.holders = PrefixHolders(scheduling.holder_marks)
-        self._remembers_holders = build_policy(scheduling).looks_beyond
+        self._remembers_holders = scheduling.looks_beyond
         self.last_request_sequence = 0
         self._observations = 0
         self._outbox: list[tuple[str, Grant]] = []

@@ -10,7 +10,6 @@ import orjson
 
 from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
 from statestore.base import (
     FinishFacts,
@@ -61,7 +60,7 @@ class RedisPool(LeaderCalls):
         self._scheduling = scheduling
         self._subscriber = subscriber
         self._placed = placed
-        self._remembers_holders = build_policy(scheduling).looks_beyond
+        self._remembers_holders = scheduling.looks_beyond
         self._chains = PackedChains()
         # What every call brings, put together once.
         self._load_keys = (keys.meta,)

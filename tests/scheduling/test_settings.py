@@ -7,6 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from scheduling.settings import (
     DualMapSettings,
+    DualMapWideSettings,
     DynamoSettings,
     LlmDSettings,
     PrebleSettings,
@@ -14,7 +15,15 @@ from scheduling.settings import (
     SglangSettings,
 )
 
-SECTIONS = [SchedulingSettings, DualMapSettings, PrebleSettings, DynamoSettings, SglangSettings, LlmDSettings]
+SECTIONS = [
+    SchedulingSettings,
+    DualMapSettings,
+    DualMapWideSettings,
+    PrebleSettings,
+    DynamoSettings,
+    SglangSettings,
+    LlmDSettings,
+]
 
 
 @pytest.mark.parametrize("section", SECTIONS)
