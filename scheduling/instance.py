@@ -85,4 +85,9 @@ class InstanceLoad:
     @property
     def kv_usage(self) -> float:
         """Share of KV memory taken by running requests, 0..1 (1 when they overcommit it)."""
-        return min(1.0, self.context_tokens / max(1, self.kv_capacity_tokens))
+        return kv_usage(self.context_tokens, self.kv_capacity_tokens)
+
+
+def kv_usage(context_tokens: int, kv_capacity_tokens: int) -> float:
+    """See ``InstanceLoad.kv_usage``."""
+    return min(1.0, context_tokens / max(1, kv_capacity_tokens))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from scheduling.chain import Chain
-from scheduling.instance import InstanceLoad, InstanceSpec
+from scheduling.instance import InstanceLoad, InstanceSpec, kv_usage
 from scheduling.lifecycle import SERVING
 from scheduling.load_window import LoadWindow
 from scheduling.prefill_rate import PrefillRate, prefill_busy_s
 from scheduling.queue_order import behind_tokens
+from scheduling.ttft import work_s
 from scheduling.ttft_model import TtftModel
 from scheduling.view import is_scheduled
 from statestore.base import RequestState
@@ -198,10 +199,9 @@ class InstanceAccount:
         return held + dispatched, dispatched, late, context
 
     def work_s(self, kv_weight_s: float) -> float:
-        """Queueing time of the on-time work in seconds, and so many seconds more for a full KV memory."""
-        spec = self.spec
-        kv_usage = min(1.0, self.context_tokens / max(1, spec.kv_capacity_tokens))
-        return (self.pending_tokens - self._behind_tokens()) / self.rate.tokens_per_s + kv_weight_s * kv_usage
+        """See ``scheduling.ttft.work_s``."""
+        usage = kv_usage(self.context_tokens, self.spec.kv_capacity_tokens)
+        return work_s(self.pending_tokens - self._behind_tokens(), self.rate.tokens_per_s, usage, kv_weight_s)
 
     def _behind_tokens(self) -> int:
         return behind_tokens(self.pending_tokens, self.dispatched_tokens, self.late_tokens, self.aside_tokens)

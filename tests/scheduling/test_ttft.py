@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.ttft import compute_s, expected_ttft_s, queueing_s, stall_s
+from scheduling.ttft import compute_s, expected_ttft_s, queueing_s, stall_s, work_s
 
 
 def load(*, pending: int = 0, stalled_s: float = 0.0) -> InstanceLoad:
@@ -23,3 +23,8 @@ def test_a_decode_bottleneck_adds_its_silence_once_it_is_long_enough() -> None:
     assert expected_ttft_s(load(pending=2000, stalled_s=3.0), 0) == 4.0
     assert expected_ttft_s(load(pending=2000, stalled_s=1.5), 0, decode_stall_s=1.0) == 2.5
     assert (stall_s(load(stalled_s=2.9)), stall_s(load(stalled_s=7.0))) == (0.0, 7.0)
+
+
+def test_work_is_what_queues_on_time_and_what_kv_memory_in_use_counts_for() -> None:
+    assert work_s(3000, tokens_per_s=1000.0, kv_usage=0.5, kv_weight_s=4.0) == 3.0 + 2.0
+    assert work_s(3000, tokens_per_s=1000.0, kv_usage=0.5, kv_weight_s=0.0) == 3.0

@@ -62,16 +62,20 @@ local function takes_requests(account)
   return account.state == 'ready' and account.role ~= 'decode'
 end
 
--- Keeps the ranking of instances that take requests by the queueing time of their on-time work, in seconds, and
--- their KV memory in use; twin of statestore/ledger/horizon.py.
+-- What an instance has to do, in seconds; twin of work_s in scheduling/ttft.py.
+local function work_s(account)
+  local on_time_s = (account.pending_tokens - behind_tokens(account)) / tokens_per_s(account)
+  local kv_usage = math.min(1, account.context_tokens / math.max(1, account.kv_capacity_tokens))
+  return on_time_s + kv_weight_s * kv_usage
+end
+
+-- Keeps the ranking of instances that take requests by what they have to do; twin of statestore/ledger/horizon.py.
 local function rank_account(account)
   if not takes_requests(account) then
     redis.call('ZREM', lightest_key, account.id)
     return
   end
-  local kv_usage = math.min(1, account.context_tokens / math.max(1, account.kv_capacity_tokens))
-  local on_time_s = (account.pending_tokens - behind_tokens(account)) / tokens_per_s(account)
-  redis.call('ZADD', lightest_key, exact(on_time_s + kv_weight_s * kv_usage), account.id)
+  redis.call('ZADD', lightest_key, exact(work_s(account)), account.id)
 end
 
 local function write_account(account)
