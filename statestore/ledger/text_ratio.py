@@ -1,8 +1,8 @@
 """Bytes per token of a pool's prompts, learned from prompts whose token count an instance reported.
 
-The published ratio is what replicas cut text into blocks with, so every change of it moves every hash: it
-changes only when the learned one has left it by more than a tenth, and the change counts as a new epoch so that
-all replicas take it up together.
+The published ratio tells replicas how many tokens a prompt and its blocks are believed to have; where text is cut
+follows from the configuration alone (``scheduling.blocks``). A change counts as a new epoch, upon which every replica
+reads the members again: so there is one only when the learned ratio has left the published one by more than a tenth.
 """
 
 from __future__ import annotations
