@@ -1,7 +1,7 @@
 """The store contract: what every implementation promises, whatever keeps the state.
 
-A store holds one pool's shared truth: members, loads, queues, KV metadata, hotness, leases. Every method is
-atomic: its effect is seen whole or not at all, by every replica in the same order. Every transition of a
+A store holds one pool's shared truth: members, loads, queues, KV metadata, hotness, leases. Unless it says otherwise, a
+method is atomic: its effect is seen whole or not at all, by every replica in the same order. Every transition of a
 request is idempotent: a repetition after a lost answer changes nothing and reports the state as it is.
 
 Times are milliseconds of the store's own clock (Redis ``TIME``); no caller's clock enters. A request's life:
@@ -305,7 +305,8 @@ class PoolStore(Protocol):
         the replica then adopts its live requests again."""
 
     async def adopt(self, records: Sequence[RequestRecord]) -> int:
-        """Enter live requests that the store may have lost, as they are; known ones stay. Returns how many."""
+        """Enter live requests that the store may have lost, as they are; known ones stay. Returns how many. Atomic for
+        each instance."""
 
     async def requests_of(self, replica_id: str) -> Sequence[RequestRecord]:
         """The replica's live requests, those first reserved first. Not a hot-path call."""
@@ -325,10 +326,10 @@ class PoolStore(Protocol):
         """Step down; harmless if already lost."""
 
     async def loads(self) -> Mapping[str, InstanceLoad]:
-        """Loads of every known instance, by id, without hits; for sweeps, not for the hot path."""
+        """Loads of every known instance by id, without hits, in a large pool not all of one moment; for sweeps."""
 
     async def queue(self, instance_id: str) -> QueueSnapshot | None:
-        """The instance's queue with the loads a rebalance plan needs; None if unknown."""
+        """The instance's queue and, read after it, the loads that a rebalance plan needs; None if unknown."""
 
     async def migrate(
         self, request_id: str, source_id: str, target_id: str, *, reason: str, fence: int
@@ -339,8 +340,8 @@ class PoolStore(Protocol):
         candidate swap places in the record. Dispatches at once if the target has room."""
 
     async def grant_overdue(self, *, fence: int) -> int:
-        """Grant whoever was held for ``max_hold_s``, on every instance with held requests, whether it has room or
-        not (order ``deadline``; under ``fifo`` nobody is overdue). Returns how many requests were dispatched.
+        """Grant whoever was held for ``max_hold_s``, on every instance with held requests, atomically for each and
+        whether it has room or not (under order ``fifo`` nobody is overdue). Returns how many were dispatched.
 
         Called every second by the leader, so that an instance on which nothing happens holds nobody longer.
         """
@@ -360,11 +361,11 @@ class PoolStore(Protocol):
         its replica one where it has none."""
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
-        """Finish every request of an expired replica, the latest first, and forget it; returns how many. A replica
-        that is alive again is left alone."""
+        """Finish every request of an expired replica, the latest first, and forget it; returns how many. Atomic for
+        each request: a replica that comes back halfway keeps the rest, and one that is alive is left alone."""
 
     async def repair(self, *, fence: int) -> int:
-        """Recompute every instance's sums from its requests; returns how many sums were off."""
+        """Recompute each instance's sums from its requests, atomically for each; returns how many of them were off."""
 
     # people ----------------------------------------------------------------------------------------------
     async def snapshot(self) -> PoolSnapshot:

@@ -89,7 +89,7 @@ class WorkerMetrics:
         )
         self.drift_repaired = Counter(
             "dualmap_worker_drift_repaired",
-            "Sums that were off and have been put right",
+            "Instances whose sums were off and have been put right",
             ["pool"],
             registry=self.registry,
         )

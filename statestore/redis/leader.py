@@ -102,7 +102,6 @@ class LeaderCalls:
         return MigrateStatus(reply.decode())
 
     async def grant_overdue(self, *, fence: int) -> int:
-        """As the contract says, atomic per instance."""
         granted = 0
         for batch in batches(await self._instance_ids()):
             granted += sum(await asyncio.gather(*(self._grant_overdue_on(instance_id, fence) for instance_id in batch)))
@@ -158,7 +157,6 @@ class LeaderCalls:
         return {each.replica_id: each.expires_ms == RETIRED for each in replicas if not each.is_alive(now_ms)}
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
-        """As the contract says, atomic per request: a replica that comes back halfway keeps the rest."""
         reaped = 0
         for record in latest_first(await self._requests_of(replica_id)):
             reaped += await self._reap_request(record, fence)
@@ -195,7 +193,6 @@ class LeaderCalls:
         raise StoreUnavailableError(f"request {record.request_id} keeps moving: try again")
 
     async def repair(self, *, fence: int) -> int:
-        """As the contract says, atomic per instance."""
         keys, repaired = self._keys, 0
         for instance_id in await self._instance_ids():
             repaired += await self._calls.script(

@@ -257,7 +257,6 @@ class RedisPool(LeaderCalls):
         return bool(reply)
 
     async def adopt(self, records: Sequence[RequestRecord]) -> int:
-        """As the contract says, atomic per instance."""
         by_instance: dict[str, list[bytes]] = {}
         for record in records:
             by_instance.setdefault(record.instance_id, []).append(codec.record_json(record))
