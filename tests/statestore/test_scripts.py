@@ -35,13 +35,16 @@ def test_a_script_says_its_keys_arguments_reply_and_clock(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
-def test_a_script_uses_no_key_beyond_those_its_name_counts(name: str) -> None:
+def test_a_script_uses_the_keys_that_its_name_counts(name: str) -> None:
     script = SCRIPTS[name]
     used = [int(index) for index in re.findall(r"KEYS\[(\d+)\]", script.source)]
-    used += [int(first) + 3 for first in re.findall(r"(?<!function )read_account\((\d+)", script.source)]
+    used += [int(first) + 4 for first in re.findall(r"(?<!function )read_account\((\d+)", script.source)]
+    used += [int(first) + 3 for first in re.findall(r"(?<!function )read_load\((\d+)", script.source)]
+
+    from_the_end = [1 + int(back or 0) for back in re.findall(r"KEYS\[#KEYS(?: - (\d+))?\]", script.source)]
 
     if script.key_count is not None:
-        assert max(used) <= script.key_count
+        assert max(used) + max(from_the_end, default=0) == script.key_count
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
