@@ -18,7 +18,7 @@ from scheduling.ttft_model import TtftFeatures
 from statestore.base import RequestState
 from statestore.embedded import EmbeddedValkey
 from tests.statestore.samples import SCHEDULING
-from tests.statestore.test_lockstep import CHAINS, DEADLINE, INSTANCES, REPLICAS, Twins
+from tests.statestore.test_lockstep import CHAINS, DEADLINE, INSTANCES, REPLICAS, SEED, Twins
 
 STEPS = 400
 
@@ -137,7 +137,7 @@ def test_memory_and_valkey_agree_all_through_a_busy_day(
         twins.two_ready_instances_and_a_leader()
         for instance_id in INSTANCES:
             twins.put_instance(instance_id, InstanceState.READY, 500, 4, 12, 9)
-        traffic = Traffic(twins, seed=1)
+        traffic = Traffic(twins, seed=int(SEED or 1))
         for _ in range(STEPS):
             traffic.step()
         twins.grants_agree()
