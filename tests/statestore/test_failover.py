@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -13,7 +13,16 @@ import redis
 
 from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import Grant, Membership, Observation, PoolStore, RequestState, ReserveStatus
+from statestore.base import (
+    Grant,
+    Membership,
+    Observation,
+    PoolSnapshot,
+    PoolStore,
+    RequestRecord,
+    RequestState,
+    ReserveStatus,
+)
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreUnavailableError
 from statestore.failover import FailoverPool, FailoverStore
@@ -21,6 +30,7 @@ from statestore.memory import MemoryPool, MemoryStore, wall_clock_ms
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, reservation
+from tests.statestore.test_contract_requests import assert_sums_hold
 
 
 @pytest.fixture
@@ -364,6 +374,68 @@ async def test_a_hand_over_waits_for_calls_that_are_under_way() -> None:
     await until(lambda: not replica.degraded)
 
     assert (await shared.snapshot()).requests == ()
+    await replica.close()
+
+
+class Breaking:
+    """A store that goes away in the middle of a hand-over: once, after the named call has had its effect, or half of
+    it."""
+
+    def __init__(self, pool: MemoryPool, call: str) -> None:
+        self._pool = pool
+        self._call = call
+        self.broke = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def _break(self, call: str) -> None:
+        if call == self._call and not self.broke:
+            self.broke = True
+            raise StoreUnavailableError("gone again")
+
+    async def observe(self, *_: object, **__: object) -> Observation:
+        raise StoreUnavailableError("gone for a moment")
+
+    async def snapshot(self) -> PoolSnapshot:
+        view = await self._pool.snapshot()
+        self._break("snapshot")
+        return view
+
+    async def finish(self, request_id: str, **facts: Any) -> bool:
+        released = await self._pool.finish(request_id, **facts)
+        self._break("finish")
+        return released
+
+    async def adopt(self, records: Sequence[RequestRecord]) -> int:
+        adopted = await self._pool.adopt(records[:1])
+        self._break("adopt")
+        return adopted + await self._pool.adopt(records[1:])
+
+
+@pytest.mark.parametrize("call", ["snapshot", "finish", "adopt"])
+async def test_a_hand_over_that_breaks_off_halfway_is_made_good_by_the_next(call: str) -> None:
+    shared = MemoryStore(SCHEDULING).pool("default")
+    await shared.put_instance(instance("a", max_queued_requests=10))
+    primary = Breaking(shared, call)
+    replica = FailoverPool(cast(PoolStore, primary), SCHEDULING)
+    await replica.membership()
+    for request_id in ("lives", "over", "over too"):
+        await replica.reserve(reservation(request_id))
+
+    await replica.observe(["a"], CHAIN)
+    for request_id in ("over", "over too"):
+        await replica.finish(request_id)
+    for request_id in ("new", "new too"):
+        await replica.reserve(reservation(request_id))
+    await until(lambda: primary.broke)
+    assert replica.degraded
+    await replica.finish("new")
+    await replica.reserve(reservation("newest"))
+    await until(lambda: not replica.degraded)
+
+    assert [request.request_id for request in (await shared.snapshot()).requests] == ["lives", "new too", "newest"]
+    await assert_sums_hold(shared)
     await replica.close()
 
 
