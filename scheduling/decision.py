@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Protocol
 
 from scheduling.chain import Chain
-from scheduling.errors import NoInstanceError as NoInstanceError
 from scheduling.instance import InstanceLoad
 from scheduling.ttft_model import TtftFeatures
 from scheduling.values import value

@@ -43,7 +43,6 @@ class HotnessRule:
     hot_share_factor: float = 2.0
     cold_share_factor: float = 1.0
     min_requests: int = 32
-    max_key_blocks: int = 64
 
 
 def hotness_rule(settings: SchedulingSettings) -> HotnessRule:
@@ -52,7 +51,6 @@ def hotness_rule(settings: SchedulingSettings) -> HotnessRule:
         hot_share_factor=settings.hot_share_factor,
         cold_share_factor=settings.cold_share_factor,
         min_requests=settings.hotness_min_requests,
-        max_key_blocks=settings.max_key_blocks,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scheduling.decision import Decision, Reason, RouteQuery
 from scheduling.instance import InstanceLoad
-from scheduling.policies.choice import in_flight
+from scheduling.policies.choice import Cost, in_flight
 from scheduling.policies.fleet import FleetPolicy
 
 
@@ -15,5 +15,5 @@ class LeastLoaded(FleetPolicy):
     """Join the shortest queue, measured in pending tokens; requests in flight break ties."""
 
     def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
-        costs = [(load.pending_tokens, in_flight(load)) for load in loads]
-        return self._cheapest(query, loads, list(costs), Reason.BALANCE)
+        costs: list[Cost] = [(load.pending_tokens, in_flight(load)) for load in loads]
+        return self._cheapest(query, loads, costs, Reason.BALANCE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from statestore.base import Arrival
@@ -39,9 +39,6 @@ class RebalanceWishes:
 
     def __len__(self) -> int:
         return len(self._wanted)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._wanted)
 
     def add(self, instance_id: str, now_ms: int) -> None:
         self._wanted.setdefault(instance_id, now_ms)
