@@ -25,12 +25,11 @@ from pathlib import Path
 
 import uvloop
 
-from router.ask import Ask, Outcome, mint_request_id
+from router.ask import Ask, Outcome, Usage, mint_request_id
 from router.runtime import Runtime
 from router.settings import RouterSettings
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import FinishFacts
 from statestore.connect import open_store
 from statestore.failover import FailoverStore
 from statestore.settings import PoolSettings, StoreSettings
@@ -77,7 +76,7 @@ async def place_one_by_one(runtime: Runtime, requests: Sequence[Ask]) -> dict[st
             wall_us.append((time.perf_counter() - wall_s) * 1e6)
             placing_s += time.process_time() - cpu_s
             flight.first_token()
-            flight.finish(Outcome.COMPLETED, FinishFacts(prompt_tokens=600, cached_tokens=0))
+            flight.finish(Outcome.COMPLETED, Usage(prompt_tokens=600, cached_tokens=0))
             await runtime.context.outbox.flush(5.0)
         placing_cpu_us.append(placing_s / len(batch) * 1e6)
         whole_cpu_us.append((time.process_time() - cpu_before_s) / len(batch) * 1e6)

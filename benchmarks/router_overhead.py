@@ -37,7 +37,7 @@ import orjson
 import uvicorn
 import uvloop
 
-from router.ask import Ask, InstanceFailure, Outcome
+from router.ask import Ask, InstanceFailure, Outcome, Usage
 from router.departures import Departures
 from router.errors import UpstreamError
 from router.http import build_data_plane, http_protocol
@@ -46,7 +46,6 @@ from router.serve import serve
 from router.settings import RouterSettings
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import FinishFacts
 from statestore.clock import RealClock
 from statestore.connect import open_store
 from statestore.settings import PoolSettings, StoreSettings
@@ -207,7 +206,7 @@ class BlindFlight:
     async def reroute(self, failure: InstanceFailure) -> None:
         raise UpstreamError(str(failure))
 
-    def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None: ...
+    def finish(self, outcome: Outcome, usage: Usage | None = None) -> None: ...
 
 
 class BlindLifecycle:

@@ -11,6 +11,7 @@ from typing import Any
 
 from router.errors import InvalidRequestError
 from scheduling.breaker import is_server_fault
+from scheduling.values import value
 
 # Paths whose prompts are scheduled; every other path is passed to any suitable instance of the pool.
 SCHEDULED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -43,6 +44,16 @@ class Ask:
     @property
     def scheduled(self) -> bool:
         return self.path in SCHEDULED_PATHS
+
+
+@value
+class Usage:
+    """The tokens of a request as its instance counted them; None: it did not say."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Of the prompt's, how many it found in its cache (``usage.prompt_tokens_details.cached_tokens``)."""
+    output_tokens: int | None = None
 
 
 class Outcome(StrEnum):

@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import Protocol
 
-from router.ask import Ask, InstanceFailure, Outcome
+from router.ask import Ask, InstanceFailure, Outcome, Usage
 from router.context import ReplicaContext
 from router.deadlines import TimerHandle, prefill_delay_s
 from router.departures import Departures
@@ -58,7 +58,7 @@ class ScheduledFlight:
     _first_token_s: float | None = None
     _ended_s: float | None = None
     _outcome: Outcome | None = None
-    _reported = FinishFacts()
+    _reported = Usage()
 
     def __init__(
         self, ask: Ask, *, request_id: str, route: Route[ServedPool], prompt: ReadPrompt, context: ReplicaContext,
@@ -186,15 +186,15 @@ class ScheduledFlight:
         except UnavailableError as error:
             raise nobody_left(failure, self.attempts) from error
 
-    def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None:
+    def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         if self._done:
             return
         self._done = True
         self._stop_release_timer()
         self._context.live.leave(self)
-        self._count_end(outcome, facts)
+        self._count_end(outcome, usage)
         if self.reservation is not None:
-            self._send_finish(self._taught(facts))
+            self._send_finish(self._taught(usage))
         self._context.decisions.add(self.explain())
 
     def _send_finish(self, facts: FinishFacts | None) -> None:
@@ -205,12 +205,13 @@ class ScheduledFlight:
         live.releasing(request_id)
         self._context.outbox.post(lambda: measured(call, finish()), partial(live.released, request_id))
 
-    def _taught(self, facts: FinishFacts | None) -> FinishFacts | None:
-        if facts is None or facts.prompt_tokens is None:
-            return facts
-        return FinishFacts(self.prompt.text_bytes, facts.prompt_tokens, facts.cached_tokens, facts.output_tokens)
+    def _taught(self, usage: Usage | None) -> FinishFacts | None:
+        text_bytes = self.prompt.text_bytes
+        if usage is None or usage.prompt_tokens is None or text_bytes is None:
+            return None
+        return FinishFacts(text_bytes, usage.prompt_tokens)
 
-    def _count_end(self, outcome: Outcome, facts: FinishFacts | None) -> None:
+    def _count_end(self, outcome: Outcome, usage: Usage | None) -> None:
         metrics = self.pool.metrics
         metrics.in_flight.dec()
         metrics.outcomes[outcome].inc()
@@ -220,19 +221,19 @@ class ScheduledFlight:
         if outcome is Outcome.COMPLETED:
             metrics.prompt_tokens_expected.inc(self.chain.prompt_tokens)
             metrics.hit_tokens_expected.inc(self.expected_cached_tokens)
-            self._record(facts or FinishFacts())
-        if facts is not None and facts.prompt_tokens is not None:
-            self._reported = facts
-            if facts.cached_tokens is not None:
-                metrics.prompt_tokens_reported.inc(facts.prompt_tokens)
-                metrics.hit_tokens_reported.inc(facts.cached_tokens)
+            self._record(usage or Usage())
+        if usage is not None and usage.prompt_tokens is not None:
+            self._reported = usage
+            if usage.cached_tokens is not None:
+                metrics.prompt_tokens_reported.inc(usage.prompt_tokens)
+                metrics.hit_tokens_reported.inc(usage.cached_tokens)
 
-    def _record(self, facts: FinishFacts) -> None:
+    def _record(self, usage: Usage) -> None:
         """What the instance did not count is what was expected."""
         recorder = self._context.recorder
         if recorder is not None:
-            prompt_tokens = facts.prompt_tokens or self.chain.prompt_tokens
-            output_tokens = facts.output_tokens or self.prompt.expected_output_tokens
+            prompt_tokens = usage.prompt_tokens or self.chain.prompt_tokens
+            output_tokens = usage.output_tokens or self.prompt.expected_output_tokens
             recorder.record(self._received_unix_s, self.chain, prompt_tokens, output_tokens)
 
     def _stop_release_timer(self) -> None:

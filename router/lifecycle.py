@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from typing import Protocol
 
-from router.ask import Ask, InstanceFailure, Outcome
+from router.ask import Ask, InstanceFailure, Outcome, Usage
 from router.context import ReplicaContext
 from router.departures import Departures
 from router.errors import from_exception
@@ -23,7 +23,6 @@ from router.placement import StorePlacer
 from router.pools import PoolDirectory, Route
 from router.prompt import read_prompt
 from router.served_pool import ServedPool
-from statestore.base import FinishFacts
 
 
 class Flight(Protocol):
@@ -59,7 +58,7 @@ class Flight(Protocol):
             RouterError: no attempt, budget or instance is left.
         """
 
-    def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None:
+    def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         """The request is over, however it went: release everything. Never waits; only the first call counts."""
 
 

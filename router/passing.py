@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from router.ask import InstanceFailure, Outcome
+from router.ask import InstanceFailure, Outcome, Usage
 from router.context import ReplicaContext
 from router.departures import Departures
 from router.errors import UnavailableError, nobody_ready
 from router.failures import nobody_left, outcome_of, spend_retry
 from router.served_pool import ServedPool
-from statestore.base import FinishFacts, RequestRecord
+from statestore.base import RequestRecord
 
 # The golden ratio as a stride: with the turn itself it picks two instances that drift past each other.
 _STRIDE = 0.6180339887498949
@@ -126,7 +126,7 @@ class PassingFlight:
         except UnavailableError as error:
             raise nobody_left(failure, self.attempts) from error
 
-    def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None:
+    def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         if self._done:
             return
         self._done = True

@@ -161,15 +161,11 @@ class QueueSnapshot:
 
 @value
 class FinishFacts:
-    """What a finished request teaches; every field may be unknown."""
+    """What a finished request teaches: how many bytes of text make a token."""
 
-    prompt_bytes: int | None = None
-    prompt_tokens: int | None = None
+    prompt_bytes: int
+    prompt_tokens: int
     """As the instance counted it (``usage.prompt_tokens``)."""
-    cached_tokens: int | None = None
-    """Of those, how many it found in its cache (``usage.prompt_tokens_details.cached_tokens``)."""
-    output_tokens: int | None = None
-    """As the instance counted it (``usage.completion_tokens``)."""
 
 
 class MigrateStatus(StrEnum):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Final
 
-from router.ask import Ask, FailureKind, InstanceFailure, Outcome, mint_request_id, read_request_id
+from router.ask import Ask, FailureKind, InstanceFailure, Outcome, Usage, mint_request_id, read_request_id
 from router.errors import RouterError, UpstreamTimeoutError, from_exception
 from router.http.admission import read_ask
 from router.http.attempt import ExchangeResult, ExchangeTimes, HeldAnswer
@@ -20,7 +20,6 @@ from router.http.upstream import UpstreamConnection
 from router.http.upstream_pool import ConnectError, parse_origin
 from router.lifecycle import Flight
 from scheduling.breaker import is_server_fault
-from statestore.base import FinishFacts
 
 _log = logging.getLogger(__name__)
 
@@ -66,10 +65,10 @@ class _Forwarding:
 
     async def run(self) -> None:
         """Raises RouterError when no instance answered and nothing was sent."""
-        outcome, facts = Outcome.INTERNAL_ERROR, None
+        outcome, usage = Outcome.INTERNAL_ERROR, None
         try:
             result = await self._try_instances()
-            outcome, facts = self._outcome(result), self._facts(result)
+            outcome, usage = self._outcome(result), self._usage(result)
         except asyncio.CancelledError:
             outcome = Outcome.CLIENT_GONE if self._downstream.gone else Outcome.CUT_OFF
             raise
@@ -80,7 +79,7 @@ class _Forwarding:
             outcome = Outcome.UPSTREAM_FAILED if error.status in (502, 504) else Outcome.REFUSED
             raise
         finally:
-            self._flight.finish(outcome, facts)
+            self._flight.finish(outcome, usage)
 
     async def _try_instances(self) -> ExchangeResult:
         """The result that the client saw; tries go on as long as nothing was sent and the flight has another."""
@@ -213,11 +212,11 @@ class _Forwarding:
             return Outcome.COMPLETED
         return Outcome.UPSTREAM_FAILED if is_server_fault(status) else Outcome.CLIENT_ERROR
 
-    def _facts(self, result: ExchangeResult) -> FinishFacts | None:
+    def _usage(self, result: ExchangeResult) -> Usage | None:
         ending = result.ending
         if result.failure is not None or ending.prompt_tokens is None:
             return None
-        return FinishFacts(
+        return Usage(
             prompt_tokens=ending.prompt_tokens,
             cached_tokens=ending.cached_tokens,
             output_tokens=ending.output_tokens,

@@ -217,6 +217,7 @@ class RedisPool(LeaderCalls):
     ) -> bool:
         keys = self._keys
         instance_id = self._placed.get(request_id) or await self._look_up(request_id)
+        taught = ("", "") if facts is None else (facts.prompt_bytes or "", facts.prompt_tokens or "")
         for _ in range(MAX_MOVES):
             if instance_id is None:
                 return False
@@ -229,8 +230,7 @@ class RedisPool(LeaderCalls):
                 "" if replica_id is None else replica_id,
                 "" if attempt is None else attempt,
                 self._scheduling.bytes_per_token,
-                (facts.prompt_bytes if facts is not None else None) or "",
-                (facts.prompt_tokens if facts is not None else None) or "",
+                *taught,
             )
             if isinstance(reply, int):
                 self._placed.discard(request_id)

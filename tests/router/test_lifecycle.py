@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.ask import FailureKind, InstanceFailure, Outcome
+from router.ask import FailureKind, InstanceFailure, Outcome, Usage
 from router.errors import (
     HoldTimeoutError,
     InvalidRequestError,
@@ -20,7 +20,7 @@ from router.errors import (
     UpstreamTimeoutError,
 )
 from scheduling.instance import InstanceState
-from statestore.base import FinishFacts, Grant, RequestState, ReserveOutcome, ReserveStatus
+from statestore.base import Grant, RequestState, ReserveOutcome, ReserveStatus
 from statestore.errors import StoreUnavailableError
 from statestore.settings import PoolSettings
 
@@ -149,7 +149,7 @@ async def test_what_an_instance_counts_teaches_the_bytes_per_token(start_runtime
 
     for _ in range(20):
         flight = await runtime.lifecycle.place(tools.ask(LONG))
-        flight.finish(Outcome.COMPLETED, FinishFacts(prompt_tokens=2500, cached_tokens=100))
+        flight.finish(Outcome.COMPLETED, Usage(prompt_tokens=2500, cached_tokens=100))
         await tools.settle()
 
     assert (await store.pool("default").membership()).bytes_per_token < before

@@ -71,9 +71,7 @@ ttft_features = st.none() | st.builds(
     attention=st.integers(0, 500),
     context_tokens=st.integers(0, 1_000_000),
 )
-finish_facts = st.none() | st.builds(
-    FinishFacts, st.none() | st.integers(60_000, 90_000), st.none() | st.integers(17_000, 20_000)
-)
+finish_facts = st.none() | st.builds(FinishFacts, st.integers(60_000, 90_000), st.integers(17_000, 20_000))
 changes_of_instances = st.fixed_dictionaries(
     {},
     optional={

@@ -16,14 +16,13 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from router.ask import Ask, InstanceFailure, Outcome
+from router.ask import Ask, InstanceFailure, Outcome, Usage
 from router.departures import Departures
 from router.errors import UpstreamError
 from router.failures import outcome_of
 from router.http import DataPlane, build_data_plane, http_protocol
 from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
-from statestore.base import FinishFacts
 from statestore.clock import RealClock
 
 CHAT = "/v1/chat/completions"
@@ -58,7 +57,7 @@ class FakeFlight:
     attempts: int = 1
     first_tokens: int = 0
     failures: list[InstanceFailure] = field(default_factory=list)
-    finished: list[tuple[Outcome, FinishFacts | None]] = field(default_factory=list)
+    finished: list[tuple[Outcome, Usage | None]] = field(default_factory=list)
 
     @property
     def departures(self) -> Departures:
@@ -76,8 +75,8 @@ class FakeFlight:
         self.expected_ttft_s = None
         self.attempts += 1
 
-    def finish(self, outcome: Outcome, facts: FinishFacts | None = None) -> None:
-        self.finished.append((outcome, facts))
+    def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
+        self.finished.append((outcome, usage))
 
     @property
     def outcome(self) -> Outcome | None:

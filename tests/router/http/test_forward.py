@@ -11,13 +11,12 @@ import tracemalloc
 import orjson
 import pytest
 
-from router.ask import FailureKind, Outcome
+from router.ask import FailureKind, Outcome, Usage
 from router.errors import OutOfFilesError, QueueFullError, UnavailableError
 from router.http.upstream_pool import UpstreamPool
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.view import ClusterView
-from statestore.base import FinishFacts
 from statestore.errors import StoreUnavailableError
 
 DEEP = b"[" * 900 + b"]" * 900
@@ -66,7 +65,7 @@ async def test_an_answer_passes_with_the_fleets_fields(fleet) -> None:
     assert sent["traceparent"] == "00-aa-bb-01"
     assert sent["authorization"] == "Bearer own"
     assert sent["host"] == instance.url.removeprefix("http://")
-    assert lifecycle.flight.finished == [(Outcome.COMPLETED, FinishFacts(prompt_tokens=9, cached_tokens=4))]
+    assert lifecycle.flight.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
 
 
 async def test_a_request_without_an_id_gets_one_that_instance_and_client_agree_on(fleet) -> None:
@@ -126,7 +125,7 @@ async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet,
     assert await client.chunk() == b"data: [DONE]\n\n"
     assert await client.chunk() == b""
     await kit.eventually(lambda: bool(lifecycle.flight.finished))
-    assert lifecycle.flight.finished == [(Outcome.COMPLETED, FinishFacts(prompt_tokens=9, cached_tokens=4))]
+    assert lifecycle.flight.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
     assert lifecycle.flight.first_tokens == 1
 
 
@@ -679,7 +678,7 @@ async def test_an_abort_is_seen_before_its_usage_however_the_end_is_cut(fleet, k
         seen.set()
     assert await client.chunk() == b"data: [DONE]\n\n" and await client.chunk() == b""
     await kit.eventually(lambda: bool(lifecycle.flight.finished))
-    assert lifecycle.flight.finished == [(Outcome.UPSTREAM_FAILED, FinishFacts(prompt_tokens=9, cached_tokens=4))]
+    assert lifecycle.flight.finished == [(Outcome.UPSTREAM_FAILED, Usage(prompt_tokens=9, cached_tokens=4))]
 
 
 @pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
