@@ -12,7 +12,7 @@ from router.view import ViewKeeper
 from router.waiting import WaitingRoom
 from scheduling.blocks import BlockRule
 from scheduling.decision import Policy
-from scheduling.instance import InstanceLoad
+from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceLoad
 from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore
 from statestore.settings import PoolSettings
@@ -57,4 +57,4 @@ class ServedPool:
         if load is not None:
             return load.prefill_tokens_per_s
         spec = self.view.view.instances.get(instance_id)
-        return spec.prefill_tokens_per_s if spec is not None else 8000.0
+        return spec.prefill_tokens_per_s if spec is not None else DEFAULT_PREFILL_TOKENS_PER_S

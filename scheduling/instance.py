@@ -8,6 +8,9 @@ from enum import StrEnum
 from scheduling.ttft_model import PRIOR_WEIGHTS, Weights
 from scheduling.values import value
 
+DEFAULT_PREFILL_TOKENS_PER_S = 8000.0
+"""What is expected of an instance of which nothing else is known."""
+
 
 class InstanceState(StrEnum):
     """Life cycle of an instance as the fleet sees it. Only ``READY`` instances receive new requests."""
@@ -35,7 +38,7 @@ class InstanceSpec:
     url: str
     role: Role = Role.MIXED
     state: InstanceState = InstanceState.STARTING
-    prefill_tokens_per_s: float = 8000.0
+    prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
     """Prior of the learned prefill rate."""
     kv_capacity_tokens: int = 1_000_000
     """KV cache size in tokens; bounds the metadata kept for the instance."""
@@ -69,7 +72,7 @@ class InstanceLoad:
     """Blocks the KV metadata lists for the instance, those of held requests included."""
     window_tokens: float = 0.0
     """Prefill work assigned lately, decayed exponentially (Preble's load in a window)."""
-    prefill_tokens_per_s: float = 8000.0
+    prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
     """Learned prefill rate."""
     stalled_s: float = 0.0
     """Time since the last finished prefill (or since work came) while work is pending, else 0."""

@@ -9,7 +9,7 @@ ran out of KV memory may decode for seconds without finishing a prefill; once it
 from __future__ import annotations
 
 from scheduling.instance import InstanceLoad
-from scheduling.ttft_model import TtftFeatures, attention_pairs
+from scheduling.ttft_model import TtftFeatures, attention_million_pairs
 
 DECODE_STALL_S = 3.0
 """Default of ``decode_stall_s``: the paper's T."""
@@ -50,12 +50,13 @@ def work_s(on_time_tokens: int, tokens_per_s: float, kv_usage: float, kv_weight_
     return on_time_tokens / tokens_per_s + kv_weight_s * kv_usage
 
 
-def ttft_features(load: InstanceLoad, queueing_s: float, uncached_tokens: int, cached_tokens: int) -> TtftFeatures:
-    """What an instance's model expects a TTFT from, and is taught with when the first token comes."""
+def ttft_features(load: InstanceLoad, waiting_s: float, uncached_tokens: int, cached_tokens: int) -> TtftFeatures:
+    """What an instance's model expects a TTFT from, and is taught with when the first token comes; ``waiting_s`` as by
+    ``remaining_queueing_s``."""
     return TtftFeatures(
-        int(1000 * queueing_s),
+        int(1000 * waiting_s),
         int(1000 * compute_s(load, uncached_tokens)),
-        attention_pairs(uncached_tokens, cached_tokens),
+        attention_million_pairs(uncached_tokens, cached_tokens),
         load.context_tokens,
     )
 

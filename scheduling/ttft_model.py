@@ -45,8 +45,8 @@ class TtftFeatures(NamedTuple):
     """Prefill of the work ahead, see ``scheduling.ttft.remaining_queueing_s``."""
     compute_ms: int
     """Prefill of the own uncached tokens."""
-    attention: int
-    """Millions of pairs of an uncached token and a token before it."""
+    attention_million_pairs: int
+    """Pairs of an uncached token and a token before it."""
     context_tokens: int
     """Context of the instance's running requests: KV memory in use."""
 
@@ -85,8 +85,8 @@ class TtftModel:
 
 def scaled(features: TtftFeatures) -> tuple[float, float, float, float, float]:
     """The features in units that make all of them about one: s, s, 100 million pairs, million tokens."""
-    queueing_ms, compute_ms, attention, context_tokens = features
-    return 1.0, queueing_ms / 1000, compute_ms / 1000, attention / 100, context_tokens / 1_000_000
+    queueing_ms, compute_ms, million_pairs, context_tokens = features
+    return 1.0, queueing_ms / 1000, compute_ms / 1000, million_pairs / 100, context_tokens / 1_000_000
 
 
 def modelled_ttft_s(weights: Weights, features: TtftFeatures) -> float:
@@ -94,8 +94,8 @@ def modelled_ttft_s(weights: Weights, features: TtftFeatures) -> float:
     return max(0.0, _dot(weights, scaled(features)))
 
 
-def attention_pairs(uncached_tokens: int, cached_tokens: int) -> int:
-    """Millions of pairs that the attention of a prefill looks at."""
+def attention_million_pairs(uncached_tokens: int, cached_tokens: int) -> int:
+    """Pairs of tokens that the attention of a prefill looks at."""
     return uncached_tokens * (2 * cached_tokens + uncached_tokens) // 2_000_000
 
 

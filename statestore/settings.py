@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from scheduling.instance import InstanceSpec, Role
+from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceSpec, Role
 from statestore.url import parse_store_url
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -107,7 +107,9 @@ class InstanceSettings(BaseModel):
     id: InstanceId = Field(description="stable id; changing it remaps its prefixes")
     url: BaseUrl = Field(description="base URL of the vLLM server")
     role: Role = Field(Role.MIXED, description="mixed, prefill or decode")
-    prefill_tokens_per_s: PrefillRate = Field(8000.0, description="prior of the learned prefill rate")
+    prefill_tokens_per_s: PrefillRate = Field(
+        DEFAULT_PREFILL_TOKENS_PER_S, description="prior of the learned prefill rate"
+    )
     kv_capacity_tokens: KvCapacity = Field(
         1_000_000, description="KV cache size in tokens, until the instance reports its own"
     )

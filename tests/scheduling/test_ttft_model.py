@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.ttft_model import TtftFeatures, TtftModel, attention_pairs, modelled_ttft_s, scaled
+from scheduling.ttft_model import TtftFeatures, TtftModel, attention_million_pairs, modelled_ttft_s, scaled
 
 TRUTH = (0.08, 1.1, 0.7, 0.5, 0.2)
 """Weights of an instance that this file makes up."""
@@ -18,7 +18,7 @@ features = st.builds(
     TtftFeatures,
     queueing_ms=st.integers(0, 60_000),
     compute_ms=st.integers(0, 10_000),
-    attention=st.integers(0, 1_000),
+    attention_million_pairs=st.integers(0, 1_000),
     context_tokens=st.integers(0, 2_000_000),
 )
 
@@ -135,6 +135,6 @@ def test_whatever_it_sees_it_stays_finite_and_expects_no_negative_time(
 
 
 def test_attention_counts_pairs_of_new_tokens_with_all_before_them() -> None:
-    assert attention_pairs(uncached_tokens=1000, cached_tokens=0) == 0
-    assert attention_pairs(uncached_tokens=10_000, cached_tokens=0) == 50
-    assert attention_pairs(uncached_tokens=1000, cached_tokens=20_000) == 20
+    assert attention_million_pairs(uncached_tokens=1000, cached_tokens=0) == 0
+    assert attention_million_pairs(uncached_tokens=10_000, cached_tokens=0) == 50
+    assert attention_million_pairs(uncached_tokens=1000, cached_tokens=20_000) == 20

@@ -271,7 +271,7 @@ async def test_the_prefill_rate_is_learned_from_busy_time_alone(pool: PoolStore,
     assert (await pool.loads())["a"].prefill_tokens_per_s == pytest.approx(2000, rel=0.05)
 
 
-FEATURES = TtftFeatures(queueing_ms=0, compute_ms=500, attention=20, context_tokens=100_000)
+FEATURES = TtftFeatures(queueing_ms=0, compute_ms=500, attention_million_pairs=20, context_tokens=100_000)
 
 
 async def weights(pool: PoolStore, instance_id: str = "a") -> tuple[float, ...]:

@@ -68,7 +68,7 @@ ttft_features = st.none() | st.builds(
     TtftFeatures,
     queueing_ms=st.integers(0, 30_000),
     compute_ms=st.integers(0, 3000),
-    attention=st.integers(0, 500),
+    attention_million_pairs=st.integers(0, 500),
     context_tokens=st.integers(0, 1_000_000),
 )
 finish_facts = st.none() | st.builds(FinishFacts, st.integers(60_000, 90_000), st.integers(17_000, 20_000))

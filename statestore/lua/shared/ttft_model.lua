@@ -45,9 +45,9 @@ local function learn_ttft(account, features, ttft_s)
     end
   end
   local unit_s = math.max(LEAST_TTFT_S, ttft_s)
-  local queueing_ms, compute_ms, attention, context_tokens = unpack(features)
+  local queueing_ms, compute_ms, million_pairs, context_tokens = unpack(features)
   local seen = {
-    1 / unit_s, queueing_ms / 1000 / unit_s, compute_ms / 1000 / unit_s, attention / 100 / unit_s,
+    1 / unit_s, queueing_ms / 1000 / unit_s, compute_ms / 1000 / unit_s, million_pairs / 100 / unit_s,
     context_tokens / 1000000 / unit_s,
   }
   local surprise = ttft_s / unit_s - dot(weights, 1, seen)
