@@ -22,6 +22,7 @@ MAX_IN_FLIGHT = 16_384
 """Commands sent and unanswered at which no more are sent; a server that far behind is not available."""
 _SWEEPS_PER_TIMEOUT = 4
 _NO_REPLY_YET = object()
+_LOST = "the connection to the store was lost"
 
 
 class ConnectionLostError(StoreUnavailableError):
@@ -70,8 +71,11 @@ class Wire(asyncio.Protocol):
         return [self._send(transport, command) for command in commands]
 
     def _refused(self) -> asyncio.Future[Any]:
+        cause = "the store is too far behind: too many calls wait for it"
+        if self._transport is None:
+            cause = _LOST
         future = self._loop.create_future()
-        future.set_exception(StoreUnavailableError("the store is too far behind: too many calls wait for it"))
+        future.set_exception(StoreUnavailableError(cause))
         return future
 
     def _send(
@@ -144,7 +148,7 @@ class Wire(asyncio.Protocol):
             if self._silent:
                 future.set_exception(StoreUnavailableError("the store does not answer in time"))
             else:
-                future.set_exception(ConnectionLostError(f"the connection to the store was lost{cause}"))
+                future.set_exception(ConnectionLostError(f"{_LOST}{cause}"))
         self._on_lost(self)
 
     # timeouts ----------------------------------------------------------------------------------------------

@@ -296,6 +296,15 @@ def _at(url: str) -> Callable[[], Awaitable[Endpoint]]:
     return resolve
 
 
+async def test_a_wire_that_was_lost_says_so(server: ScriptedServer, connect: Callable[..., Connection]) -> None:
+    wire = await connect().connect()
+    wire.connection_lost(None)
+
+    for answers in ([wire.send(b"PING")], wire.send_together([b"MULTI", b"EXEC"])):
+        with pytest.raises(StoreUnavailableError, match="connection to the store was lost"):
+            await answers[0]
+
+
 async def test_a_closed_connection_stays_closed(server: ScriptedServer, connect: Callable[..., Connection]) -> None:
     connection = connect()
     await connection.command("PING")
