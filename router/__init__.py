@@ -1,1 +1,1 @@
-"""router room"""
+"""The data plane: OpenAI-compatible HTTP at protocol level, and the life of a request."""

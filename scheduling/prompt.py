@@ -166,7 +166,7 @@ def _joined_texts(prompts: list[Any], param: str) -> bytes:
 
 
 def _embeddings(embeds: Any) -> TokenPrompt:
-    """As token ids, of which there are about as many; as text they would count, and teach, a thousand times that."""
+    """As token ids, about one for each embedding; as text they would count as a thousand times as many."""
     encoded = _joined_texts(embeds, "prompt_embeds") if isinstance(embeds, list) else embeds
     if isinstance(encoded, str):
         encoded = _text(encoded)

@@ -91,7 +91,7 @@ def plan_on_time(queue: Sequence[Waiting], now_ms: int, dispatched_tokens: int, 
 def behind_tokens(pending_tokens: int, dispatched_tokens: int, late_tokens: int, aside_tokens: int) -> int:
     """The part of an instance's pending tokens that a new request on time need not wait for.
 
-    That of requests that stepped behind, and of those that the last plan set aside, as far as they still wait.
+    That is what stepped behind and, as far as it still waits, what the last plan set aside.
     """
     return late_tokens + min(aside_tokens, pending_tokens - dispatched_tokens - late_tokens)
 

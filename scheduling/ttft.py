@@ -28,7 +28,7 @@ def queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STALL_S) -> fl
 
 
 def remaining_queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STALL_S) -> float:
-    """Tq with the progress of the prefill under way taken off: what ``queueing_s`` would be with finer books.
+    """Tq less the progress of the prefill under way.
 
     Pending tokens are released when a prefill ends, so in the middle of a long one they overstate the wait by up to
     its whole length. The time since the last one ended tells how far it should have come; only what exceeds the

@@ -1,1 +1,1 @@
-"""simulation room"""
+"""The proving ground: an engine model, traces, replay in virtual time, and the emulator of vLLM."""

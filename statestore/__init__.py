@@ -1,1 +1,1 @@
-"""statestore room"""
+"""Shared state: one contract (``base``), kept on Redis or in memory, and what a replica does while it is away."""

@@ -142,8 +142,8 @@ class RequestRecord:
     sequence: int
     """Order of first reservation in the pool."""
     late: bool = False
-    """It stepped behind: it cannot make its deadline any more (order ``deadline`` only). Asked on arrival, of all held
-    requests when there is room to give away, and by ``grant_overdue``."""
+    """It stepped behind: it cannot make its deadline any more (order ``deadline`` only). Decided on arrival, for all
+    held requests whenever there is room to give away, and by ``grant_overdue``."""
     surplus: bool = False
     """It stepped behind when its instance held all the late work that it may: its replica is to turn it away."""
 
@@ -258,9 +258,9 @@ class PoolStore(Protocol):
 
         Room: nothing else is queued before it (those that stepped behind do not count), dispatched tokens are under
         the dispatch window and running requests under their maximum. ``scheduling.queue_order`` says who is granted
-        when there is room. On success the chain enters the instance's KV metadata, the arrival log
-        and the load window. ``uncached_tokens`` are those of the reservation until the order plans or grants: then they
-        are counted anew by the blocks that the instance was given, which is to say that were dispatched there before.
+        when there is room. On success the chain enters the instance's KV metadata, the arrival log and the load window.
+        ``uncached_tokens`` are those of the reservation until the order plans or grants; then they are counted anew by
+        the blocks that the instance was given, those of requests dispatched there before.
         A repetition of the same attempt reports HELD or DISPATCHED as it stands now.
         """
 
@@ -289,8 +289,8 @@ class PoolStore(Protocol):
         """
 
     def grants(self, replica_id: str) -> Stream[Grant]:
-        """Grants for this replica's held requests as they happen. May lose some when the connection does:
-        ``held_states`` is the truth."""
+        """Grants for this replica's held requests as they happen. Some may be lost with a connection: the truth is in
+        ``held_states``."""
 
     async def held_states(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
         """Records of the named requests that still exist."""
@@ -330,10 +330,9 @@ class PoolStore(Protocol):
     async def migrate(
         self, request_id: str, source_id: str, target_id: str, *, reason: str, fence: int
     ) -> MigrateStatus:
-        """Move a held request to another instance's queue, pending tokens with it: to its other candidate
-        at ``alternative_uncached_tokens``, to any other instance at its full prompt, until it is counted anew there as
-        after a reservation. Source and other
-        candidate swap places in the record. Dispatches at once if the target has room."""
+        """Move a held request and its pending tokens to another instance's queue, and dispatch it at once if there is
+        room. It counts with ``alternative_uncached_tokens`` at its other candidate and with its full prompt anywhere
+        else, until it is counted anew there as after a reservation. The source becomes its other candidate."""
 
     async def grant_overdue(self, *, fence: int) -> int:
         """Grant whoever was held for ``max_hold_s``, on every instance with held requests, atomically for each and
@@ -353,8 +352,8 @@ class PoolStore(Protocol):
         """Replace the hotness tree (with its counters, for people); returns the new tree version."""
 
     async def expired_replicas(self) -> Mapping[str, bool]:
-        """Replicas whose lease ran out; True for those that retired. No request is without a lease: entering it gives
-        its replica one where it has none."""
+        """Replicas whose lease ran out; True for those that retired. A replica without a lease is given a first one
+        when a request of it is entered, so no request is without."""
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
         """Finish every request of an expired replica, the latest first, and forget it; returns how many. Atomic for

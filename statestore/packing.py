@@ -9,7 +9,7 @@ import hiredis
 Argument = bytes | str | int | float
 
 MAX_PACKED_KEYS = 65_536
-"""Keys kept packed. More, which takes more than ten thousand instances, are packed anew from time to time."""
+"""Keys kept packed; only more than ten thousand instances have more, and then all are packed anew now and then."""
 
 
 def pack(arguments: Sequence[Argument]) -> bytes:

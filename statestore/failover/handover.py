@@ -86,8 +86,8 @@ async def _finish(primary: PoolStore, record: RequestRecord) -> None:
 
 
 def _as_stored(record: RequestRecord, former: RequestRecord | None, ahead_ms: int) -> RequestRecord:
-    """With times by the store's clock, which is so far ahead of this machine's, and with the place in the order of
-    arrival that the store knew it by."""
+    """The record with its times shifted by ``ahead_ms`` onto the store's clock. What the store knew of it as ``former``
+    keeps its place in the order of arrival."""
     shifted = replace(
         record,
         enqueued_ms=record.enqueued_ms + ahead_ms,

@@ -11,7 +11,7 @@ _RESERVED = {ReserveStatus.DISPATCHED: RequestState.DISPATCHED, ReserveStatus.HE
 
 
 class OwnRequests:
-    """A shadow of this process's part of the store. Times are this machine's, orders approximate."""
+    """A shadow of this process's part of the store. Times are this machine's, its order is approximate."""
 
     def __init__(self) -> None:
         self._requests: dict[str, LiveRequest] = {}

@@ -50,7 +50,7 @@ class InstanceAccount:
         self.ttft_model = TtftModel()
         self.last_prefill_ms = 0
         self.work_since_ms = 0
-        """When pending work came to an idle instance, or a down one came back to it."""
+        """When work came to the idle instance, or the instance changed its state while work was pending."""
         self.queue = HeldQueue(rank)
         self.late = HeldQueue(by_sequence)
         """Held requests that stepped behind, see ``scheduling.queue_order``."""

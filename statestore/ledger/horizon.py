@@ -17,8 +17,8 @@ LIGHTEST = 2
 
 
 class PrefixHolders:
-    """The last holders of marked prefixes, in two generations: what is not stamped again while as many marks as one
-    generation has are, is forgotten."""
+    """The last holders of marked prefixes, in two generations. A new one that is full takes the old one's place, and
+    marks that were in the old one alone are dropped."""
 
     def __init__(self, max_marks: int) -> None:
         self._max_marks = max_marks

@@ -69,8 +69,8 @@ class DeadlineOrder:
     """The most requests on time; who steps behind waits in ``account.late`` for an idle instance or ``max_hold_ms``.
 
     Looking at a whole queue costs in proportion to it, so that is done when there is room to give away and by the
-    sweep; arrivals at a busy instance are looked at alone. Who is looked at is counted anew first: a request is as long
-    as what the instance was not yet given of it.
+    sweep; arrivals at a busy instance are looked at alone. Whoever is looked at is counted anew first: a request is
+    only as long as what the instance was not given of it yet.
     """
 
     rank: Rank = staticmethod(by_deadline)

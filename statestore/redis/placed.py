@@ -1,4 +1,4 @@
-"""Where this process last saw its requests: a hint which keys to name, checked by every script that takes it."""
+"""Where this process last saw its requests: a hint at the keys to name, checked by every script that takes it."""
 
 from __future__ import annotations
 
