@@ -176,7 +176,7 @@ def _served_pool(
             poll_s=settings.held_poll_s,
             timeout_s=settings.hold_timeout_of(scheduling),
             refuses_late=settings.late_requests == "refuse",
-            call=calls["held_states"],
+            call=calls["records"],
         ),
         turns=Turns(clock, context.call_later, together_tokens=scheduling.reserve_tolerance_tokens),
         policy=build_policy(scheduling),

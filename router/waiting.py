@@ -158,7 +158,7 @@ class WaitingRoom:
         held = [waiter for waiter in self._waiters.values() if waiter.held]
         if not held:
             return
-        records = await measured(self._call, self._pool.held_states([waiter.request_id for waiter in held]))
+        records = await measured(self._call, self._pool.records([waiter.request_id for waiter in held]))
         for waiter in held:
             self._settle(waiter, records.get(waiter.request_id))
 

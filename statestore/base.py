@@ -290,9 +290,9 @@ class PoolStore(Protocol):
 
     def grants(self, replica_id: str) -> Stream[Grant]:
         """Grants for this replica's held requests as they happen. Some may be lost with a connection: the truth is in
-        ``held_states``."""
+        ``records``."""
 
-    async def held_states(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
+    async def records(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
         """Records of the named requests that still exist."""
 
     # replicas --------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from statestore.base import Grant
 
 MAX_UNREAD_GRANTS = 65_536
-"""Grants kept for a reader that does not read; the oldest go first, as ``held_states`` is the truth."""
+"""Grants kept for a reader that does not read; the oldest go first, as ``records`` is the truth."""
 
 
 class GrantFeed:

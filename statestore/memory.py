@@ -133,7 +133,7 @@ class MemoryPool:
     def grants(self, replica_id: str) -> Stream[Grant]:
         return self._feeds.open(replica_id)
 
-    async def held_states(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
+    async def records(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
         return self.ledger.records(request_ids)
 
     # replicas --------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def _story(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
 
 async def _live_record(runtime: Runtime, request_id: str) -> RequestRecord | None:
     for pool in runtime.pools.pools.values():
-        records = await pool.store.held_states([request_id])
+        records = await pool.store.records([request_id])
         if request_id in records:
             return records[request_id]
     return None

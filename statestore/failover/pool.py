@@ -181,18 +181,18 @@ class FailoverPool(SharedCalls):
                 local = self._local
         return await local.finish(request_id, replica_id=replica_id, attempt=attempt, facts=facts)
 
-    async def held_states(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
+    async def records(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
         local = await self._local_pool()
         if local is None:
             try:
-                records = await self._primary.held_states(request_ids)
+                records = await self._primary.records(request_ids)
             except AWAY as error:
                 local = self._degrade(error)
             else:
                 for record in records.values():
                     self._own.seen(record, self._now_ms())
                 return records
-        return await local.held_states(request_ids)
+        return await local.records(request_ids)
 
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:

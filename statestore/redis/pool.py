@@ -245,7 +245,7 @@ class RedisPool(LeaderCalls):
     def grants(self, replica_id: str) -> Stream[Grant]:
         return self._subscriber.open(replica_id)
 
-    async def held_states(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
+    async def records(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
         if not request_ids:
             return {}
         return codec.records_from(await self._calls.command("HMGET", self._keys.requests, *request_ids))

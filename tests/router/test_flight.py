@@ -56,7 +56,7 @@ async def test_a_migrated_flight_describes_where_it_is_now(start_runtime: Any, s
     placing = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG, request_id="moved")))
     await tools.settle()
     pool = store.pool("default")
-    record = (await pool.held_states(["moved"]))["moved"]
+    record = (await pool.records(["moved"]))["moved"]
     lease = await pool.acquire_lease("leader", 60_000)
     await pool.migrate("moved", record.instance_id, record.alternative_id, reason="test", fence=lease.fence)
     for flight in filling:
@@ -64,7 +64,7 @@ async def test_a_migrated_flight_describes_where_it_is_now(start_runtime: Any, s
     moved = await asyncio.wait_for(placing, 5)
 
     told = moved.record(now_ms=1)
-    known = (await pool.held_states(["moved"]))["moved"]
+    known = (await pool.records(["moved"]))["moved"]
 
     assert (told.instance_id, told.alternative_id) == (known.instance_id, known.alternative_id)
     assert told.uncached_tokens == known.uncached_tokens

@@ -265,7 +265,7 @@ async def test_a_held_request_goes_where_it_was_migrated_to(start_runtime: Any, 
     runtime, flights = await full_fleet(start_runtime, tools)
     waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG, request_id="moved")))
     await tools.settle()
-    record = (await store.pool("default").held_states(["moved"]))["moved"]
+    record = (await store.pool("default").records(["moved"]))["moved"]
     lease = await store.pool("default").acquire_lease("leader", 60_000)
 
     await store.pool("default").migrate(
@@ -710,7 +710,7 @@ async def test_who_leaves_before_its_id_is_known_to_be_taken_releases_nothing_of
     await tools.settle()
 
     assert "finish" in tampered.calls
-    assert (await store.pool("default").held_states(["same"]))["same"].replica_id == "replica-1"
+    assert (await store.pool("default").records(["same"]))["same"].replica_id == "replica-1"
     first.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, one, tools)
 

@@ -204,13 +204,13 @@ async def test_a_leftover_of_a_replica_on_its_own_is_released_by_its_own_ledger(
     async def away(*_: Any, **__: Any) -> None:
         raise StoreUnavailableError("away")
 
-    calls = ("reserve", "snapshot", "membership", "heartbeat", "finish", "requests_of", "held_states")
+    calls = ("reserve", "snapshot", "membership", "heartbeat", "finish", "requests_of", "records")
     tampered[0].before |= dict.fromkeys(calls, away)
     await pool.reserve(Reservation("lost", "replica-1", "a", Chain((1,), 16, 10), 10, 1, 5000))
     assert pool.degraded
-    assert "lost" in await pool.held_states(["lost"])
+    assert "lost" in await pool.records(["lost"])
 
     await clock.advance(61.0)
 
-    assert await pool.held_states(["lost"]) == {}
+    assert await pool.records(["lost"]) == {}
     await runtime.store.close()

@@ -26,7 +26,7 @@ def room(pool: Any, clock: Any, *, refuses_late: bool = False) -> WaitingRoom:
         poll_s=1.0,
         timeout_s=10.0,
         refuses_late=refuses_late,
-        call=RouterMetrics(["default"]).store_calls["held_states"],
+        call=RouterMetrics(["default"]).store_calls["records"],
     )
 
 
@@ -80,7 +80,7 @@ async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: An
     tampered.calls.clear()
 
     await waiting.look_up()
-    assert tampered.calls == ["held_states"]
+    assert tampered.calls == ["records"]
     assert not any(task.done() for task in tasks)
     await pool.finish("first")
     await waiting.look_up()
@@ -178,7 +178,7 @@ class Records:
             surplus=surplus,
         )
 
-    async def held_states(self, request_ids: Sequence[str]) -> dict[str, RequestRecord]:
+    async def records(self, request_ids: Sequence[str]) -> dict[str, RequestRecord]:
         return {"x": self._record}
 
 

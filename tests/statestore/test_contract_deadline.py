@@ -58,7 +58,7 @@ async def late_of(pool: PoolStore, instance_id: str = "a") -> list[str]:
 
 
 async def dispatched(pool: PoolStore, request_ids: Sequence[str]) -> list[str]:
-    records = await pool.held_states(request_ids)
+    records = await pool.records(request_ids)
     return [request_id for request_id in request_ids if records[request_id].state is not RequestState.HELD]
 
 
@@ -585,7 +585,7 @@ async def test_an_adopted_request_is_asked_anew_whether_it_is_late(pool: PoolSto
     await hold(pool, "late", 5_000)
     clock.advance(2_000)
     await hold(pool, "in time", 30_000)
-    records = list((await pool.held_states(["late", "in time", running])).values())
+    records = list((await pool.records(["late", "in time", running])).values())
     for request in records:
         await pool.finish(request.request_id)
 

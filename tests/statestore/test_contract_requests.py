@@ -42,7 +42,7 @@ async def assert_sums_hold(pool: PoolStore, aside_tokens: int = 0) -> None:
 
 
 async def record(pool: PoolStore, request_id: str) -> RequestRecord:
-    return (await pool.held_states([request_id]))[request_id]
+    return (await pool.records([request_id]))[request_id]
 
 
 # reserve -----------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ async def test_an_instance_that_only_decodes_from_now_on_takes_no_new_requests(p
     again = await pool.reserve(reservation("before"))
 
     assert (refused.status, again.status) == (ReserveStatus.NOT_READY, ReserveStatus.DISPATCHED)
-    assert await pool.held_states(["r"]) == {}
+    assert await pool.records(["r"]) == {}
     await assert_sums_hold(pool)
 
 
@@ -119,7 +119,7 @@ async def test_a_reservation_is_stale_when_the_load_grew_past_the_tolerance(pool
     beyond = await pool.reserve(reservation("r2", seen_pending_tokens=0, tolerance_tokens=799))
 
     assert (within.status, beyond.status) == (ReserveStatus.DISPATCHED, ReserveStatus.STALE)
-    assert "r2" not in await pool.held_states(["r2"])
+    assert "r2" not in await pool.records(["r2"])
     await assert_sums_hold(pool)
 
 
@@ -333,7 +333,7 @@ async def test_finishing_releases_whatever_is_left_exactly_once(pool: PoolStore,
     finished = [await pool.finish("r"), await pool.finish("r")]
 
     assert finished == [True, False]
-    assert await pool.held_states(["r"]) == {}
+    assert await pool.records(["r"]) == {}
     await assert_sums_hold(pool)
     await pool.finish("before")
     load = (await pool.loads())["a"]

@@ -94,7 +94,7 @@ async def test_while_the_store_answers_it_decides(replica: FailoverPool, shared:
     outcome = await replica.reserve(reservation("r"))
 
     assert (outcome.status, replica.degraded) == (ReserveStatus.DISPATCHED, False)
-    assert "r" in await shared.held_states(["r"])
+    assert "r" in await shared.records(["r"])
 
 
 async def test_without_the_store_a_replica_goes_on_from_its_last_view(
@@ -138,7 +138,7 @@ async def test_without_the_store_held_requests_are_granted_by_the_replicas_own_l
     await replica.first_token("sent", "a", CHAIN)
 
     assert await asyncio.wait_for(anext(grants), 5) == Grant("held", "a", 1, 400)
-    assert (await replica.held_states(["held"]))["held"].state is RequestState.DISPATCHED
+    assert (await replica.records(["held"]))["held"].state is RequestState.DISPATCHED
 
 
 async def test_without_the_store_nobody_is_held_longer_than_anybody_may_be(
@@ -268,16 +268,16 @@ async def test_after_a_partition_another_replicas_request_of_the_same_id_stays(
 ) -> None:
     for request_id in ("live here too", "over here"):
         await shared.reserve(reservation(request_id, replica_id="two"))
-    others = await shared.held_states(["live here too", "over here"])
+    others = await shared.records(["live here too", "over here"])
     await freeze(server, replica, reserving="over here")
 
     await replica.reserve(reservation("live here too"))
     await replica.finish("over here", replica_id="one", attempt=1)
     await until(lambda: not replica.degraded)
-    seen = await replica.held_states(["live here too"])
+    seen = await replica.records(["live here too"])
     finished = await replica.finish("live here too", replica_id="one", attempt=1)
 
-    assert await shared.held_states(["live here too", "over here"]) == others
+    assert await shared.records(["live here too", "over here"]) == others
     assert (seen["live here too"].replica_id, finished) == ("two", False)
     assert (await shared.loads())["a"].pending_tokens == 800
 
@@ -312,7 +312,7 @@ async def test_a_replicas_clock_does_not_enter_the_store(
     pool = FailoverPool(primary.pool("default"), SCHEDULING, now_ms=lambda: wall_clock_ms() + 1000 * skew_s)
     await pool.membership()
     await pool.reserve(reservation("before"))
-    await pool.held_states(["before"])
+    await pool.records(["before"])
     again = start_again(stop(server))
     try:
         await pool.observe(["a"], CHAIN)

@@ -86,14 +86,14 @@ async def test_the_chain_of_a_request_that_was_deleted_by_hand_does_not_outlive_
     await pool.put_instance(instance("a", dispatch_window_tokens=1))
     for request_id in ("running", "held"):
         await pool.reserve(reservation(request_id))
-    held = (await pool.held_states(["held"]))["held"]
+    held = (await pool.records(["held"]))["held"]
     with redis.Redis.from_url(valkey_url) as client:
         client.hdel(PoolKeys("dualmap", "default").requests, "held")
     await pool.adopt([held])
 
     released = await pool.first_token("running", "a", CHAIN)
 
-    granted = (await pool.held_states(["held"]))["held"]
+    granted = (await pool.records(["held"]))["held"]
     await store.close()
     assert released
     assert (granted.state, granted.uncached_tokens) == (RequestState.DISPATCHED, 400)

@@ -24,12 +24,12 @@ async def test_held_requests_of_a_down_instance_move_and_keep_their_place_in_tim
     await reserve("running", "a")
     await reserve("r1", "a", other="b")
     await reserve("r2", "a", other="gone")
-    before = await pool.held_states(["r1", "r2"])
+    before = await pool.records(["r1", "r2"])
     await pool.set_instance_state("a", InstanceState.DOWN)
 
     await evacuator.tick()
 
-    after = await pool.held_states(["r1", "r2", "running"])
+    after = await pool.records(["r1", "r2", "running"])
     assert after["r1"].instance_id == "b"
     assert after["r2"].instance_id == "c", "the least loaded one"
     assert after["running"].instance_id == "a", "its replica retries it by itself"
@@ -47,11 +47,11 @@ async def test_with_nobody_ready_the_requests_stay_and_move_as_soon_as_somebody_
     await pool.set_instance_state("a", InstanceState.DOWN)
 
     await evacuator.tick()
-    assert (await pool.held_states(["r1"]))["r1"].instance_id == "a"
+    assert (await pool.records(["r1"]))["r1"].instance_id == "a"
 
     await pool.set_instance_state("b", InstanceState.READY)
     await evacuator.tick()
-    assert (await pool.held_states(["r1"]))["r1"].instance_id == "b"
+    assert (await pool.records(["r1"]))["r1"].instance_id == "b"
 
 
 async def test_a_decode_instance_takes_nobody_in(pool, evacuator, add_instance, reserve) -> None:
@@ -64,11 +64,11 @@ async def test_a_decode_instance_takes_nobody_in(pool, evacuator, add_instance, 
     await pool.set_instance_state("a", InstanceState.DOWN)
 
     await evacuator.tick()
-    assert (await pool.held_states(["held"]))["held"].instance_id == "a"
+    assert (await pool.records(["held"]))["held"].instance_id == "a"
 
     await pool.set_instance_state("c", InstanceState.READY)
     await evacuator.tick()
-    assert (await pool.held_states(["held"]))["held"].instance_id == "c"
+    assert (await pool.records(["held"]))["held"].instance_id == "c"
 
 
 async def test_a_full_queue_of_the_other_candidate_keeps_nobody_on_a_lost_instance(
@@ -86,7 +86,7 @@ async def test_a_full_queue_of_the_other_candidate_keeps_nobody_on_a_lost_instan
 
     await evacuator.tick()
 
-    after = await pool.held_states(["r1", "r2"])
+    after = await pool.records(["r1", "r2"])
     assert (after["r1"].instance_id, after["r2"].instance_id) == ("b", "c")
     assert value("dualmap_worker_migrations_total", reason="instance_down", status="queue_full") == 0
 
@@ -108,7 +108,7 @@ async def test_who_is_late_is_not_offered_again_and_again_to_an_instance_that_wo
 
     await evacuator.tick()
 
-    assert (await pool.held_states(["late"]))["late"].instance_id == "c"
+    assert (await pool.records(["late"]))["late"].instance_id == "c"
     assert value("dualmap_worker_migrations_total", reason="instance_down", status="queue_full") == 0
 
 
@@ -123,7 +123,7 @@ async def test_what_waits_for_a_draining_instance_moves_and_what_runs_there_stay
 
     await evacuator.tick()
 
-    after = await pool.held_states(["running", "held"])
+    after = await pool.records(["running", "held"])
     assert (after["running"].instance_id, after["held"].instance_id) == ("a", "b")
     assert (await pool.snapshot()).migrations == {"drain": 1}
 
@@ -147,4 +147,4 @@ async def test_an_instance_that_is_back_in_service_keeps_its_queue(pool, evacuat
     evacuator._sight = Outdated()
     await evacuator.tick()
 
-    assert (await pool.held_states(["held"]))["held"].instance_id == "a"
+    assert (await pool.records(["held"]))["held"].instance_id == "a"

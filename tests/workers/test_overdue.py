@@ -27,11 +27,11 @@ async def granter(pool, fence, metrics, add_instance, reserve):
 async def test_a_request_held_to_the_bound_is_granted_without_room(pool, granter, clock, value) -> None:
     clock.jump(9.0)
     await granter.tick()
-    assert (await pool.held_states(["held"]))["held"].state is RequestState.HELD
+    assert (await pool.records(["held"]))["held"].state is RequestState.HELD
 
     clock.jump(1.0)
     await granter.tick()
-    assert (await pool.held_states(["held"]))["held"].state is RequestState.DISPATCHED
+    assert (await pool.records(["held"]))["held"].state is RequestState.DISPATCHED
     assert value("dualmap_worker_overdue_granted_total") == 1
 
 
@@ -41,4 +41,4 @@ async def test_a_deposed_leader_grants_nothing(pool, granter, clock) -> None:
     with pytest.raises(LeaseLostError):
         await granter.tick()
 
-    assert (await pool.held_states(["held"]))["held"].state is RequestState.HELD
+    assert (await pool.records(["held"]))["held"].state is RequestState.HELD

@@ -47,7 +47,7 @@ async def test_a_replica_that_retired_is_cleared_away_without_alarm(
 
     await reaper_of(pool).tick()
 
-    assert not await pool.held_states(["r1"]) and not await pool.expired_replicas()
+    assert not await pool.records(["r1"]) and not await pool.expired_replicas()
     assert value("dualmap_worker_reaped_requests_total") == 1
     assert value("dualmap_worker_reaped_replicas_total") == 0
     assert "replica reaped" not in caplog.text
@@ -63,11 +63,11 @@ async def test_after_taking_over_nobody_is_reaped_before_the_grace_is_over(
     reaper = reaper_of(pool, grace_s=2.0)
 
     await reaper.tick()
-    assert await pool.held_states(["r1"])
+    assert await pool.records(["r1"])
 
     clock.jump(2.0)
     await reaper.tick()
-    assert not await pool.held_states(["r1"])
+    assert not await pool.records(["r1"])
 
 
 async def test_a_store_outage_starts_the_grace_again(clock, flaky, pool, reaper_of, add_instance, reserve) -> None:
@@ -88,7 +88,7 @@ async def test_a_store_outage_starts_the_grace_again(clock, flaky, pool, reaper_
     clock.jump(5.0)
     await reaper.tick()
 
-    assert await pool.held_states(["r1"]), "its request goes on"
+    assert await pool.records(["r1"]), "its request goes on"
 
 
 async def test_a_deposed_reaper_reaps_nothing(clock, pool, reaper_of, add_instance, reserve) -> None:
@@ -101,4 +101,4 @@ async def test_a_deposed_reaper_reaps_nothing(clock, pool, reaper_of, add_instan
     with pytest.raises(LeaseLostError):
         await reaper.tick()
 
-    assert await pool.held_states(["r1"])
+    assert await pool.records(["r1"])

@@ -200,7 +200,7 @@ async def test_the_leader_brings_instances_up_and_moves_requests_off_a_dead_one(
     await first.stop()
 
     async def moved() -> bool:
-        return (await fleet.held_states(["held"]))["held"].instance_id == "b"
+        return (await fleet.records(["held"]))["held"].instance_id == "b"
 
     await eventually(moved)
     assert InstanceState.DOWN in await states()
