@@ -28,7 +28,7 @@ class Calls:
         self._packer = ScriptPacker()
 
     async def script(self, name: str, keys: Sequence[bytes], *arguments: Argument) -> Any:
-        """Run a script by its hash, loading it where the server does not know it. ARGV[1] is put in front."""
+        """Run a script by its hash, or with its source where the server does not know it. ARGV[1] is put in front."""
         script = self._scripts[name]
         if script.key_count is not None and len(keys) != script.key_count:
             raise StoreError(f"script {name} takes {script.key_count} keys, not {len(keys)}")
@@ -37,8 +37,9 @@ class Calls:
         try:
             return await self.connection.send(call)
         except ScriptMissingError:
-            await self.connection.command("SCRIPT", "LOAD", script.source)
-            return await self.connection.send(call)
+            await self.connection.command("SCRIPT", "LOAD", script.source)  # so that it is never evicted
+            # Whoever flushes scripts may do so again before the next call; the source needs nothing of the server.
+            return await self.connection.command("EVAL", script.source, len(keys), *keys, clock, *arguments)
 
     async def command(self, *arguments: Argument) -> Any:
         return await self.connection.command(*arguments)
