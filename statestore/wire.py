@@ -22,7 +22,6 @@ MAX_IN_FLIGHT = 16_384
 """Commands sent and unanswered at which no more are sent; a server that far behind is not available."""
 _SWEEPS_PER_TIMEOUT = 4
 _NO_REPLY_YET = object()
-_LOST = "the connection to the store was lost"
 
 
 class ConnectionLostError(StoreUnavailableError):
@@ -53,7 +52,8 @@ class Wire(asyncio.Protocol):
         self._in_flight: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._overdue: asyncio.Future[Any] | None = None
-        self._silent = False
+        self._given_up_because: str | None = None
+        """Why this side ended it, or the server's words when it takes nobody; None: it was lost."""
 
     # commands ----------------------------------------------------------------------------------------------
     def send(self, command: bytes, timeout_s: float | None = None) -> asyncio.Future[Any]:
@@ -71,12 +71,18 @@ class Wire(asyncio.Protocol):
         return [self._send(transport, command) for command in commands]
 
     def _refused(self) -> asyncio.Future[Any]:
-        cause = "the store is too far behind: too many calls wait for it"
-        if self._transport is None:
-            cause = _LOST
         future = self._loop.create_future()
-        future.set_exception(StoreUnavailableError(cause))
+        if self._transport is None:
+            future.set_exception(self._ended())
+        else:
+            future.set_exception(StoreUnavailableError("the store is too far behind: too many calls wait for it"))
         return future
+
+    def _ended(self, cause: str = "") -> StoreUnavailableError:
+        """What callers are told once the connection is no more."""
+        if self._given_up_because is not None:
+            return StoreUnavailableError(self._given_up_because)
+        return ConnectionLostError(f"the connection to the store was lost{cause}")
 
     def _send(
         self, transport: asyncio.Transport, command: bytes, timeout_s: float | None = None
@@ -124,6 +130,8 @@ class Wire(asyncio.Protocol):
             self._on_push(reply)
             return
         if not self._in_flight:
+            if isinstance(reply, Exception):
+                self._given_up_because = str(reply)
             self.abort()
             return
         future, _ = self._in_flight.popleft()
@@ -143,12 +151,8 @@ class Wire(asyncio.Protocol):
         cause = f": {exc}" if exc is not None else ""
         while self._in_flight:
             future, _ = self._in_flight.popleft()
-            if future.done():
-                continue
-            if self._silent:
-                future.set_exception(StoreUnavailableError("the store does not answer in time"))
-            else:
-                future.set_exception(ConnectionLostError(f"{_LOST}{cause}"))
+            if not future.done():
+                future.set_exception(self._ended(cause))
         self._on_lost(self)
 
     # timeouts ----------------------------------------------------------------------------------------------
@@ -167,7 +171,7 @@ class Wire(asyncio.Protocol):
         if self._loop.time() <= deadline_s:
             self._overdue = None
         elif self._overdue is oldest:
-            self._silent = True
+            self._given_up_because = "the store does not answer in time (store.command_timeout_s)"
             self.abort()
             return
         else:

@@ -131,6 +131,7 @@ async def test_a_silent_server_is_given_up_and_everything_in_flight_fails(
     )
 
     assert [type(result) for result in results] == [StoreUnavailableError] * 3
+    assert "does not answer in time" in str(results[0])
     assert not connection.connected
 
 
@@ -204,6 +205,20 @@ async def test_a_reply_nobody_asked_for_ends_the_connection(
     async with asyncio.timeout(5):
         while connection.connected:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def test_a_server_that_takes_no_more_connections_is_away_and_says_what_to_do(valkey_url: str) -> None:
+    first = Connection(_at(valkey_url), connect_timeout_s=2.0, command_timeout_s=2.0)
+    refused = Connection(_at(valkey_url), connect_timeout_s=2.0, command_timeout_s=2.0)
+    former = (await first.command("CONFIG", "GET", "maxclients"))[1]
+    await first.command("CONFIG", "SET", "maxclients", 1)
+
+    try:
+        with pytest.raises(StoreUnavailableError, match="raise its maxclients"):
+            await refused.command("PING")
+    finally:
+        await first.command("CONFIG", "SET", "maxclients", former)
+        await asyncio.gather(first.close(), refused.close())
 
 
 async def test_a_server_that_became_a_read_only_copy_is_left(
@@ -322,6 +337,7 @@ async def test_a_closed_connection_stays_closed(server: ScriptedServer, connect:
         ("ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write", MovedElsewhereError),
         ("LOADING Redis is loading the dataset in memory", StoreUnavailableError),
         ("OOM command not allowed when used memory > 'maxmemory'.", StoreUnavailableError),
+        ("ERR max number of clients reached", StoreUnavailableError),
         ("NOAUTH Authentication required.", StoreConfigurationError),
         ("NOPERM this user has no permissions to run the 'info' command", StoreConfigurationError),
         ("ERR The user executing the script can't run this command or subcommand script: f_1", StoreConfigurationError),
