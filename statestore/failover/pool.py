@@ -1,7 +1,9 @@
 """One pool that outlives its store: shared while Redis answers, local while it does not.
 
-While the store is away the replica decides on a ledger of its own, seeded with the last known members and its own
-live requests. Other replicas' load is out of sight then: the dual mapping keeps prefixes together all the same.
+A store that cannot be reached is away, and so is one that refuses what it is asked: for a request it makes no
+difference why it cannot be entered there. While the store is away the replica decides on a ledger of its own, seeded
+with the last known members and its own live requests. Other replicas' load is out of sight then: the dual mapping
+keeps prefixes together all the same.
 When the store is back, the replica hands its requests over and is one of many again.
 
 There is no await between reading and changing local state. A hand-over waits for the calls under way, and the others
@@ -32,7 +34,7 @@ from statestore.base import (
     ReserveOutcome,
 )
 from statestore.clock import Clock, RealClock
-from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
+from statestore.errors import StoreError, StoreUnavailableError
 from statestore.failover.delegate import SharedCalls
 from statestore.failover.handover import hand_back, local_ledger, lost_members
 from statestore.failover.own import OwnRequests
@@ -43,11 +45,10 @@ from statestore.stream import Stream
 
 FIRST_PROBE_S = 0.05
 LONGEST_PROBE_S = 1.0
+STEADY_S = 5.0
+"""A store that is away again sooner than this after a hand-over was not really back: its probes go on getting rarer."""
 HAND_OVER_TIMEOUT_S = 10.0
 GRANTS_RETRY_S = 0.5
-
-AWAY = (StoreUnavailableError, StoreConfigurationError)
-"""A store that refuses this replica, its password changed, say, may be put right like one that is down."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ Answer = TypeVar("Answer")
 
 
 class FailoverPool(SharedCalls):
-    """``PoolStore`` for a replica. Calls of requests never raise StoreUnavailableError once members are known;
+    """``PoolStore`` for a replica. Calls of requests never raise StoreError once members are known;
     heartbeats, snapshots, operators' and leaders' calls do: a ledger of one replica says nothing of the fleet."""
 
     def __init__(
@@ -85,6 +86,10 @@ class FailoverPool(SharedCalls):
         """What a hand-over waits for: no call under way."""
         self._early_grants: list[tuple[str, Grant]] = []
         self._returning: asyncio.Task[None] | None = None
+        self._probes = 0
+        """In a row, without a store that was steady in between."""
+        self._back_s = float("-inf")
+        """When the last hand-over succeeded."""
         self._listeners: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -105,7 +110,7 @@ class FailoverPool(SharedCalls):
         if local is None:
             try:
                 found = await self._primary.membership()
-            except AWAY as error:
+            except StoreError as error:
                 local = self._degrade(error)
             else:
                 if self._known is None or not lost_members(found, self._known):
@@ -120,7 +125,7 @@ class FailoverPool(SharedCalls):
         if local is None:
             try:
                 seen = await self._primary.observe(instance_ids, chain, horizon=horizon)
-            except AWAY as error:
+            except StoreError as error:
                 local = self._degrade(error)
             else:
                 if self._known is None or seen.epoch >= self._known.epoch:
@@ -136,7 +141,7 @@ class FailoverPool(SharedCalls):
         if local is None:
             try:
                 outcome = await self._under_way(self._primary.reserve(reservation))
-            except AWAY as error:
+            except StoreError as error:
                 local = self._degrade(error)
             else:
                 self._own.reserved(reservation, outcome, self._now_ms(), self._sequence)
@@ -149,7 +154,7 @@ class FailoverPool(SharedCalls):
         if local is None:
             try:
                 released = await self._under_way(self._primary.first_token(request_id, instance_id, chain, seen=seen))
-            except AWAY as error:
+            except StoreError as error:
                 local = self._degrade(error)
             else:
                 self._own.prefilled(request_id, self._now_ms())
@@ -172,7 +177,7 @@ class FailoverPool(SharedCalls):
                 released = await self._under_way(
                     self._primary.finish(request_id, replica_id=replica_id, attempt=attempt, facts=facts)
                 )
-            except AWAY as error:
+            except StoreError as error:
                 local = self._degrade(error)
             else:
                 self._own.finished(request_id, attempt)
@@ -186,7 +191,7 @@ class FailoverPool(SharedCalls):
         if local is None:
             try:
                 records = await self._primary.records(request_ids)
-            except AWAY as error:
+            except StoreError as error:
                 local = self._degrade(error)
             else:
                 for record in records.values():
@@ -207,7 +212,7 @@ class FailoverPool(SharedCalls):
         if local is None:
             try:
                 return await self._primary.requests_of(replica_id)
-            except AWAY as error:
+            except StoreError as error:
                 local = self._degrade(error)
         return await local.requests_of(replica_id)
 
@@ -251,7 +256,7 @@ class FailoverPool(SharedCalls):
             raise StoreUnavailableError(f"pool {self.name}: the store is away, this replica is on its own")
         try:
             return await call()
-        except AWAY as error:
+        except StoreError as error:
             self._degrade(error)
             raise
 
@@ -288,10 +293,11 @@ class FailoverPool(SharedCalls):
 
     async def _return(self) -> None:
         """Probe the store until a hand-over succeeds; meanwhile nobody leads, so grant who was held too long."""
-        probes = 0
+        if self._clock.monotonic_s() - self._back_s >= STEADY_S:
+            self._probes = 0
         while self._local is not None:
-            probes += 1
-            await self._clock.sleep(backoff_s(probes, first_s=FIRST_PROBE_S, longest_s=LONGEST_PROBE_S))
+            self._probes += 1
+            await self._clock.sleep(backoff_s(self._probes, first_s=FIRST_PROBE_S, longest_s=LONGEST_PROBE_S))
             upkeep.grant_overdue(self._local.ledger, self._now_ms())
             self._local.deliver_grants()
             try:
@@ -315,6 +321,7 @@ class FailoverPool(SharedCalls):
             self._known = await self._primary.membership()
             self._own.replace_all(request.record() for request in local.ledger.requests.values())
             self._local = None
+            self._back_s = self._clock.monotonic_s()
             _log.warning("pool %s: the store is back; %d live requests were handed over", self.name, len(self._own))
         finally:
             self._settled = None

@@ -26,6 +26,8 @@ from statestore.base import (
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreUnavailableError
 from statestore.failover import FailoverPool, FailoverStore
+from statestore.failover.pool import STEADY_S
+from statestore.keys import PoolKeys
 from statestore.memory import MemoryPool, MemoryStore, wall_clock_ms
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
@@ -437,6 +439,60 @@ async def test_a_hand_over_that_breaks_off_halfway_is_made_good_by_the_next(call
     assert [request.request_id for request in (await shared.snapshot()).requests] == ["lives", "new too", "newest"]
     await assert_sums_hold(shared)
     await replica.close()
+
+
+class PassingTime:
+    """A clock on which every pause is over at once, and remembered."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.pauses_s: list[float] = []
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    async def sleep(self, delay_s: float) -> None:
+        self.pauses_s.append(delay_s)
+        self.now_s += delay_s
+        await asyncio.sleep(0)
+
+
+async def test_a_store_that_is_away_again_after_every_hand_over_is_probed_ever_more_rarely() -> None:
+    shared = MemoryStore(SCHEDULING).pool("default")
+    await shared.put_instance(instance("a"))
+    clock = PassingTime()
+    replica = FailoverPool(cast(PoolStore, LateAnswers(shared)), SCHEDULING, clock=clock)
+    await replica.membership()
+
+    async def lose_it() -> None:
+        await replica.observe(["a"], CHAIN)
+        await until(lambda: not replica.degraded)
+
+    for _ in range(7):
+        await lose_it()
+    clock.now_s += STEADY_S
+    await lose_it()
+
+    assert clock.pauses_s == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0.05]
+    await replica.close()
+
+
+async def test_a_store_that_refuses_what_it_is_asked_is_away_until_it_is_put_right(
+    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+) -> None:
+    await replica.reserve(reservation("before"))
+    with redis.Redis.from_url(server.tcp_url) as client:
+        client.set(PoolKeys("dualmap", "default").requests, "somebody's mistake")
+
+        during = await replica.reserve(reservation("during", "b"))
+        over = await replica.finish("before")
+        degraded = replica.degraded
+
+        client.delete(PoolKeys("dualmap", "default").requests)
+    await until(lambda: not replica.degraded)
+
+    assert (during.status, over, degraded) == (ReserveStatus.DISPATCHED, True, True)
+    assert [request.request_id for request in (await shared.snapshot()).requests] == ["during"]
 
 
 async def freeze(server: EmbeddedValkey, replica: FailoverPool, *, reserving: str | None = None) -> None:
