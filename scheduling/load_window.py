@@ -27,8 +27,8 @@ class LoadWindow:
         return decayed_tokens(self.tokens, self.at_ms, now_ms)
 
     def add(self, now_ms: int, tokens: int) -> LoadWindow:
-        """The window after ``tokens`` more uncached tokens were assigned."""
-        return LoadWindow(self.read(now_ms) + tokens, max(now_ms, self.at_ms))
+        """The window after ``tokens`` more uncached tokens were assigned, as of a clock that may have stepped back."""
+        return LoadWindow(self.read(now_ms) + tokens, now_ms)
 
 
 def decayed_tokens(tokens: float, at_ms: int, now_ms: int) -> float:

@@ -15,6 +15,9 @@ MEMORY_S = 30.0
 """Busy seconds that the sums remember, about."""
 PRIOR_S = 2.0
 """Busy seconds that the configured rate counts for until there is experience."""
+LONGEST_STALL_S = 10.0
+"""Busy seconds beyond what a prefill was expected to take that are counted at most: more says nothing of the rate. The
+engine stood still, or the clock that measured it was set forward; an hour of it would starve the instance for good."""
 
 
 @value
@@ -36,6 +39,7 @@ class PrefillRate:
 
     def after(self, tokens: int, busy_s: float) -> PrefillRate:
         """The sums after one more prefill of ``tokens`` uncached tokens in ``busy_s`` >= 0 seconds."""
+        busy_s = min(busy_s, LONGEST_STALL_S + tokens / self.tokens_per_s)
         keep = MEMORY_S / (MEMORY_S + busy_s)
         return PrefillRate(self.tokens * keep + tokens, self.busy_s * keep + busy_s)
 

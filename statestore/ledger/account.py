@@ -124,6 +124,15 @@ class InstanceAccount:
         request.late, request.surplus = True, surplus
         self._list(request)
 
+    def set_clock_back(self, now_ms: int) -> None:
+        """No time lies ahead of the clock any more: held requests wait from now on, and a stall begins now."""
+        for request in [held for held in (*self.queue, *self.late) if held.enqueued_ms > now_ms]:
+            self._delist(request)
+            request.enqueued_ms = now_ms
+            self._list(request)
+        self.last_prefill_ms = min(self.last_prefill_ms, now_ms)
+        self.work_since_ms = min(self.work_since_ms, now_ms)
+
     def position(self, request: LiveRequest) -> int:
         """Held requests ahead of this held one, as long as nobody comes or steps behind."""
         if request.late:

@@ -43,6 +43,7 @@ def repair(ledger: PoolLedger, now_ms: int) -> int:
     """Recompute every instance's sums from its requests; returns how many instances were off."""
     repaired = 0
     for account in ledger.accounts.values():
+        account.set_clock_back(now_ms)
         sums = account.sums()
         if sums != (account.pending_tokens, account.dispatched_tokens, account.late_tokens, account.context_tokens):
             account.pending_tokens, account.dispatched_tokens, account.late_tokens, account.context_tokens = sums

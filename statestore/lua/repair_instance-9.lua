@@ -1,5 +1,6 @@
 -- Recomputes an instance's sums from its requests, drops entries of requests that are not its own any more, and lists
--- held ones as the order of today says.
+-- held ones as the order of today says. Times ahead of the clock, which somebody set back, become now: held requests
+-- wait from now on, and a stall begins now.
 -- KEYS  1 leader, 2 requests, 3-7 account, queue, running, kv, late of the instance, 8 chains of held requests,
 --       9 lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 instance id, 4 fence
@@ -21,20 +22,21 @@ local pending, dispatched, late, late_requests, context, misplaced = 0, 0, 0, 0,
 
 -- Lists a held request where today's order has it, under the score of today; returns that list.
 local function relist(list_key, request)
-  local well_key, score = account.queue_key, request.sequence
+  local well_key, score, ahead = account.queue_key, request.sequence, request.enqueued_ms > now_ms
+  request.enqueued_ms = math.min(request.enqueued_ms, now_ms)
   request.late = by_deadline and request.late or false
   if request.late then
     well_key = account.late_key
   elseif by_deadline then
     score = request.enqueued_ms + request.slo_ms
   end
-  if list_key == well_key and tonumber(redis.call('ZSCORE', list_key, request.request_id)) == score then
+  if not ahead and list_key == well_key and tonumber(redis.call('ZSCORE', list_key, request.request_id)) == score then
     return well_key
   end
   redis.call('ZREM', list_key, request.request_id)
   list(account, request)
   write_request(KEYS[2], request)
-  misplaced = misplaced + 1
+  misplaced = misplaced + (ahead and 0 or 1)
   return well_key
 end
 
@@ -83,6 +85,8 @@ local off = misplaced > 0 or pending ~= account.pending_tokens or dispatched ~= 
   or late ~= kept_late or late_requests ~= kept_late_requests or context ~= account.context_tokens
 account.pending_tokens, account.dispatched_tokens = pending, dispatched
 account.late_tokens, account.late_requests, account.context_tokens = late, late_requests, context
+account.last_prefill_ms = math.min(account.last_prefill_ms, now_ms)
+account.work_since_ms = math.min(account.work_since_ms, now_ms)
 grant_next(KEYS[2], account, now_ms)
 write_account(account)
 return off and 1 or 0

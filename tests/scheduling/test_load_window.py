@@ -24,4 +24,4 @@ def test_a_clock_that_steps_back_neither_decays_nor_grows() -> None:
     window = LoadWindow(1000.0, 5_000)
 
     assert window.read(1_000) == 1000.0
-    assert window.add(1_000, 100) == LoadWindow(1100.0, 5_000)
+    assert window.add(1_000, 100) == LoadWindow(1100.0, 1_000), "from then on it fades by that clock"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.prefill_rate import MEMORY_S, PRIOR_S, PrefillRate, prefill_busy_s
+from scheduling.prefill_rate import LONGEST_STALL_S, MEMORY_S, PRIOR_S, PrefillRate, prefill_busy_s
 
 
 def test_without_experience_the_configured_rate_is_believed() -> None:
@@ -41,6 +41,24 @@ def test_a_change_of_speed_shows_after_about_the_memory() -> None:
         rate = rate.after(4000, 1.0)
 
     assert rate.tokens_per_s == pytest.approx(4000.0, rel=0.2)
+
+
+def test_a_clock_that_is_set_forward_costs_the_rate_no_more_than_a_stall_does() -> None:
+    known = PrefillRate(240_000.0, 30.0)
+
+    jumped = known.after(tokens=800, busy_s=3600.0)
+
+    assert jumped == known.after(tokens=800, busy_s=LONGEST_STALL_S + 0.1)
+    assert jumped.tokens_per_s > known.tokens_per_s / 2
+
+
+def test_an_engine_that_became_slow_for_good_is_known_as_such_all_the_same() -> None:
+    rate = PrefillRate(240_000.0, 30.0)
+
+    for _ in range(100):
+        rate = rate.after(tokens=800, busy_s=40.0)
+
+    assert rate.tokens_per_s == pytest.approx(20.0, rel=0.2)
 
 
 def test_the_rate_can_always_be_divided_by() -> None:

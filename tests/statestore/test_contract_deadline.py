@@ -607,3 +607,20 @@ async def test_nothing_needs_repair_after_all_that(pool: PoolStore, clock: HandC
     assert await pool.repair(fence=fence) == 0
     assert await late_of(pool) == ["late", "in time"]
     await assert_sums_hold(pool)
+
+
+async def test_who_was_held_before_the_clock_was_set_back_goes_before_those_who_come_later(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    running = await busy(pool, one_at_a_time())
+    await hold(pool, "early", slo_ms=LONG_MS)
+    clock.advance(-3_600_000)
+    fence = await lead(pool)
+    repaired = await pool.repair(fence=fence)
+    clock.advance(1000)
+    await hold(pool, "later", slo_ms=LONG_MS)
+
+    await pool.first_token(running, "a", CHAIN)
+
+    assert repaired == 0, "nothing had drifted"
+    assert await dispatched(pool, ["early", "later"]) == ["early"]

@@ -263,3 +263,21 @@ async def test_repair_finds_nothing_where_nothing_is_off(pool: PoolStore, lease:
 
     assert await pool.repair(fence=lease.fence) == 0
     assert await pool.snapshot() == before
+
+
+async def test_repair_puts_times_that_lie_ahead_of_a_clock_set_back_to_now(
+    pool: PoolStore, clock: HandClock, lease: Lease
+) -> None:
+    await one_held_on_a(pool)
+    clock.advance(-3_600_000)
+    back = await pool.acquire_lease("worker-1", 60_000)
+    assert back is not None
+    clock.advance(3_000)
+
+    blind = (await pool.loads())["a"].stalled_s
+    repaired = await pool.repair(fence=back.fence)
+    clock.advance(5_000)
+
+    held = (await pool.held_states(["r"]))["r"]
+    assert (blind, repaired, held.enqueued_ms) == (0.0, 0, clock.now_ms - 5_000)
+    assert (await pool.loads())["a"].stalled_s == 5.0

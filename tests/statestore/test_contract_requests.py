@@ -271,6 +271,20 @@ async def test_the_prefill_rate_is_learned_from_busy_time_alone(pool: PoolStore,
     assert (await pool.loads())["a"].prefill_tokens_per_s == pytest.approx(2000, rel=0.05)
 
 
+async def test_a_clock_that_is_set_forward_starves_no_instance(pool: PoolStore, clock: HandClock) -> None:
+    await pool.put_instance(instance("a", prefill_tokens_per_s=1000.0, dispatch_window_tokens=10_000))
+    for number in range(40):
+        await pool.reserve(reservation(f"r{number}", uncached_tokens=4000))
+        clock.advance(4000)
+        await pool.first_token(f"r{number}", "a", CHAIN)
+    await pool.reserve(reservation("r", uncached_tokens=4000))
+    clock.advance(3_600_000)
+
+    await pool.first_token("r", "a", CHAIN)
+
+    assert (await pool.loads())["a"].prefill_tokens_per_s > 500
+
+
 FEATURES = TtftFeatures(queueing_ms=0, compute_ms=500, attention_million_pairs=20, context_tokens=100_000)
 
 
