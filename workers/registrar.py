@@ -1,8 +1,8 @@
 """Registrar: sees to it that the store knows the fleet's members.
 
 The configuration is applied when a worker starts. What operators change later at run time stays, through
-changes of leader too. Only a store that lost its state (its membership epoch went back) is filled again: with
-what this worker last saw there, instances added at run time and states included.
+changes of leader too. Only a store that lost its state is filled again: its membership epoch went back, or stayed
+while members went. It gets what this worker last saw there, instances added at run time and states included.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def shared_urls(configured: Iterable[InstanceSettings]) -> dict[str, list[str]]:
 
 
 def plan_tick(known: Known, now: Membership) -> tuple[InstanceSpec, ...]:
-    """What to restore: nothing, unless the store's epoch went back; then what is missing there."""
-    if now.epoch >= known.epoch:
+    """What to restore: nothing if the store's epoch grew, as it does when a member leaves; else what is missing."""
+    if now.epoch > known.epoch:
         return ()
     return tuple(spec for instance_id, spec in known.instances.items() if instance_id not in now.instances)
 

@@ -38,7 +38,9 @@ def local_ledger(
 
 
 def lost_members(found: Membership, known: Membership) -> bool:
-    """Whether the store forgot members: their epoch only ever grows."""
+    """Whether the store forgot members: their epoch only ever grows, and does whenever one of them leaves."""
+    if found.epoch == known.epoch:
+        return not known.instances.keys() <= found.instances.keys()
     return found.epoch < known.epoch
 
 

@@ -237,6 +237,21 @@ async def test_a_store_that_was_emptied_unnoticed_is_filled_again_at_the_next_ca
     assert set(view.instances) == {"a", "b"}
 
 
+@pytest.mark.parametrize("key", ["instances", "instance:b", "meta"])
+async def test_members_that_the_store_evicted_are_entered_again(
+    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey, key: str
+) -> None:
+    known = await replica.membership()
+    with redis.Redis.from_url(server.tcp_url) as client:
+        client.delete(f"dualmap:{{default}}:{key}")
+
+    seen = await replica.membership()
+    await until(lambda: not replica.degraded)
+
+    assert seen.instances == known.instances
+    assert (await shared.membership()).instances == known.instances
+
+
 async def test_after_a_partition_the_store_believes_the_replica_about_its_own_requests(
     replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
 ) -> None:

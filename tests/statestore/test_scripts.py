@@ -14,7 +14,7 @@ from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
 from statestore.scripts import load_scripts
 from statestore.settings import StoreSettings
-from tests.statestore.samples import CHAIN, SCHEDULING, instance, reservation
+from tests.statestore.samples import CHAIN, SCHEDULING, chain, instance, reservation
 
 SCRIPTS = load_scripts()
 
@@ -97,3 +97,23 @@ async def test_the_chain_of_a_request_that_was_deleted_by_hand_does_not_outlive_
     await store.close()
     assert released
     assert (granted.state, granted.uncached_tokens) == (RequestState.DISPATCHED, 400)
+
+
+async def test_an_instance_whose_key_was_evicted_begins_again_with_an_empty_cache(valkey_url: str) -> None:
+    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING)
+    await store.open()
+    pool = store.pool("default")
+    small = instance("a", kv_capacity_tokens=400)
+    await pool.put_instance(small)
+    await pool.reserve(reservation("former", chain=CHAIN))
+    await pool.finish("former")
+    with redis.Redis.from_url(valkey_url) as client:
+        client.delete(PoolKeys("dualmap", "default").account("a").account)
+
+    await pool.put_instance(small)
+    latest = chain(21, 22, 23)
+    await pool.reserve(reservation("latest", chain=latest))
+
+    hits = [(await pool.observe(["a"], each)).loads["a"].hit_blocks for each in (CHAIN, latest)]
+    await store.close()
+    assert hits == [0, 3]

@@ -148,10 +148,11 @@ async def test_an_interrupted_restoration_is_finished_when_the_store_is_back(
     assert set((await emptied.membership()).instances) == {"a", "b"}
 
 
-def test_only_an_epoch_that_went_back_means_lost_state() -> None:
+def test_what_is_missing_is_lost_unless_the_epoch_grew() -> None:
     known = Known(5, {"a": A.spec(), "b": B.spec()})
 
-    assert plan_tick(known, membership(5, A.spec())) == ()
+    assert plan_tick(known, membership(5, A.spec(), B.spec())) == ()
+    assert plan_tick(known, membership(5, A.spec())) == (B.spec(),)
     assert plan_tick(known, membership(6, A.spec())) == ()
     assert plan_tick(known, membership(1, A.spec())) == (B.spec(),)
     assert plan_tick(known, membership(0)) == (A.spec(), B.spec())
