@@ -9,7 +9,7 @@ from functools import partial
 from router.context import ReplicaContext
 from router.metrics import measured
 from router.served_pool import ServedPool
-from statestore.base import RequestRecord
+from statestore.base import PoolSnapshot, RequestRecord
 from statestore.batches import for_each
 from statestore.errors import StoreError
 from statestore.reaping import latest_first
@@ -26,7 +26,7 @@ class Replica:
     def __init__(self, pool: ServedPool, context: ReplicaContext, info: Mapping[str, str]) -> None:
         self._pool = pool
         self._context = context
-        self._info = info
+        self._info = {**info, "scheduling": pool.scheduling.fingerprint}
         self._suspects: frozenset[tuple[str, int]] = frozenset()
         self._reachable = True
         self._owes_restoring = False
@@ -48,8 +48,25 @@ class Replica:
         """
         await self._put_missing_members()
         await self._pool.view.refresh()
+        self._warn_of_others(await self._pool.store.snapshot())
         await self._release_former()
         await self._beat()
+
+    def _warn_of_others(self, snapshot: PoolSnapshot) -> None:
+        """Who shares queues and learned rates must order and read them alike."""
+        mine = self._info["scheduling"]
+        others = [
+            replica.replica_id
+            for replica in snapshot.replicas
+            if replica.is_alive(snapshot.now_ms) and replica.info.get("scheduling", mine) != mine
+        ]
+        if others:
+            log.warning(
+                "pool %s: other scheduling settings than here are in use by %s: give all routers and workers of this"
+                " store the same file, or another fleet another store.prefix",
+                self._settings.name,
+                ", ".join(others),
+            )
 
     async def _release_former(self) -> None:
         """Nothing is live here yet: what the store has is of a process that was killed, and whose lease this one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
+import xxhash
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PolicyName = Literal[
@@ -140,6 +141,11 @@ class SchedulingSettings(BaseModel):
     def looks_beyond(self) -> bool:
         """Whether the policy is one that looks past its candidates, so that stores remember holders of prefixes."""
         return self.policy == "dualmap-wide"
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight hex digits that tell whether two processes have the same settings, as all of a fleet must."""
+        return xxhash.xxh32_hexdigest(self.model_dump_json().encode())
 
     @model_validator(mode="after")
     def _hot_is_above_cold(self) -> Self:

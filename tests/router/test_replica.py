@@ -214,3 +214,18 @@ async def test_a_leftover_of_a_replica_on_its_own_is_released_by_its_own_ledger(
 
     assert await pool.records(["lost"]) == {}
     await runtime.store.close()
+
+
+async def test_a_replica_warns_of_those_that_schedule_by_other_settings(
+    start_runtime: Any, store: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = store.pool("default")
+    for replica_id, lease_ms in (("other-fleet", 60_000), ("dead", 0)):
+        await pool.heartbeat(replica_id, lease_ms, {"scheduling": "00000000"})
+    await pool.heartbeat("unknown", 60_000, {})
+
+    await start_runtime()
+    await start_runtime()
+
+    warnings = [record.getMessage() for record in caplog.records if "settings" in record.getMessage()]
+    assert [warning.partition(" in use by ")[2].partition(":")[0] for warning in warnings] == ["other-fleet"] * 2

@@ -49,3 +49,11 @@ def test_a_value_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
 def test_the_band_between_hot_and_cold_must_not_be_upside_down() -> None:
     with pytest.raises(ValidationError, match="cold_share_factor"):
         SchedulingSettings(hot_share_factor=1.0, cold_share_factor=2.0)
+
+
+def test_settings_have_the_same_fingerprint_only_if_they_are_the_same() -> None:
+    default = SchedulingSettings()
+
+    assert SchedulingSettings(max_hold_s=300).fingerprint == default.fingerprint
+    assert default.model_copy(update={"max_hold_s": 301.0}).fingerprint != default.fingerprint
+    assert SchedulingSettings(dynamo=DynamoSettings(prefill_scale=2)).fingerprint != default.fingerprint

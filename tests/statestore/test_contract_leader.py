@@ -278,6 +278,6 @@ async def test_repair_puts_times_that_lie_ahead_of_a_clock_set_back_to_now(
     repaired = await pool.repair(fence=back.fence)
     clock.advance(5_000)
 
-    held = (await pool.held_states(["r"]))["r"]
+    held = (await pool.records(["r"]))["r"]
     assert (blind, repaired, held.enqueued_ms) == (0.0, 0, clock.now_ms - 5_000)
     assert (await pool.loads())["a"].stalled_s == 5.0
