@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from scheduling.backoff import backoff_s
+from scheduling.backoff import backoff_s, worth_logging
 from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad
 from scheduling.settings import SchedulingSettings
@@ -80,6 +80,8 @@ class FailoverPool(SharedCalls):
         self._local: MemoryPool | None = None
         self._replica_ids: set[str] = set()
         """Whose requests come through here: in practice this process's one."""
+        self._beat: tuple[str, int, Mapping[str, str]] | None = None
+        """The last heartbeat: repeated at a hand-over, before a reaper takes this replica for dead."""
         self._settled: asyncio.Event | None = None
         self._calls_under_way = 0
         self._quiet = asyncio.Event()
@@ -201,7 +203,12 @@ class FailoverPool(SharedCalls):
 
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
+        self._beat = (replica_id, lease_ms, info)
         return await self._of_the_fleet(lambda: self._primary.heartbeat(replica_id, lease_ms, info))
+
+    async def retire(self, replica_id: str) -> None:
+        self._beat = None
+        await super().retire(replica_id)
 
     async def adopt(self, records: Sequence[RequestRecord]) -> int:
         local = await self._local_pool()
@@ -305,7 +312,8 @@ class FailoverPool(SharedCalls):
                 async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
                     await self._hand_over(found)
             except (StoreError, TimeoutError) as error:
-                _log.info("pool %s: the store is still away: %s", self.name, error)
+                if worth_logging(self._probes):
+                    _log.info("pool %s: the store is still away, probes=%d: %s", self.name, self._probes, error)
             except Exception:
                 _log.exception("pool %s: the hand-over to the store failed, trying again", self.name)
 
@@ -317,6 +325,8 @@ class FailoverPool(SharedCalls):
             while self._calls_under_way:
                 self._quiet.clear()
                 await self._quiet.wait()
+            if self._beat is not None:
+                await self._primary.heartbeat(*self._beat)
             await hand_back(local.ledger, self._replica_ids, self._primary, found, known, self._now_ms)
             self._known = await self._primary.membership()
             self._own.replace_all(request.record() for request in local.ledger.requests.values())

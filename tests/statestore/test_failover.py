@@ -280,6 +280,41 @@ async def test_after_a_partition_the_store_believes_the_replica_about_its_own_re
     assert all(request.sequence == before[request.request_id] for request in view.requests)
 
 
+async def test_a_replica_is_known_again_as_soon_as_it_has_handed_over(
+    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+) -> None:
+    await replica.heartbeat("one", 1, {})
+    await replica.reserve(reservation("r", "b"))
+    await freeze(server, replica)
+    with pytest.raises(StoreUnavailableError):
+        await replica.heartbeat("one", 60_000, {"requests": "1"})
+
+    await until(lambda: not replica.degraded)
+
+    view = await shared.snapshot()
+    assert [(each.replica_id, each.info) for each in view.replicas] == [("one", {"requests": "1"})]
+    assert await shared.expired_replicas() == {}
+
+
+async def test_a_replica_that_retired_without_the_store_is_not_entered_there_again(
+    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+) -> None:
+    await replica.heartbeat("one", 60_000, {})
+    port = stop(server)
+    await replica.observe(["a"], CHAIN)
+    with pytest.raises(StoreUnavailableError):
+        await replica.retire("one")
+
+    again = start_again(port)
+    try:
+        await until(lambda: not replica.degraded)
+        view = await replica.snapshot()
+    finally:
+        again.stop()
+
+    assert view.replicas == ()
+
+
 async def test_after_a_partition_another_replicas_request_of_the_same_id_stays(
     replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
 ) -> None:
