@@ -63,7 +63,7 @@ class DynamoSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prefill_scale: float = Field(1.0, ge=0, description="weight of prefill blocks beside decode blocks")
+    prefill_scale: float = Field(32.0, ge=0, description="weight of prefill blocks beside decode blocks")
 
 
 class SglangSettings(BaseModel):

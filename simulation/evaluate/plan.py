@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from scheduling.settings import DynamoSettings, PolicyName, SchedulingSettings
+from scheduling.settings import PolicyName, SchedulingSettings
 from simulation.bounds import sustainable_rate
 from simulation.commands.options import POLICIES
 from simulation.engine_types import EngineConfig
@@ -108,16 +108,11 @@ QUICK = replace(
 
 
 def scheduling_for(policy: PolicyName) -> SchedulingSettings:
-    """Settings that show the policy at its best; the paper's own for DualMap.
+    """The product's defaults, which show every policy at its best; the paper's own for DualMap.
 
-    Dynamo's project uses a prefill scale of 32 in its own replay instead of the default 1, and it is better here too.
     ``dualmap-wide`` is ours and made for deadline order; everybody else serves first come, first served.
     """
-    return SchedulingSettings(
-        policy=policy,
-        slo_ttft_s=PAPER_SLO_S,
-        dynamo=DynamoSettings(prefill_scale=32),
-    )
+    return SchedulingSettings(policy=policy, slo_ttft_s=PAPER_SLO_S)
 
 
 def scenario_for(policy: PolicyName, workload: Workload, instances: int = PAPER_INSTANCES) -> Scenario:

@@ -50,8 +50,8 @@ def rules_of(plan: Plan) -> list[str]:
         f"TTFT counts from the arrival at the router, time held in the fleet included. SLO {PAPER_SLO_S:g} s.",
         f"DualMap and its variants hold requests in the fleet and dispatch within a window of {window:,} tokens; the "
         "other policies send every request at once, as their own projects do, and see the engines' queues at once.",
-        "Other policies run with their projects' parameters; Dynamo with the prefill scale 32 of its own replay, which "
-        "is better here than its default 1.",
+        "Other policies run with the product's defaults, which are their projects' parameters or better ones: Dynamo's "
+        "prefill scale is the 32 of its own replay, Preble leaves a hot instance at twice the lightest load.",
         "dualmap is the paper's: queue order first come, first served. dualmap-wide is not the paper's: it looks past "
         "the pair and orders its queues by deadline.",
     ]

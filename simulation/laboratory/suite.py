@@ -21,7 +21,7 @@ PEERS = (
     "llm-d=llm-d,queue_order=fifo",
     "preble=preble,queue_order=fifo",
     "min-ttft=min-ttft,queue_order=fifo",
-    "dynamo=dynamo,queue_order=fifo,dynamo.prefill_scale=32",
+    "dynamo=dynamo,queue_order=fifo",
     "sglang=sglang,queue_order=fifo",
 )
 """The best other policies, first come, first served, each at its best settings. Together they tell saturation."""

@@ -89,9 +89,9 @@ def test_dynamo_adds_scaled_prefill_blocks_and_decode_blocks(choose: Choose, loa
         load("w3", hit_blocks=8, context_tokens=900),
     )
 
-    assert choose("dynamo", *loads).instance_id == "w2"
-    assert choose("dynamo", *loads).alternative_id == "w3"
-    assert choose("dynamo", *loads, dynamo={"prefill_scale": 32.0}).instance_id == "w3"
+    assert choose("dynamo", *loads).instance_id == "w3", "its scale is that of the project's own replay, 32"
+    assert choose("dynamo", *loads, dynamo={"prefill_scale": 1.0}).instance_id == "w2"
+    assert choose("dynamo", *loads, dynamo={"prefill_scale": 1.0}).alternative_id == "w3"
 
 
 def test_dynamo_counts_active_prefills(choose: Choose, load: Load) -> None:

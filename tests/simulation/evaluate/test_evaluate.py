@@ -124,8 +124,8 @@ def test_two_choices_balance_better_than_one(sections: list[Section]) -> None:
     assert all(float(first) > float(second) for first, second in zip(one[1:], two[1:], strict=True))
 
 
-def test_every_policy_runs_at_its_best_and_dualmap_as_in_the_paper() -> None:
-    assert scheduling_for("dynamo").dynamo.prefill_scale == 32
+def test_every_policy_runs_as_the_product_ships_it_and_dualmap_as_in_the_paper() -> None:
+    assert scheduling_for("dynamo") == SchedulingSettings(policy="dynamo")
     assert scheduling_for("dualmap").granting_order == "fifo"
     assert scheduling_for("dualmap-wide").granting_order == "deadline"
 
