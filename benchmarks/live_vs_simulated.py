@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from scheduling.instance import InstanceSpec
 from scheduling.settings import SchedulingSettings
 from simulation.commands.options import policies_of
 from simulation.presets import find_preset
@@ -92,6 +93,7 @@ def _scenario(arguments: argparse.Namespace) -> Scenario:
         find_preset(arguments.preset).engine,
         instances=arguments.instances,
         dispatch=Dispatch.HOLD,
+        max_queued_requests=InstanceSpec("", "").max_queued_requests,
         skip_requests=arguments.skip,
         instance_name="instance-{}",
         output_limits_known=True,

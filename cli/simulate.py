@@ -6,6 +6,7 @@ import argparse
 
 from cli.settings import Settings
 from simulation.commands import simulate
+from simulation.commands.options import ConfiguredFleet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,4 +14,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
-    return simulate.run(arguments, settings.scheduling, settings.emulator)
+    configured = ConfiguredFleet(settings.scheduling, settings.emulator, settings.pools, settings.router.late_requests)
+    return simulate.run(arguments, configured)

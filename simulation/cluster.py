@@ -14,16 +14,15 @@ OnEvent = Callable[[str, Event], None]
 class Cluster:
     """Engines by instance id. Wakes each engine exactly when it next has something to say."""
 
-    def __init__(self, config: EngineConfig, events: EventQueue, on_event: OnEvent) -> None:
-        self._config = config
+    def __init__(self, events: EventQueue, on_event: OnEvent) -> None:
         self._events = events
         self._on_event = on_event
         self._wake_s: dict[str, float | None] = {}
         self.engines: dict[str, Engine] = {}
 
-    def add(self, instance_id: str) -> None:
+    def add(self, instance_id: str, config: EngineConfig) -> None:
         """Start an instance with an empty cache."""
-        self.engines[instance_id] = Engine(self._config)
+        self.engines[instance_id] = Engine(config)
         self._wake_s[instance_id] = None
 
     def submit(self, instance_id: str, request: EngineRequest, now_s: float) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from scheduling.instance import InstanceSpec
 from scheduling.settings import SchedulingSettings
 from simulation.engine_types import EngineConfig
 
@@ -45,6 +46,9 @@ class Scenario:
     dispatch_window_tokens: int = 4096
     max_queued_requests: int = UNLIMITED
     """Held requests of one instance; one more is refused."""
+    fleet: tuple[InstanceSpec, ...] = ()
+    """The instances by number from 1, each with figures of its own; empty: all alike, as the engine and the limits
+    above say, and called by ``instance_name``."""
     late_requests: Literal["serve", "refuse"] = "serve"
     """What becomes of a request whose expected TTFT exceeds its SLO, as ``router.late_requests`` has it."""
     changes: tuple[FleetChange, ...] = ()

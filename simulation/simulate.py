@@ -70,7 +70,7 @@ class Simulation:
         self._policy = build_policy(settings.scheduling)
         self._ledger = PoolLedger(settings.scheduling)
         self._events = EventQueue()
-        self._cluster = Cluster(settings.engine, self._events, self._on_engine_event)
+        self._cluster = Cluster(self._events, self._on_engine_event)
         self._keeper = HotnessKeeper(settings, self._ledger)
         self._rebalancer = Rebalancer(settings, self._ledger, self._events)
         self._engine = settings.engine
@@ -121,26 +121,30 @@ class Simulation:
     def _resize(self, now_s: float, instances: int) -> None:
         """Make ``instances`` ready: add new ones, drain those beyond."""
         now_ms = int(now_s * 1000)
-        wanted = [self._scenario.instance_name.format(number) for number in range(1, instances + 1)]
-        for instance_id in wanted:
+        wanted = {spec.instance_id: spec for spec in map(self._spec, range(instances))}
+        for instance_id, spec in wanted.items():
             if instance_id not in self._ledger.accounts:
-                self._cluster.add(instance_id)
+                self._cluster.add(instance_id, replace(self._engine, kv_capacity_tokens=spec.kv_capacity_tokens))
                 self._waiting[instance_id] = 0
-                self._ledger.put_instance(self._spec(instance_id), now_ms)
+                self._ledger.put_instance(spec, now_ms)
             self._ledger.set_instance_state(instance_id, InstanceState.READY, now_ms)
-        for instance_id in sorted(self._ledger.accounts.keys() - set(wanted)):
+        for instance_id in sorted(self._ledger.accounts.keys() - wanted.keys()):
             self._ledger.set_instance_state(instance_id, InstanceState.DRAINING, now_ms)
         self._dispatch_granted(now_s)
 
-    def _spec(self, instance_id: str) -> InstanceSpec:
+    def _spec(self, index: int) -> InstanceSpec:
+        scenario = self._scenario
+        spec = scenario.fleet[index] if scenario.fleet else self._made_up_spec(scenario.instance_name.format(index + 1))
+        return replace(spec, dispatch_window_tokens=UNLIMITED, max_running_requests=UNLIMITED) if self._direct else spec
+
+    def _made_up_spec(self, instance_id: str) -> InstanceSpec:
         return InstanceSpec(
             instance_id,
             f"http://{instance_id}",
-            state=InstanceState.READY,
             prefill_tokens_per_s=self._engine.prefill_tokens_per_s(),
             kv_capacity_tokens=self._engine.kv_capacity_tokens,
-            dispatch_window_tokens=UNLIMITED if self._direct else self._scenario.dispatch_window_tokens,
-            max_running_requests=UNLIMITED if self._direct else self._engine.max_num_seqs,
+            dispatch_window_tokens=self._scenario.dispatch_window_tokens,
+            max_running_requests=self._engine.max_num_seqs,
             max_queued_requests=self._scenario.max_queued_requests,
         )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
+from scheduling.instance import InstanceSpec, Role
 from scheduling.settings import PolicyName, SchedulingSettings
 from simulation.engine_types import EngineConfig
 from simulation.errors import SimulationError
@@ -18,9 +20,11 @@ from simulation.runs import default_workers
 from simulation.scenario import Dispatch, Scenario
 from simulation.settings import EngineSettings
 from simulation.sources import TraceSource
+from statestore.settings import PoolSettings
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 USAGE_ERROR = 2
+DEFAULT_INSTANCES = 8
 
 
 class OptionError(SimulationError):
@@ -47,15 +51,22 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--policy", metavar="P[,P…]", help=f"policies to compare, or 'all': {names} (none: scheduling.policy)"
     )
-    fleet.add_argument("--instances", type=int, default=8, metavar="N", help="engine instances")
+    fleet.add_argument("--pool", metavar="NAME", help="the configured pool to simulate (none: the first)")
+    fleet.add_argument(
+        "--instances", type=int, metavar="N",
+        help=f"so many instances, like the pool's in turn (none: the pool's, {DEFAULT_INSTANCES} if it names none)",
+    )  # fmt: skip
     fleet.add_argument("--preset", help="engine model: " + ", ".join(sorted(PRESETS)) + " (none: emulator.preset)")
     fleet.add_argument("--slo-s", type=float, help="TTFT SLO in seconds (none: scheduling.slo_ttft_s)")
     fleet.add_argument(
         "--dispatch",
         choices=[dispatch.value for dispatch in Dispatch],
-        help="hold requests in the fleet, or send them at once (none: hold for dualmap policies, direct for others)",
+        default=Dispatch.HOLD.value,
+        help="hold requests in the fleet as a live one does, or send them at once as the other policies' projects do",
     )
-    fleet.add_argument("--dispatch-window-tokens", type=int, default=4096, help="dispatched, unprefilled tokens")
+    fleet.add_argument(
+        "--dispatch-window-tokens", type=int, help="dispatched, unprefilled tokens (none: the pool's instances')"
+    )
     fleet.add_argument("--skip", type=int, default=0, metavar="N", help="leave the first N requests out of the results")
 
 
@@ -66,16 +77,30 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfiguredFleet:
+    """What the settings say about a fleet, as far as a simulated one heeds it."""
+
+    scheduling: SchedulingSettings
+    engine: EngineSettings
+    pools: tuple[PoolSettings, ...] = (PoolSettings(),)
+    late_requests: Literal["serve", "refuse"] = "serve"
+
+
+@dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """What the options say about the fleet."""
+    """What the options and the settings say about the fleet."""
 
     policies: tuple[PolicyName, ...]
     scheduling: SchedulingSettings
     engine: EngineConfig
-    instances: int
-    dispatch: Dispatch | None
-    dispatch_window_tokens: int
+    fleet: tuple[InstanceSpec, ...]
+    late_requests: Literal["serve", "refuse"]
+    dispatch: Dispatch
     skip_requests: int
+
+    @property
+    def instances(self) -> int:
+        return len(self.fleet)
 
     def scenario(self, policy: PolicyName) -> Scenario:
         return Scenario(
@@ -83,7 +108,8 @@ class FleetOptions:
             engine=self.engine,
             instances=self.instances,
             dispatch=self.dispatch,
-            dispatch_window_tokens=self.dispatch_window_tokens,
+            fleet=self.fleet,
+            late_requests=self.late_requests,
             skip_requests=self.skip_requests,
         )
 
@@ -99,25 +125,65 @@ def trace_source(arguments: argparse.Namespace) -> TraceSource:
     return source
 
 
-def fleet_options(
-    arguments: argparse.Namespace, scheduling: SchedulingSettings, engine: EngineSettings
-) -> FleetOptions:
+def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) -> FleetOptions:
     """Raises OptionError."""
     _at_least("instances", arguments.instances, 1)
     _at_least("dispatch_window_tokens", arguments.dispatch_window_tokens, 1)
     _at_least("skip", arguments.skip, 0)
+    scheduling = configured.scheduling
     if arguments.slo_s is not None:
         if arguments.slo_s <= 0:
             raise OptionError(f"--slo-s must be more than 0, found {arguments.slo_s}")
         scheduling = scheduling.model_copy(update={"slo_ttft_s": arguments.slo_s})
+    engine = _engine(arguments.preset, configured.engine)
+    fleet = _fleet(_pool(arguments.pool, configured.pools), engine, arguments.instances)
+    if arguments.dispatch_window_tokens is not None:
+        fleet = tuple(replace(spec, dispatch_window_tokens=arguments.dispatch_window_tokens) for spec in fleet)
     return FleetOptions(
         policies=(scheduling.policy,) if arguments.policy is None else policies_of(arguments.policy),
         scheduling=scheduling,
-        engine=_engine(arguments.preset, engine),
-        instances=arguments.instances,
-        dispatch=Dispatch(arguments.dispatch) if arguments.dispatch else None,
-        dispatch_window_tokens=arguments.dispatch_window_tokens,
+        engine=engine,
+        fleet=fleet,
+        late_requests=configured.late_requests,
+        dispatch=Dispatch(arguments.dispatch),
         skip_requests=arguments.skip,
+    )
+
+
+def _pool(name: str | None, pools: tuple[PoolSettings, ...]) -> PoolSettings:
+    for pool in pools:
+        if name in (None, pool.name):
+            return pool
+    raise OptionError(f"--pool: there is no pool {name!r}; known are {', '.join(pool.name for pool in pools)}")
+
+
+def _fleet(pool: PoolSettings, engine: EngineConfig, instances: int | None) -> tuple[InstanceSpec, ...]:
+    """The pool's instances that prompts are sent to, or ``instances`` like them; if it names none, as many as asked
+    for with the engine's figures, as ``dualmap up`` would start them.
+
+    What an instance does not say of its KV memory it would report itself, and here that is the engine's.
+    """
+    specs = [
+        one.spec() if "kv_capacity_tokens" in one.model_fields_set
+        else replace(one.spec(), kv_capacity_tokens=engine.kv_capacity_tokens)
+        for one in pool.instances if one.role is not Role.DECODE
+    ]  # fmt: skip
+    if pool.instances and not specs:
+        raise OptionError(f"pool {pool.name!r} has no instances that prompts are sent to")
+    count = instances or len(specs) or DEFAULT_INSTANCES
+    if specs and count <= len(specs):
+        return tuple(specs[:count])
+    alike = specs or [
+        InstanceSpec(
+            "i",
+            "http://i",
+            prefill_tokens_per_s=engine.prefill_tokens_per_s(),
+            kv_capacity_tokens=engine.kv_capacity_tokens,
+            max_running_requests=engine.max_num_seqs,
+        )
+    ]
+    return tuple(
+        replace(spec, instance_id=f"i{number:03d}") for number, spec in enumerate(islice(cycle(alike), count), 1)
     )
 
 

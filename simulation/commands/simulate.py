@@ -11,9 +11,9 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from scheduling.settings import SchedulingSettings
 from simulation.bounds import goodput_bound
 from simulation.commands.options import (
+    ConfiguredFleet,
     FleetOptions,
     OptionError,
     add_fleet_arguments,
@@ -29,7 +29,6 @@ from simulation.commands.tables import goodput_table, results_table
 from simulation.goodput import ON_TIME_SHARE, GoodputJob, run_goodput
 from simulation.results import RunResult
 from simulation.runs import RunJob, map_jobs, run_job
-from simulation.settings import EngineSettings
 from simulation.simulate import simulate
 from simulation.sources import TraceSource
 
@@ -49,12 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots (SVG) here; needs matplotlib")
 
 
-def run(arguments: argparse.Namespace, scheduling: SchedulingSettings, engine: EngineSettings) -> int:
-    return exit_code("simulate", lambda: _run(arguments, scheduling, engine))
+def run(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
+    return exit_code("simulate", lambda: _run(arguments, configured))
 
 
-def _run(arguments: argparse.Namespace, scheduling: SchedulingSettings, engine: EngineSettings) -> int:
-    options = fleet_options(arguments, scheduling, engine)
+def _run(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
+    options = fleet_options(arguments, configured)
     rates = rates_of(arguments.rate)
     source = trace_source(arguments)
     requests = len(source.load().requests)

@@ -4,16 +4,23 @@ from pathlib import Path
 
 import pytest
 
+from scheduling.instance import InstanceSpec, Role
 from scheduling.settings import SchedulingSettings
 from simulation.commands import simulate
+from simulation.commands.options import ConfiguredFleet, FleetOptions, OptionError, fleet_options
+from simulation.scenario import Dispatch
 from simulation.settings import EngineSettings
+from statestore.settings import InstanceSettings, PoolSettings
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    simulate.add_arguments(parser)
+    return parser.parse_args([*words, "--quiet"])
 
 
 def run(*words: str, scheduling: SchedulingSettings | None = None) -> int:
-    parser = argparse.ArgumentParser()
-    simulate.add_arguments(parser)
-    arguments = parser.parse_args([*words, "--quiet"])
-    return simulate.run(arguments, scheduling or SchedulingSettings(), EngineSettings())
+    return simulate.run(parsed(*words), ConfiguredFleet(scheduling or SchedulingSettings(), EngineSettings()))
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +54,58 @@ def test_the_configured_policy_is_simulated_unless_others_are_named(
 
     assert run(*words, *named, scheduling=SchedulingSettings(policy="preble")) == 0
     assert [row["policy"] for row in json.loads((tmp_path / "r.json").read_text())] == simulated
+
+
+SMALL = InstanceSettings(
+    id="small", url="http://a:1", kv_capacity_tokens=200_000, dispatch_window_tokens=2048, max_running_requests=64,
+    max_queued_requests=10,
+)  # fmt: skip
+PLAIN = InstanceSettings(id="plain", url="http://b:1")
+POOLS = (
+    PoolSettings(name="chat", instances=(SMALL, PLAIN, InstanceSettings(id="d", url="http://d:1", role=Role.DECODE))),
+    PoolSettings(name="code", model="code", instances=(PLAIN.model_copy(update={"id": "alone"}),)),
+)
+
+
+def options(*words: str, pools: tuple[PoolSettings, ...] = POOLS) -> FleetOptions:
+    configured = ConfiguredFleet(SchedulingSettings(policy="preble"), EngineSettings(kv_capacity_tokens=777_000), pools)
+    return fleet_options(parsed(*words), configured)
+
+
+def test_the_pools_instances_are_simulated_as_they_are_configured() -> None:
+    assert options().scenario("preble").fleet == (
+        SMALL.spec(),
+        InstanceSpec("plain", "http://b:1", kv_capacity_tokens=777_000),
+    ), "what an instance would report itself is the engine's, and one for decoding alone gets no prompts"
+    assert [spec.instance_id for spec in options("--pool", "code").fleet] == ["alone"]
+
+
+def test_more_instances_than_the_pools_are_like_these_in_turn() -> None:
+    windows = [spec.dispatch_window_tokens for spec in options("--instances", "5").fleet]
+
+    assert windows == [2048, 4096, 2048, 4096, 2048]
+    assert len({spec.instance_id for spec in options("--instances", "5").fleet}) == 5
+    assert [spec.instance_id for spec in options("--instances", "1").fleet] == ["small"]
+    assert {spec.dispatch_window_tokens for spec in options("--dispatch-window-tokens", "9000").fleet} == {9000}
+
+
+def test_a_pool_without_instances_has_those_that_would_be_emulated() -> None:
+    fleet = options(pools=(PoolSettings(),)).fleet
+
+    assert len(fleet) == 8
+    assert {(spec.kv_capacity_tokens, spec.max_queued_requests) for spec in fleet} == {(777_000, 1024)}
+
+
+def test_a_pool_that_cannot_be_simulated_is_named() -> None:
+    with pytest.raises(OptionError, match="no pool 'x'; known are chat, code"):
+        options("--pool", "x")
+    with pytest.raises(OptionError, match="'default' has no instances that prompts are sent to"):
+        options(pools=(PoolSettings(instances=POOLS[0].instances[2:]),))
+
+
+def test_every_policy_holds_as_in_a_live_fleet_unless_told_otherwise() -> None:
+    assert options().scenario("preble").dispatch_of is Dispatch.HOLD
+    assert options("--dispatch", "direct").scenario("dualmap").dispatch_of is Dispatch.DIRECT
 
 
 def test_goodput_prints_the_rate_and_the_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

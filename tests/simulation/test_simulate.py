@@ -4,6 +4,7 @@ from typing import Literal
 
 import pytest
 
+from scheduling.instance import InstanceSpec
 from scheduling.settings import PolicyName, SchedulingSettings
 from simulation.commands.options import POLICIES
 from simulation.engine_types import EngineConfig
@@ -243,3 +244,22 @@ def test_by_deadline_far_more_requests_are_on_time_under_overload() -> None:
         return simulate(CONVERSATION.at_rate(12.0), overload).effective_capacity
 
     assert on_time("deadline") > on_time("fifo") + 0.3
+
+
+def test_every_instance_has_the_figures_of_its_own() -> None:
+    """One that may hold nothing is given a request only when it has room; KV memory is each engine's own."""
+    fleet = (
+        InstanceSpec("narrow", "http://a", dispatch_window_tokens=1, max_queued_requests=0, kv_capacity_tokens=51_200),
+        InstanceSpec("wide", "http://b", max_queued_requests=1000),
+    )
+    simulation = Simulation(
+        CONVERSATION.at_rate(8.0), scenario("round-robin", dispatch=Dispatch.HOLD, instances=2, fleet=fleet)
+    )
+
+    record = simulation.run()
+
+    assert {one.chosen_id for one in record.outcomes} == {"narrow", "wide"}
+    assert max(one.held_s for one in record.outcomes if one.chosen_id == "narrow") == 0
+    assert max(one.held_s for one in record.outcomes if one.chosen_id == "wide") > 1
+    blocks = {name: engine.statistics().total_blocks for name, engine in simulation._cluster.engines.items()}
+    assert blocks == {"narrow": 100, "wide": 1_000_000 // 512}
