@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 
 import orjson
 from rich.table import Table
 
-from simulation.results import LoadSample, Percentiles
+from simulation.results import LoadSample, Percentiles, load_cv
 
 UNKNOWN_INSTANCE = "unknown"
 """Named where no ``x-dualmap-instance`` header tells (a bare vLLM server, an error of the router)."""
@@ -84,7 +83,8 @@ class ReplayReport:
     hit_rate: float
     """Share of prompt tokens that instances report as cached."""
     load_cv: float | None
-    """Mean over time of the coefficient of variation of pending tokens over instances; None: not observed."""
+    """Mean of the coefficient of variation of pending tokens over instances, see ``results.load_cv``; None: not
+    observed, or never a load."""
     migrations: int | None
     retried: int
     span_s: float
@@ -121,7 +121,6 @@ def summarize_replay(record: ReplayRecord) -> ReplayReport:
     errors, errors_s = _estimate_errors(answered)
     ttfts = [request.ttft_s for request in answered if request.ttft_s is not None]
     failures = Counter(request.failure for request in record.requests if request.failure is not None)
-    busy = [sample.cv for sample in record.samples if any(sample.pending_tokens)]
     lags = Percentiles.of([request.lag_s for request in counted])
     ends = [request.arrival_s + request.lag_s + request.e2e_s for request in counted if request.e2e_s is not None]
     return ReplayReport(
@@ -144,7 +143,7 @@ def summarize_replay(record: ReplayRecord) -> ReplayReport:
         ttft_error_p90=errors.p90 if errors else None,
         ttft_error_s=errors_s,
         hit_rate=_hit_rate(answered),
-        load_cv=fmean(busy) if busy else None,
+        load_cv=load_cv(record.samples),
         migrations=record.migrations,
         retried=sum(request.attempts > 1 for request in counted),
         span_s=max(ends, default=0.0),

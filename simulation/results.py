@@ -75,6 +75,17 @@ class LoadSample:
         return pstdev(self.pending_tokens) / mean if mean > 0 else 0.0
 
 
+MIN_PENDING_TOKENS = 2048
+"""Pending tokens of an instance, in the mean over the fleet, below which balance says nothing: less than one step of
+an engine each, so that a single request makes the difference."""
+
+
+def load_cv(samples: Sequence[LoadSample]) -> float | None:
+    """Mean over the moments of load of the coefficient of variation of pending tokens; None if there were none."""
+    loaded = [one.cv for one in samples if one.pending_tokens and fmean(one.pending_tokens) >= MIN_PENDING_TOKENS]
+    return fmean(loaded) if loaded else None
+
+
 @dataclass(frozen=True, slots=True)
 class Percentiles:
     """Over answered requests."""
@@ -114,9 +125,10 @@ class RunResult:
     """The same for one cache without limit that all instances shared: the bound."""
     expected_hit_rate: float
     """The same as the KV metadata had it."""
-    load_cv: float
-    """Mean over time of the coefficient of variation of pending tokens, while anything was pending."""
+    load_cv: float | None
+    """Mean of the coefficient of variation of pending tokens over ``samples``, see ``load_cv``."""
     migrations: int
+    """From the first counted arrival to the last, as are preemptions and samples: no warm-up, no drain."""
     preemptions: int
     key_blocks: Mapping[int, int]
     """Requests by length of their hash key in blocks."""
@@ -156,6 +168,7 @@ class RunRecord:
     samples: Sequence[LoadSample]
     infinite_cached_tokens: Sequence[int]
     migrations: int
+    """Between the first counted arrival and the last, like preemptions."""
     preemptions: int
     skip_requests: int
     labels: Mapping[str, str]
@@ -170,7 +183,7 @@ def summarize(record: RunRecord) -> RunResult:
     alone = undisturbed(record.outcomes)
     calm = [o for o, kept in zip(counted, alone[record.skip_requests :], strict=True) if kept]
     errors, calm_errors = _relative_errors(answered), _relative_errors(calm)
-    busy = [sample.cv for sample in record.samples if any(sample.pending_tokens)]
+    samples = tuple(_while_requests_arrived(record.samples, counted))
     return RunResult(
         policy=record.policy,
         trace=record.trace,
@@ -185,7 +198,7 @@ def summarize(record: RunRecord) -> RunResult:
         hit_rate=sum(outcome.cached_tokens for outcome in answered) / input_tokens,
         infinite_hit_rate=bound_tokens / max(1, sum(outcome.input_tokens for outcome in counted)),
         expected_hit_rate=sum(outcome.expected_cached_tokens for outcome in answered) / input_tokens,
-        load_cv=fmean(busy) if busy else 0.0,
+        load_cv=load_cv(samples),
         migrations=record.migrations,
         preemptions=record.preemptions,
         key_blocks=dict(sorted(Counter(outcome.key_blocks for outcome in counted).items())),
@@ -197,10 +210,14 @@ def summarize(record: RunRecord) -> RunResult:
         undisturbed_error_p90=calm_errors.p90,
         longest_hold_s=max((o.held_s for o in answered), default=0.0),
         span_s=max((o.finish_s for o in answered if o.finish_s is not None), default=0.0),
-        samples=tuple(record.samples),
+        samples=samples,
         timeline=tuple(_timeline(record.outcomes)),
         labels=dict(record.labels),
     )
+
+
+def _while_requests_arrived(samples: Sequence[LoadSample], counted: Sequence[RequestOutcome]) -> list[LoadSample]:
+    return [sample for sample in samples if counted and counted[0].arrival_s <= sample.time_s <= counted[-1].arrival_s]
 
 
 def undisturbed(outcomes: Sequence[RequestOutcome]) -> list[bool]:

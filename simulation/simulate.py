@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from scheduling.blocks import cache_seed, chain_of_trace
 from scheduling.chain import Chain
@@ -50,6 +51,13 @@ def simulate(
     return summarize(Simulation(trace, scenario, on_progress, chains).run())
 
 
+class _Counters(NamedTuple):
+    """What a run has counted so far."""
+
+    migrations: int
+    preemptions: int
+
+
 class Simulation:
     """The state of one run."""
 
@@ -82,6 +90,8 @@ class Simulation:
         self._outcomes: list[RequestOutcome] = []
         self._samples: list[LoadSample] = []
         self._arrived = 0
+        self._at_first = self._at_last = _Counters(0, 0)
+        """At the first arrival that counts, and at the last."""
 
     def run(self) -> RunRecord:
         self._resize(0.0, self._scenario.instances)
@@ -166,6 +176,10 @@ class Simulation:
     def _arrive(self, now_s: float) -> None:
         request = self._trace.requests[self._arrived]
         request_id = str(self._arrived)
+        if self._arrived == self._scenario.skip_requests:
+            self._at_first = self._counters()
+        if self._arrived == len(self._trace.requests) - 1:
+            self._at_last = self._counters()
         self._arrived += 1
         self._schedule_arrival()
         if self._on_progress is not None and self._arrived % _PROGRESS_EVERY == 0:
@@ -332,8 +346,12 @@ class Simulation:
             )
         )
 
-    def _record(self) -> RunRecord:
+    def _counters(self) -> _Counters:
         engines = self._cluster.engines.values()
+        preemptions = sum(engine.statistics().preemptions for engine in engines)
+        return _Counters(sum(self._ledger.migrations.values()), preemptions)
+
+    def _record(self) -> RunRecord:
         return RunRecord(
             policy=self._scheduling.policy,
             trace=self._trace.name,
@@ -342,8 +360,8 @@ class Simulation:
             outcomes=self._outcomes,
             samples=self._samples,
             infinite_cached_tokens=cached_tokens_if_infinite(self._trace),
-            migrations=sum(self._ledger.migrations.values()),
-            preemptions=sum(engine.statistics().preemptions for engine in engines),
+            migrations=self._at_last.migrations - self._at_first.migrations,
+            preemptions=self._at_last.preemptions - self._at_first.preemptions,
             skip_requests=self._scenario.skip_requests,
             labels=self._scenario.labels,
         )

@@ -22,7 +22,7 @@ COLUMNS: dict[str, Show] = {
     "P90": lambda r: f"{r.ttft_s.p90:.2f}",
     "P99": lambda r: f"{r.ttft_s.p99:.2f}",
     "hit": lambda r: f"{r.hit_rate:.1%}",
-    "CV": lambda r: f"{r.load_cv:.2f}",
+    "CV": lambda r: "-" if r.load_cv is None else f"{r.load_cv:.2f}",
 }
 MORE_COLUMNS: dict[str, Show] = {
     "of bound": lambda r: f"{r.hit_share_of_bound:.0%}",

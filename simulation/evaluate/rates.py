@@ -9,7 +9,7 @@ from scheduling.settings import PolicyName
 from simulation import plots
 from simulation.bounds import goodput_bound
 from simulation.evaluate.plan import ABLATIONS, CONTENDERS, PAPER_INSTANCES, PAPER_SLO_S, Plan, Workload, scenario_for
-from simulation.evaluate.section import Cell, DataTable, Plot, Section
+from simulation.evaluate.section import Cell, DataTable, Plot, Section, cell_of
 from simulation.evaluate.work import Worker
 from simulation.goodput import ON_TIME_SHARE, GoodputJob, run_goodput
 from simulation.results import RunResult
@@ -123,7 +123,7 @@ def _row(run: RunResult) -> list[Cell]:
         1000 * run.tpot_s.mean,
         100 * run.hit_rate,
         100 * run.hit_share_of_bound,
-        run.load_cv,
+        cell_of(run.load_cv),
         run.migrations,
     ]
 
@@ -206,19 +206,20 @@ def pareto_section(plan: Plan, measured: Sequence[RateRuns]) -> Section:
     rows: list[list[Cell]] = []
     for runs in measured:
         at_rate = runs.at(index, plan.policies)
-        values = {run.policy: (run.load_cv, run.hit_rate) for run in at_rate}
+        values = {run.policy: (run.load_cv, run.hit_rate) for run in at_rate if run.load_cv is not None}
         shown.append(
             Plot(runs.workload.label, plots.points(values, x="CV of pending tokens", y="hit rate",
                                                    title=f"{at_rate[0].rate_per_s:.1f} requests/s"))
         )  # fmt: skip
-        rows += [[runs.workload.label, run.policy, run.load_cv, 100 * run.hit_rate] for run in at_rate]
+        rows += [[runs.workload.label, run.policy, cell_of(run.load_cv), 100 * run.hit_rate] for run in at_rate]
     return Section(
         name="pareto",
         title="Hit rate against load balance",
         question=(
             "The paper's picture of the trade-off: cache affinity has the hits, least-loaded has the balance (a small "
             "coefficient of variation, CV, of pending tokens over the instances), DualMap is to have both. Up and left "
-            "is better; a CV says little while queues are short."
+            "is better. A CV says little while queues are short: moments with less than a step's work an instance are "
+            "left out."
         ),
         tables=[DataTable("Hit rate and CV", ("workload", "policy", "CV", "hit %"), rows)],
         plots=shown,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from scheduling.settings import PolicyName
 from simulation import plots
 from simulation.evaluate.plan import Plan, Workload, scenario_for
-from simulation.evaluate.section import Cell, DataTable, Plot, Section
+from simulation.evaluate.section import Cell, DataTable, Plot, Section, cell_of
 from simulation.evaluate.work import Worker
 from simulation.results import RunResult
 from simulation.runs import RunJob, run_job
@@ -118,7 +118,7 @@ def scalability_section(plan: Plan, worker: Worker) -> Section:
     results = worker.map("scalability", run_job, jobs)
     rows: list[list[Cell]] = [
         [size, result.policy, result.rate_per_s, 100 * result.effective_capacity, result.ttft_s.p50, result.ttft_s.p90,
-         100 * result.hit_rate, result.load_cv]
+         100 * result.hit_rate, cell_of(result.load_cv)]
         for size, result in zip(sizes, results, strict=True)
     ]  # fmt: skip
     shown = []

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 Cell = str | float | int
 
 
+def cell_of(figure: float | None) -> Cell:
+    return "-" if figure is None else figure
+
+
 @dataclass(frozen=True, slots=True)
 class DataTable:
     """A table of the report; floats are shown with three digits, or as the column's name says (``%``)."""

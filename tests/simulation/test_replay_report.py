@@ -48,7 +48,7 @@ RECORD = ReplayRecord(
         failed(4, "status 503"),
     ),
     unsent=2,
-    samples=(LoadSample(0.0, (0, 0), 0, 0), LoadSample(1.0, (100, 300), 0, 0)),
+    samples=(LoadSample(0.0, (0, 0), 0, 0), LoadSample(1.0, (5000, 15000), 0, 0)),
     migrations=3,
 )
 

@@ -62,10 +62,30 @@ def test_skipped_requests_are_in_no_figure() -> None:
     assert result.key_blocks == {2: 1}
 
 
-def test_load_deviation_is_averaged_over_moments_with_work() -> None:
-    samples = (LoadSample(0, (0, 0), 0, 0), LoadSample(1, (100, 300), 0, 0), LoadSample(2, (5, 5), 0, 0))
+def sample(time_s: float, *pending_tokens: int) -> LoadSample:
+    return LoadSample(time_s, pending_tokens, held_requests=0, running_requests=0)
 
-    assert summarize(record(outcome(0, 1, 2), samples=samples)).load_cv == pytest.approx(0.25)
+
+def test_load_deviation_is_averaged_over_moments_of_load() -> None:
+    samples = sample(0, 0, 0), sample(1, 4000, 12000), sample(2, 5000, 5000), sample(3, 4000, 0)
+
+    result = summarize(record(outcome(0, 1, 2), outcome(3, 1, 2), samples=samples))
+
+    assert result.load_cv == pytest.approx(0.25), "2,000 tokens an instance are a single request's doing"
+
+
+def test_neither_the_warm_up_nor_the_drain_counts_for_the_load() -> None:
+    samples = [sample(time_s, 0, 9000) for time_s in (0, 1, 9, 10)] + [sample(5, 9000, 9000)]
+    outcomes = outcome(0, 1, 2), outcome(2, 1, 2), outcome(8, 1, 2)
+
+    result = summarize(record(*outcomes, samples=samples, skip_requests=1))
+
+    assert [one.time_s for one in result.samples] == [5]
+    assert result.load_cv == 0.0
+
+
+def test_without_a_moment_of_load_there_is_no_deviation_to_tell() -> None:
+    assert summarize(record(outcome(0, 1, 2), samples=[sample(0, 10, 0)])).load_cv is None
 
 
 def test_percentiles_interpolate_and_survive_nothing() -> None:

@@ -263,3 +263,16 @@ def test_every_instance_has_the_figures_of_its_own() -> None:
     assert max(one.held_s for one in record.outcomes if one.chosen_id == "wide") > 1
     blocks = {name: engine.statistics().total_blocks for name, engine in simulation._cluster.engines.items()}
     assert blocks == {"narrow": 100, "wide": 1_000_000 // 512}
+
+
+def test_migrations_and_preemptions_of_the_warm_up_and_of_the_drain_are_not_counted() -> None:
+    trace = CONVERSATION.at_rate(3.0)
+    engine = replace(ENGINE, kv_capacity_tokens=60_000)
+
+    every, most, last = (
+        simulate(trace, scenario(engine=engine, skip_requests=skip)) for skip in (0, 100, len(trace.requests) - 1)
+    )
+
+    assert every.migrations > most.migrations
+    assert every.preemptions > most.preemptions > 0
+    assert (last.migrations, last.preemptions) == (0, 0)
