@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
+from simulation.fitting_table import fitting_table
 from simulation.goodput import Goodput
 from simulation.results import RunResult
-
-WIDE_TERMINAL = 150
-"""Characters from which on every column is shown."""
 
 Show = Callable[[RunResult], str]
 
@@ -23,8 +21,6 @@ COLUMNS: dict[str, Show] = {
     "P99": lambda r: f"{r.ttft_s.p99:.2f}",
     "hit": lambda r: f"{r.hit_rate:.1%}",
     "CV": lambda r: "-" if r.load_cv is None else f"{r.load_cv:.2f}",
-}
-MORE_COLUMNS: dict[str, Show] = {
     "of bound": lambda r: f"{r.hit_share_of_bound:.0%}",
     "E2E P50 s": lambda r: f"{r.e2e_s.p50:.1f}",
     "E2E P90": lambda r: f"{r.e2e_s.p90:.1f}",
@@ -36,17 +32,12 @@ MORE_COLUMNS: dict[str, Show] = {
     "TTFT error": lambda r: f"{r.ttft_error_p50:.0%}",
     "undisturbed": lambda r: f"{r.undisturbed_error_p50:.0%}",
 }
+"""What matters most stands first."""
 
 
-def results_table(results: Sequence[RunResult], width: int = WIDE_TERMINAL) -> Table:
+def results_table(results: Sequence[RunResult], width: int) -> Table:
     """One row a run; a narrow terminal gets the columns that matter most (the JSON has all)."""
-    columns = COLUMNS | MORE_COLUMNS if width >= WIDE_TERMINAL else COLUMNS
-    table = Table(box=None, header_style="bold")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
-    for result in results:
-        table.add_row(*(show(result) for show in columns.values()))
-    return table
+    return fitting_table(tuple(COLUMNS), [[show(result) for show in COLUMNS.values()] for result in results], width)
 
 
 def goodput_table(found: Sequence[tuple[str, Goodput]], bound_per_s: float) -> Table:

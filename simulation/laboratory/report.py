@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 import orjson
 from rich.table import Table
 
+from simulation.fitting_table import fitting_table
 from simulation.laboratory.confidence import Mean, Ranking
 from simulation.laboratory.experiment import Experiment, GoodputResult, RateResult
 from simulation.laboratory.trials import Ideal
@@ -70,10 +71,7 @@ RATE_COLUMNS: Mapping[str, tuple[str, float, int]] = {
     "undisturbed P50 %": ("undisturbed_error_p50", 100, 0),
     "undisturbed P90 %": ("undisturbed_error_p90", 100, 0),
 }
-"""Column: figure, factor, digits."""
-NARROW_COLUMNS = frozenset({"on time %", "TTFT P90 s", "E2E P99 s", "hit %", "error P50 %"})
-WIDE_TERMINAL = 150
-"""Characters from which on every column is shown."""
+"""Column: figure, factor, digits. What matters most stands first."""
 
 
 def _rate_table(result: RateResult, wanted_seeds: int) -> ReportTable:
@@ -133,19 +131,9 @@ def _shown(mean: Mean, digits: int, *, sign: bool = False) -> str:
     return f"{value} ± {mean.half_width:.{digits}f}" if len(mean.values) > 1 else value
 
 
-def rich_table(table: ReportTable, width: int = WIDE_TERMINAL) -> Table:
+def rich_table(table: ReportTable, width: int) -> Table:
     """For a terminal; a narrow one gets the columns that matter most (Markdown and JSON have all)."""
-    kept = [
-        index
-        for index, column in enumerate(table.columns)
-        if width >= WIDE_TERMINAL or column not in RATE_COLUMNS or column in NARROW_COLUMNS
-    ]
-    shown = Table(box=None, header_style="bold")
-    for index in kept:
-        shown.add_column(table.columns[index], justify="right" if index else "left", no_wrap=True)
-    for row in table.rows:
-        shown.add_row(*(row[index] for index in kept))
-    return shown
+    return fitting_table(table.columns, table.rows, width, always=("first",))
 
 
 def render_markdown(experiment: Experiment) -> str:

@@ -2,6 +2,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from scheduling.settings import SchedulingSettings
 from simulation.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
@@ -81,10 +82,17 @@ def test_seeds_that_had_to_be_left_out_are_told() -> None:
     assert "1 seed left out: there no FIFO policy has 90 % on time at any rate." in notes
 
 
-def test_a_narrow_terminal_gets_fewer_columns() -> None:
-    table = report_tables(experiment())[1]
-
-    assert len(rich_table(table, width=80).columns) < len(rich_table(table, width=200).columns) == len(table.columns)
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_cells_at_any_width() -> None:
+    for table in report_tables(experiment()):
+        shown = {width: rich_table(table, width) for width in range(80, 260)}
+        assert len(shown[259].columns) == len(table.columns)
+        assert "first" in [column.header for column in shown[80].columns]
+        for width, one in shown.items():
+            console = Console(width=width)
+            with console.capture() as capture:
+                console.print(one)
+            assert "…" not in capture.get(), width
+    assert len(shown[80].columns) < len(shown[259].columns)
 
 
 def test_the_markdown_holds_every_table_and_what_the_variants_are() -> None:
