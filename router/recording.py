@@ -2,13 +2,15 @@
 
 One line a finished request, as it finishes, in a file of this replica's own. ``dualmap record`` makes one trace
 (Mooncake's format) out of the files of all replicas. Block hashes are salted: whoever has the file cannot confirm a
-guess at a prompt without the salt.
+guess at a prompt without the salt. Each line names its salt by a fingerprint, as hashes of different salts cannot be
+compared.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,6 +29,7 @@ class TrafficRecorder:
     def __init__(self, file: BinaryIO, salt: str) -> None:
         self._file: BinaryIO | None = file
         self._seed = xxhash.xxh3_64_intdigest(salt.encode())
+        self._fingerprint = sha256(salt.encode()).hexdigest()[:8]  # enough to tell salts apart, not to find one
 
     def record(self, received_unix_s: float, chain: Chain, prompt_tokens: int, output_tokens: int) -> None:
         """One request, by the wall clock of its arrival; never raises."""
@@ -38,6 +41,7 @@ class TrafficRecorder:
             "output_length": output_tokens,
             "hash_ids": [self._salted(block_hash) for block_hash in chain.hashes],
             "block_tokens": chain.block_tokens,
+            "salt": self._fingerprint,
         }
         try:
             self._file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))

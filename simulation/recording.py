@@ -1,8 +1,8 @@
 """From what replicas recorded to a trace: merged, in order of arrival, in Mooncake's format.
 
 A replica appends a line for each request as it finishes (``router.recording``): wall-clock time, lengths, salted
-hashes of the full blocks, and the block size as the replica believed it then. Here the lines of all replicas are
-sorted, their hashes become small numbers in order of appearance, and all lines get one block size.
+hashes of the full blocks, the block size as the replica believed it then, and a fingerprint of the salt. Here the lines
+of all replicas are sorted, their hashes become small numbers in order of appearance, and all lines get one block size.
 """
 
 from __future__ import annotations
@@ -27,19 +27,33 @@ class RecordedRequest(NamedTuple):
     output_tokens: int
     hashes: tuple[int, ...]
     block_tokens: int
+    salt: str
+    """Its fingerprint: hashes of different salts cannot be compared."""
 
 
 def merge_recordings(paths: Sequence[str | Path], name: str = "recording") -> Trace:
     """One trace out of the recordings of all replicas.
 
     Raises:
-        TraceError: a file cannot be read, a line is broken, or all files are empty.
+        TraceError: a file cannot be read, a line is broken, salts differ, or all files are empty.
     """
-    recorded = sorted(request for path in paths for request in _read(Path(path)))
+    recorded: list[RecordedRequest] = []
+    for path in map(Path, paths):
+        for number, request in _read(path):
+            if recorded and request.salt != recorded[0].salt:
+                raise TraceError(path, number, _OTHER_SALT)
+            recorded.append(request)
+    recorded.sort()
     if not recorded:
         raise TraceError(", ".join(map(str, paths)) or name, None, "holds no requests")
     block_tokens = round(median(request.block_tokens for request in recorded))
     return Trace(name, block_tokens, tuple(_as_trace(recorded, block_tokens)))
+
+
+_OTHER_SALT = (
+    "recorded with another salt than the lines before, so that what they share cannot be seen: set router.record_salt, "
+    "the same on all replicas (without it each makes up its own, anew at every start), or merge files of one salt alone"
+)
 
 
 def render_mooncake(trace: Trace) -> str:
@@ -59,14 +73,16 @@ def render_mooncake(trace: Trace) -> str:
     )
 
 
-def _read(path: Path) -> Iterator[RecordedRequest]:
+def _read(path: Path) -> Iterator[tuple[int, RecordedRequest]]:
+    """Requests with the numbers of their lines."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    yield _recorded_request(line)
+                    request = _recorded_request(line)
                 except (ValueError, KeyError, TypeError) as error:
                     raise TraceError(path, number, f"no line of a recording: {error!r}") from error
+                yield number, request
     except OSError as error:
         raise TraceError(path, None, f"cannot be read: {error.strerror or error}") from error
 
@@ -79,6 +95,7 @@ def _recorded_request(line: bytes) -> RecordedRequest:
         int(row["output_length"]),
         tuple(map(int, row["hash_ids"])),
         int(row["block_tokens"]),
+        str(row["salt"]),
     )
     if min(request.input_tokens, request.block_tokens) < 1 or min(request.output_tokens, request.timestamp_ms) < 0:
         raise ValueError("a length or time is out of range")

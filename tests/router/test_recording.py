@@ -18,7 +18,8 @@ def test_a_line_holds_times_lengths_and_salted_hashes_and_nothing_else() -> None
     TrafficRecorder(file, "salt").record(1700000000.5, CHAIN, 310, 42)
 
     row = json.loads(file.getvalue())
-    assert row.keys() == {"timestamp", "input_length", "output_length", "hash_ids", "block_tokens"}
+    assert row.keys() == {"timestamp", "input_length", "output_length", "hash_ids", "block_tokens", "salt"}
+    assert row["salt"] != "salt", "a fingerprint tells salts apart and does not give them away"
     assert (row["timestamp"], row["input_length"], row["output_length"]) == (1700000000500, 310, 42)
     assert len(row["hash_ids"]) == 2
     assert not set(row["hash_ids"]) & {7, 8}

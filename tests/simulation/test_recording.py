@@ -60,20 +60,28 @@ def test_blocks_of_text_that_do_not_match_the_tokens_still_make_a_readable_trace
     assert trace.requests[0].hash_ids[:2] == trace.requests[1].hash_ids[:2] == trace.requests[2].hash_ids
 
 
-def test_hashes_are_salted_so_that_another_salt_shares_nothing(tmp_path: Path) -> None:
-    chain = Chain(SHARED, 128, 256)
-    one = replica(tmp_path / "a.jsonl", (1.0, chain, 256, 1), salt="one")
-    other = replica(tmp_path / "b.jsonl", (2.0, chain, 256, 1), salt="other")
+def test_hashes_are_salted(tmp_path: Path) -> None:
+    recording = replica(tmp_path / "a.jsonl", (1.0, Chain(SHARED, 128, 256), 256, 1))
 
-    recorded = json.loads(one.read_text())["hash_ids"]
-    trace = merge_recordings([one, other])
+    recorded = json.loads(recording.read_text())["hash_ids"]
 
     assert not set(recorded) & set(SHARED)
     assert max(recorded) < 1 << 63
-    assert not set(trace.requests[0].hash_ids) & set(trace.requests[1].hash_ids)
 
 
-NO_TOKENS = '{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": [], "block_tokens": 128}'
+def test_recordings_of_different_salts_are_refused_as_nothing_would_seem_shared(tmp_path: Path) -> None:
+    chain = Chain(SHARED, 128, 256)
+    one = replica(tmp_path / "a.jsonl", (2.0, chain, 256, 1), salt="one")
+    other = replica(tmp_path / "b.jsonl", (1.0, chain, 256, 1), salt="other")
+
+    with pytest.raises(TraceError, match=r"b\.jsonl:1: recorded with another salt .* set router\.record_salt"):
+        merge_recordings([one, other])
+    replica(one, (3.0, chain, 256, 1), salt="made up anew")
+    with pytest.raises(TraceError, match=r"a\.jsonl:2: recorded with another salt"):
+        merge_recordings([one])
+
+
+NO_TOKENS = '{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": [], "block_tokens": 128, "salt": "s"}'
 
 
 @pytest.mark.parametrize("line", ["{", "{}", '{"timestamp": 0}', "[]", NO_TOKENS])
