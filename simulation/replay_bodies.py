@@ -63,7 +63,7 @@ class RequestBodies:
             {
                 "model": self._model,
                 **prompt,
-                "max_tokens": request.output_tokens,
+                "max_tokens": max(1, request.output_tokens),  # servers refuse 0
                 "ignore_eos": True,
                 "stream": True,
                 "stream_options": {"include_usage": True},

@@ -58,14 +58,14 @@ class Trace:
         return self.window(0, count)
 
     def window(self, start: int, count: int | None = None) -> Trace:
-        """``count`` requests (None: all) from number ``start`` on, at their own times.
+        """``count`` requests (None: all) from number ``start`` on, at their own times since the first of them.
 
         Raises:
             TraceError: the trace ends before ``start``.
         """
         if start >= len(self.requests):
             raise TraceError(self.name, None, f"has {len(self.requests)} requests, none from number {start} on")
-        return replace(self, requests=self.requests[start : None if count is None else start + count])
+        return replace(self, requests=_from_zero(self.requests[start : None if count is None else start + count]))
 
     def capped(self, max_input_tokens: int) -> Trace:
         """The trace with every prompt cut to at most ``max_input_tokens``."""
@@ -83,6 +83,12 @@ class Trace:
         return replace(
             self, requests=tuple(replace(r, arrival_s=(r.arrival_s - start_s) * factor) for r in self.requests)
         )
+
+
+def _from_zero(requests: Sequence[TraceRequest]) -> tuple[TraceRequest, ...]:
+    """The requests with their times since the first of them."""
+    start_s = requests[0].arrival_s
+    return tuple(replace(request, arrival_s=request.arrival_s - start_s) for request in requests)
 
 
 def _capped(request: TraceRequest, max_input_tokens: int, block_tokens: int) -> TraceRequest:
@@ -110,7 +116,7 @@ def read_trace(path: str | Path, block_tokens: int | None = None) -> Trace:
 
 
 def read_mooncake(path: str | Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> list[TraceRequest]:
-    """Read Mooncake JSONL (and the project's recording, whose lines have one field more)."""
+    """Read Mooncake JSONL (and the project's recording, whose lines have one field more); the first arrives at 0."""
     source = Path(path)
     requests: list[TraceRequest] = []
     for number, line in _lines(source):
@@ -119,7 +125,7 @@ def read_mooncake(path: str | Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -
         except ValueError as error:
             raise TraceError(source, number, str(error)) from error
         _append_in_order(requests, request, source, number)
-    return _not_empty(requests, source)
+    return [*_from_zero(_not_empty(requests, source))]
 
 
 def read_azure(path: str | Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> list[TraceRequest]:

@@ -147,11 +147,19 @@ def test_capping_cuts_tokens_and_blocks_of_long_prompts_only(tmp_path: Path) -> 
     assert len(trace.first(1).requests) == 1
 
 
-def test_windows_of_a_trace_are_disjoint_and_keep_their_times(tmp_path: Path) -> None:
+def test_a_trace_begins_with_its_first_request(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path, line(timestamp=3_600_000) + line(timestamp=3_602_000)))
+
+    assert [request.arrival_s for request in trace.requests] == [0.0, 2.0]
+
+
+def test_windows_of_a_trace_are_disjoint_and_each_begins_with_its_first_request(tmp_path: Path) -> None:
     path = write(tmp_path, "".join(line(timestamp=1000 * number, output=number) for number in range(60)))
 
     windows = [TraceSource(str(path), requests=20, start=start).load() for start in (0, 20, 40)]
 
-    assert [request for window in windows for request in window.requests] == read_mooncake(path)
+    assert [request.output_tokens for window in windows for request in window.requests] == [*range(60)]
+    for window in windows:
+        assert [request.arrival_s for request in window.requests] == [float(second) for second in range(20)]
     with pytest.raises(TraceError, match="has 60 requests, none from number 60 on"):
         TraceSource(str(path), start=60).load()
