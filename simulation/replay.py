@@ -1,7 +1,8 @@
 """A trace sent through a live endpoint: open loop, at the trace's own times, every request accounted for.
 
 Open loop means that nothing waits for answers: a fleet that falls behind meets the same arrivals as one that does
-not. Prompts share text exactly as the trace's block ids say.
+not. Times count from when a request was due, so a client that falls behind does not hide it. Prompts share text exactly
+as the trace's block ids say.
 
 **Sped-up fleets.** Emulated instances may run ``time_scale`` engine seconds in a second. A replay with the same
 time scale sends that much faster, asks for a TTFT SLO that much tighter (``x-slo-ttft-ms`` is in milliseconds of the
@@ -236,13 +237,13 @@ class _Replay:
             input_tokens=request.input_tokens,
             failure=failure,
             instance_id=headers.get("x-dualmap-instance", UNKNOWN_INSTANCE),
-            attempts=_whole(headers.get("x-dualmap-attempts"), 1),
+            attempts=_whole(headers.get("x-dualmap-attempts")) or 1,
             expected_ttft_s=_expected_ttft_s(headers.get("x-dualmap-expected-ttft-ms"), scale),
-            ttft_s=None if first_s is None else (first_s - sent_s) * scale,
-            e2e_s=None if failure is not None else (end_s - sent_s) * scale,
-            prompt_tokens=_whole(stream.usage.get("prompt_tokens"), 0),
-            completion_tokens=_whole(stream.usage.get("completion_tokens"), 0),
-            cached_tokens=_whole(details.get("cached_tokens"), 0),
+            ttft_s=None if first_s is None else (first_s - due_s) * scale,
+            e2e_s=None if failure is not None else (end_s - due_s) * scale,
+            prompt_tokens=_whole(stream.usage.get("prompt_tokens")) or 0,
+            completion_tokens=_whole(stream.usage.get("completion_tokens")) or 0,
+            cached_tokens=_whole(details.get("cached_tokens")),
         )
         self._results.append(result)
         self._answered += failure is None
@@ -273,8 +274,8 @@ def _expected_ttft_s(header_ms: str | None, time_scale: float) -> float | None:
     return expected_s if math.isfinite(expected_s) else None
 
 
-def _whole(value: object, default: int) -> int:
+def _whole(value: object) -> int | None:
     try:
         return int(value)  # type: ignore[call-overload,no-any-return]
     except (TypeError, ValueError):
-        return default
+        return None

@@ -35,14 +35,17 @@ class ReplayedRequest:
     instance_id: str = UNKNOWN_INSTANCE
     attempts: int = 1
     ttft_s: float | None = None
-    """From sending to the first content."""
+    """From when it was due to the first content: a client that is behind makes no request faster."""
     expected_ttft_s: float | None = None
     """As the router estimated it when it placed the request; None: it does not say."""
     e2e_s: float | None = None
+    """From when it was due to the end of its answer."""
     prompt_tokens: int = 0
     """As the instance counted them; 0 if it did not say."""
     completion_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
+    """None: the instance did not say; vLLM says so of no request without a hit, and of none at all without
+    ``--enable-prompt-tokens-details``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ class InstanceShare:
     """One instance's part of a replay."""
 
     requests: int
-    hit_rate: float
+    hit_rate: float | None
+    """None: the instance told of no request."""
     p90_ttft_s: float
 
 
@@ -80,8 +84,8 @@ class ReplayReport:
     ttft_error_p90: float | None
     ttft_error_s: Percentiles | None
     """The same in seconds."""
-    hit_rate: float
-    """Share of prompt tokens that instances report as cached."""
+    hit_rate: float | None
+    """Share of prompt tokens that instances report as cached; None: they told of no request."""
     load_cv: float | None
     """Mean of the coefficient of variation of pending tokens over instances, see ``results.load_cv``; None: not
     observed, or never a load."""
@@ -122,7 +126,7 @@ def summarize_replay(record: ReplayRecord) -> ReplayReport:
     ttfts = [request.ttft_s for request in answered if request.ttft_s is not None]
     failures = Counter(request.failure for request in record.requests if request.failure is not None)
     lags = Percentiles.of([request.lag_s for request in counted])
-    ends = [request.arrival_s + request.lag_s + request.e2e_s for request in counted if request.e2e_s is not None]
+    ends = [request.arrival_s + request.e2e_s for request in counted if request.e2e_s is not None]
     return ReplayReport(
         trace=record.trace,
         url=record.url,
@@ -159,11 +163,11 @@ def _tpot_s(request: ReplayedRequest) -> float | None:
 
 
 def _estimate_errors(requests: Sequence[ReplayedRequest]) -> tuple[Percentiles | None, Percentiles | None]:
-    """Of the TTFT estimates that were told: relative to the actual TTFT, and in seconds."""
+    """Of the TTFT estimates that were told: relative to the actual TTFT since sending, and in seconds."""
     pairs = [
-        (request.expected_ttft_s, request.ttft_s)
+        (request.expected_ttft_s, request.ttft_s - request.lag_s)
         for request in requests
-        if request.expected_ttft_s is not None and request.ttft_s
+        if request.expected_ttft_s is not None and request.ttft_s is not None and request.ttft_s > request.lag_s
     ]
     if not pairs:
         return None, None
@@ -172,8 +176,9 @@ def _estimate_errors(requests: Sequence[ReplayedRequest]) -> tuple[Percentiles |
     return Percentiles.of(ratios), Percentiles.of(errors_s)
 
 
-def _hit_rate(requests: Sequence[ReplayedRequest]) -> float:
-    return sum(request.cached_tokens for request in requests) / max(1, sum(one.prompt_tokens for one in requests))
+def _hit_rate(requests: Sequence[ReplayedRequest]) -> float | None:
+    told = [request.cached_tokens for request in requests if request.cached_tokens is not None]
+    return sum(told) / max(1, sum(request.prompt_tokens for request in requests)) if told else None
 
 
 def _instance_shares(answered: Sequence[ReplayedRequest]) -> dict[str, InstanceShare]:
@@ -200,7 +205,7 @@ def report_rows(report: ReplayReport) -> list[tuple[str, str]]:
         ("TTFT estimate's error P50 / P90", _estimate_error(report)),
         ("E2E P50 / P90 / P99", _seconds(report.e2e_s)),
         ("time per output token P50 / P90", f"{report.tpot_s.p50 * 1e3:.0f} / {report.tpot_s.p90 * 1e3:.0f} ms"),
-        ("hit rate", f"{report.hit_rate:.1%}"),
+        ("hit rate", _share(report.hit_rate)),
         (
             "load variation (CV of pending tokens)",
             "not observed" if report.load_cv is None else f"{report.load_cv:.3f}",
@@ -228,7 +233,7 @@ def report_tables(report: ReplayReport) -> tuple[Table, Table]:
         figures.add_row(*row)
     shares = Table("instance", "answered", "hit rate", "TTFT P90")
     for instance_id, share in report.instances.items():
-        shares.add_row(instance_id, str(share.requests), f"{share.hit_rate:.1%}", f"{share.p90_ttft_s:.2f} s")
+        shares.add_row(instance_id, str(share.requests), _share(share.hit_rate), f"{share.p90_ttft_s:.2f} s")
     return figures, shares
 
 
@@ -242,6 +247,10 @@ def _estimate_error(report: ReplayReport) -> str:
         return "not told"
     seconds = report.ttft_error_s
     return f"{report.ttft_error_p50:.0%} / {report.ttft_error_p90:.0%}, {seconds.p50:.2f} / {seconds.p90:.2f} s"
+
+
+def _share(share: float | None) -> str:
+    return "not told" if share is None else f"{share:.1%}"
 
 
 def _seconds(times_s: Percentiles) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,15 +169,10 @@ ANSWER = (
 )
 
 
-@pytest.mark.parametrize(
-    ("field", "expected_s"),
-    [
-        ("x-dualmap-expected-ttft-ms: 50.5\r\n", 0.0505 * SCALE),
-        ("x-dualmap-expected-ttft-ms: soon\r\n", None),
-        ("", None),
-    ],
-)
-async def test_the_routers_estimate_is_read_in_engine_seconds(field: str, expected_s: float | None) -> None:
+@asynccontextmanager
+async def answering(field: str = "") -> AsyncIterator[str]:
+    """The URL of a server that answers at once, with this header field."""
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         head = f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{field}content-length: {len(ANSWER)}\r\n\r\n"
@@ -184,8 +182,40 @@ async def test_the_routers_estimate_is_read_in_engine_seconds(field: str, expect
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("field", "expected_s"),
+    [
+        ("x-dualmap-expected-ttft-ms: 50.5\r\n", 0.0505 * SCALE),
+        ("x-dualmap-expected-ttft-ms: soon\r\n", None),
+        ("", None),
+    ],
+)
+async def test_the_routers_estimate_is_read_in_engine_seconds(field: str, expected_s: float | None) -> None:
+    async with answering(field) as url:
         record = await replay(make_trace(1), ReplayOptions(url=url, model="m", time_scale=SCALE))
 
     assert record.requests[0].failure is None
     assert record.requests[0].expected_ttft_s == (None if expected_s is None else pytest.approx(expected_s))
+
+
+async def test_times_count_from_when_a_request_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that is behind hides nothing: every look at its clock takes it a second."""
+    seconds = count()
+    monkeypatch.setattr("simulation.replay.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+
+    async with answering() as url:
+        record = await replay(make_trace(1), ReplayOptions(url=url, model="m"))
+
+    (request,) = record.requests
+    assert request.lag_s > 0
+    assert (request.ttft_s, request.e2e_s) == (request.lag_s + 1, request.lag_s + 2)
+
+
+async def test_a_server_that_does_not_tell_what_it_had_cached_is_not_taken_to_have_had_nothing() -> None:
+    async with answering() as url:
+        record = await replay(make_trace(1), ReplayOptions(url=url, model="m"))
+
+    assert summarize_replay(record).hit_rate is None

@@ -100,7 +100,27 @@ def test_the_report_goes_to_json_and_to_a_table() -> None:
 
 def test_nothing_answered_gives_a_report_of_nothing() -> None:
     report = summarize_replay(ReplayRecord("made", "http://x", 1.0, 1.0, 5.0, 0, (failed(0, "timeout"),), 0, (), None))
-    assert (report.effective_capacity, report.hit_rate, report.load_cv, report.migrations) == (0.0, 0.0, None, None)
+    assert (report.effective_capacity, report.hit_rate, report.load_cv, report.migrations) == (0.0, None, None, None)
     assert (report.ttft_error_p50, report.ttft_error_p90, report.ttft_error_s) == (None, None, None)
     rows = dict(report_rows(report))
     assert (rows["migrations"], rows["TTFT estimate's error P50 / P90"]) == ("not observed", "not told")
+
+
+def test_a_hit_rate_that_nobody_tells_is_no_hit_rate_of_zero() -> None:
+    silent = replace(answered(1, 1.0, "silent"), cached_tokens=None)
+
+    report = summarize_replay(replace(RECORD, requests=(silent,)))
+    assert report.hit_rate is None
+    assert dict(report_rows(report))["hit rate"] == "not told"
+    # vLLM leaves the figure out where there was no hit
+    report = summarize_replay(replace(RECORD, requests=(silent, answered(2, 1.0, cached_tokens=50))))
+    assert report.hit_rate == pytest.approx(50 / 200)
+    assert {name: share.hit_rate for name, share in report.instances.items()} == {"i-1": 0.5, "silent": None}
+
+
+def test_the_estimate_is_not_blamed_for_the_clients_lag() -> None:
+    late = replace(answered(1, 3.5, expected_ttft_s=1.0), lag_s=2.5)
+
+    report = summarize_replay(replace(RECORD, requests=(late,)))
+    assert report.ttft_s.p50 == 3.5
+    assert report.ttft_error_p50 == pytest.approx(0.0)
