@@ -7,6 +7,7 @@ that takes part, other policies' own modules left out. A change to one policy th
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -49,7 +50,7 @@ class RunCache:
         except (OSError, ValueError, TypeError):  # not there, or written by something else
             figures = Figures.of(job.run())
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{id(job)}.partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")
         partial.write_text(json.dumps(asdict(figures)))
         partial.replace(path)
         return figures
