@@ -1,3 +1,5 @@
+from statistics import stdev
+
 import pytest
 
 from simulation.laboratory.confidence import Mean, Ranking
@@ -11,10 +13,11 @@ def test_the_interval_is_students() -> None:
     assert mean.half_width == pytest.approx(2.776 * 1.58114 / 5**0.5, rel=1e-4)
 
 
-def test_many_values_take_the_normal_quantile() -> None:
-    values = [0.0, 1.0] * 50
+@pytest.mark.parametrize(("count", "quantile"), [(28, 2.052), (30, 2.045), (40, 2.023), (62, 2.000), (1000, 1.962)])
+def test_the_quantile_follows_the_number_of_values(count: int, quantile: float) -> None:
+    values = [0.0, 1.0] * (count // 2)
 
-    assert Mean.of(values).half_width == pytest.approx(1.96 * 0.50252 / 10, rel=1e-3)
+    assert Mean.of(values).half_width == pytest.approx(quantile * stdev(values) / count**0.5, rel=3e-4)
 
 
 def test_one_value_has_no_interval_and_none_no_mean() -> None:
