@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from scheduling.blocks import cache_seed, chain_of_trace
 from scheduling.chain import Chain
-from scheduling.decision import RouteQuery
+from scheduling.decision import Decision, Policy, RouteQuery
 from scheduling.hotness import HotnessWindow
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.policies import build_policy
 from scheduling.rebalance import plan_rebalance
 from scheduling.settings import PolicyName
 from scheduling.view import ClusterView
-from simulation.evaluate.plan import PAPER_SLO_S, Plan, scheduling_for
+from simulation.evaluate.plan import DEFAULT_POLICY, PAPER_SLO_S, Plan, scheduling_for
 from simulation.evaluate.section import Cell, DataTable, Section
 from simulation.sources import TraceSource
 from simulation.traces import Trace
-from statestore.base import Reservation
+from statestore.base import Observation, Reservation
 from statestore.ledger import PoolLedger
 from statestore.ledger.kv import KvMetadata
 from statestore.queues import hot_queue
 
-POLICIES: tuple[PolicyName, ...] = ("dualmap", "min-ttft", "preble", "llm-d")
+POLICIES: tuple[PolicyName, ...] = ("dualmap", DEFAULT_POLICY, "min-ttft", "preble", "llm-d")
 QUEUE_LENGTHS = (16, 64, 256)
 _SEED = cache_seed("overhead")
+Look = Callable[[Iterable[str], bool], Observation]
+"""Observe instances, with a horizon or without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class StepCosts:
     """CPU microseconds of one request's steps."""
 
     kv_access_us: float
-    """Loads and hits of all candidates."""
+    """Loads and hits of all candidates, of those of a second look too."""
     routing_us: float
     """Candidates and choice."""
     reserving_us: float
@@ -55,30 +57,41 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
         virtual_nodes=settings.virtual_nodes,
     )  # fmt: skip
     chains = [chain_of_trace(r.hash_ids, r.input_tokens, _SEED, trace.block_tokens) for r in trace.requests]
-    spent = [0.0, 0.0, 0.0]
-    for turn in range(repetitions):
-        chain, now_ms = chains[turn % len(chains)], turn * 100
+    looking_s = deciding_s = reserving_s = 0.0
+
+    def look(instance_ids: Iterable[str], horizon: bool) -> Observation:
+        nonlocal looking_s
         started = time.process_time()
-        query = RouteQuery(chain, PAPER_SLO_S, sequence=turn)
-        candidates = policy.candidates(query, view)
-        routed = time.process_time()
-        loads = ledger.observe(candidates, chain, now_ms).loads
-        observed = time.process_time()
-        decision = policy.choose(query, loads)
-        chosen = time.process_time()
+        seen = ledger.observe(instance_ids, query.chain, now_ms, horizon=horizon)
+        looking_s += time.process_time() - started
+        return seen
+
+    for turn in range(repetitions):
+        query, now_ms = RouteQuery(chains[turn % len(chains)], PAPER_SLO_S, sequence=turn), turn * 100
+        started = time.process_time()
+        decision = _decide(policy, query, view, look)
+        decided = time.process_time()
         reservation = Reservation(
-            str(turn), "r", decision.instance_id, chain, decision.uncached_tokens, 256, 5000,
-            decision.alternative_id, decision.alternative_uncached_tokens,
+            str(turn), "r", decision.instance_id, query.chain, decision.uncached_tokens, 256, 5000,
+            decision.alternative_id, decision.alternative_uncached_tokens, ttft_features=decision.ttft_features,
         )  # fmt: skip
         ledger.reserve(reservation, now_ms)
-        ledger.first_token(str(turn), decision.instance_id, chain, now_ms)
+        ledger.first_token(str(turn), decision.instance_id, query.chain, now_ms)
         ledger.finish(str(turn), now_ms)
-        ended = time.process_time()
-        spent[0] += observed - routed
-        spent[1] += routed - started + chosen - observed
-        spent[2] += ended - chosen
-    kv_us, routing_us, reserving_us = (1e6 * seconds / repetitions for seconds in spent)
-    return StepCosts(kv_us, routing_us, reserving_us)
+        deciding_s += decided - started
+        reserving_s += time.process_time() - decided
+    seconds = (looking_s, deciding_s - looking_s, reserving_s)
+    return StepCosts(*(1e6 * spent_s / repetitions for spent_s in seconds))
+
+
+def _decide(policy: Policy, query: RouteQuery, view: ClusterView, look: Look) -> Decision:
+    seen = look(policy.candidates(query, view), policy.looks_beyond)
+    if seen.horizon is None:
+        return policy.choose(query, seen.loads)
+    answer = policy.choose_or_look(query, seen.loads, seen.horizon)
+    if isinstance(answer, Decision):
+        return answer
+    return policy.choose(query, {**seen.loads, **look(answer.instance_ids, False).loads})
 
 
 def measure_rebalance_us(held: int, chain: Chain) -> float:

@@ -24,6 +24,8 @@ ABLATIONS: tuple[PolicyName, ...] = (
 )
 CONTENDERS: tuple[PolicyName, ...] = ("dualmap", "min-ttft", "preble", "dynamo", "sglang", "llm-d")
 """DualMap and the policies of other projects."""
+DEFAULT_POLICY: PolicyName = SchedulingSettings().policy
+"""The product's own, not the paper's."""
 
 
 @dataclass(frozen=True, slots=True)

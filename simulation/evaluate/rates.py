@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from scheduling.settings import PolicyName
 from simulation import plots
 from simulation.bounds import goodput_bound
-from simulation.evaluate.plan import ABLATIONS, CONTENDERS, PAPER_INSTANCES, PAPER_SLO_S, Plan, Workload, scenario_for
+from simulation.evaluate.plan import (
+    ABLATIONS,
+    CONTENDERS,
+    DEFAULT_POLICY,
+    PAPER_INSTANCES,
+    PAPER_SLO_S,
+    Plan,
+    Workload,
+    scenario_for,
+)
 from simulation.evaluate.section import Cell, DataTable, Plot, Section, cell_of
 from simulation.evaluate.work import Worker
 from simulation.goodput import ON_TIME_SHARE, GoodputJob, run_goodput
@@ -129,19 +138,20 @@ def _row(run: RunResult) -> list[Cell]:
 
 
 def _capacity_finding(runs: RateRuns) -> str:
-    """DualMap against the best other project at each rate where anybody is late."""
+    """DualMap and the default policy beside the best other project at each rate where one of them is late."""
     parts = []
     for index in range(len({run.rate_per_s for run in runs.runs})):
-        compared = runs.at(index, ["dualmap"])
+        compared = runs.at(index, ["dualmap", DEFAULT_POLICY])
         if others := runs.at(index, OTHERS):
             compared.append(max(others, key=lambda run: run.effective_capacity))
         if min(run.effective_capacity for run in compared) < 0.99:
-            names = ["DualMap", *(run.policy for run in compared[1:])]
-            shares = ", ".join(
-                f"{name} {run.effective_capacity:.0%}" for name, run in zip(names, compared, strict=True)
-            )
+            shares = ", ".join(f"{_shown(run.policy)} {run.effective_capacity:.0%}" for run in compared)
             parts.append(f"{compared[0].rate_per_s:.1f}/s: {shares}")
     return f"{runs.workload.label}: " + ("; ".join(parts) if parts else "everybody is on time at every rate") + "."
+
+
+def _shown(policy: str) -> str:
+    return "DualMap" if policy == "dualmap" else policy
 
 
 def _rate_plots(runs: RateRuns) -> list[Plot]:
@@ -154,7 +164,7 @@ def _rate_plots(runs: RateRuns) -> list[Plot]:
     ]
 
 
-def goodput_section(measured: Sequence[RateRuns]) -> Section:
+def goodput_section(plan: Plan, measured: Sequence[RateRuns]) -> Section:
     rows: list[list[Cell]] = []
     findings = []
     for runs in measured:
@@ -163,7 +173,7 @@ def goodput_section(measured: Sequence[RateRuns]) -> Section:
             rows.append(
                 [runs.workload.label, policy, rate, 100 * rate / goodput["dualmap"] if goodput["dualmap"] else 0]
             )
-        findings.append(f"{runs.workload.label}: {goodput_finding(goodput)}")
+        findings.append(f"{runs.workload.label}: {goodput_finding(goodput, plan.goodput_tolerance)}")
         rows.append([runs.workload.label, "(bound: ideal hits, perfect balance, no decoding)", runs.bound_per_s, ""])
         rows.append([runs.workload.label, "(sustainable with decoding)", runs.workload.reference_rate_per_s, ""])
     return Section(
@@ -185,18 +195,32 @@ def goodput_section(measured: Sequence[RateRuns]) -> Section:
     )  # fmt: skip
 
 
-def goodput_finding(goodput: Mapping[PolicyName, float]) -> str:
-    """DualMap against the best of the other projects' policies."""
-    ours, others = goodput["dualmap"], [policy for policy in OTHERS if policy in goodput]
+def goodput_finding(goodput: Mapping[PolicyName, float], resolution: float) -> str:
+    """DualMap, and the default policy, against the best of the other projects' policies.
+
+    ``resolution`` is the search's: what differs by less, relatively, is level.
+    """
+    ours = [policy for policy in ("dualmap", DEFAULT_POLICY) if policy in goodput]
+    others = [policy for policy in OTHERS if policy in goodput]
     if not others:
-        return f"DualMap {ours:.2f}/s; no other project's policy was run."
+        figures = ", ".join(f"{_shown(policy)} {goodput[policy]:.2f}/s" for policy in ours)
+        return f"{figures}; no other project's policy was run."
     best = max(others, key=lambda policy: goodput[policy])
-    verb = "wins over" if ours > goodput[best] else "loses to"
-    ratio = ours / goodput[best] - 1 if goodput[best] else 0.0
-    return (
-        f"DualMap {verb} the best other project's policy, {best}: "
-        f"{ours:.2f}/s against {goodput[best]:.2f}/s ({ratio:+.1%})."
-    )
+    verdicts = "; ".join(_verdict(_shown(policy), goodput[policy], goodput[best], resolution) for policy in ours)
+    return f"The best other project's policy is {best} with {goodput[best]:.2f}/s. {verdicts}."
+
+
+def _verdict(name: str, ours: float, theirs: float, resolution: float) -> str:
+    if _level(ours, theirs, resolution):
+        verb = "is level with it"
+    else:
+        verb = "wins over it" if ours > theirs else "loses to it"
+    ratio = f" ({ours / theirs - 1:+.1%})" if theirs else ""
+    return f"{name} {verb}: {ours:.2f}/s{ratio}"
+
+
+def _level(one: float, other: float, resolution: float) -> bool:
+    return abs(one - other) <= resolution * max(one, other)
 
 
 def pareto_section(plan: Plan, measured: Sequence[RateRuns]) -> Section:
@@ -226,15 +250,15 @@ def pareto_section(plan: Plan, measured: Sequence[RateRuns]) -> Section:
     )
 
 
-def ablation_section(measured: Sequence[RateRuns]) -> Section:
+def ablation_section(plan: Plan, measured: Sequence[RateRuns]) -> Section:
     rows: list[list[Cell]] = []
     findings = []
     for runs in measured:
-        for policy in ABLATIONS:
-            if policy in runs.goodput_per_s:
-                rows.append([runs.workload.label, policy, runs.goodput_per_s[policy]])
-        best = max((p for p in ABLATIONS if p in runs.goodput_per_s), key=lambda p: runs.goodput_per_s[p])
-        findings.append(f"{runs.workload.label}: {best} has the highest goodput of the variants.")
+        goodput = {policy: runs.goodput_per_s[policy] for policy in ABLATIONS if policy in runs.goodput_per_s}
+        rows += [[runs.workload.label, policy, rate] for policy, rate in goodput.items()]
+        highest = max(goodput.values())
+        best = [policy for policy, rate in goodput.items() if _level(rate, highest, plan.goodput_tolerance)]
+        findings.append(f"{runs.workload.label}: highest goodput of the variants: {', '.join(best)}.")
     return Section(
         name="ablation",
         title="Ablation",

@@ -23,9 +23,9 @@ def evaluate(plan: Plan, worker: Worker) -> list[Section]:
     measured = run_rates(plan, worker)
     return [
         capacity_section(measured),
-        goodput_section(measured),
+        goodput_section(plan, measured),
         pareto_section(plan, measured),
-        ablation_section(measured),
+        ablation_section(plan, measured),
         elasticity_section(plan, worker),
         scalability_section(plan, worker),
         key_length_section(plan, worker),

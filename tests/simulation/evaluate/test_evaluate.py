@@ -6,22 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from scheduling.settings import SchedulingSettings
+from scheduling.settings import PolicyName, SchedulingSettings
 from simulation.commands import evaluate as command
-from simulation.evaluate.plan import FULL, QUICK, Plan, scheduling_for
+from simulation.evaluate import overhead, scaling
+from simulation.evaluate.plan import DEFAULT_POLICY, FULL, QUICK, Plan, scheduling_for
 from simulation.evaluate.rates import goodput_finding
 from simulation.evaluate.report import render_html, render_json, rules_of, show
 from simulation.evaluate.run import evaluate
 from simulation.evaluate.section import Section
 from simulation.evaluate.work import Worker
 from simulation.settings import EngineSettings
+from simulation.sources import TraceSource
 
 TINY: Plan = replace(
     QUICK,
     conversation_requests=80,
     toolagent_requests=100,
     skip_requests=20,
-    policies=("dualmap", "preble"),
+    policies=("dualmap", DEFAULT_POLICY, "preble"),
     load_factors=(0.5, 1.5),
     goodput_tolerance=0.4,
     scalability=(2, 4),
@@ -61,7 +63,7 @@ def test_all_policies_rates_traces_and_presets_are_compared(sections: list[Secti
 
     assert tables.keys() == {"Conversation, 7B", "Conversation, 14B", "Tool&Agent, 7B", "Tool&Agent, 14B"}
     for table in tables.values():
-        assert [row[0] for row in table.rows] == ["dualmap", "preble"] * 2
+        assert [row[0] for row in table.rows] == ["dualmap", DEFAULT_POLICY, "preble"] * 2
         assert len({row[1] for row in table.rows}) == 2
 
 
@@ -104,17 +106,51 @@ def test_the_json_holds_every_table(sections: list[Section]) -> None:
     assert (row["workload"], row["policy"]) == ("Conversation, 7B", "dualmap")
 
 
-def test_losses_are_named_like_wins(sections: list[Section]) -> None:
-    goodput = sections[1]
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [
+        (6.0, "DualMap wins over it: 6.00/s (+20.0%)"),
+        (4.0, "DualMap loses to it: 4.00/s (-20.0%)"),
+        (5.07, "DualMap is level with it: 5.07/s (+1.4%)"),
+        (4.93, "DualMap is level with it: 4.93/s (-1.4%)"),
+        (0.0, "DualMap loses to it: 0.00/s (-100.0%)"),
+    ],
+)
+def test_wins_losses_and_ties_are_named_as_such(ours: float, verdict: str) -> None:
+    finding = goodput_finding({"dualmap": ours, "dualmap-wide": 8.0, "preble": 5.0, "sglang": 3.0}, resolution=0.015)
 
-    assert len(goodput.findings) == 4
-    assert all("DualMap wins over" in finding or "DualMap loses to" in finding for finding in goodput.findings)
+    assert finding.startswith("The best other project's policy is preble with 5.00/s. ")
+    assert verdict in finding
+    assert finding.endswith("dualmap-wide wins over it: 8.00/s (+60.0%).")
+
+
+def test_every_workload_has_its_finding(sections: list[Section]) -> None:
+    assert [finding.split(":")[0] for finding in sections[1].findings] == [table.title for table in sections[0].tables]
 
 
 def test_alone_it_is_not_compared_with_itself() -> None:
-    assert (
-        goodput_finding({"dualmap": 5.0, "dualmap-wide": 6.0}) == "DualMap 5.00/s; no other project's policy was run."
+    assert goodput_finding({"dualmap": 5.0, "dualmap-wide": 6.0}, resolution=0.02) == (
+        "DualMap 5.00/s, dualmap-wide 6.00/s; no other project's policy was run."
     )
+
+
+def test_the_default_policy_is_in_every_experiment_that_compares_policies() -> None:
+    assert DEFAULT_POLICY in FULL.policies
+    assert DEFAULT_POLICY in scaling.POLICIES
+    assert DEFAULT_POLICY in overhead.POLICIES
+
+
+def test_the_findings_on_capacity_and_scaling_name_the_default_policy(sections: list[Section]) -> None:
+    capacity, elasticity = sections[0], next(section for section in sections if section.name == "elasticity")
+
+    assert all(DEFAULT_POLICY in finding for finding in (*capacity.findings, *elasticity.findings))
+
+
+@pytest.mark.parametrize("policy", overhead.POLICIES)
+def test_the_cost_of_every_step_is_measured(policy: PolicyName) -> None:
+    costs = overhead.measure_steps(policy, 4, TraceSource("toolagent", 40).load(), repetitions=80)
+
+    assert min(costs.kv_access_us, costs.routing_us, costs.reserving_us) > 0
 
 
 def test_two_choices_balance_better_than_one(sections: list[Section]) -> None:
