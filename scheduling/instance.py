@@ -67,7 +67,7 @@ class InstanceLoad:
     running_requests: int = 0
     """Dispatched and unfinished, prefill and decode alike."""
     context_tokens: int = 0
-    """Prompt and expected output tokens of the running requests: KV memory in use."""
+    """Expected context tokens of the running requests (prompt and answer), shared prefixes counted for each."""
     cached_blocks: int = 0
     """Blocks the KV metadata lists for the instance, those of held requests included."""
     window_tokens: float = 0.0
