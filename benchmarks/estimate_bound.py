@@ -4,14 +4,14 @@
 
 Runs a workload of the laboratory's suite at a rate (requests/s) with the default policy. Then, for a sample of its
 requests, runs the same trace again up to that request and no further: in virtual time everything before is the same
-to the last digit, so the TTFT of that run is what one would expect who knew the engines, their queues and their caches
-perfectly, but nothing of the future. Its error against the whole run's TTFT is printed beside the error of the estimate
-that decides.
+to the last digit, so the TTFT of that run is what perfect knowledge of the engines, their queues and their caches would
+predict, without knowledge of the future. Its error against the whole run's TTFT is printed beside the error of the
+estimate that decides.
 
 An engine also takes requests in between two of its steps only, a tenth to half a second each, and tells no router where
 in a step it is. Whenever in the same step the request comes, it gets its first token at the same time; so the moments
-for which that holds are searched, and the TTFT from the middle of them is what one would expect who knew all but the
-future and the moment within the step. A sample costs fifteen runs, each of the trace up to its request.
+for which that holds are searched, and the TTFT from the middle of them is what would be predicted without knowing the
+future or how far the step is. A sample costs fifteen runs, each of the trace up to its request.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     print(f"{'error of the expected TTFT, P50 / P90':<46}{'the estimate':<16}{'all but the future':<22}", end="")
-    print("nor the moment in a step")
+    print("and step progress unknown")
     with ProcessPoolExecutor(options.workers) as pool:
         for text in options.cases:
             case = Case.parse(text, options.traces, options.instances, options.requests)

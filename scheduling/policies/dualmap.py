@@ -17,9 +17,9 @@ class DualMap(PairPolicy):
     Source: DualMap (ICLR 2026). The candidate with the larger hit as long as its expected TTFT is within the
     SLO; only past that the less loaded one; equal hits: always the less loaded one. The smaller TTFT is not
     chased per request: that flips between the candidates and destroys reuse. Both past the SLO: the decision
-    says ``overloaded`` and the rebalancer looks at the instance. Leaving the hit wins nobody his SLO then, and the
-    recompute makes everybody behind him later; ``when_both_late="larger-hit"`` stays with it, which is not the
-    paper's rule.
+    says ``overloaded`` and the rebalancer looks at the instance. Giving up the hit saves no SLO then, and the
+    recompute delays everybody behind; ``when_both_late="larger-hit"`` stays with the hit, which is not the paper's
+    rule.
     """
 
     settings: DualMapSettings = field(default_factory=DualMapSettings)
