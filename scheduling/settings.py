@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -23,6 +23,7 @@ PolicyName = Literal[
     "sglang",
     "llm-d",
 ]
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
 class DualMapSettings(BaseModel):

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from scheduling.instance import InstanceSpec, Role
-from scheduling.settings import PolicyName, SchedulingSettings
+from scheduling.settings import POLICIES, PolicyName, SchedulingSettings
 from simulation.engine_types import EngineConfig
 from simulation.errors import SimulationError
 from simulation.generators import DEFAULT_SEED, GENERATORS
@@ -22,7 +22,6 @@ from simulation.settings import EngineSettings
 from simulation.sources import TraceSource
 from statestore.settings import PoolSettings
 
-POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 USAGE_ERROR = 2
 DEFAULT_INSTANCES = 8
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from scheduling.settings import PolicyName, SchedulingSettings
+from scheduling.settings import POLICIES, PolicyName, SchedulingSettings
 from simulation.bounds import sustainable_rate
-from simulation.commands.options import POLICIES
 from simulation.engine_types import EngineConfig
 from simulation.presets import find_preset
 from simulation.scenario import Scenario

@@ -18,8 +18,7 @@ import scheduling
 import simulation
 import statestore
 from scheduling.policies import build_policy
-from scheduling.settings import PolicyName, SchedulingSettings
-from simulation.commands.options import POLICIES
+from scheduling.settings import POLICIES, PolicyName, SchedulingSettings
 from simulation.laboratory.figures import Figures
 from simulation.runs import RunJob
 

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from scheduling.settings import SchedulingSettings
-from simulation.commands.options import POLICIES
+from scheduling.settings import POLICIES, SchedulingSettings
 from simulation.engine_types import EngineConfig
 from simulation.errors import SimulationError
 from simulation.scenario import Dispatch, Scenario

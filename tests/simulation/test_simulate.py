@@ -5,8 +5,7 @@ from typing import Literal
 import pytest
 
 from scheduling.instance import InstanceSpec
-from scheduling.settings import PolicyName, SchedulingSettings
-from simulation.commands.options import POLICIES
+from scheduling.settings import POLICIES, PolicyName, SchedulingSettings
 from simulation.engine_types import EngineConfig
 from simulation.generators import conversation, hotspot, toolagent
 from simulation.presets import find_preset
