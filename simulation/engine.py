@@ -22,7 +22,6 @@ from simulation.engine_types import (
     EngineRequest,
     EngineStatistics,
     Event,
-    EventKind,
     RequestRefusedError,
 )
 from simulation.run import Run
@@ -35,25 +34,14 @@ class Engine:
 
     Args:
         config: limits, memory and step costs.
-        record_steps: report a ``STEP`` event for every step (slow, for tests and close looks).
-        record_cache: report ``STORED`` and ``EVICTED`` events.
         max_run_steps: longest run of decode steps planned at once; only tests have a reason to lower it.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        record_steps: bool = False,
-        record_cache: bool = False,
-        max_run_steps: int = _UNLIMITED_STEPS,
-    ) -> None:
+    def __init__(self, config: EngineConfig, *, max_run_steps: int = _UNLIMITED_STEPS) -> None:
         self.config = config
-        self._record_steps = record_steps
-        self._record_cache = record_cache
         self._max_run_steps = max_run_steps
         self._events: list[Event] = []
-        self._scheduler = EngineScheduler(config, self._events, record_cache=record_cache)
+        self._scheduler = EngineScheduler(config, self._events)
         self._run: Run | None = None
         self._boundary_s = 0.0
         """End of the last step, or when work came to an idle engine: the next step starts here."""
@@ -163,16 +151,14 @@ class Engine:
             first_s=costs.step_s(step.prefill_tokens, step.prefill_pairs, batch.size, context_tokens),
             growth_s=costs.context_token_s * batch.size,
             first_step=batch.steps,
-            prefill_tokens=step.prefill_tokens,
             prefilled=step.prefilled,
         )
 
     def _repeatable_steps(self) -> int:
-        """Decode steps until a sequence ends or memory runs out (or, when that is recorded, something is evicted)."""
+        """Decode steps until a sequence ends or memory runs out."""
         batch, pool = self._scheduler.batch, self._scheduler.pool
-        blocks = pool.empty_blocks if self._record_cache else pool.available_blocks
         limit = min(batch.steps_to_next_end(), self._max_run_steps)
-        return 1 + batch.steps_within(blocks, limit - 1)
+        return 1 + batch.steps_within(pool.available_blocks, limit - 1)
 
     def _cut_run(self, now_s: float) -> None:
         """End the run with the step under way at ``now_s``, so that the next plan sees what has changed."""
@@ -189,11 +175,6 @@ class Engine:
     def _settle(self, run: Run, steps: int) -> None:
         """Account for the first ``steps`` steps of the run, and for the blocks of the one after."""
         if steps > run.done:
-            if self._record_steps:
-                tokens = self._scheduler.batch.size + run.prefill_tokens
-                self._events += [
-                    Event(EventKind.STEP, run.end_s(step), tokens=tokens) for step in range(run.done + 1, steps + 1)
-                ]
             self._scheduler.advance_decode(steps - run.done)
             run.done = steps
         self._scheduler.allocate_decode(run.first_step + min(run.done + 1, run.steps))

@@ -33,8 +33,8 @@ class StepPlan:
 class EngineScheduler:
     """Waiting and running sequences of one engine and the memory they share. Appends to ``events`` what happens."""
 
-    def __init__(self, config: EngineConfig, events: list[Event], *, record_cache: bool) -> None:
-        self.pool = KvPool(config.kv_blocks, record=record_cache)
+    def __init__(self, config: EngineConfig, events: list[Event]) -> None:
+        self.pool = KvPool(config.kv_blocks)
         self.batch = DecodeBatch(config.block_tokens)
         self.waiting: OrderedDict[str, EngineSequence] = OrderedDict()
         self.running: OrderedDict[str, EngineSequence] = OrderedDict()
@@ -68,7 +68,6 @@ class EngineScheduler:
         chunks = self._schedule_prefill(start_s, budget, may_admit=not preempted)
         tokens = sum(chunk for _sequence, _start, chunk in chunks)
         self._prefill_tokens += tokens
-        self._report_cache(start_s)
         return StepPlan(
             prefill_tokens=tokens,
             prefill_pairs=sum(attention_pairs(start, chunk) for _sequence, start, chunk in chunks),
@@ -201,12 +200,6 @@ class EngineScheduler:
         self._events.append(Event(EventKind.PREEMPTED, now_s, request_id, sequence.generated_tokens))
 
     # reports --------------------------------------------------------------------------------------------------
-    def _report_cache(self, now_s: float) -> None:
-        for kind, blocks in ((EventKind.EVICTED, self.pool.evicted), (EventKind.STORED, self.pool.stored)):
-            if blocks:
-                self._events.append(Event(kind, now_s, blocks=tuple(blocks)))
-                blocks.clear()
-
     def statistics(self) -> EngineStatistics:
         prefilling = self._prefilling.computed_tokens if self._prefilling is not None else 0
         return EngineStatistics(

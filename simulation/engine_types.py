@@ -70,12 +70,6 @@ class EventKind(StrEnum):
     """``tokens`` were generated; its blocks are free."""
     PREEMPTED = "preempted"
     """Lost its blocks, waits at the head of the queue to be recomputed; ``tokens`` were generated so far."""
-    STEP = "step"
-    """An engine step ended (only with ``record_steps``); ``tokens`` were computed in it."""
-    STORED = "stored"
-    """``blocks`` entered the prefix cache, in prefix order (only with ``record_cache``)."""
-    EVICTED = "evicted"
-    """``blocks`` left the prefix cache (only with ``record_cache``)."""
 
 
 class Event(NamedTuple):
@@ -85,7 +79,6 @@ class Event(NamedTuple):
     time_s: float
     request_id: str = ""
     tokens: int = 0
-    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

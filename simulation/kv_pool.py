@@ -17,13 +17,9 @@ from itertools import islice
 class KvPool:
     """Counts and identities of blocks; callers check ``available`` before they take."""
 
-    def __init__(self, total_blocks: int, *, record: bool = False) -> None:
+    def __init__(self, total_blocks: int) -> None:
         self.total_blocks = total_blocks
         self.private_blocks = 0
-        self.stored: list[int] = []
-        """Blocks that entered the cache since the caller last cleared this (only with ``record``)."""
-        self.evicted: list[int] = []
-        self._record = record
         self._holders: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
 
@@ -45,10 +41,6 @@ class KvPool:
     def available_blocks(self) -> int:
         """Blocks that can be taken, evicting idle ones where needed."""
         return self.total_blocks - self.used_blocks
-
-    def cached(self) -> Iterable[int]:
-        """Hashes of all cached blocks."""
-        return self._holders.keys()
 
     def match(self, hashes: Sequence[int], limit: int) -> tuple[int, int]:
         """How many leading blocks of ``hashes`` (``limit`` at most) are cached, and how many of them are idle."""
@@ -74,8 +66,6 @@ class KvPool:
                 if self.empty_blocks == 0:
                     self._evict(1)
                 holders[block] = 1
-                if self._record:
-                    self.stored.append(block)
             else:
                 if holding == 0:
                     del idle[block]
@@ -109,5 +99,3 @@ class KvPool:
         for _ in range(blocks):
             block, _none = self._idle.popitem(last=False)
             del self._holders[block]
-            if self._record:
-                self.evicted.append(block)

@@ -19,7 +19,6 @@ class Run:
     growth_s: float
     first_step: int
     """Number of the last step before the run, as the decode batch counts."""
-    prefill_tokens: int = 0
     prefilled: tuple[EngineSequence, ...] = ()
     """Sequences whose prompt this (single) step completes."""
     done: int = 0

@@ -53,10 +53,6 @@ class Trace:
         span_s = self.requests[-1].arrival_s - self.requests[0].arrival_s
         return len(self.requests) / span_s if span_s > 0 else float("inf")
 
-    def first(self, count: int) -> Trace:
-        """The trace's first ``count`` requests (all of them if it has fewer)."""
-        return self.window(0, count)
-
     def window(self, start: int, count: int | None = None) -> Trace:
         """``count`` requests (None: all) from number ``start`` on, at their own times since the first of them.
 
@@ -126,11 +122,6 @@ def read_mooncake(path: str | Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -
             raise TraceError(source, number, str(error)) from error
         _append_in_order(requests, request, source, number)
     return [*_from_zero(_not_empty(requests, source))]
-
-
-def read_azure(path: str | Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> list[TraceRequest]:
-    """Read an Azure LLM inference CSV; every block id is unique, because the trace knows no prefixes."""
-    return list(_azure_requests(Path(path), block_tokens))
 
 
 def _lines(source: Path) -> Iterator[tuple[int, bytes]]:
@@ -209,6 +200,7 @@ def _integer(row: dict[str, object], name: str, least: int) -> int:
 
 
 def _azure_requests(source: Path, block_tokens: int | None) -> tuple[TraceRequest, ...]:
+    """Every block id is unique, because the trace knows no prefixes."""
     size = block_tokens or MOONCAKE_BLOCK_TOKENS
     requests: list[TraceRequest] = []
     start: datetime | None = None

@@ -5,7 +5,7 @@ import pytest
 
 from simulation.errors import TraceError
 from simulation.sources import TraceSource
-from simulation.traces import read_azure, read_mooncake, read_trace
+from simulation.traces import read_mooncake, read_trace
 
 
 def line(timestamp: object = 0, tokens: object = 600, output: object = 5, ids: object = (0, 1), **more: object) -> str:
@@ -63,7 +63,7 @@ def test_an_unsorted_trace_is_refused_at_the_line_that_goes_back(tmp_path: Path)
         read_mooncake(write(tmp_path, line(3000) + line(0)))
 
 
-@pytest.mark.parametrize("reader", [read_mooncake, read_azure, read_trace])
+@pytest.mark.parametrize("reader", [read_mooncake, read_trace])
 def test_an_empty_or_missing_file_is_refused(tmp_path: Path, reader: object) -> None:
     assert callable(reader)
     with pytest.raises(TraceError, match="holds no requests"):
@@ -144,7 +144,6 @@ def test_capping_cuts_tokens_and_blocks_of_long_prompts_only(tmp_path: Path) -> 
 
     assert [r.input_tokens for r in trace.requests] == [600, 1024]
     assert trace.requests[1].hash_ids == (0, 1)
-    assert len(trace.first(1).requests) == 1
 
 
 def test_a_trace_begins_with_its_first_request(tmp_path: Path) -> None:
