@@ -17,12 +17,14 @@ from simulation.evaluate.plan import (
     Plan,
     Workload,
     scenario_for,
+    scheduling_for,
 )
 from simulation.evaluate.section import Cell, DataTable, Plot, Section, cell_of
 from simulation.evaluate.work import Worker
 from simulation.goodput import ON_TIME_SHARE, GoodputJob, run_goodput
 from simulation.results import RunResult
 from simulation.runs import RunJob, run_job
+from simulation.short_span import short_span_note
 
 CAPACITY_COLUMNS: tuple[str, ...] = (
     "policy",
@@ -110,7 +112,7 @@ def capacity_section(measured: Sequence[RateRuns]) -> Section:
             "SLO. Effective capacity is the share of requests whose first token came within 5 s of arrival. Rates are "
             "arrivals per second over 8 instances."
         ),
-        findings=[_capacity_finding(runs) for runs in measured],
+        findings=[*map(_capacity_finding, measured), *_short_spans([run for runs in measured for run in runs.runs])],
         tables=[
             DataTable(runs.workload.label, CAPACITY_COLUMNS, [_row(run) for run in runs.runs]) for runs in measured
         ],
@@ -148,6 +150,13 @@ def _capacity_finding(runs: RateRuns) -> str:
             shares = ", ".join(f"{_shown(run.policy)} {run.effective_capacity:.0%}" for run in compared)
             parts.append(f"{compared[0].rate_per_s:.1f}/s: {shares}")
     return f"{runs.workload.label}: " + ("; ".join(parts) if parts else "everybody is on time at every rate") + "."
+
+
+def _short_spans(runs: Sequence[RunResult]) -> list[str]:
+    """Of the default policy, which alone orders by deadline here."""
+    spans_s = [run.requests / run.rate_per_s for run in runs if run.policy == DEFAULT_POLICY]
+    note = short_span_note(spans_s, scheduling_for(DEFAULT_POLICY).max_hold_s)
+    return [f"{DEFAULT_POLICY}: {note}"] if note else []
 
 
 def _shown(policy: str) -> str:

@@ -12,7 +12,8 @@ from simulation.fitting_table import fitting_table
 from simulation.laboratory.confidence import Mean, Ranking
 from simulation.laboratory.experiment import Experiment, GoodputResult, RateResult
 from simulation.laboratory.trials import Ideal
-from simulation.laboratory.variants import described
+from simulation.laboratory.variants import Variant, described
+from simulation.short_span import short_span_note
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,9 @@ def report_tables(experiment: Experiment) -> list[ReportTable]:
     tables = []
     for fleet, seeds in experiment.seeds.items():
         tables += [_goodput_table(result) for result in experiment.goodputs if result.fleet == fleet]
-        tables += [_rate_table(result, len(seeds)) for result in experiment.rates if result.fleet == fleet]
+        tables += [
+            _rate_table(result, len(seeds), experiment.variants) for result in experiment.rates if result.fleet == fleet
+        ]
     return tables
 
 
@@ -74,7 +77,7 @@ RATE_COLUMNS: Mapping[str, tuple[str, float, int]] = {
 """Column: figure, factor, digits. What matters most stands first."""
 
 
-def _rate_table(result: RateResult, wanted_seeds: int) -> ReportTable:
+def _rate_table(result: RateResult, wanted_seeds: int, variants: Sequence[Variant]) -> ReportTable:
     seeds = len(result.rates_per_s)
     ranking = Ranking.of(result.values("on_time"))
     rows = []
@@ -89,12 +92,19 @@ def _rate_table(result: RateResult, wanted_seeds: int) -> ReportTable:
         _comparison(result.values("ttft_p90_s"), "TTFT P90", relative=True, highest_best=False),
         _comparison(result.values("hit_rate"), "hit rate", relative=False),
         _ranking_note(ranking),
+        _short_span_note(result, variants),
     ]
     if seeds < wanted_seeds:
         notes.append(f"{_counted(wanted_seeds - seeds)} left out: there no FIFO policy has 90 % on time at any rate.")
     rate = f"{result.rate.label} ({_shown(Mean.of(result.rates_per_s), 2)}/s)" if result.rate.of_saturation else None
     title = f"{result.fleet.title}: at {rate or result.rate.label}, {_counted(seeds)}"
     return ReportTable(title, ("variant", *RATE_COLUMNS, "first"), tuple(rows), tuple(filter(None, notes)))
+
+
+def _short_span_note(result: RateResult, variants: Sequence[Variant]) -> str:
+    held_s = [one.scheduling.max_hold_s for one in variants if one.scheduling.granting_order == "deadline"]
+    counted = result.fleet.requests - result.fleet.skip_requests
+    return short_span_note([counted / rate_per_s for rate_per_s in result.rates_per_s], max(held_s, default=0.0))
 
 
 def _comparison(values: Mapping[str, Sequence[float]], what: str, *, relative: bool, highest_best: bool = True) -> str:

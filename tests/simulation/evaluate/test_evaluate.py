@@ -146,6 +146,10 @@ def test_the_findings_on_capacity_and_scaling_name_the_default_policy(sections: 
     assert all(DEFAULT_POLICY in finding for finding in (*capacity.findings, *elasticity.findings))
 
 
+def test_runs_too_short_for_deadline_order_are_said_to_be(sections: list[Section]) -> None:
+    assert sections[0].findings[-1].startswith(f"{DEFAULT_POLICY}: Short: ")
+
+
 @pytest.mark.parametrize("policy", overhead.POLICIES)
 def test_the_cost_of_every_step_is_measured(policy: PolicyName) -> None:
     costs = overhead.measure_steps(policy, 4, TraceSource("toolagent", 40).load(), repetitions=80)

@@ -82,6 +82,14 @@ def test_seeds_that_had_to_be_left_out_are_told() -> None:
     assert "1 seed left out: there no FIFO policy has 90 % on time at any rate." in notes
 
 
+def test_a_run_too_short_for_deadline_order_is_said_to_be() -> None:
+    made = experiment()
+    ordered = replace(made, variants=(parse_variant("ours=dualmap-wide,max_hold_s=60", SchedulingSettings()),))
+
+    assert not any("Short:" in note for note in report_tables(made)[1].notes), "nobody orders by deadline"
+    assert report_tables(ordered)[1].notes[-1].startswith("Short: 47 s of counted arrivals, less than 3 × ")
+
+
 def test_a_narrow_terminal_gets_fewer_columns_and_whole_cells_at_any_width() -> None:
     for table in report_tables(experiment()):
         shown = {width: rich_table(table, width) for width in range(80, 260)}
