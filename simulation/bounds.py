@@ -1,50 +1,135 @@
-"""What no scheduler can beat: perfect reuse and perfect balance.
+"""What no scheduler can pass: the *ideal goodput* of a trace, and the *sustainable rate* of traffic like it.
 
-Every request's prefill costs at least the arithmetic of its uncached tokens, with the hit that one endless cache
-shared by all instances would give it. N instances can do N seconds of it a second. Decoding, step overheads and
-waiting are left out of the bound of goodput, so it is above what is possible, never below. The sustainable rate
-adds each request's own decoding: above it queues grow without end, whatever the order.
+The ideal has every hit that one endless cache would give, perfect balance and no queueing. What a request costs an
+engine at least, by the engine model's own step costs, if every step it takes part in is full:
+
+* prefill: linear layers of its uncached tokens and attention of these to everything before them;
+* decode: linear layers, host work and reading its context, once for every token after the first;
+* for each token computed its part of a full step's overhead. Reading the weights hides behind a full step's arithmetic.
+
+An ideal that has to keep a share of the requests on time leaves out the costliest of the rest, altogether. What it
+keeps must have its first tokens by the last arrival plus SLO, and N instances have no more than N times that span
+to compute them. Decoding cannot be put off meanwhile: an engine step gives every decoding sequence one token, and
+no step takes longer than a full batch at the longest prompt with full KV memory. So at the end of the span each request
+has generated at least the tokens that fit between its deadline and that end at the longest step: this much of its
+decoding counts too, and no more, so that ``ideal_goodput`` holds for short traces as well. The shorter the trace the
+more decoding lies behind its end; ``sustainable_rate`` counts all of it, and is what an endless trace would have. So
+the goodput of a short trace can be above the sustainable rate, never above the ideal goodput.
+
+That engines preempt nobody is the one assumption: preemption puts decoding off at the price of computing it again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
 from simulation.engine_types import EngineConfig
 from simulation.generators.calibration import cached_tokens_if_infinite
+from simulation.goodput import ON_TIME_SHARE
 from simulation.step_time import attention_pairs
 from simulation.traces import Trace
 
+_HALVINGS = 40
 
-def prefill_costs_s(trace: Trace, engine: EngineConfig, skip: int = 0) -> list[float]:
-    """Least engine time of each request's prefill, the first ``skip`` left out."""
+
+@dataclass(frozen=True, slots=True)
+class IdealRequest:
+    """One request's least cost, in engine seconds."""
+
+    arrival_s: float
+    """Since the first counted request, at the trace's own rate."""
+    prefill_s: float
+    decode_tokens: int
+    token_s: float
+    """One decoded token, its context left out."""
+    first_context_s: float
+    """Reading the context for the first decoded token; every further one reads ``context_s`` more."""
+    context_s: float
+
+    def work_s(self, decoded_tokens: int) -> float:
+        """Prefill and the first ``decoded_tokens`` of decoding."""
+        tokens = min(self.decode_tokens, max(0, decoded_tokens))
+        contexts_s = tokens * self.first_context_s + self.context_s * (tokens * (tokens - 1) // 2)
+        return self.prefill_s + tokens * self.token_s + contexts_s
+
+
+def ideal_requests(trace: Trace, engine: EngineConfig, skip: int = 0) -> list[IdealRequest]:
+    """The least costs of the trace's requests, the first ``skip`` left out."""
     costs = engine.costs
+    token_s = costs.token_s + costs.overhead_s / engine.max_num_batched_tokens
     cached = cached_tokens_if_infinite(trace)
+    start_s = trace.requests[skip].arrival_s
     return [
-        costs.token_s * (request.input_tokens - hit)
-        + costs.attention_pair_s * attention_pairs(hit, request.input_tokens - hit)
+        IdealRequest(
+            arrival_s=request.arrival_s - start_s,
+            prefill_s=token_s * (request.input_tokens - hit)
+            + costs.attention_pair_s * attention_pairs(hit, request.input_tokens - hit),
+            decode_tokens=max(0, request.output_tokens - 1),
+            token_s=token_s + costs.sequence_s,
+            first_context_s=costs.context_token_s * (request.input_tokens + 1),
+            context_s=costs.context_token_s,
+        )
         for request, hit in zip(trace.requests[skip:], cached[skip:], strict=True)
     ]
 
 
-def goodput_bound(
-    trace: Trace, engine: EngineConfig, instances: int, slo_s: float, *, wanted_share: float = 0.9, skip: int = 0
+def sustainable_rate(
+    trace: Trace, engine: EngineConfig, instances: int, *, share: float = ON_TIME_SHARE, skip: int = 0
 ) -> float:
-    """No scheduler can have ``wanted_share`` on time above this rate."""
-    costs_s = sorted(prefill_costs_s(trace, engine, skip))
-    needed_s = sum(costs_s[: int(wanted_share * len(costs_s))])
-    span_s = needed_s / instances - slo_s
-    return len(costs_s) / span_s if span_s > 0 else float("inf")
+    """The rate above which no scheduler keeps ``share`` of such traffic on time for ever; with all of it, the rate
+    above which queues grow without end, whatever the order."""
+    works_s = sorted(one.work_s(one.decode_tokens) for one in ideal_requests(trace, engine, skip))
+    return instances * len(works_s) / sum(works_s[: _kept(share, len(works_s))])
 
 
-def sustainable_rate(trace: Trace, engine: EngineConfig, instances: int, *, skip: int = 0) -> float:
-    """Above this rate not every request can be served, however late: prefill and decode fill all instances.
-
-    Weights and overheads of steps are left out: they are shared by as many sequences as run together.
-    """
-    costs = engine.costs
-    requests = trace.requests[skip:]
-    decode_s = sum(
-        request.output_tokens * (costs.sequence_s + costs.token_s)
-        + costs.context_token_s * request.output_tokens * (request.input_tokens + request.output_tokens / 2)
-        for request in requests
+def longest_step_s(trace: Trace, engine: EngineConfig) -> float:
+    """No step of a run of this trace takes longer."""
+    longest_prompt = max(request.input_tokens for request in trace.requests)
+    return engine.costs.step_s(
+        prefill_tokens=engine.max_num_batched_tokens,
+        prefill_pairs=engine.max_num_batched_tokens * longest_prompt,
+        sequences=engine.max_num_seqs,
+        context_tokens=engine.kv_capacity_tokens + engine.max_num_seqs,
     )
-    return instances * len(requests) / (sum(prefill_costs_s(trace, engine, skip)) + decode_s)
+
+
+def ideal_goodput(
+    trace: Trace, engine: EngineConfig, instances: int, slo_s: float, *, share: float = ON_TIME_SHARE, skip: int = 0
+) -> float:
+    """The rate above which no scheduler keeps ``share`` of the trace on time; infinite when all fit into one SLO."""
+    requests = ideal_requests(trace, engine, skip)
+    kept = _kept(share, len(requests))
+    step_s = longest_step_s(trace, engine)
+    span_s = requests[-1].arrival_s
+
+    def fits(squeeze: float) -> bool:
+        """Whether the cheapest of the trace, its times divided by ``squeeze``, fit the span."""
+        end_s = span_s / squeeze + slo_s
+        works_s = [one.work_s(int((span_s - one.arrival_s) / squeeze / step_s)) for one in requests]
+        return sum(sorted(works_s)[:kept]) <= instances * end_s
+
+    prefills_s = sum(sorted(one.prefill_s for one in requests)[:kept])
+    if prefills_s <= instances * slo_s or span_s == 0:
+        return float("inf")
+    low, high = 0.0, span_s / (prefills_s / instances - slo_s)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return high * trace.rate_per_s
+
+
+def _kept(share: float, requests: int) -> int:
+    """The fewest requests that are ``share`` of all; rounding errors of the product do not add one."""
+    return max(1, ceil(share * requests - 1e-9))
+
+
+def short_trace_note(names: Sequence[str]) -> str:
+    """A sentence for reports on those whose goodput exceeds the sustainable rate; empty without any."""
+    if not names:
+        return ""
+    return (
+        f"Above the sustainable rate: {', '.join(names)}. Only so short a trace allows that: part of its decoding "
+        "comes after the last arrival."
+    )

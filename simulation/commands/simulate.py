@@ -11,7 +11,7 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from simulation.bounds import goodput_bound
+from simulation.bounds import ideal_goodput, short_trace_note, sustainable_rate
 from simulation.commands.options import (
     ConfiguredFleet,
     FleetOptions,
@@ -120,13 +120,17 @@ def _goodput(
             found.append((policy, goodput))
             progress.advance(task)
     slo_s = options.scheduling.slo_ttft_s
-    bound_per_s = goodput_bound(
-        source.load(), options.engine, options.instances, slo_s, wanted_share=arguments.on_time, skip=arguments.skip
-    )
-    Console().print(goodput_table(found, bound_per_s))
+    trace, engine, share, skip = source.load(), options.engine, arguments.on_time, arguments.skip
+    ideal_per_s = ideal_goodput(trace, engine, options.instances, slo_s, share=share, skip=skip)
+    sustainable_per_s = sustainable_rate(trace, engine, options.instances, share=share, skip=skip)
+    Console().print(goodput_table(found, ideal_per_s, sustainable_per_s))
+    above = [policy for policy, goodput in found if goodput.rate_per_s > sustainable_per_s]
+    if note := short_trace_note(above):
+        Console().print(note, highlight=False)
     if arguments.json is not None:
         rows = [{"policy": policy, **asdict(goodput)} for policy, goodput in found]
-        document = {"on_time": arguments.on_time, "bound_per_s": bound_per_s, "goodput": rows}
+        bounds = {"ideal_goodput_per_s": ideal_per_s, "sustainable_per_s": sustainable_per_s}
+        document = {"on_time": arguments.on_time, **bounds, "goodput": rows}
         write_whole(arguments.json, orjson.dumps(document, option=_JSON).decode())
     return 0
 

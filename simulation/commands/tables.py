@@ -40,13 +40,14 @@ def results_table(results: Sequence[RunResult], width: int) -> Table:
     return fitting_table(tuple(COLUMNS), [[show(result) for show in COLUMNS.values()] for result in results], width)
 
 
-def goodput_table(found: Sequence[tuple[str, Goodput]], bound_per_s: float) -> Table:
-    """One row a policy, and the bound that none can pass."""
+def goodput_table(found: Sequence[tuple[str, Goodput]], ideal_per_s: float, sustainable_per_s: float) -> Table:
+    """One row a policy, and what none can pass, see ``simulation.bounds``."""
     table = Table(box=None, header_style="bold")
     for index, column in enumerate(("policy", "goodput/s", "fails at", "runs")):
         table.add_column(column, justify="right" if index else "left")
     for policy, goodput in found:
         rates = (goodput.rate_per_s, goodput.upper_rate_per_s)
         table.add_row(policy, *(f"{rate:.2f}" for rate in rates), str(len(goodput.tried)))
-    table.add_row("(bound: ideal hits, perfect balance)", f"{bound_per_s:.2f}", "", "")
+    table.add_row("(ideal goodput)", f"{ideal_per_s:.2f}", "", "")
+    table.add_row("(sustainable rate)", f"{sustainable_per_s:.2f}", "", "")
     return table

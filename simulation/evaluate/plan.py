@@ -37,7 +37,7 @@ class Workload:
     engine: EngineConfig
     skip_requests: int
     reference_rate_per_s: float
-    """The sustainable rate of PAPER_INSTANCES instances: rates are given as parts of it."""
+    """The rate at which PAPER_INSTANCES instances can sustain all requests: rates are given as parts of it."""
 
     def rate(self, load_factor: float, instances: int = PAPER_INSTANCES) -> float:
         return load_factor * self.reference_rate_per_s * instances / PAPER_INSTANCES
@@ -85,7 +85,7 @@ class Plan:
             source=source,
             engine=engine,
             skip_requests=skip,
-            reference_rate_per_s=sustainable_rate(loaded, engine, PAPER_INSTANCES, skip=skip),
+            reference_rate_per_s=sustainable_rate(loaded, engine, PAPER_INSTANCES, share=1.0, skip=skip),
         )
 
 

@@ -148,7 +148,7 @@ def scalability_section(plan: Plan, worker: Worker) -> Section:
         ),
         tables=[
             DataTable(
-                "Tool&Agent, 7B, at 0.8 of the sustainable rate",
+                "Tool&Agent, 7B, at 0.8 of the rate that is sustainable for all requests",
                 ("instances", "policy", "rate/s", "on time %", "TTFT P50 s", "TTFT P90 s", "hit %", "CV"),
                 rows,
             )

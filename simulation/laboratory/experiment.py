@@ -13,13 +13,13 @@ from simulation.laboratory.figures import Figures
 from simulation.laboratory.run_cache import RunCache
 from simulation.laboratory.suite import PEERS, Fleet, Suite, fleets
 from simulation.laboratory.trials import (
+    Bounds,
+    BoundsTrial,
     GoodputTrial,
-    Ideal,
-    IdealTrial,
     RateTrial,
     Trial,
+    run_bounds,
     run_goodput,
-    run_ideal,
     run_rate,
 )
 from simulation.laboratory.variants import Variant, parse_variant
@@ -75,7 +75,7 @@ class GoodputResult:
     fleet: Fleet
     goodput_per_s: Mapping[str, tuple[float, ...]]
     saturation_per_s: tuple[float, ...]
-    ideals: tuple[Ideal, ...]
+    bounds: tuple[Bounds, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +141,14 @@ def _goodput_results(
     worker: Worker,
 ) -> tuple[GoodputResult, ...]:
     places = [(fleet, seed) for fleet, own in seeds.items() for seed in own]
-    trials = [IdealTrial(fleet, seed, base.slo_ttft_s) for fleet, seed in places]
-    ideals = dict(zip(places, worker.map("bounds", run_ideal, trials), strict=True))
+    trials = [BoundsTrial(fleet, seed, base.slo_ttft_s) for fleet, seed in places]
+    bounds = dict(zip(places, worker.map("bounds", run_bounds, trials), strict=True))
     return tuple(
         GoodputResult(
             fleet,
             {variant.name: tuple(found[variant, (fleet, seed)] for seed in own) for variant in variants},
             tuple(saturation[fleet, seed] for seed in own),
-            tuple(ideals[fleet, seed] for seed in own),
+            tuple(bounds[fleet, seed] for seed in own),
         )
         for fleet, own in seeds.items()
     )

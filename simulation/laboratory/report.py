@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 import orjson
 from rich.table import Table
 
+from simulation.bounds import short_trace_note
 from simulation.fitting_table import fitting_table
 from simulation.laboratory.confidence import Mean, Ranking
 from simulation.laboratory.experiment import Experiment, GoodputResult, RateResult
-from simulation.laboratory.trials import Ideal
+from simulation.laboratory.trials import Bounds
 from simulation.laboratory.variants import Variant, described
 from simulation.short_span import short_span_note
 
@@ -39,25 +40,30 @@ def report_tables(experiment: Experiment) -> list[ReportTable]:
 
 
 def _goodput_table(result: GoodputResult) -> ReportTable:
-    ideal = Mean.of([one.goodput_per_s for one in result.ideals])
-    sustained = Mean.of([one.sustained_per_s for one in result.ideals])
+    ideal = Mean.of([one.ideal_goodput_per_s for one in result.bounds])
+    sustainable = Mean.of([one.sustainable_per_s for one in result.bounds])
     ranking = Ranking.of(result.goodput_per_s)
-    seeds = len(result.ideals)
+    seeds = len(result.bounds)
     rows = [
-        (name, _shown(Mean.of(values), 2), f"{_ratio(values, result.ideals):.0%}", f"{ranking.firsts[name]}/{seeds}")
+        (name, _shown(Mean.of(values), 2), f"{_ratio(values, result.bounds):.0%}", f"{ranking.firsts[name]}/{seeds}")
         for name, values in result.goodput_per_s.items()
     ]
-    rows += [("(ideal)", _shown(ideal, 2), "", ""), ("(ideal, sustained)", _shown(sustained, 2), "", "")]
+    rows += [("(ideal goodput)", _shown(ideal, 2), "", ""), ("(sustainable rate)", _shown(sustainable, 2), "", "")]
+    above = [name for name, values in result.goodput_per_s.items() if Mean.of(values).value > sustainable.value]
     return ReportTable(
         f"{result.fleet.title}: goodput, 90 % on time, {_counted(seeds)}",
         ("variant", "requests/s", "of ideal", "first"),
         tuple(rows),
-        (_comparison(result.goodput_per_s, "goodput", relative=True), _ranking_note(ranking)),
+        (
+            _comparison(result.goodput_per_s, "goodput", relative=True),
+            _ranking_note(ranking),
+            short_trace_note(above),
+        ),
     )
 
 
-def _ratio(values: Sequence[float], ideals: Sequence[Ideal]) -> float:
-    return Mean.of([value / ideal.goodput_per_s for value, ideal in zip(values, ideals, strict=True)]).value
+def _ratio(values: Sequence[float], bounds: Sequence[Bounds]) -> float:
+    return Mean.of([value / one.ideal_goodput_per_s for value, one in zip(values, bounds, strict=True)]).value
 
 
 RATE_COLUMNS: Mapping[str, tuple[str, float, int]] = {
@@ -179,7 +185,7 @@ def _goodput_json(result: GoodputResult, experiment: Experiment) -> dict[str, ob
         "seeds": experiment.seeds[result.fleet],
         "goodput_per_s": {name: asdict(Mean.of(values)) for name, values in result.goodput_per_s.items()},
         "saturation_per_s": result.saturation_per_s,
-        "ideal": [asdict(ideal) for ideal in result.ideals],
+        "bounds": [asdict(one) for one in result.bounds],
         "ranking": _ranking_json(ranking),
     }
 

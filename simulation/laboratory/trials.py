@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulation.bounds import sustainable_rate
+from simulation.bounds import ideal_goodput, sustainable_rate
 from simulation.engine_types import EngineConfig
 from simulation.goodput import find_goodput
 from simulation.laboratory.figures import Figures
-from simulation.laboratory.ideal import ideal_goodput, ideal_sustained_rate
 from simulation.laboratory.run_cache import RunCache
 from simulation.laboratory.suite import Fleet
 from simulation.laboratory.variants import Variant
@@ -16,7 +15,7 @@ from simulation.presets import find_preset
 from simulation.runs import RunJob
 
 START_SHARE = 0.8
-"""Of the sustainable rate: where searches start."""
+"""Of the sustainable rate of all requests: where searches start."""
 GROWTH = 1.15
 
 
@@ -63,7 +62,7 @@ def run_goodput(work: GoodputTrial) -> float:
     trial = work.trial
     fleet = trial.fleet
     trace = fleet.source(trial.seed).load()
-    sustainable = sustainable_rate(trace, trial.engine, fleet.instances, skip=fleet.skip_requests)
+    sustainable = sustainable_rate(trace, trial.engine, fleet.instances, share=1.0, skip=fleet.skip_requests)
     return find_goodput(
         lambda rate_per_s: trial.cache.figures(trial.job(rate_per_s)).on_time,
         START_SHARE * sustainable,
@@ -73,7 +72,7 @@ def run_goodput(work: GoodputTrial) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class IdealTrial:
+class BoundsTrial:
     """What no variant can pass on this fleet with this seed."""
 
     fleet: Fleet
@@ -82,17 +81,17 @@ class IdealTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class Ideal:
-    """Rates in requests per second; see ``simulation.laboratory.ideal``."""
+class Bounds:
+    """Rates in requests per second; see ``simulation.bounds``."""
 
-    goodput_per_s: float
-    sustained_per_s: float
+    ideal_goodput_per_s: float
+    sustainable_per_s: float
 
 
-def run_ideal(work: IdealTrial) -> Ideal:
+def run_bounds(work: BoundsTrial) -> Bounds:
     fleet, engine = work.fleet, find_preset(work.fleet.preset).engine
     trace, skip = fleet.source(work.seed).load(), work.fleet.skip_requests
-    return Ideal(
+    return Bounds(
         ideal_goodput(trace, engine, fleet.instances, work.slo_s, skip=skip),
-        ideal_sustained_rate(trace, engine, fleet.instances, skip=skip),
+        sustainable_rate(trace, engine, fleet.instances, skip=skip),
     )

@@ -125,7 +125,8 @@ def test_wins_losses_and_ties_are_named_as_such(ours: float, verdict: str) -> No
 
 
 def test_every_workload_has_its_finding(sections: list[Section]) -> None:
-    assert [finding.split(":")[0] for finding in sections[1].findings] == [table.title for table in sections[0].tables]
+    titles = [finding.split(":")[0] for finding in sections[1].findings if "best other" in finding]
+    assert titles == [table.title for table in sections[0].tables]
 
 
 def test_alone_it_is_not_compared_with_itself() -> None:

@@ -38,8 +38,8 @@ def test_saturation_is_the_goodput_of_the_best_peer(tiny_suite: Suite) -> None:
 
     (goodput,) = experiment.goodputs
     assert goodput.saturation_per_s == tuple(max(own) for own in zip(*goodput.goodput_per_s.values(), strict=True))
-    for per_s, ideal in zip(goodput.saturation_per_s, goodput.ideals, strict=True):
-        assert 0 < per_s < ideal.goodput_per_s
+    for per_s, bounds in zip(goodput.saturation_per_s, goodput.bounds, strict=True):
+        assert 0 < per_s < bounds.ideal_goodput_per_s
 
 
 def test_processes_and_the_cache_change_nothing(tiny_suite: Suite, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from simulation.laboratory.experiment import Experiment, GoodputResult, Rate, Ra
 from simulation.laboratory.figures import Figures
 from simulation.laboratory.report import render_json, render_markdown, report_tables, rich_table
 from simulation.laboratory.suite import Fleet, Suite, Workload
-from simulation.laboratory.trials import Ideal
+from simulation.laboratory.trials import Bounds
 from simulation.laboratory.variants import parse_variant
 
 FLEET = Fleet(Workload("uniform", "uniform"), "qwen2.5-7b-910b4", 8, 800)
@@ -34,7 +34,7 @@ def experiment(seeds: tuple[int, ...] = (1, 2)) -> Experiment:
                 FLEET,
                 {"ours": (11.0, 12.0), "peer": (10.0, 10.0), "other": (5.0, 5.0)},
                 saturation_per_s=(10.0, 10.0),
-                ideals=(Ideal(20.0, 15.0), Ideal(24.0, 15.0)),
+                bounds=(Bounds(20.0, 15.0), Bounds(24.0, 15.0)),
             ),
         ),
         rates=(
@@ -57,8 +57,8 @@ def test_the_goodput_stands_beside_its_bounds_and_the_best_other() -> None:
 
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["ours"][1:] == ("52%", "2/2"), "11 of 20 and 12 of 24"
-    assert rows["(ideal)"][0].startswith("22.00 ±")
-    assert rows["(ideal, sustained)"][0] == "15.00 ± 0.00"
+    assert rows["(ideal goodput)"][0].startswith("22.00 ±")
+    assert rows["(sustainable rate)"][0] == "15.00 ± 0.00"
     assert "ours against the best other, peer: +15.0 ± 63.5 %" in table.notes[0]
     assert table.notes[1] == "The ranking is the same in every seed: ours > peer > other."
 
@@ -80,6 +80,15 @@ def test_seeds_that_had_to_be_left_out_are_told() -> None:
     notes = report_tables(experiment(seeds=(1, 2, 3)))[1].notes
 
     assert "1 seed left out: there no FIFO policy has 90 % on time at any rate." in notes
+
+
+def test_goodput_above_the_sustainable_rate_is_put_down_to_the_length_of_the_trace() -> None:
+    made = experiment()
+    short = replace(made.goodputs[0], bounds=(Bounds(20.0, 10.5), Bounds(24.0, 10.5)))
+
+    assert report_tables(made)[0].notes[-1] == ""
+    note = report_tables(replace(made, goodputs=(short,)))[0].notes[-1]
+    assert note.startswith("Above the sustainable rate: ours. Only so short a trace allows that")
 
 
 def test_a_run_too_short_for_deadline_order_is_said_to_be() -> None:
@@ -118,4 +127,6 @@ def test_the_json_holds_every_figure_of_every_seed() -> None:
     assert [one["on_time"] for one in document["rates"][0]["figures"]["other"]] == [0.1, 0.85]
     assert document["rates"][0]["ranking"]["winner_holds"] is True
     assert document["rates"][0]["ranking"]["holds"] is False
-    assert document["goodput"][0]["ideal"][0] == pytest.approx({"goodput_per_s": 20.0, "sustained_per_s": 15.0})
+    assert document["goodput"][0]["bounds"][0] == pytest.approx(
+        {"ideal_goodput_per_s": 20.0, "sustainable_per_s": 15.0}
+    )

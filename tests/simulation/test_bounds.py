@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from scheduling.settings import PolicyName, SchedulingSettings
+from simulation.bounds import ideal_goodput, ideal_requests, longest_step_s, sustainable_rate
 from simulation.engine_types import EngineConfig
 from simulation.goodput import find_goodput
-from simulation.laboratory.ideal import ideal_goodput, ideal_requests, ideal_sustained_rate, longest_step_s
 from simulation.presets import find_preset
 from simulation.scenario import Scenario
 from simulation.simulate import simulate
@@ -40,7 +40,7 @@ def test_ten_equal_requests_fill_the_span_and_the_slo() -> None:
     bound_per_s = ideal_goodput(made, PLAIN, 1, slo_s=5.0)
 
     assert bound_per_s == pytest.approx(10 / 4, rel=1e-6), "so the arrivals can be squeezed into 4 s"
-    assert ideal_sustained_rate(made, PLAIN, 1) == pytest.approx(10 / 9)
+    assert sustainable_rate(made, PLAIN, 1) == pytest.approx(10 / 9)
 
 
 def test_the_costliest_are_left_out() -> None:
@@ -72,7 +72,7 @@ def test_decoding_counts_as_far_as_no_scheduler_can_put_it_off() -> None:
     long = trace(*(unique(number, 1000, output_tokens=500) for number in range(60)))
 
     assert ideal_goodput(long, PLAIN, 1, slo_s=5.0) < ideal_goodput(short, PLAIN, 1, slo_s=5.0)
-    assert ideal_sustained_rate(long, PLAIN, 1) < ideal_goodput(long, PLAIN, 1, slo_s=5.0)
+    assert sustainable_rate(long, PLAIN, 1) < ideal_goodput(long, PLAIN, 1, slo_s=5.0)
 
 
 def test_no_step_of_a_run_is_longer_than_the_longest() -> None:
@@ -99,3 +99,10 @@ def test_no_simulated_run_exceeds_the_bound(policy: PolicyName, source: str) -> 
     )
 
     assert 0.3 * bound_per_s < found.rate_per_s < bound_per_s
+
+
+def test_twice_the_instances_sustain_twice_the_rate_and_fewer_requests_more() -> None:
+    made = TraceSource("uniform", 300).load()
+
+    assert sustainable_rate(made, ENGINE, 4) == pytest.approx(2 * sustainable_rate(made, ENGINE, 2))
+    assert sustainable_rate(made, ENGINE, 4) > sustainable_rate(made, ENGINE, 4, share=1.0)
