@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _MAX_DOUBLINGS = 30
-"""More overflow in the end; long before, the bound decides."""
+"""More would overflow a float; long before, the bound decides."""
 
 
 def backoff_s(failures: int, *, first_s: float, longest_s: float) -> float:
