@@ -48,8 +48,9 @@ class Replica:
         """
         await self._put_missing_members()
         await self._pool.view.refresh()
-        self._warn_of_others(await self._pool.store.snapshot())
-        await self._release_former()
+        stored = await self._snapshot()
+        self._warn_of_others(stored)
+        await self._release_former(stored)
         await self._beat()
 
     def _warn_of_others(self, snapshot: PoolSnapshot) -> None:
@@ -68,10 +69,10 @@ class Replica:
                 ", ".join(others),
             )
 
-    async def _release_former(self) -> None:
+    async def _release_former(self, stored: PoolSnapshot) -> None:
         """Nothing is live here yet: what the store has is of a process that was killed, and whose lease this one
         renews, so that no reaper will see to it."""
-        left = self._over_here(await self._requests())
+        left = self._over_here(stored.requests)
         finish = partial(self._pool.store.finish, replica_id=self._context.replica_id)
         await for_each(latest_first(left), lambda record: finish(record.request_id, attempt=record.attempt))
         if left:
@@ -128,7 +129,7 @@ class Replica:
         pool = self._pool
         await self._put_missing_members()
         await pool.view.refresh()
-        snapshot = await measured(self._context.metrics.store_calls["snapshot"], pool.store.snapshot())
+        snapshot = await self._snapshot()
         self._release(self._over_here(snapshot.requests))
         records = [
             record
@@ -179,6 +180,9 @@ class Replica:
         if leftover:
             context.metrics.reconciled.inc(len(leftover))
             log.warning("pool %s: released %d leftover requests", self._settings.name, len(leftover))
+
+    async def _snapshot(self) -> PoolSnapshot:
+        return await measured(self._context.metrics.store_calls["snapshot"], self._pool.store.snapshot())
 
     async def _requests(self) -> Sequence[RequestRecord]:
         call = self._context.metrics.store_calls["requests_of"]

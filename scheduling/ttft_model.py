@@ -48,7 +48,7 @@ class TtftFeatures(NamedTuple):
     attention_million_pairs: int
     """Pairs of an uncached token and a token before it."""
     context_tokens: int
-    """Context of the instance's running requests: KV memory in use."""
+    """Expected context of the instance's running requests, see ``InstanceLoad.context_tokens``."""
 
 
 @value

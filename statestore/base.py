@@ -305,7 +305,8 @@ class PoolStore(Protocol):
         each instance."""
 
     async def requests_of(self, replica_id: str) -> Sequence[RequestRecord]:
-        """The replica's live requests, those first reserved first. Not a hot-path call."""
+        """The replica's live requests, those first reserved first, in a large pool not all of one moment; not for the
+        hot path."""
 
     async def retire(self, replica_id: str) -> None:
         """Drop the replica's lease on a clean exit."""

@@ -158,13 +158,13 @@ class LeaderCalls:
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
         reaped = 0
-        for record in latest_first(await self._requests_of(replica_id)):
+        for record in latest_first(await self.requests_of(replica_id)):
             reaped += await self._reap_request(record, fence)
         keys = (self._keys.leader, self._keys.replicas)
         await self._calls.script("forget_replica", keys, replica_id, fence)
         return reaped
 
-    async def _requests_of(self, replica_id: str) -> list[RequestRecord]:
+    async def requests_of(self, replica_id: str) -> Sequence[RequestRecord]:
         found: dict[str, RequestRecord] = {}
         cursor = b"0"
         while True:
@@ -172,7 +172,7 @@ class LeaderCalls:
             page = codec.records_from(flat[1::2])
             found |= {name: record for name, record in page.items() if record.replica_id == replica_id}
             if int(cursor) == 0:
-                return [*found.values()]
+                return sorted(found.values(), key=lambda record: record.sequence)
 
     async def _reap_request(self, record: RequestRecord, fence: int) -> int:
         instance_id, keys = record.instance_id, self._keys

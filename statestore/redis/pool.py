@@ -276,9 +276,6 @@ class RedisPool(LeaderCalls):
         )
         return sum(adopted)
 
-    async def requests_of(self, replica_id: str) -> Sequence[RequestRecord]:
-        return [record for record in (await self.snapshot()).requests if record.replica_id == replica_id]
-
     async def retire(self, replica_id: str) -> None:
         await self._calls.script("retire_replica", (self._keys.replicas,), replica_id)
 

@@ -137,14 +137,14 @@ async def test_a_request_that_comes_while_its_replica_is_reaped_keeps_an_owner(
     await pool.put_instance(instance("a"))
     await pool.heartbeat("one", 1000, {})
     clock.advance(1000)
-    listed = pool._requests_of
+    listed = pool.requests_of
 
     async def then_reserve(replica_id: str) -> list[RequestRecord]:
         found = await listed(replica_id)
         await pool.reserve(reservation("late"))
         return found
 
-    monkeypatch.setattr(pool, "_requests_of", then_reserve)
+    monkeypatch.setattr(pool, "requests_of", then_reserve)
     reaped = await pool.reap("one", fence=lease.fence)
     monkeypatch.undo()
     clock.advance(10_000)
