@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from scheduling.blocks import cache_seed, chain_of_trace
 from scheduling.chain import Chain
-from scheduling.decision import Decision, RouteQuery
+from scheduling.decision import Decision, Horizon, RouteQuery
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.policies import build_policy
 from scheduling.view import ClusterView
+from simulation.choosing import choose
 from simulation.cluster import Cluster
 from simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind, RequestRefusedError
 from simulation.event_queue import EventQueue, Priority
@@ -225,29 +226,17 @@ class Simulation:
             expected_output_tokens=self._expected_output_tokens(request),
             excluded=excluded,
         )
+
+        def look(instance_ids: Iterable[str], horizon: bool) -> tuple[Mapping[str, InstanceLoad], Horizon | None]:
+            seen = self._ledger.observe(instance_ids, chain, int(now_s * 1000), horizon=horizon)
+            return self._as_seen(seen.loads), seen.horizon
+
         try:
-            return self._choose(query, view, int(now_s * 1000))
+            return choose(self._policy, query, view, look)
         except NoInstanceError:
             if not excluded:
                 raise
             return None
-
-    def _choose(self, query: RouteQuery, view: ClusterView, now_ms: int) -> Decision:
-        """Raises NoInstanceError."""
-        candidates = self._policy.candidates(query, view)
-        pair = candidates
-        if query.excluded:
-            pair = self._policy.candidates(replace(query, excluded=frozenset()), view)
-        query = replace(query, pair=pair)
-        seen = self._ledger.observe(candidates, query.chain, now_ms, horizon=self._policy.looks_beyond)
-        loads = self._as_seen(seen.loads)
-        if seen.horizon is None:
-            return self._policy.choose(query, loads)
-        answer = self._policy.choose_or_look(query, loads, seen.horizon)
-        if isinstance(answer, Decision):
-            return answer
-        further = self._ledger.observe(answer.instance_ids, query.chain, now_ms)
-        return self._policy.choose(query, loads | self._as_seen(further.loads))
 
     def _reserve(
         self, request_id: str, request: TraceRequest, chain: Chain, decision: Decision, now_s: float

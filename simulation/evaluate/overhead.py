@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from scheduling.blocks import cache_seed, chain_of_trace
 from scheduling.chain import Chain
-from scheduling.decision import Decision, Policy, RouteQuery
+from scheduling.decision import Horizon, RouteQuery
 from scheduling.hotness import HotnessWindow
-from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.policies import build_policy
 from scheduling.rebalance import plan_rebalance
 from scheduling.settings import PolicyName
 from scheduling.view import ClusterView
+from simulation.choosing import choose
 from simulation.evaluate.plan import DEFAULT_POLICY, PAPER_SLO_S, Plan, scheduling_for
 from simulation.evaluate.section import Cell, DataTable, Section
 from simulation.sources import TraceSource
 from simulation.traces import Trace
-from statestore.base import Observation, Reservation
+from statestore.base import Reservation
 from statestore.ledger import PoolLedger
 from statestore.ledger.kv import KvMetadata
 from statestore.queues import hot_queue
@@ -28,8 +29,6 @@ from statestore.queues import hot_queue
 POLICIES: tuple[PolicyName, ...] = ("dualmap", DEFAULT_POLICY, "min-ttft", "preble", "llm-d")
 QUEUE_LENGTHS = (16, 64, 256)
 _SEED = cache_seed("overhead")
-Look = Callable[[Iterable[str], bool], Observation]
-"""Observe instances, with a horizon or without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +58,17 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
     chains = [chain_of_trace(r.hash_ids, r.input_tokens, _SEED, trace.block_tokens) for r in trace.requests]
     looking_s = deciding_s = reserving_s = 0.0
 
-    def look(instance_ids: Iterable[str], horizon: bool) -> Observation:
+    def look(instance_ids: Iterable[str], horizon: bool) -> tuple[Mapping[str, InstanceLoad], Horizon | None]:
         nonlocal looking_s
         started = time.process_time()
         seen = ledger.observe(instance_ids, query.chain, now_ms, horizon=horizon)
         looking_s += time.process_time() - started
-        return seen
+        return seen.loads, seen.horizon
 
     for turn in range(repetitions):
         query, now_ms = RouteQuery(chains[turn % len(chains)], PAPER_SLO_S, sequence=turn), turn * 100
         started = time.process_time()
-        decision = _decide(policy, query, view, look)
+        decision = choose(policy, query, view, look)
         decided = time.process_time()
         reservation = Reservation(
             str(turn), "r", decision.instance_id, query.chain, decision.uncached_tokens, 256, 5000,
@@ -82,16 +81,6 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
         reserving_s += time.process_time() - decided
     seconds = (looking_s, deciding_s - looking_s, reserving_s)
     return StepCosts(*(1e6 * spent_s / repetitions for spent_s in seconds))
-
-
-def _decide(policy: Policy, query: RouteQuery, view: ClusterView, look: Look) -> Decision:
-    seen = look(policy.candidates(query, view), policy.looks_beyond)
-    if seen.horizon is None:
-        return policy.choose(query, seen.loads)
-    answer = policy.choose_or_look(query, seen.loads, seen.horizon)
-    if isinstance(answer, Decision):
-        return answer
-    return policy.choose(query, {**seen.loads, **look(answer.instance_ids, False).loads})
 
 
 def measure_rebalance_us(held: int, chain: Chain) -> float:
