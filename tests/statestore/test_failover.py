@@ -92,6 +92,16 @@ def start_again(port: int) -> EmbeddedValkey:
     return server
 
 
+async def seen_when_back(replica: FailoverPool, port: int) -> PoolSnapshot:
+    """What an empty store at ``port`` holds once the replica has handed over to it."""
+    again = start_again(port)
+    try:
+        await until(lambda: not replica.degraded)
+        return await replica.snapshot()
+    finally:
+        again.stop()
+
+
 async def test_while_the_store_answers_it_decides(replica: FailoverPool, shared: PoolStore) -> None:
     outcome = await replica.reserve(reservation("r"))
 
@@ -204,12 +214,7 @@ async def test_a_store_that_comes_back_empty_is_filled_again(replica: FailoverPo
     await replica.reserve(reservation("during"))
     await replica.finish("over")
 
-    again = start_again(port)
-    try:
-        await until(lambda: not replica.degraded)
-        view = await replica.snapshot()
-    finally:
-        again.stop()
+    view = await seen_when_back(replica, port)
 
     assert view.instances == known.instances
     assert {request.request_id: request.state for request in view.requests} == {
@@ -305,12 +310,7 @@ async def test_a_replica_that_retired_without_the_store_is_not_entered_there_aga
     with pytest.raises(StoreUnavailableError):
         await replica.retire("one")
 
-    again = start_again(port)
-    try:
-        await until(lambda: not replica.degraded)
-        view = await replica.snapshot()
-    finally:
-        again.stop()
+    view = await seen_when_back(replica, port)
 
     assert view.replicas == ()
 
