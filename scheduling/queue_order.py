@@ -6,9 +6,10 @@ sequencing algorithm for minimizing the number of late jobs", 1968, known as Moo
 and known jobs). A request that could not make its deadline even if it were next has *stepped behind*: it is served,
 oldest first, while nobody on time is waiting, and goes before everybody once it has been held for ``max_hold_ms``.
 As whoever is late goes first in the end, late work takes a share of the instance that requests on time have to do
-without, and under lasting overload it would take all of it. Therefore an instance holds a limited amount: by Little's
-law no more than ``max_late_work_ms / max_hold_ms`` of its time ever goes there. Whoever steps behind beyond that is
-*surplus*, and refused.
+without, and under lasting overload it would take all of it. Therefore an instance takes on a limited amount, what it
+holds and what it has done for overdue requests lately (``scheduling.overdue_work``) together: a burst of
+``max_late_work_ms``, and ``late_work_share`` of its time in the long run. Whoever steps behind beyond that is
+*surplus*, and refused. What is served late while nobody on time waits costs nobody anything, and counts no longer.
 
 While no deadline is at stake the order decides nothing, and the engine is given more than one dispatch window: with
 the next prompts at hand it fills the last step of a long prefill, which would otherwise run half empty.
@@ -104,9 +105,10 @@ def is_calm(earliest_deadline_ms: int, now_ms: int, on_time_tokens: int, tokens_
     return now_ms + on_time_tokens * 1000 / tokens_per_s <= earliest_deadline_ms
 
 
-def is_surplus(late_tokens: int, tokens_per_s: float, max_late_work_ms: int) -> bool:
-    """Whether one more request that steps behind is too many, given the tokens of those that did before."""
-    return late_tokens * 1000 / tokens_per_s >= max_late_work_ms
+def is_surplus(late_tokens: int, tokens_per_s: float, overdue_work_ms: float, max_late_work_ms: int) -> bool:
+    """Whether one more request that steps behind is too many, given the tokens of those that did before and are held,
+    and what is left of the work of those that became overdue."""
+    return late_tokens * 1000 / tokens_per_s + overdue_work_ms >= max_late_work_ms
 
 
 def is_overdue(enqueued_ms: int, now_ms: int, max_hold_ms: int) -> bool:

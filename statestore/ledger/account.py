@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad, InstanceSpec, kv_usage
 from scheduling.lifecycle import SERVING
 from scheduling.load_window import LoadWindow
+from scheduling.overdue_work import OverdueWork
 from scheduling.prefill_rate import PrefillRate, prefill_busy_s
 from scheduling.queue_order import behind_tokens
 from scheduling.ttft import work_s
@@ -27,6 +30,7 @@ class InstanceAccount:
         "last_prefill_ms",
         "late",
         "late_tokens",
+        "overdue",
         "pending_tokens",
         "queue",
         "rate",
@@ -54,6 +58,7 @@ class InstanceAccount:
         self.queue = HeldQueue(rank)
         self.late = HeldQueue(by_sequence)
         """Held requests that stepped behind, see ``scheduling.queue_order``."""
+        self.overdue = OverdueWork()
         self.running: dict[str, LiveRequest] = {}
         self.kv = KvMetadata()
 
@@ -130,6 +135,7 @@ class InstanceAccount:
             self._delist(request)
             request.enqueued_ms = now_ms
             self._list(request)
+        self.overdue = replace(self.overdue, at_ms=min(self.overdue.at_ms, now_ms))
         self.last_prefill_ms = min(self.last_prefill_ms, now_ms)
         self.work_since_ms = min(self.work_since_ms, now_ms)
 

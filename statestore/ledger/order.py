@@ -37,7 +37,7 @@ class GrantOrder(Protocol):
     def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
         """Whether a request that is to be held on the instance steps behind right away."""
 
-    def is_surplus(self, account: InstanceAccount) -> bool:
+    def is_surplus(self, account: InstanceAccount, now_ms: int) -> bool:
         """Whether a request that steps behind now is one too many."""
 
     def dispatch_next(self, account: InstanceAccount, now_ms: int, *, sweep: bool = False) -> Iterator[LiveRequest]:
@@ -55,7 +55,7 @@ class FifoOrder:
     def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
         return False
 
-    def is_surplus(self, account: InstanceAccount) -> bool:
+    def is_surplus(self, account: InstanceAccount, now_ms: int) -> bool:
         return False
 
     def dispatch_next(self, account: InstanceAccount, now_ms: int, *, sweep: bool = False) -> Iterator[LiveRequest]:
@@ -75,9 +75,10 @@ class DeadlineOrder:
 
     rank: Rank = staticmethod(by_deadline)
 
-    def __init__(self, max_hold_ms: int, max_late_work_ms: int) -> None:
+    def __init__(self, max_hold_ms: int, max_late_work_ms: int, late_work_share: float) -> None:
         self._max_hold_ms = max_hold_ms
         self._max_late_work_ms = max_late_work_ms
+        self._late_work_share = late_work_share
 
     def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
         has_room = account.has_room()
@@ -92,19 +93,23 @@ class DeadlineOrder:
             request.enqueued_ms, now_ms, self._max_hold_ms
         )
 
-    def is_surplus(self, account: InstanceAccount) -> bool:
-        return is_surplus(account.late_tokens, account.rate.tokens_per_s, self._max_late_work_ms)
+    def is_surplus(self, account: InstanceAccount, now_ms: int) -> bool:
+        overdue_work_ms = account.overdue.read(now_ms, self._late_work_share)
+        return is_surplus(account.late_tokens, account.rate.tokens_per_s, overdue_work_ms, self._max_late_work_ms)
 
     def dispatch_next(self, account: InstanceAccount, now_ms: int, *, sweep: bool = False) -> Iterator[LiveRequest]:
         if len(account.queue) and (sweep or account.has_room()):
             for request in islice(account.queue, PLANNED_REQUESTS):
                 account.recount(request)
             for request in [request for request in account.queue if self.is_late(account, request, now_ms)]:
-                account.step_behind(request, surplus=self.is_surplus(account))
+                account.step_behind(request, surplus=self.is_surplus(account, now_ms))
         if not account.serves():
             return
         while len(account.late) and is_overdue(account.late.head().enqueued_ms, now_ms, self._max_hold_ms):
-            yield _dispatched(account, account.late.head(), now_ms)
+            request = _dispatched(account, account.late.head(), now_ms)
+            work_ms = request.uncached_tokens * 1000 / account.rate.tokens_per_s
+            account.overdue = account.overdue.after(work_ms, now_ms, self._late_work_share)
+            yield request
         yield from self._on_time(account, now_ms, sweep=sweep)
         while len(account.late) and account.dispatched_tokens == 0 and account.has_room():
             yield _dispatched(account, account.late.head(), now_ms)
@@ -148,7 +153,8 @@ class DeadlineOrder:
 def grant_order(scheduling: SchedulingSettings) -> GrantOrder:
     """The order that the pool's settings name."""
     if scheduling.granting_order == "deadline":
-        return DeadlineOrder(round(scheduling.max_hold_s * 1000), round(scheduling.max_late_work_s * 1000))
+        max_hold_ms, max_late_work_ms = round(scheduling.max_hold_s * 1000), round(scheduling.max_late_work_s * 1000)
+        return DeadlineOrder(max_hold_ms, max_late_work_ms, scheduling.late_work_share)
     return FifoOrder()
 
 

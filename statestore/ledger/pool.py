@@ -255,7 +255,7 @@ class PoolLedger:
     def enter(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> None:
         """Count a request on an instance, among the late ones if it is held and cannot be on time there."""
         request.late = request.state is RequestState.HELD and self.order.is_late(account, request, now_ms)
-        request.surplus = request.late and self.order.is_surplus(account)
+        request.surplus = request.late and self.order.is_surplus(account, now_ms)
         account.enter(request, now_ms)
 
     def grant_next(

@@ -23,7 +23,7 @@ if not known then
   redis.call('HSET', KEYS[4], 'state', ARGV[4],
     'pending_tokens', 0, 'dispatched_tokens', 0, 'context_tokens', 0, 'window_tokens', 0, 'window_ms', 0,
     'rate_tokens', prior * PRIOR_S, 'rate_busy_s', PRIOR_S, 'last_prefill_ms', 0, 'work_since_ms', 0, 'kv_stamp', 0,
-    'late_tokens', 0, 'late_requests', 0, 'aside_tokens', 0)
+    'late_tokens', 0, 'late_requests', 0, 'aside_tokens', 0, 'overdue_work_ms', 0, 'overdue_at_ms', 0)
 end
 local account = read_account(4, ARGV[3])
 grant_next(KEYS[3], account, now_ms)

@@ -87,6 +87,10 @@ account.pending_tokens, account.dispatched_tokens = pending, dispatched
 account.late_tokens, account.late_requests, account.context_tokens = late, late_requests, context
 account.last_prefill_ms = math.min(account.last_prefill_ms, now_ms)
 account.work_since_ms = math.min(account.work_since_ms, now_ms)
+if account.overdue_at_ms > now_ms then
+  redis.call('HSET', account.key, 'overdue_at_ms', now_ms)
+  account.overdue_at_ms = now_ms
+end
 grant_next(KEYS[2], account, now_ms)
 write_account(account)
 return off and 1 or 0

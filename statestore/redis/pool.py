@@ -286,10 +286,11 @@ class RedisPool(LeaderCalls):
 
 def _terms(scheduling: SchedulingSettings, keys: PoolKeys) -> bytes:
     """How held requests are granted and instances ranked, as ``shared/terms.lua`` reads it."""
-    return b"%s %d %d %.17g %s" % (
+    return b"%s %d %d %.17g %.17g %s" % (
         scheduling.granting_order.encode(),
         round(scheduling.max_hold_s * 1000),
         round(scheduling.max_late_work_s * 1000),
+        scheduling.late_work_share,
         scheduling.kv_weight_s,
         keys.grants_channel,
     )

@@ -78,6 +78,11 @@ def test_what_was_set_aside_counts_as_far_as_it_still_waits(aside_tokens: int, b
     assert behind_tokens(1000, dispatched_tokens=500, late_tokens=100, aside_tokens=aside_tokens) == behind
 
 
-@pytest.mark.parametrize(("late_tokens", "surplus"), [(0, False), (1_999, False), (2_000, True)])
-def test_who_steps_behind_is_surplus_once_the_late_work_is_at_its_limit(late_tokens: int, surplus: bool) -> None:
-    assert is_surplus(late_tokens, tokens_per_s=100.0, max_late_work_ms=20_000) is surplus
+@pytest.mark.parametrize(
+    ("late_tokens", "overdue_work_ms", "surplus"),
+    [(0, 0.0, False), (1_999, 0.0, False), (2_000, 0.0, True), (500, 14_999.0, False), (500, 15_000.0, True)],
+)
+def test_who_steps_behind_is_surplus_once_the_late_work_is_at_its_limit(
+    late_tokens: int, overdue_work_ms: float, surplus: bool
+) -> None:
+    assert is_surplus(late_tokens, 100.0, overdue_work_ms, max_late_work_ms=20_000) is surplus

@@ -24,7 +24,9 @@ LONG_MS = 600_000
 
 @pytest.fixture
 def scheduling() -> SchedulingSettings:
-    return SchedulingSettings(queue_order="deadline", max_hold_s=MAX_HOLD_MS / 1000)
+    return SchedulingSettings(
+        queue_order="deadline", max_hold_s=MAX_HOLD_MS / 1000, max_late_work_s=30.0, late_work_share=0.1
+    )
 
 
 def one_at_a_time(instance_id: str = "a", **changes: object) -> InstanceSpec:
@@ -394,6 +396,39 @@ async def test_a_surplus_request_is_served_all_the_same_if_there_is_time_before_
     await pool.finish(running)
 
     assert await dispatched(pool, ["surplus"]) == ["surplus"]
+
+
+async def test_what_overdue_requests_took_counts_until_its_share_of_the_time_has_passed(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    fence = await lead(pool)
+    await busy(pool, one_at_a_time())
+    await hold(pool, "overdue", 1, tokens=2_900)
+    clock.advance(MAX_HOLD_MS)
+    await pool.grant_overdue(fence=fence)
+    assert await dispatched(pool, ["overdue"]) == ["overdue"]
+
+    await hold(pool, "late", 1, tokens=100)
+    await hold(pool, "surplus", 1, tokens=100)
+    assert await surplus_of(pool) == ["surplus"], "29 s are given away, and one is held"
+
+    await pool.finish("surplus")
+    clock.advance(10_000)
+    await hold(pool, "let in", 1, tokens=100)
+    await hold(pool, "one too many", 1, tokens=100)
+    assert await surplus_of(pool) == ["one too many"], "a tenth of ten seconds"
+
+
+async def test_what_is_served_late_while_nobody_else_waits_is_not_held_against_others(pool: PoolStore) -> None:
+    running = await busy(pool, one_at_a_time())
+    await hold(pool, "late", 1, tokens=2_900)
+    await pool.finish(running)
+    assert await dispatched(pool, ["late"]) == ["late"]
+
+    await hold(pool, "late, too", 1, tokens=2_900)
+    await hold(pool, "another", 1, tokens=100)
+
+    assert await surplus_of(pool) == []
 
 
 async def test_a_migrated_request_is_asked_anew_whether_it_is_surplus(pool: PoolStore) -> None:

@@ -48,7 +48,8 @@ DEADLINE = SCHEDULING.model_copy(
         "policy": "dualmap-wide",
         "queue_order": "deadline",
         "max_hold_s": 20.0,
-        "max_late_work_s": 2.0,
+        "max_late_work_s": 4.0,
+        "late_work_share": 0.2,
         "holder_marks": 5,
     }
 )
@@ -525,6 +526,13 @@ class Twins(RuleBasedStateMachine):
             assert not (len(account.queue) and account.has_room()), "room is never left unused"
             idle = account.has_room() and account.dispatched_tokens == 0
             assert not (len(account.late) and idle), "an idle instance takes whoever is late"
+
+    @invariant()
+    def overdue_work_agrees(self) -> None:
+        for instance_id, account in self.memory.ledger.accounts.items():
+            key = self.keys.account(instance_id).account
+            work_ms, at_ms = self.client.hmget(key, "overdue_work_ms", "overdue_at_ms")
+            assert (float(work_ms), int(at_ms)) == (account.overdue.work_ms, account.overdue.at_ms)
 
     @invariant()
     def queues_and_horizon_agree(self) -> None:

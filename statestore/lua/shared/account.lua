@@ -8,7 +8,7 @@ local function read_account(first, instance_id)
     'state', 'dispatch_window_tokens', 'max_running_requests', 'max_queued_requests', 'kv_capacity_tokens',
     'pending_tokens', 'dispatched_tokens', 'context_tokens', 'window_tokens', 'window_ms',
     'rate_tokens', 'rate_busy_s', 'last_prefill_ms', 'work_since_ms', 'kv_stamp', 'late_tokens', 'late_requests', 'aside_tokens',
-    'role')
+    'role', 'overdue_work_ms', 'overdue_at_ms')
   if not values[1] then
     return nil
   end
@@ -38,6 +38,8 @@ local function read_account(first, instance_id)
     late_requests = tonumber(values[17]),
     aside_tokens = tonumber(values[18]),
     role = values[19],
+    overdue_work_ms = tonumber(values[20]),
+    overdue_at_ms = tonumber(values[21]),
   }
 end
 

@@ -2,6 +2,7 @@
 -- include: terms
 -- include: request
 -- include: queue_order
+-- include: overdue_work
 -- Who is granted and when; twin of statestore/ledger/order.py.
 local HELD_PER_CALL = 500
 
@@ -68,7 +69,8 @@ end
 -- Counts a request on an instance, among the late ones if it is held and cannot be on time there.
 local function enter_anew(account, request, now_ms)
   request.late = request.state == 'held' and is_late(account, request, now_ms)
-  request.surplus = request.late and is_surplus(account.late_tokens, tokens_per_s(account))
+  request.surplus = request.late
+    and is_surplus(account.late_tokens, tokens_per_s(account), overdue_work_ms(account, now_ms))
   enter(account, request, now_ms)
 end
 
@@ -139,7 +141,7 @@ local function part_queue(requests_key, account, now_ms)
     if steps_behind(held.deadline_ms, held.uncached_tokens, now_ms, rate) or is_overdue(held.enqueued_ms, now_ms) then
       local request = read_request(requests_key, held.request_id)
       delist(account, request)
-      request.late, request.surplus = true, is_surplus(account.late_tokens, rate)
+      request.late, request.surplus = true, is_surplus(account.late_tokens, rate, overdue_work_ms(account, now_ms))
       list(account, request)
       write_request(requests_key, request)
     else
@@ -189,6 +191,7 @@ local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep
   local late = oldest_late(requests_key, account)
   while late and is_overdue(late.enqueued_ms, now_ms) do
     grant(requests_key, account, late, now_ms, caller_id)
+    add_overdue_work(account, late.uncached_tokens * 1000 / tokens_per_s(account), now_ms)
     granted = granted + 1
     late = oldest_late(requests_key, account)
   end

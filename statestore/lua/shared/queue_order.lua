@@ -14,8 +14,8 @@ local function is_overdue(enqueued_ms, now_ms)
   return now_ms - enqueued_ms >= max_hold_ms
 end
 
-local function is_surplus(late_tokens, rate)
-  return late_tokens * 1000 / rate >= max_late_work_ms
+local function is_surplus(late_tokens, rate, overdue_work_ms)
+  return late_tokens * 1000 / rate + overdue_work_ms >= max_late_work_ms
 end
 
 -- A heap of positions: the longest request on top, of equal ones the latest.
