@@ -122,7 +122,7 @@ class SchedulingSettings(BaseModel):
         " refused",
     )
     late_work_share: float = Field(
-        0.03, ge=0, le=1, description="share of an instance's time that overdue requests get in the long run"
+        0.03, gt=0, le=1, description="share of an instance's time that overdue requests get in the long run"
     )
     holder_marks: int = Field(200_000, ge=1, description="prefixes whose last holders are remembered, per generation")
     dualmap: DualMapSettings = Field(default_factory=DualMapSettings, description="parameters of policy dualmap")
