@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.lifecycle import InstanceEvent, next_state
 from statestore.base import PoolStore
-from workers.glance import Sight
 from workers.metrics import WorkerMetrics
+from workers.pool_reader import PoolReader
 
 log = logging.getLogger(__name__)
 
@@ -31,16 +31,18 @@ class Drainer:
 
     name = "drainer"
 
-    def __init__(self, pool: PoolStore, fence: int, sight: Sight, *, interval_s: float, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self, pool: PoolStore, fence: int, reader: PoolReader, *, interval_s: float, metrics: WorkerMetrics
+    ) -> None:
         self.interval_s = interval_s
-        self._sight = sight
+        self._reader = reader
         self._pool = pool
         self._fence = fence
         self._metrics = metrics
 
     async def tick(self) -> None:
         """Look once. Raises StoreUnavailableError, LeaseLostError."""
-        for instance_id in plan_tick(await self._sight.loads()):
+        for instance_id in plan_tick(await self._reader.loads()):
             parked = await self._pool.set_instance_state(
                 instance_id, _DRAINED, expected=InstanceState.DRAINING, fence=self._fence
             )

@@ -9,9 +9,9 @@ from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.view import is_scheduled
 from statestore.base import PoolStore
 from statestore.queues import held_request
-from workers.glance import Sight
 from workers.metrics import WorkerMetrics
 from workers.moves import execute_moves
+from workers.pool_reader import PoolReader
 
 
 def reason_for(state: InstanceState) -> str:
@@ -43,7 +43,7 @@ class Evacuator:
         self,
         pool: PoolStore,
         fence: int,
-        sight: Sight,
+        reader: PoolReader,
         *,
         interval_s: float,
         decode_stall_s: float,
@@ -53,15 +53,15 @@ class Evacuator:
         self.interval_s = interval_s
         self._pool = pool
         self._fence = fence
-        self._sight = sight
+        self._reader = reader
         self._decode_stall_s = decode_stall_s
         self._by_deadline = by_deadline
         self._metrics = metrics
 
     async def tick(self) -> None:
         """Evacuate every instance that needs it. Raises StoreUnavailableError, LeaseLostError."""
-        instances = (await self._sight.membership()).instances
-        for instance_id in plan_tick(await self._sight.loads(), instances):
+        instances = (await self._reader.membership()).instances
+        for instance_id in plan_tick(await self._reader.loads(), instances):
             await self._evacuate(instance_id, instances)
 
     async def _evacuate(self, instance_id: str, instances: Mapping[str, InstanceSpec]) -> None:

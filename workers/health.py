@@ -15,9 +15,9 @@ from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.lifecycle import InstanceEvent, next_state
 from statestore.base import PoolStore
 from statestore.clock import Clock
-from workers.checkup import Checkup, Thresholds, Verdict, conclude, is_suspect, judge, watch
-from workers.glance import Sight
+from workers.health_rules import CheckResult, HealthRecord, Thresholds, conclude, evaluate, is_suspect, update_suspicion
 from workers.metrics import NOT_ASKED, WorkerMetrics
+from workers.pool_reader import PoolReader
 from workers.probe import NotAskedError, Prober
 from workers.settings import WorkerSettings
 
@@ -32,13 +32,13 @@ _UNCHECKED = frozenset({InstanceState.STANDBY})
 
 def plan_tick(
     instances: Mapping[str, InstanceSpec],
-    checkups: Mapping[str, Checkup],
+    records: Mapping[str, HealthRecord],
     busy: frozenset[str],
     now_s: float,
 ) -> tuple[InstanceSpec, ...]:
     """The instances to check now: due and not under way, longest overdue first; those never seen are due."""
     due = [
-        (checkups[instance_id].due_s if instance_id in checkups else now_s, instance_id)
+        (records[instance_id].due_s if instance_id in records else now_s, instance_id)
         for instance_id, spec in instances.items()
         if spec.state not in _UNCHECKED and instance_id not in busy
     ]
@@ -60,7 +60,7 @@ class HealthChecker:
         self,
         pool: PoolStore,
         fence: int,
-        sight: Sight,
+        reader: PoolReader,
         model: str,
         settings: WorkerSettings,
         *,
@@ -72,7 +72,7 @@ class HealthChecker:
         self.interval_s = settings.health_interval_s / 4
         self._pool = pool
         self._fence = fence
-        self._sight = sight
+        self._reader = reader
         self._model = model
         self._settings = settings
         self._thresholds = Thresholds(
@@ -85,7 +85,7 @@ class HealthChecker:
         self._clock = clock
         self._metrics = metrics
         self._jitter = jitter
-        self._checkups: dict[str, Checkup] = {}
+        self._records: dict[str, HealthRecord] = {}
         self._shortage_logged_s = -math.inf
         self._slots = asyncio.Semaphore(settings.health_concurrency)
         self._under_way: dict[str, asyncio.Task[None]] = {}
@@ -104,12 +104,12 @@ class HealthChecker:
     async def tick(self) -> None:
         """Start the checks that are due. Raises what an earlier check met: StoreUnavailableError, LeaseLostError."""
         self._collect()
-        membership = await self._sight.membership()
-        self._checkups = {name: kept for name, kept in self._checkups.items() if name in membership.instances}
-        due = plan_tick(membership.instances, self._checkups, frozenset(self._under_way), self._clock.monotonic_s())
+        membership = await self._reader.membership()
+        self._records = {name: kept for name, kept in self._records.items() if name in membership.instances}
+        due = plan_tick(membership.instances, self._records, frozenset(self._under_way), self._clock.monotonic_s())
         if not due:
             return
-        loads = await self._sight.loads()
+        loads = await self._reader.loads()
         pause_s = check_pause_s(len(membership.instances), self._settings)
         for spec in due:
             check = self._check(spec, loads.get(spec.instance_id), pause_s)
@@ -132,8 +132,8 @@ class HealthChecker:
     def _not_asked(self, spec: InstanceSpec, pause_s: float) -> None:
         """The shortage is this worker's: the instance keeps its state, and what is remembered of it."""
         now_s = self._clock.monotonic_s()
-        former = self._checkups.get(spec.instance_id, Checkup(now_s))
-        self._checkups[spec.instance_id] = replace(former, due_s=self._due_s(pause_s))
+        former = self._records.get(spec.instance_id, HealthRecord(now_s))
+        self._records[spec.instance_id] = replace(former, due_s=self._due_s(pause_s))
         self._metrics.health_checks.labels(self._pool.name, NOT_ASKED).inc()
         if now_s - self._shortage_logged_s >= SHORTAGE_LOG_S:
             self._shortage_logged_s = now_s
@@ -144,25 +144,25 @@ class HealthChecker:
             )
 
     async def _check_now(self, spec: InstanceSpec, load: InstanceLoad | None, pause_s: float) -> None:
-        """One instance: look, judge, remember, and change its state if that is due."""
+        """One instance: look, evaluate, remember, and change its state if that is due."""
         now_s = self._clock.monotonic_s()
-        former = self._checkups.get(spec.instance_id, Checkup(now_s))
+        former = self._records.get(spec.instance_id, HealthRecord(now_s))
         complaint = await self._prober.health(spec.url)
         suspicion = None
         if complaint is None and is_suspect(load, self._thresholds):
-            suspicion = watch(former.suspicion, await self._prober.progress(spec.url), now_s)
-        verdict = judge(complaint, suspicion, self._thresholds)
-        self._metrics.health_checks.labels(self._pool.name, verdict.value).inc()
-        checkup = replace(former.after(verdict, self._due_s(pause_s)), suspicion=suspicion)
-        self._checkups[spec.instance_id] = checkup
-        self._tell(spec, checkup, complaint, former)
-        event = conclude(spec.state, checkup, verdict, self._thresholds)
+            suspicion = update_suspicion(former.suspicion, await self._prober.progress(spec.url), now_s)
+        result = evaluate(complaint, suspicion, self._thresholds)
+        self._metrics.health_checks.labels(self._pool.name, result.value).inc()
+        record = replace(former.after(result, self._due_s(pause_s)), suspicion=suspicion)
+        self._records[spec.instance_id] = record
+        self._tell(spec, record, complaint, former)
+        event = conclude(spec.state, record, result, self._thresholds)
         if event is None or next_state(spec.state, event) is spec.state:
             return
         if event is InstanceEvent.UNHEALTHY:
             await self._change(spec, event, complaint or "no progress with work pending")
         elif not await self._proves_itself(spec):
-            self._checkups[spec.instance_id] = checkup.after(Verdict.FAILED, checkup.due_s)
+            self._records[spec.instance_id] = record.after(CheckResult.FAILED, record.due_s)
         else:
             await self._learn(spec)
             await self._change(spec, event, "checks succeed")
@@ -171,17 +171,17 @@ class HealthChecker:
         share = self._settings.health_jitter
         return self._clock.monotonic_s() + pause_s * self._jitter.uniform(1 - share, 1 + share)
 
-    def _tell(self, spec: InstanceSpec, checkup: Checkup, complaint: str | None, former: Checkup) -> None:
-        if checkup.failures and worth_logging(checkup.failures):
+    def _tell(self, spec: InstanceSpec, record: HealthRecord, complaint: str | None, former: HealthRecord) -> None:
+        if record.failures and worth_logging(record.failures):
             log.warning(
                 "check failed pool=%s instance=%s state=%s failures=%d error=%s",
                 self._pool.name,
                 spec.instance_id,
                 spec.state,
-                checkup.failures,
+                record.failures,
                 complaint or "no progress with work pending",
             )
-        if checkup.suspicion is not None and former.suspicion is None:
+        if record.suspicion is not None and former.suspicion is None:
             log.warning(
                 "instance suspect pool=%s instance=%s (work pending, no prefill finished)",
                 self._pool.name,

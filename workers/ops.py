@@ -12,10 +12,10 @@ from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from workers.metrics import WorkerMetrics
-from workers.standing import Standing
+from workers.status import WorkerStatus
 
 
-def create_app(worker_id: str, standing: Standing, metrics: WorkerMetrics) -> FastAPI:
+def create_app(worker_id: str, status: WorkerStatus, metrics: WorkerMetrics) -> FastAPI:
     """``/health`` answers 200 as long as the process can: restarting a worker does not bring a store back. It answers
     from what is known, so that a store that hangs makes no probe time out."""
     app = FastAPI(title="DualMap worker", docs_url=None, redoc_url=None, openapi_url=None)
@@ -23,7 +23,7 @@ def create_app(worker_id: str, standing: Standing, metrics: WorkerMetrics) -> Fa
     @app.head("/health")
     @app.get("/health")
     async def health() -> dict[str, object]:
-        pools = standing.pools
+        pools = status.pools
         error = next((pool.store_error for pool in pools if pool.store_error), None) if pools else "not reached yet"
         leads = {pool.pool.name: {"leader": True, "fence": lease.fence} for pool in pools if (lease := pool.lease)}
         return {

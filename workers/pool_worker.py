@@ -14,13 +14,13 @@ from statestore.leases import Lease
 from statestore.settings import PoolSettings
 from workers.drainer import Drainer
 from workers.evacuator import Evacuator
-from workers.glance import Glance, Sight
 from workers.health import HealthChecker
 from workers.hotness_keeper import HotnessKeeper
 from workers.leader import Election
 from workers.loop import Job, LoopContext, run_job
 from workers.metrics import WorkerMetrics
 from workers.overdue import OverdueGranter
+from workers.pool_reader import CachedPoolReader, PoolReader
 from workers.probe import Prober
 from workers.reaper import Reaper
 from workers.rebalancer import Rebalancer
@@ -28,7 +28,7 @@ from workers.registrar import Registrar
 from workers.repairer import Repairer
 from workers.settings import WorkerSettings
 
-_GLANCE_AGE_S = 0.4
+_READER_MAX_AGE_S = 0.4
 """Below the default pause between two rounds of evacuator and drainer, and between two sweeps of the rebalancer, so
 that each sees what the last one changed. The health checker looks more often: what it sees may be so old, and its
 writes say what state they expect."""
@@ -90,13 +90,13 @@ class PoolWorker:
 
     async def _lead(self, lease: Lease) -> None:
         worker = self._worker
-        sight = Glance(self.pool, self._clock, _GLANCE_AGE_S)
+        reader = CachedPoolReader(self.pool, self._clock, _READER_MAX_AGE_S)
         async with (
             self._prober() as prober,
             HealthChecker(
                 self.pool,
                 lease.fence,
-                sight,
+                reader,
                 self._settings.model,
                 worker,
                 prober=prober,
@@ -105,7 +105,7 @@ class PoolWorker:
                 jitter=self._jitter,
             ) as health,
         ):
-            await run_together([health, *self._other_jobs(lease.fence, sight)], self._context)
+            await run_together([health, *self._other_jobs(lease.fence, reader)], self._context)
 
     def _prober(self) -> Prober:
         worker = self._worker
@@ -116,7 +116,7 @@ class PoolWorker:
             api_key=key.get_secret_value() if key else None,
         )
 
-    def _other_jobs(self, fence: int, sight: Sight) -> list[Job]:
+    def _other_jobs(self, fence: int, reader: PoolReader) -> list[Job]:
         pool, worker, metrics = self.pool, self._worker, self._metrics
         stall_s = self._scheduling.decode_stall_s
         by_deadline = self._scheduling.granting_order == "deadline"
@@ -132,7 +132,7 @@ class PoolWorker:
             Evacuator(
                 pool,
                 fence,
-                sight,
+                reader,
                 interval_s=worker.evacuate_interval_s,
                 decode_stall_s=stall_s,
                 by_deadline=by_deadline,
@@ -147,7 +147,7 @@ class PoolWorker:
                 metrics=metrics,
             ),
             Repairer(pool, fence, interval_s=worker.repair_interval_s, metrics=metrics),
-            Drainer(pool, fence, sight, interval_s=worker.drain_interval_s, metrics=metrics),
+            Drainer(pool, fence, reader, interval_s=worker.drain_interval_s, metrics=metrics),
         ]
         if by_deadline:
             jobs.append(OverdueGranter(pool, fence, interval_s=worker.overdue_interval_s, metrics=metrics))
@@ -155,7 +155,7 @@ class PoolWorker:
             rebalancer = Rebalancer(
                 pool,
                 fence,
-                sight,
+                reader,
                 sweep_interval_s=worker.rebalance_interval_s,
                 min_gap_s=worker.rebalance_min_gap_s,
                 max_moves=worker.rebalance_max_moves,

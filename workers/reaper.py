@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
+class GracePeriod:
     """No reaping before ``until_s`` of the worker's monotonic clock."""
 
     until_s: float
@@ -42,21 +42,21 @@ class Reaper:
         self._grace_s = grace_s
         self._clock = clock
         self._metrics = metrics
-        self._quiet = self._grace_from_now()
+        self._grace_period = self._new_grace_period()
 
-    def _grace_from_now(self) -> Quiet:
-        return Quiet(self._clock.monotonic_s() + self._grace_s)
+    def _new_grace_period(self) -> GracePeriod:
+        return GracePeriod(self._clock.monotonic_s() + self._grace_s)
 
     async def tick(self) -> None:
         """Reap every expired replica; one that retired is no loss. Raises StoreUnavailableError, LeaseLostError."""
         try:
             expired = await self._pool.expired_replicas()
-            if not self._quiet.over(self._clock.monotonic_s()):
+            if not self._grace_period.over(self._clock.monotonic_s()):
                 return
             for replica_id, retired in expired.items():
                 await self._reap(replica_id, retired=retired)
         except StoreUnavailableError:
-            self._quiet = self._grace_from_now()
+            self._grace_period = self._new_grace_period()
             raise
 
     async def _reap(self, replica_id: str, *, retired: bool) -> None:

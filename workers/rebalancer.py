@@ -9,9 +9,9 @@ from scheduling.rebalance import plan_rebalance, plan_sweep
 from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.queues import hot_queue
-from workers.glance import Sight
 from workers.metrics import WorkerMetrics
 from workers.moves import execute_moves
+from workers.pool_reader import PoolReader
 
 REASON = "rebalance"
 
@@ -21,18 +21,18 @@ _LONGEST_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class TickPlan:
     """What the next round looks at, and how long it may wait for a trigger first."""
 
     sweep: bool
     wait_s: float
 
 
-def plan_tick(now_s: float, next_sweep_s: float) -> Round:
+def plan_tick(now_s: float, next_sweep_s: float) -> TickPlan:
     """Sweep when it is due; until then listen for triggers."""
     if now_s >= next_sweep_s:
-        return Round(sweep=True, wait_s=0.0)
-    return Round(sweep=False, wait_s=min(_LONGEST_WAIT_S, next_sweep_s - now_s))
+        return TickPlan(sweep=True, wait_s=0.0)
+    return TickPlan(sweep=False, wait_s=min(_LONGEST_WAIT_S, next_sweep_s - now_s))
 
 
 class Rebalancer:
@@ -44,7 +44,7 @@ class Rebalancer:
         self,
         pool: PoolStore,
         fence: int,
-        sight: Sight,
+        reader: PoolReader,
         *,
         sweep_interval_s: float,
         min_gap_s: float,
@@ -56,7 +56,7 @@ class Rebalancer:
         self.interval_s = min_gap_s
         self._pool = pool
         self._fence = fence
-        self._sight = sight
+        self._reader = reader
         self._sweep_interval_s = sweep_interval_s
         self._max_moves = max_moves
         self._decode_stall_s = decode_stall_s
@@ -73,7 +73,7 @@ class Rebalancer:
         plan = plan_tick(self._clock.monotonic_s(), self._next_sweep_s)
         if plan.sweep:
             self._fruitless.clear()
-            await self._rebalance_all(plan_sweep(await self._sight.loads()), "sweep")
+            await self._rebalance_all(plan_sweep(await self._reader.loads()), "sweep")
             self._next_sweep_s = self._clock.monotonic_s() + self._sweep_interval_s
         else:
             wanted = await self._pool.wanted_rebalances(plan.wait_s)

@@ -29,7 +29,7 @@ from workers.loop import BACKOFF_FIRST_S
 from workers.metrics import WorkerMetrics
 from workers.pool_worker import PoolWorker
 from workers.settings import WorkerSettings
-from workers.standing import Standing
+from workers.status import WorkerStatus
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +69,8 @@ async def serve(
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every single health check
     with _stop_on_signals(stopping):
         log.info("worker starting worker=%s pid=%d pools=%s", owner, os.getpid(), ",".join(p.name for p in pools))
-        metrics, standing = WorkerMetrics(pool.name for pool in pools), Standing()
-        async with _ops(worker, owner, standing, metrics) as port:
+        metrics, status = WorkerMetrics(pool.name for pool in pools), WorkerStatus()
+        async with _ops(worker, owner, status, metrics) as port:
             if port is not None:
                 log.info("worker listening worker=%s host=%s port=%d", owner, worker.ops_host, port)
                 if on_ops_port is not None:
@@ -80,7 +80,7 @@ async def serve(
                 return
             try:
                 workers = _pool_workers(opened, worker, scheduling, pools, owner, waiting, metrics)
-                standing.pools = workers
+                status.pools = workers
                 await _until(stopping, _run_pools(workers))
             finally:
                 await opened.close()
@@ -119,14 +119,14 @@ async def _run_pools(workers: Sequence[PoolWorker]) -> None:
 
 @contextlib.asynccontextmanager
 async def _ops(
-    worker: WorkerSettings, owner: str, standing: Standing, metrics: WorkerMetrics
+    worker: WorkerSettings, owner: str, status: WorkerStatus, metrics: WorkerMetrics
 ) -> AsyncIterator[int | None]:
     if worker.ops_port is None:
         yield None
         return
     from workers.ops import create_app, serve_ops  # a web framework is only loaded where one is wanted
 
-    async with serve_ops(create_app(owner, standing, metrics), worker.ops_host, worker.ops_port) as port:
+    async with serve_ops(create_app(owner, status, metrics), worker.ops_host, worker.ops_port) as port:
         yield port
 
 

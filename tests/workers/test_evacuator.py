@@ -144,7 +144,7 @@ async def test_an_instance_that_is_back_in_service_keeps_its_queue(pool, evacuat
         async def loads(self):
             return loads_then
 
-    evacuator._sight = Outdated()
+    evacuator._reader = Outdated()
     await evacuator.tick()
 
     assert (await pool.records(["held"]))["held"].instance_id == "a"

@@ -10,8 +10,8 @@ import pytest
 
 from scheduling.instance import InstanceSpec, InstanceState
 from statestore.errors import LeaseLostError
-from workers.checkup import Checkup
 from workers.health import HealthChecker, check_pause_s, plan_tick
+from workers.health_rules import HealthRecord
 from workers.probe import Prober
 from workers.settings import WorkerSettings
 
@@ -313,9 +313,9 @@ async def test_a_deposed_leader_writes_nothing_that_it_learned(check, servers, p
 
 def test_the_longest_overdue_is_checked_first_and_nobody_twice_at_once() -> None:
     instances = {f"i{number}": InstanceSpec(f"i{number}", "http://x") for number in range(5)}
-    checkups = {"i2": Checkup(due_s=1.0), "i3": Checkup(due_s=0.5), "i4": Checkup(due_s=99.0)}
+    records = {"i2": HealthRecord(due_s=1.0), "i3": HealthRecord(due_s=0.5), "i4": HealthRecord(due_s=99.0)}
 
-    chosen = plan_tick(instances, checkups, frozenset({"i0"}), now_s=10.0)
+    chosen = plan_tick(instances, records, frozenset({"i0"}), now_s=10.0)
 
     assert [spec.instance_id for spec in chosen] == ["i3", "i2", "i1"]
 

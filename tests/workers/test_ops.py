@@ -16,7 +16,7 @@ from workers.ops import create_app, serve_ops
 from workers.pool_worker import PoolWorker
 from workers.serve import serve
 from workers.settings import WorkerSettings
-from workers.standing import Standing
+from workers.status import WorkerStatus
 
 
 async def test_health_and_metrics_of_a_running_worker(valkey_url: str) -> None:
@@ -62,7 +62,7 @@ async def test_health_stays_200_and_tells_how_the_last_call_to_the_store_went_wi
         worker_id="w1", clock=clock, metrics=metrics, jitter=random.Random(1),
     )  # fmt: skip
     running = asyncio.create_task(worker.run())
-    app = create_app("w1", Standing([worker]), metrics)
+    app = create_app("w1", WorkerStatus([worker]), metrics)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://worker") as client:
         seen = []
         for flaky.away in (False, True, False):
@@ -106,7 +106,7 @@ async def test_health_answers_before_the_store_was_reached_for_the_first_time() 
 
 
 async def test_a_taken_port_stops_the_start() -> None:
-    app = create_app("w1", Standing(), WorkerMetrics())
+    app = create_app("w1", WorkerStatus(), WorkerMetrics())
     async with serve_ops(app, "127.0.0.1", 0) as port:
         with pytest.raises(OSError):
             async with serve_ops(app, "127.0.0.1", port):

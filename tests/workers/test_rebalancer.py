@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from statestore.errors import LeaseLostError
-from workers.rebalancer import Rebalancer, Round, plan_tick
+from workers.rebalancer import Rebalancer, TickPlan, plan_tick
 
 
 @pytest.fixture
@@ -111,9 +111,9 @@ async def test_a_deposed_rebalancer_moves_nothing(pool, rebalancer_of, hotspot) 
 
 
 def test_a_round_waits_for_triggers_no_longer_than_to_the_next_sweep() -> None:
-    assert plan_tick(10.0, next_sweep_s=10.0) == Round(sweep=True, wait_s=0.0)
-    assert plan_tick(9.5, next_sweep_s=10.0) == Round(sweep=False, wait_s=0.5)
-    assert plan_tick(9.5, next_sweep_s=99.0) == Round(sweep=False, wait_s=1.0)
+    assert plan_tick(10.0, next_sweep_s=10.0) == TickPlan(sweep=True, wait_s=0.0)
+    assert plan_tick(9.5, next_sweep_s=10.0) == TickPlan(sweep=False, wait_s=0.5)
+    assert plan_tick(9.5, next_sweep_s=99.0) == TickPlan(sweep=False, wait_s=1.0)
 
 
 async def test_triggers_where_nothing_can_move_wait_for_the_next_sweep(

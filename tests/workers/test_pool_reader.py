@@ -7,33 +7,33 @@ import asyncio
 import pytest
 
 from statestore.errors import StoreUnavailableError
-from workers.glance import Glance
+from workers.pool_reader import CachedPoolReader
 
 
 async def test_looks_within_the_bound_share_one_read_and_later_ones_see_what_changed(
     clock, flaky, add_instance
 ) -> None:
-    glance = Glance(flaky, clock, 0.4)
+    reader = CachedPoolReader(flaky, clock, 0.4)
     await add_instance("a")
 
-    await asyncio.gather(*(glance.loads() for _ in range(5)), *(glance.membership() for _ in range(5)))
+    await asyncio.gather(*(reader.loads() for _ in range(5)), *(reader.membership() for _ in range(5)))
     assert sorted(flaky.calls) == ["loads", "membership"]
 
     await add_instance("b")
     clock.jump(0.5)
-    assert set(await glance.loads()) == set((await glance.membership()).instances) == {"a", "b"}
+    assert set(await reader.loads()) == set((await reader.membership()).instances) == {"a", "b"}
 
 
 async def test_an_outage_is_told_to_everybody_and_the_next_look_tries_again(clock, flaky, add_instance) -> None:
-    glance = Glance(flaky, clock, 0.4)
+    reader = CachedPoolReader(flaky, clock, 0.4)
     await add_instance("a")
-    await glance.loads()
+    await reader.loads()
     clock.jump(1.0)
 
     flaky.away = True
     for _ in range(2):
         with pytest.raises(StoreUnavailableError):
-            await glance.loads()
+            await reader.loads()
 
     flaky.away = False
-    assert set(await glance.loads()) == {"a"}
+    assert set(await reader.loads()) == {"a"}

@@ -13,7 +13,7 @@ from statestore.clock import Clock
 T = TypeVar("T")
 
 
-class Sight(Protocol):
+class PoolReader(Protocol):
     """What a job looks at before it acts; a ``PoolStore`` itself is one, always fresh."""
 
     async def membership(self) -> Membership: ...
@@ -21,7 +21,7 @@ class Sight(Protocol):
     async def loads(self) -> Mapping[str, InstanceLoad]: ...
 
 
-class _Recent(Generic[T]):
+class _Cached(Generic[T]):
     """One answer, fetched again when older than the bound; those who ask meanwhile share the fetch."""
 
     def __init__(self, fetch: Callable[[], Awaitable[T]], clock: Clock, max_age_s: float) -> None:
@@ -39,15 +39,15 @@ class _Recent(Generic[T]):
             return self._answer[1]
 
 
-class Glance:
-    """A ``Sight`` no older than ``max_age_s``: with hundreds of instances a look costs tens of milliseconds.
+class CachedPoolReader:
+    """A ``PoolReader`` no older than ``max_age_s``: with hundreds of instances a look costs tens of milliseconds.
 
     What it shows may be over when a job acts on it, as with any read: the writes check for themselves.
     """
 
     def __init__(self, pool: PoolStore, clock: Clock, max_age_s: float) -> None:
-        self._membership = _Recent(pool.membership, clock, max_age_s)
-        self._loads = _Recent(pool.loads, clock, max_age_s)
+        self._membership = _Cached(pool.membership, clock, max_age_s)
+        self._loads = _Cached(pool.loads, clock, max_age_s)
 
     async def membership(self) -> Membership:
         return await self._membership.get()

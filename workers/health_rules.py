@@ -26,7 +26,7 @@ class Thresholds:
     stall_down_s: float
 
 
-class Verdict(StrEnum):
+class CheckResult(StrEnum):
     """Outcome of one check."""
 
     OK = "ok"
@@ -47,7 +47,7 @@ class Suspicion:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkup:
+class HealthRecord:
     """What the checker remembers of one instance between two checks."""
 
     due_s: float
@@ -56,9 +56,9 @@ class Checkup:
     failures: int = 0
     suspicion: Suspicion | None = None
 
-    def after(self, verdict: Verdict, due_s: float) -> Checkup:
+    def after(self, result: CheckResult, due_s: float) -> HealthRecord:
         """The record after one more check."""
-        if verdict is Verdict.OK:
+        if result is CheckResult.OK:
             return replace(self, due_s=due_s, successes=self.successes + 1, failures=0)
         return replace(self, due_s=due_s, successes=0, failures=self.failures + 1)
 
@@ -68,7 +68,7 @@ def is_suspect(load: InstanceLoad | None, thresholds: Thresholds) -> bool:
     return load is not None and load.running_requests > 0 and load.stalled_s >= thresholds.stall_suspect_s
 
 
-def watch(former: Suspicion | None, progress: float | None, now_s: float) -> Suspicion:
+def update_suspicion(former: Suspicion | None, progress: float | None, now_s: float) -> Suspicion:
     """The suspicion after one more reading of the counters; any movement starts its clock again, and a reading that
     failed changes nothing."""
     if former is None or (progress is not None and progress != former.progress):
@@ -76,24 +76,26 @@ def watch(former: Suspicion | None, progress: float | None, now_s: float) -> Sus
     return former if progress is None else replace(former, unmoved_s=now_s)
 
 
-def judge(complaint: str | None, suspicion: Suspicion | None, thresholds: Thresholds) -> Verdict:
-    """The verdict of one check from what ``/health`` said and what the counters show."""
+def evaluate(complaint: str | None, suspicion: Suspicion | None, thresholds: Thresholds) -> CheckResult:
+    """The result of one check from what ``/health`` said and what the counters show."""
     if complaint is not None:
-        return Verdict.FAILED
+        return CheckResult.FAILED
     patience_s = thresholds.stall_down_s - thresholds.stall_suspect_s
     if suspicion is None or suspicion.unmoved_s is None or suspicion.unmoved_s - suspicion.since_s < patience_s:
-        return Verdict.OK
-    return Verdict.STALLED
+        return CheckResult.OK
+    return CheckResult.STALLED
 
 
-def conclude(state: InstanceState, checkup: Checkup, verdict: Verdict, thresholds: Thresholds) -> InstanceEvent | None:
+def conclude(
+    state: InstanceState, record: HealthRecord, result: CheckResult, thresholds: Thresholds
+) -> InstanceEvent | None:
     """What the latest check, the last of a row, means for the instance's life; None while it is too early to say.
 
     One good check is enough for an instance that starts. A stall has been watched long enough by itself.
     """
     enough = 1 if state is InstanceState.STARTING else thresholds.up_after
-    if checkup.successes >= enough:
+    if record.successes >= enough:
         return InstanceEvent.HEALTHY
-    if verdict is Verdict.STALLED or checkup.failures >= thresholds.down_after:
+    if result is CheckResult.STALLED or record.failures >= thresholds.down_after:
         return InstanceEvent.UNHEALTHY
     return None

@@ -6,23 +6,23 @@ import pytest
 
 from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.lifecycle import InstanceEvent
-from workers.checkup import Checkup, Thresholds, Verdict, conclude, is_suspect, judge, watch
+from workers.health_rules import CheckResult, HealthRecord, Thresholds, conclude, evaluate, is_suspect, update_suspicion
 
 LIMITS = Thresholds(down_after=3, up_after=2, stall_suspect_s=15.0, stall_down_s=30.0)
 
 
-def row(*verdicts: Verdict) -> Checkup:
-    checkup = Checkup(0.0)
-    for verdict in verdicts:
-        checkup = checkup.after(verdict, 0.0)
-    return checkup
+def row(*results: CheckResult) -> HealthRecord:
+    record = HealthRecord(0.0)
+    for result in results:
+        record = record.after(result, 0.0)
+    return record
 
 
-GOOD, BAD, STALL = Verdict.OK, Verdict.FAILED, Verdict.STALLED
+GOOD, BAD, STALL = CheckResult.OK, CheckResult.FAILED, CheckResult.STALLED
 
 
 @pytest.mark.parametrize(
-    ("state", "verdicts", "event"),
+    ("state", "results", "event"),
     [
         (InstanceState.STARTING, [GOOD], InstanceEvent.HEALTHY),
         (InstanceState.STARTING, [BAD, BAD, GOOD], InstanceEvent.HEALTHY),
@@ -36,9 +36,9 @@ GOOD, BAD, STALL = Verdict.OK, Verdict.FAILED, Verdict.STALLED
     ],
 )
 def test_a_row_of_checks_changes_the_state_at_its_threshold(
-    state: InstanceState, verdicts: list[Verdict], event: InstanceEvent | None
+    state: InstanceState, results: list[CheckResult], event: InstanceEvent | None
 ) -> None:
-    assert conclude(state, row(*verdicts), verdicts[-1], LIMITS) is event
+    assert conclude(state, row(*results), results[-1], LIMITS) is event
 
 
 @pytest.mark.parametrize(("running", "stalled_s", "expected"), [(1, 15.0, True), (1, 14.9, False), (0, 100.0, False)])
@@ -57,38 +57,38 @@ def test_an_instance_whose_load_is_unknown_is_not_suspect() -> None:
 def test_counters_that_move_keep_a_suspect_alive_for_ever() -> None:
     suspicion = None
     for second in range(1000):
-        suspicion = watch(suspicion, float(second // 10), float(second))
-        assert judge(None, suspicion, LIMITS) is Verdict.OK
+        suspicion = update_suspicion(suspicion, float(second // 10), float(second))
+        assert evaluate(None, suspicion, LIMITS) is CheckResult.OK
 
 
-def verdicts_on(readings: list[float | None], thresholds: Thresholds = LIMITS) -> list[Verdict]:
+def results_on(readings: list[float | None], thresholds: Thresholds = LIMITS) -> list[CheckResult]:
     """One reading of the counters a second; None is one that failed."""
-    suspicion, verdicts = None, []
+    suspicion, results = None, []
     for second, progress in enumerate(readings):
-        suspicion = watch(suspicion, progress, float(second))
-        verdicts.append(judge(None, suspicion, thresholds))
-    return verdicts
+        suspicion = update_suspicion(suspicion, progress, float(second))
+        results.append(evaluate(None, suspicion, thresholds))
+    return results
 
 
 def test_counters_that_stand_still_condemn_a_suspect_after_the_patience() -> None:
-    assert verdicts_on([5000.0] * 20) == [Verdict.OK] * 15 + [Verdict.STALLED] * 5
+    assert results_on([5000.0] * 20) == [CheckResult.OK] * 15 + [CheckResult.STALLED] * 5
 
 
 def test_counters_that_cannot_be_read_condemn_nobody() -> None:
-    assert verdicts_on([None] * 100) == [Verdict.OK] * 100
-    assert verdicts_on([5000.0, *[None] * 99]) == [Verdict.OK] * 100
+    assert results_on([None] * 100) == [CheckResult.OK] * 100
+    assert results_on([5000.0, *[None] * 99]) == [CheckResult.OK] * 100
 
 
 def test_the_same_counters_before_and_after_readings_that_failed_condemn_a_suspect() -> None:
-    assert verdicts_on([None, 5000.0, *[None] * 20, 5000.0])[-1] is Verdict.STALLED
-    assert verdicts_on([None, 5000.0, *[None] * 20, 5001.0])[-1] is Verdict.OK
+    assert results_on([None, 5000.0, *[None] * 20, 5000.0])[-1] is CheckResult.STALLED
+    assert results_on([None, 5000.0, *[None] * 20, 5001.0])[-1] is CheckResult.OK
 
 
 def test_one_reading_alone_condemns_nobody_however_short_the_patience() -> None:
     hasty = Thresholds(down_after=3, up_after=2, stall_suspect_s=15.0, stall_down_s=15.0)
 
-    assert verdicts_on([None, 7.0, 7.0], hasty) == [Verdict.OK, Verdict.OK, Verdict.STALLED]
+    assert results_on([None, 7.0, 7.0], hasty) == [CheckResult.OK, CheckResult.OK, CheckResult.STALLED]
 
 
 def test_a_failed_check_is_a_failed_check_whatever_the_counters_say() -> None:
-    assert judge("status 500", None, LIMITS) is Verdict.FAILED
+    assert evaluate("status 500", None, LIMITS) is CheckResult.FAILED

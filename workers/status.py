@@ -9,7 +9,7 @@ from workers.pool_worker import PoolWorker
 
 
 @dataclass(slots=True)
-class Standing:
+class WorkerStatus:
     """Empty until the store has been reached for the first time: ``/health`` answers before."""
 
     pools: Sequence[PoolWorker] = ()
