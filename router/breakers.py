@@ -11,7 +11,7 @@ _NONE: frozenset[str] = frozenset()
 _CLOSED = Breaker()
 
 
-class BreakerPanel:
+class CircuitBreakers:
     """Keeps only the breakers of instances in trouble, so a healthy fleet costs a request nothing.
 
     Times are monotonic seconds.
@@ -46,7 +46,7 @@ class BreakerPanel:
     def failed(self, instance_id: str, now_s: float) -> None:
         self._keep(instance_id, self._troubled.get(instance_id, _CLOSED).failed(now_s, self._rule))
 
-    def judge(self, instance_id: str, outcome: Outcome, now_s: float) -> None:
+    def record(self, instance_id: str, outcome: Outcome, now_s: float) -> None:
         """Learn from how a dispatched request ended; a client that left or erred says nothing either way."""
         if outcome is Outcome.COMPLETED:
             self.succeeded(instance_id)

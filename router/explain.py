@@ -15,7 +15,7 @@ KEPT_CANDIDATES = 8
 
 
 @dataclass(slots=True)
-class Round:
+class PlacementRound:
     """One question to the policy, what it saw, what it said, and what the store made of it."""
 
     candidates: tuple[str, ...]
@@ -30,7 +30,7 @@ class Round:
     @classmethod
     def of(
         cls, candidates: tuple[str, ...], loads: Mapping[str, InstanceLoad], decision: Decision, attempt: int
-    ) -> Round:
+    ) -> PlacementRound:
         """The round, cut to what is worth remembering: policies that ask the whole fleet see hundreds of loads."""
         if len(candidates) <= KEPT_CANDIDATES:
             return cls(candidates, loads, decision, attempt, considered=len(candidates))
@@ -57,7 +57,7 @@ class Explanation:
     tree_version: int
     epoch: int
     received_unix_s: float
-    rounds: tuple[Round, ...] = ()
+    rounds: tuple[PlacementRound, ...] = ()
     failures: tuple[str, ...] = ()
     instance_id: str | None = None
     """Where it was dispatched at last; differs from the decision's when it was migrated while held."""

@@ -25,8 +25,8 @@ _LOAD_GAUGES = {
     "prefill_tokens_per_s": "Learned prefill rate",
     "stalled_s": "Time since the last finished prefill while work is pending",
 }
-_SPELT_OUT = {"prefill_tokens_per_s": "prefill_tokens_per_second", "stalled_s": "stalled_seconds"}
-"""Units, as Prometheus wants them."""
+_METRIC_NAMES = {"prefill_tokens_per_s": "prefill_tokens_per_second", "stalled_s": "stalled_seconds"}
+"""Where Prometheus wants the unit spelt out."""
 
 
 class FleetSnapshots:
@@ -89,7 +89,9 @@ class FleetGauges(Collector):
 
 def _loads(snapshots: Mapping[str, PoolSnapshot]) -> Iterator[Metric]:
     for name, text in _LOAD_GAUGES.items():
-        gauge = GaugeMetricFamily(f"dualmap_instance_{_SPELT_OUT.get(name, name)}", text, labels=["pool", "instance"])
+        gauge = GaugeMetricFamily(
+            f"dualmap_instance_{_METRIC_NAMES.get(name, name)}", text, labels=["pool", "instance"]
+        )
         for pool, snapshot in snapshots.items():
             for instance_id, load in snapshot.loads.items():
                 gauge.add_metric([pool, instance_id], getattr(load, name))

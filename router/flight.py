@@ -12,7 +12,7 @@ from router.context import ReplicaContext
 from router.deadlines import TimerHandle, prefill_delay_s
 from router.departures import Departures
 from router.errors import UnavailableError, from_exception
-from router.explain import Explanation, Round
+from router.explain import Explanation, PlacementRound
 from router.failures import nobody_left, outcome_of, spend_retry
 from router.metrics import measured
 from router.pools import Route
@@ -73,7 +73,7 @@ class ScheduledFlight:
         self.pool = pool
         self.slo_s = ask.slo_s or pool.scheduling.slo_ttft_s
         self.started_s = context.clock.monotonic_s()
-        self.rounds: list[Round] = []
+        self.rounds: list[PlacementRound] = []
         view = pool.view.view  # not kept: a long answer would keep every former view of the fleet alive
         self._seen_epoch, self._seen_tree_version = view.epoch, view.tree_version
         self._key_blocks = view.tree.key_blocks(prompt.chain, pool.scheduling.max_key_blocks)
@@ -217,7 +217,7 @@ class ScheduledFlight:
         metrics.outcomes[outcome].inc()
         self._outcome, self._ended_s = outcome, self.age_s
         if self._dispatched:
-            self.pool.breakers.judge(self.instance_id, outcome, self._context.clock.monotonic_s())
+            self.pool.breakers.record(self.instance_id, outcome, self._context.clock.monotonic_s())
         if outcome is Outcome.COMPLETED:
             metrics.prompt_tokens_expected.inc(self.chain.prompt_tokens)
             metrics.hit_tokens_expected.inc(self.expected_cached_tokens)

@@ -131,7 +131,7 @@ class PassingFlight:
             return
         self._done = True
         if self._entered:
-            self.pool.breakers.judge(self.instance_id, outcome, self._context.clock.monotonic_s())
+            self.pool.breakers.record(self.instance_id, outcome, self._context.clock.monotonic_s())
         self._land()
         self._context.live.leave(self)
         self.pool.metrics.in_flight.dec()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from router.context import ReplicaContext
 from router.errors import QueueFullError, RouterError, SloUnreachableError, UnavailableError, nobody_ready
-from router.explain import Round
+from router.explain import PlacementRound
 from router.flight import ScheduledFlight
 from router.metrics import measured
 from router.served_pool import ServedPool
@@ -148,7 +148,7 @@ class StorePlacer:
                 loads = {**loads, **(await self._observe(flight, further)).loads}
                 candidates += further
             answer = policy.choose(query, loads)
-        flight.rounds.append(Round.of(candidates, loads, answer, flight.store_attempt))
+        flight.rounds.append(PlacementRound.of(candidates, loads, answer, flight.store_attempt))
         return answer
 
     async def _observe(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from router.ask import Outcome
-from router.breakers import BreakerPanel
+from router.breakers import CircuitBreakers
 from router.context import LiveRequests, ReplicaContext
 from router.deadlines import CallLater
 from router.departures import Departures
@@ -180,7 +180,7 @@ def _served_pool(
         ),
         turns=Turns(clock, context.call_later, together_tokens=scheduling.reserve_tolerance_tokens),
         policy=build_policy(scheduling),
-        breakers=BreakerPanel(
+        breakers=CircuitBreakers(
             BreakerRule(settings.breaker_fault_limit, settings.breaker_cooldown_s, settings.breaker_max_cooldown_s)
         ),
         metrics=context.metrics.pools[pool.name],

@@ -24,7 +24,7 @@ from router.http import ClientConnection, build_data_plane, http_protocol
 from router.listeners import advertised_url, bind, port_of
 from router.runtime import Runtime
 from router.settings import CUT_OFF_S, RouterSettings
-from router.starting import QuietServer, until_store_is_there
+from router.starting import EmbeddedServer, until_store_is_there
 from scheduling.settings import SchedulingSettings
 from statestore.base import Store
 from statestore.connect import open_shared_store
@@ -76,20 +76,20 @@ async def serve(
     # Else every counter has a second series, for a time that nobody asks for.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     _warn_of_few_files(router, raise_open_files_limit())
-    will = _Will(stop or asyncio.Event())
-    with _listening(router) as listeners, will.heeding_signals():
+    shutdown = _Shutdown(stop or asyncio.Event())
+    with _listening(router) as listeners, shutdown.handling_signals():
         wait = partial(
-            until_store_is_there, url=without_password(store.url), stopping=will.stopping, listener=listeners[-1]
+            until_store_is_there, url=without_password(store.url), stopping=shutdown.stopping, listener=listeners[-1]
         )
         async with _opened(store, scheduling, wait) as opened:
             if opened is not None:
                 info = _info(router, listeners)
                 runtime = Runtime(router, scheduling, opened, pools, replica_id=replica_id, info=info)
-                await _serve(runtime, listeners, will, wait, on_ready)
+                await _serve(runtime, listeners, shutdown, wait, on_ready)
 
 
 async def _serve(
-    runtime: Runtime, listeners: Sequence[socket.socket], will: _Will, wait: Wait, on_ready: OnReady | None
+    runtime: Runtime, listeners: Sequence[socket.socket], shutdown: _Shutdown, wait: Wait, on_ready: OnReady | None
 ) -> None:
     settings = runtime.context.settings
     plane = build_data_plane(
@@ -111,7 +111,7 @@ async def _serve(
     try:
         if await wait(runtime.start) is None:
             return
-        draining = asyncio.create_task(_drain(runtime, server, will))
+        draining = asyncio.create_task(_drain(runtime, server, shutdown))
         try:
             await server.serve(sockets=list(listeners))
         finally:
@@ -121,21 +121,21 @@ async def _serve(
         plane.close()
 
 
-async def _drain(runtime: Runtime, server: _Server, will: _Will) -> None:
+async def _drain(runtime: Runtime, server: _Server, shutdown: _Shutdown) -> None:
     """Turn /ready off, give load balancers the settle time to notice, let the server shut down, and end with an
     error what has not finished within the drain timeout."""
-    await will.stopping.wait()
+    await shutdown.stopping.wait()
     runtime.context.draining = True
     settings = runtime.context.settings
     log.info("draining: /ready is off, the port closes in %g s", settings.settle_s)
-    await will.hurried_within(settings.settle_s)
+    await shutdown.hurried_within(settings.settle_s)
     server.should_exit = True
-    hurried = await will.hurried_within(settings.drain_timeout_s)
+    hurried = await shutdown.hurried_within(settings.drain_timeout_s)
     why = "it was told to hurry" if hurried else f"router.drain_timeout_s ({settings.drain_timeout_s:g} s) is over"
     cut = server.cut_off(ShuttingDownError(f"this replica shuts down, and {why}; try again", retry_after_s=1.0))
     if cut:
         log.warning("cut off requests=%d: they had not finished, and %s", cut, why)
-    await will.hurried.wait()
+    await shutdown.hurried.wait()
     server.force_exit = True
 
 
@@ -148,7 +148,7 @@ def _announce(runtime: Runtime, ports: Sequence[int], on_ready: OnReady | None) 
         on_ready(ports[0], ports[1] if len(ports) > 1 else None)
 
 
-class _Server(QuietServer):
+class _Server(EmbeddedServer):
     """The server of both ports."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
@@ -165,32 +165,32 @@ class _Server(QuietServer):
         self._on_started()
 
 
-class _Will:
-    """Whether the process is wanted to stop, and whether it is wanted to hurry."""
+class _Shutdown:
+    """Whether the process was told to stop, and whether it was told to hurry."""
 
     def __init__(self, stopping: asyncio.Event) -> None:
         self.stopping = stopping
         self.hurried = asyncio.Event()
 
     async def hurried_within(self, time_s: float) -> bool:
-        """Wait for that long, or until the process is wanted to hurry; whether it is."""
+        """Wait for that long, or until the process is told to hurry; whether it was."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(time_s):
                 await self.hurried.wait()
         return self.hurried.is_set()
 
-    def _heed(self) -> None:
+    def _on_signal(self) -> None:
         (self.hurried if self.stopping.is_set() else self.stopping).set()
 
     @contextlib.contextmanager
-    def heeding_signals(self) -> Iterator[None]:
+    def handling_signals(self) -> Iterator[None]:
         """SIGTERM and SIGINT stop; the next one hurries. Only the main thread can hear them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         loop, signals = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
         for each in signals:
-            loop.add_signal_handler(each, self._heed)
+            loop.add_signal_handler(each, self._on_signal)
         try:
             yield
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from router.breakers import BreakerPanel
+from router.breakers import CircuitBreakers
 from router.departures import Departures
 from router.metrics import PoolMetrics
 from router.turns import Turns
@@ -28,7 +28,7 @@ class ServedPool:
     waiting: WaitingRoom
     turns: Turns
     policy: Policy
-    breakers: BreakerPanel
+    breakers: CircuitBreakers
     metrics: PoolMetrics
     blocks: BlockRule
     loads: dict[str, InstanceLoad] = field(default_factory=dict)

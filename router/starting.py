@@ -60,7 +60,7 @@ async def _probes_answered(listener: socket.socket) -> AsyncIterator[None]:
     config = uvicorn.Config(
         _answer, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
     )
-    server = QuietServer(config)
+    server = EmbeddedServer(config)
     # A copy: uvicorn closes what it is given, and the real server wants the socket next.
     serving = asyncio.create_task(server.serve(sockets=[listener.dup()]), name="starting probes")
     try:
@@ -86,7 +86,7 @@ async def _answer(
     await send({"type": "http.response.body", "body": body})
 
 
-class QuietServer(uvicorn.Server):
+class EmbeddedServer(uvicorn.Server):
     """uvicorn's server, told when to stop by us instead of by signals."""
 
     @contextlib.contextmanager

@@ -95,7 +95,7 @@ async def add_instance(runtime: RuntimeParam, instance: NewInstance) -> Instance
     spec = instance.spec()
     await pool.store.put_instance(spec)
     await pool.view.refresh()
-    return _instance(pool, spec, None, warning=_twin(spec, members))
+    return _instance(pool, spec, None, warning=_duplicate_url_warning(spec, members))
 
 
 @routes.patch("/{instance_id}")
@@ -105,7 +105,7 @@ async def update_instance(pool: PoolParam, instance_id: InstanceId, changes: Ins
     await pool.view.refresh()
     changed = await _known(pool, instance_id)
     members = (await pool.store.membership()).instances if changes.url is not None else {}
-    return _instance(pool, changed, None, warning=_twin(changed, members))
+    return _instance(pool, changed, None, warning=_duplicate_url_warning(changed, members))
 
 
 @routes.post("/{instance_id}/drain")
@@ -169,7 +169,7 @@ async def _apply(pool: ServedPool, instance_id: str, event: InstanceEvent) -> In
     raise ConflictError(f"the state of instance {instance_id!r} keeps changing; try again")
 
 
-def _twin(spec: InstanceSpec, members: Mapping[str, InstanceSpec]) -> str | None:
+def _duplicate_url_warning(spec: InstanceSpec, members: Mapping[str, InstanceSpec]) -> str | None:
     """A warning if another instance has the same URL."""
     for other in members.values():
         if other.url == spec.url and other.instance_id != spec.instance_id:

@@ -12,7 +12,7 @@ from router.ask import Ask, read_count, read_slo_s
 from router.errors import InvalidRequestError, MethodNotAllowedError
 from router.http.model_field import form_model
 from router.http.paths import is_inference, needs_api_key
-from router.http.request_reader import Judge, Request
+from router.http.request_reader import HeadCheck, Request
 
 OPS_BODY_BYTES: Final = 1 << 20
 """Largest body of a request that the ASGI app serves."""
@@ -21,10 +21,10 @@ _PROMPT_FIELDS: Final = {"/v1/chat/completions": "messages", "/v1/completions": 
 _COUNTS: Final = ("max_tokens", "max_completion_tokens", "n")
 
 
-def make_judge(keys: ApiKeys, *, max_body_bytes: int) -> Judge:
+def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
     """The rule for heads: who may send what, and how long a body may follow."""
 
-    def judge(request: Request) -> int:
+    def check_head(request: Request) -> int:
         if request.method == "CONNECT":
             raise MethodNotAllowedError("this is no forward proxy: CONNECT is not supported")
         inference = is_inference(request.path)
@@ -36,7 +36,7 @@ def make_judge(keys: ApiKeys, *, max_body_bytes: int) -> Judge:
             keys.check(request.get)
         return max_body_bytes if inference else min(OPS_BODY_BYTES, max_body_bytes)
 
-    return judge
+    return check_head
 
 
 def read_ask(request: Request, request_id: str) -> Ask:

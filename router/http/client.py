@@ -13,15 +13,15 @@ from uvicorn.server import ServerState
 
 from router.ask import Outcome
 from router.errors import ReplicaFullError, RequestTimeoutError, RouterError
-from router.http.admission import make_judge
+from router.http.admission import make_head_check
 from router.http.asgi_bridge import Address, AsgiApp, build_scope, serve_asgi
+from router.http.connection_limit import ConnectionLimit, connection_limit_finder
 from router.http.downstream import ByteSource
-from router.http.entrance import Entrance, entrance_finder
 from router.http.forward import serve_inference
 from router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Header, error_answer, options_answer
 from router.http.paths import is_inference
 from router.http.plane import DataPlane
-from router.http.request_reader import MAX_PIPELINED_REQUESTS, Judge, Request, RequestReader
+from router.http.request_reader import MAX_PIPELINED_REQUESTS, HeadCheck, Request, RequestReader
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ def http_protocol(plane: DataPlane, *, ops_port: int | None = None) -> Callable[
     count for ``router.max_connections``.
     """
     settings = plane.settings
-    entrance_of = entrance_finder(settings.max_connections, ops_port)
-    judge = make_judge(plane.keys, max_body_bytes=settings.max_body_bytes)
+    limit_of = connection_limit_finder(settings.max_connections, ops_port)
+    check_head = make_head_check(plane.keys, max_body_bytes=settings.max_body_bytes)
 
     def make(
         config: Config,
@@ -46,7 +46,7 @@ def http_protocol(plane: DataPlane, *, ops_port: int | None = None) -> Callable[
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        return ClientConnection(plane, judge, config.loaded_app, server_state, app_state, entrance_of)
+        return ClientConnection(plane, check_head, config.loaded_app, server_state, app_state, limit_of)
 
     return make
 
@@ -59,19 +59,19 @@ class ClientConnection(asyncio.Protocol):
     """
 
     def __init__(
-        self, plane: DataPlane, judge: Judge, app: AsgiApp, server_state: ServerState, app_state: dict[str, Any],
-        entrance_of: Callable[[asyncio.BaseTransport], Entrance],
+        self, plane: DataPlane, check_head: HeadCheck, app: AsgiApp, server_state: ServerState,
+        app_state: dict[str, Any], limit_of: Callable[[asyncio.BaseTransport], ConnectionLimit],
     ) -> None:  # fmt: skip
         self._plane = plane
         self._app = app
         self._server_state = server_state
         self._connections = cast("set[asyncio.Protocol]", server_state.connections)  # uvicorn names its own only
         self._app_state = app_state
-        self._entrance_of = entrance_of
-        self._entrance: Entrance = None  # type: ignore[assignment]  # until connection_made
+        self._limit_of = limit_of
+        self._limit: ConnectionLimit = None  # type: ignore[assignment]  # until connection_made
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(
-            judge,
+            check_head,
             max_header_bytes=plane.settings.max_header_bytes,
             max_headers=plane.settings.max_headers,
             bodies=plane.bodies,
@@ -106,16 +106,16 @@ class ClientConnection(asyncio.Protocol):
         self._connections.add(self)
         self._plane.observer.connections_changed(1)
         self._plane.sweeper.add(self)
-        self._entrance = entrance = self._entrance_of(transport)
-        entrance.connections += 1
-        if entrance.connections > entrance.limit:
-            self._refuse_input(ReplicaFullError(entrance.when_full, retry_after_s=1.0))
+        self._limit = limit = self._limit_of(transport)
+        limit.connections += 1
+        if limit.connections > limit.max_connections:
+            self._refuse_input(ReplicaFullError(limit.when_full, retry_after_s=1.0))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
         self._closing = True
         self._connections.discard(self)
-        self._entrance.connections -= 1
+        self._limit.connections -= 1
         self._plane.observer.connections_changed(-1)
         self._plane.sweeper.discard(self)
         for request in self._waiting:

@@ -63,7 +63,7 @@ class Request:
         return self._index
 
 
-Judge = Callable[[Request], int]
+HeadCheck = Callable[[Request], int]
 """Looks at a head before the body comes: the body's limit in bytes, or raises RouterError to refuse it."""
 
 
@@ -78,8 +78,8 @@ class RequestReader:
     when its connection is lost.
     """
 
-    def __init__(self, judge: Judge, *, max_header_bytes: int, max_headers: int, bodies: BodyBudget) -> None:
-        self._judge = judge
+    def __init__(self, check_head: HeadCheck, *, max_header_bytes: int, max_headers: int, bodies: BodyBudget) -> None:
+        self._check_head = check_head
         self._bodies = bodies
         self._max_header_bytes = max_header_bytes
         self._max_headers = max_headers
@@ -233,7 +233,7 @@ class RequestReader:
             self._upgrading = True
             return
         try:
-            self._body_limit = self._judge(request)
+            self._body_limit = self._check_head(request)
             self._check_announced_length(request)
         except RouterError as refusal:
             if not self._can_discard_body(request):

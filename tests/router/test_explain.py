@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.explain import KEPT_CANDIDATES, DecisionLog, Explanation, Round
+from router.explain import KEPT_CANDIDATES, DecisionLog, Explanation, PlacementRound
 from scheduling.decision import Decision, Reason
 from scheduling.instance import InstanceLoad, InstanceState
 
@@ -41,7 +41,7 @@ def test_a_round_over_the_whole_fleet_remembers_a_few_loads_with_the_chosen_one(
     loads = {name: InstanceLoad(name, InstanceState.READY) for name in names}
     decision = Decision("i77", 0, 1, 0.1, Reason.COST, alternative_id="i50")
 
-    kept = Round.of(names, loads, decision, attempt=1)
+    kept = PlacementRound.of(names, loads, decision, attempt=1)
 
     assert kept.considered == 100
     assert len(kept.candidates) == len(kept.loads) == KEPT_CANDIDATES

@@ -5,7 +5,7 @@ import pytest
 
 from router.api_keys import ApiKeys
 from router.errors import InvalidApiKeyError, InvalidRequestError, MethodNotAllowedError, RouterError
-from router.http.admission import OPS_BODY_BYTES, make_judge, read_ask
+from router.http.admission import OPS_BODY_BYTES, make_head_check, read_ask
 from router.http.request_reader import Request
 
 CHAT = "/v1/chat/completions"
@@ -22,18 +22,18 @@ def chat(**changes: object) -> dict[str, object]:
 
 
 def test_the_judge_knows_methods_keys_and_limits_by_path() -> None:
-    judge = make_judge(ApiKeys(["k"]), max_body_bytes=OPS_BODY_BYTES * 2)
-    assert judge(request(authorization="Bearer k")) == OPS_BODY_BYTES * 2
-    assert judge(request("/admin/instances")) == OPS_BODY_BYTES
-    assert judge(request(method="OPTIONS")) == OPS_BODY_BYTES
+    check_head = make_head_check(ApiKeys(["k"]), max_body_bytes=OPS_BODY_BYTES * 2)
+    assert check_head(request(authorization="Bearer k")) == OPS_BODY_BYTES * 2
+    assert check_head(request("/admin/instances")) == OPS_BODY_BYTES
+    assert check_head(request(method="OPTIONS")) == OPS_BODY_BYTES
     for method in ("GET", "HEAD", "DELETE", "PUT"):
         with pytest.raises(MethodNotAllowedError):
-            judge(request(method=method, authorization="Bearer k"))
+            check_head(request(method=method, authorization="Bearer k"))
     with pytest.raises(MethodNotAllowedError):
-        judge(request("h:443", method="CONNECT"))
+        check_head(request("h:443", method="CONNECT"))
     for path in (CHAT, "/v1/embeddings", "/v1/models", "/v1/models/m"):
         with pytest.raises(InvalidApiKeyError):
-            judge(request(path, method="GET" if "models" in path else "POST"))
+            check_head(request(path, method="GET" if "models" in path else "POST"))
 
 
 def test_an_ask_is_what_the_request_says() -> None:

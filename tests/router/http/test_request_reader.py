@@ -9,7 +9,7 @@ import pytest
 from router.errors import InvalidApiKeyError, RouterError
 from router.http.body_budget import BodyBudget
 from router.http.heads import fields_for_instance
-from router.http.request_reader import DISCARDED_BODY_BYTES, MAX_PIPELINED_REQUESTS, Judge, Request, RequestReader
+from router.http.request_reader import DISCARDED_BODY_BYTES, MAX_PIPELINED_REQUESTS, HeadCheck, Request, RequestReader
 
 POST = b"POST /p HTTP/1.1\r\nhost: h\r\n"
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\n"
@@ -23,8 +23,8 @@ def refuse(request: Request) -> int:
     raise InvalidApiKeyError("no key")
 
 
-def reader(judge=accept) -> RequestReader:
-    return RequestReader(judge, max_header_bytes=2000, max_headers=10, bodies=BodyBudget(1 << 30))
+def reader(check_head=accept) -> RequestReader:
+    return RequestReader(check_head, max_header_bytes=2000, max_headers=10, bodies=BodyBudget(1 << 30))
 
 
 def status_of(refusal: RouterError | None) -> int | None:
@@ -158,10 +158,10 @@ def test_a_field_that_never_ends_is_refused_while_it_grows() -> None:
     assert status_of(subject.refusal) == 431
 
 
-@pytest.mark.parametrize(("judge", "status"), [(accept, 431), (refuse, 401)])
+@pytest.mark.parametrize(("check_head", "status"), [(accept, 431), (refuse, 401)])
 @pytest.mark.parametrize("before", [b"", b"GET /before HTTP/1.1\r\nhost: h\r\n\r\n"])
-def test_a_trailer_that_never_ends_is_refused_while_it_grows(judge: Judge, status: int, before: bytes) -> None:
-    subject, fed = reader(judge), 0
+def test_a_trailer_that_never_ends_is_refused_while_it_grows(check_head: HeadCheck, status: int, before: bytes) -> None:
+    subject, fed = reader(check_head), 0
     subject.feed(before + POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nx: ")
     while not subject.stopped:
         assert subject.feed(b"y" * 100) == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.http.entrance import MAX_OPS_CONNECTIONS, entrance_finder
+from router.http.connection_limit import MAX_OPS_CONNECTIONS, connection_limit_finder
 
 
 class Transport:
@@ -28,9 +28,9 @@ class Transport:
     ],
 )
 def test_a_connection_counts_where_it_came_in(ops_port: int | None, sockname: Any, limit: int) -> None:
-    find = entrance_finder(7, ops_port)
+    find = connection_limit_finder(7, ops_port)
 
-    entrance = find(Transport(sockname))  # type: ignore[arg-type]
+    found = find(Transport(sockname))  # type: ignore[arg-type]
 
-    assert entrance.limit == limit
-    assert find(Transport(sockname)) is entrance, "one count for all connections"  # type: ignore[arg-type]
+    assert found.max_connections == limit
+    assert find(Transport(sockname)) is found, "one count for all connections"  # type: ignore[arg-type]

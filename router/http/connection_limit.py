@@ -1,4 +1,4 @@
-"""The ways into a replica, each with its own count of connections: a full endpoint can still be asked how it is."""
+"""How many connections each port of a replica takes: a full endpoint can still be asked how it is."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ MAX_OPS_CONNECTIONS: Final = 64
 
 
 @dataclass(slots=True)
-class Entrance:
-    """One of them, and how many connections came by it."""
+class ConnectionLimit:
+    """The limit of one port, and how many connections are open there."""
 
-    limit: int
+    max_connections: int
     when_full: str
     """What a client beyond the limit is told."""
     connections: int = 0
 
 
-def entrance_finder(max_connections: int, ops_port: int | None) -> Callable[[asyncio.BaseTransport], Entrance]:
-    """A function that tells by which entrance a connection came; ``ops_port`` is the replica's own, if it has one."""
-    endpoint = Entrance(
+def connection_limit_finder(
+    max_connections: int, ops_port: int | None
+) -> Callable[[asyncio.BaseTransport], ConnectionLimit]:
+    """A function that gives the limit that a connection counts for; ``ops_port`` is the replica's own, if any."""
+    endpoint = ConnectionLimit(
         max_connections,
         f"this replica has reached its limit of {max_connections} connections; try again, or raise"
         " router.max_connections",
     )
-    ops = Entrance(
+    ops = ConnectionLimit(
         MAX_OPS_CONNECTIONS,
         f"the ops port has reached its limit of {MAX_OPS_CONNECTIONS} connections; send requests to router.port,"
         " not here",
     )
 
-    def find(transport: asyncio.BaseTransport) -> Entrance:
+    def find(transport: asyncio.BaseTransport) -> ConnectionLimit:
         if ops_port is None:
             return endpoint
         name = transport.get_extra_info("sockname")
