@@ -38,9 +38,9 @@ import uvicorn
 import uvloop
 
 from router.ask import Ask, InstanceFailure, Outcome, Usage
-from router.departures import Departures
 from router.errors import UpstreamError
 from router.http import build_data_plane, http_protocol
+from router.instance_loss import InstanceLossNotifier
 from router.retry_budget import RetryBudget
 from router.serve import serve
 from router.settings import RouterSettings
@@ -194,12 +194,12 @@ async def open_loop(port: int, wires: list[bytes], rate_per_s: float) -> list[fl
 class BlindFlight:
     """Placed without looking: the least a life cycle can cost."""
 
-    def __init__(self, ask: Ask, url: str, departures: Departures) -> None:
+    def __init__(self, ask: Ask, url: str, loss_notifier: InstanceLossNotifier) -> None:
         self.request_id, self.model = ask.request_id, ask.model
         self.instance_id, self.instance_url = "instance-0", url
         self.expected_cached_tokens, self.attempts = 0, 1
         self.expected_ttft_s: float | None = None
-        self.departures = departures
+        self.loss_notifier = loss_notifier
 
     def first_token(self) -> None: ...
 
@@ -212,10 +212,10 @@ class BlindFlight:
 class BlindLifecycle:
     def __init__(self, url: str) -> None:
         self._url = url
-        self._departures = Departures(RetryBudget(0.0, 0.0, 0.0), RealClock())
+        self._loss_notifier = InstanceLossNotifier(RetryBudget(0.0, 0.0, 0.0), RealClock())
 
     async def place(self, ask: Ask) -> BlindFlight:
-        return BlindFlight(ask, self._url, self._departures)
+        return BlindFlight(ask, self._url, self._loss_notifier)
 
 
 async def serve_plane(instance_url: str, on_ready: Callable[[int, int | None], None]) -> None:

@@ -10,10 +10,10 @@ from typing import Protocol
 from router.ask import Ask, InstanceFailure, Outcome, Usage
 from router.context import ReplicaContext
 from router.deadlines import TimerHandle, prefill_delay_s
-from router.departures import Departures
 from router.errors import UnavailableError, from_exception
 from router.explain import Explanation, PlacementRound
 from router.failures import nobody_left, outcome_of, spend_retry
+from router.instance_loss import InstanceLossNotifier
 from router.metrics import measured
 from router.pools import Route
 from router.prompt import ReadPrompt
@@ -85,8 +85,8 @@ class ScheduledFlight:
         return self.pool.settings.name
 
     @property
-    def departures(self) -> Departures:
-        return self.pool.departures
+    def loss_notifier(self) -> InstanceLossNotifier:
+        return self.pool.loss_notifier
 
     @property
     def age_s(self) -> float:

@@ -30,6 +30,6 @@ def _pool(runtime: Runtime, name: str) -> dict[str, Any]:
         "store": runtime.replicas[name].store_state,
         "epoch": view.epoch,
         "instances": {state.value: states.count(state) for state in InstanceState if state in states},
-        "held": pool.waiting.held_requests,
+        "held": pool.grant_waiters.held_requests,
         "breakers": {instance_id: state.value for instance_id, state in pool.breakers.states().items()},
     }

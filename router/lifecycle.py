@@ -14,10 +14,10 @@ from typing import Protocol
 
 from router.ask import Ask, InstanceFailure, Outcome, Usage
 from router.context import ReplicaContext
-from router.departures import Departures
 from router.errors import from_exception
 from router.failures import outcome_of
 from router.flight import ScheduledFlight
+from router.instance_loss import InstanceLossNotifier
 from router.passing import PassingFlight, PassingTraffic
 from router.placement import StorePlacer
 from router.pools import PoolDirectory, Route
@@ -42,7 +42,7 @@ class Flight(Protocol):
         """TTFT that its placement expected; None when it was placed by nothing that expects one, or again."""
 
     @property
-    def departures(self) -> Departures:
+    def loss_notifier(self) -> InstanceLossNotifier:
         """Tells that ``instance_id`` was given up, to whoever waits for its first byte."""
 
     def first_token(self) -> None:

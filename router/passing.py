@@ -6,9 +6,9 @@ from collections import Counter
 
 from router.ask import InstanceFailure, Outcome, Usage
 from router.context import ReplicaContext
-from router.departures import Departures
 from router.errors import UnavailableError, nobody_ready
 from router.failures import nobody_left, outcome_of, spend_retry
+from router.instance_loss import InstanceLossNotifier
 from router.served_pool import ServedPool
 from statestore.base import RequestRecord
 
@@ -70,8 +70,8 @@ class PassingFlight:
         return self.pool.settings.name
 
     @property
-    def departures(self) -> Departures:
-        return self.pool.departures
+    def loss_notifier(self) -> InstanceLossNotifier:
+        return self.pool.loss_notifier
 
     def record(self, now_ms: int) -> RequestRecord | None:
         return None

@@ -8,10 +8,10 @@ from router.context import ReplicaContext
 from router.errors import QueueFullError, RouterError, SloUnreachableError, UnavailableError, nobody_ready
 from router.explain import PlacementRound
 from router.flight import ScheduledFlight
+from router.grant_waiters import GrantWaiter, ReservationLostError
 from router.metrics import measured
+from router.placement_limiter import PlacementLimiter
 from router.served_pool import ServedPool
-from router.turns import Turns
-from router.waiting import ReservationLostError, Waiter
 from scheduling.decision import Decision, RouteQuery, SecondLook
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceSpec
@@ -28,16 +28,16 @@ MAX_ROUNDS = 12
 class _Search:
     """What one search for an instance has learned so far."""
 
-    turn_patience_s: float
-    """What is left of it, see ``router.turns``."""
+    slot_wait_left_s: float
+    """What is left of the longest wait for slots, see ``router.placement_limiter``."""
     rounds: int = 0
     stale_rounds: int = 0
     refreshed: bool = False
     full: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
     ignore_breakers: bool = False
-    in_turn: bool = True
-    """Whether the next look waits for its turn: not once something else than others' placements stood in the way."""
+    limited: bool = True
+    """Whether the next look waits for a slot: not once something else than others' placements stood in the way."""
 
 
 class StorePlacer:
@@ -58,10 +58,10 @@ class StorePlacer:
             HoldTimeoutError: it was held too long.
             StoreUnavailableError: the store is out of reach.
         """
-        turns, waiting = flight.pool.turns, flight.pool.waiting
-        search = _Search(turns.patience_s)
+        limiter, waiters = flight.pool.placement_limiter, flight.pool.grant_waiters
+        search = _Search(limiter.max_wait_s)
         while True:
-            waiter = waiting.expect(flight.request_id, flight.store_attempt)
+            waiter = waiters.expect(flight.request_id, flight.store_attempt)
             try:
                 decision = await self._decide(flight, search)
                 self._refuse_if_late(flight, decision)
@@ -78,9 +78,9 @@ class StorePlacer:
                 # A newer attempt replaces whatever the store may remember of this one after all.
                 flight.store_attempt += 1
                 flight.pool.metrics.replaced.inc()
-                search = _Search(turns.patience_s)
+                search = _Search(limiter.max_wait_s)
             finally:
-                waiting.leave(waiter)
+                waiters.leave(waiter)
 
     async def _learn(self, flight: ScheduledFlight, decision: Decision, status: ReserveStatus, search: _Search) -> None:
         """Nothing was reserved: see to it that the next round decides otherwise.
@@ -90,7 +90,7 @@ class StorePlacer:
         """
         if flight.store_attempt == 1:
             flight.reservation = None  # no reservation of this request ever took effect: nothing to release
-        search.in_turn = status is ReserveStatus.STALE
+        search.limited = status is ReserveStatus.STALE
         match status:
             case ReserveStatus.STALE:
                 search.stale_rounds += 1
@@ -111,26 +111,28 @@ class StorePlacer:
     async def _decide(self, flight: ScheduledFlight, search: _Search) -> Decision:
         while True:
             try:
-                return await self._decide_in_turn(flight, search)
+                return await self._decide_limited(flight, search)
             except NoInstanceError:
                 await self._widen(flight.pool, search)
 
-    async def _decide_in_turn(self, flight: ScheduledFlight, search: _Search) -> Decision:
+    async def _decide_limited(self, flight: ScheduledFlight, search: _Search) -> Decision:
         """The caller reserves before it waits for anything else: whoever is next sees that reservation."""
-        turns, tokens = flight.pool.turns, flight.chain.prompt_tokens
-        has_turn = search.in_turn and (turns.take(tokens) or await self._wait_for_turn(turns, tokens, search))
+        limiter, tokens = flight.pool.placement_limiter, flight.chain.prompt_tokens
+        has_slot = search.limited and (
+            limiter.try_acquire(tokens) or await self._wait_for_slot(limiter, tokens, search)
+        )
         try:
             return await self._look_and_decide(flight, search)
         finally:
-            if has_turn:
-                turns.pass_on(tokens)
+            if has_slot:
+                limiter.release(tokens)
 
-    async def _wait_for_turn(self, turns: Turns, prompt_tokens: int, search: _Search) -> bool:
+    async def _wait_for_slot(self, limiter: PlacementLimiter, prompt_tokens: int, search: _Search) -> bool:
         before_s = self._context.clock.monotonic_s()
         try:
-            return await turns.wait(prompt_tokens, search.turn_patience_s)
+            return await limiter.acquire(prompt_tokens, search.slot_wait_left_s)
         finally:
-            search.turn_patience_s -= self._context.clock.monotonic_s() - before_s
+            search.slot_wait_left_s -= self._context.clock.monotonic_s() - before_s
 
     async def _look_and_decide(self, flight: ScheduledFlight, search: _Search) -> Decision:
         """Raises NoInstanceError."""
@@ -253,13 +255,13 @@ class StorePlacer:
         pool.metrics.hold_s.observe(flight.held_s)
         flight.dispatched(instance_id, spec.url, uncached_tokens, tokens_ahead=ahead)
 
-    async def _wait(self, flight: ScheduledFlight, waiter: Waiter) -> Grant:
+    async def _wait(self, flight: ScheduledFlight, waiter: GrantWaiter) -> Grant:
         pool, reservation = flight.pool, flight.reservation
         assert reservation is not None
         held_s = flight.held_s
         flight.hold_began()
         try:
-            return await pool.waiting.wait(waiter, held_s, lambda: pool.expected_wait_s(reservation.instance_id))
+            return await pool.grant_waiters.wait(waiter, held_s, lambda: pool.expected_wait_s(reservation.instance_id))
         finally:
             flight.hold_ended()
 

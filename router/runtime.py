@@ -13,12 +13,14 @@ from router.ask import Outcome
 from router.breakers import CircuitBreakers
 from router.context import LiveRequests, ReplicaContext
 from router.deadlines import CallLater
-from router.departures import Departures
 from router.explain import DecisionLog
 from router.fleet_gauges import FleetGauges, FleetSnapshots
+from router.grant_waiters import GrantWaiters
+from router.instance_loss import InstanceLossNotifier
 from router.lifecycle import Lifecycle
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
+from router.placement_limiter import PlacementLimiter
 from router.pools import PoolDirectory
 from router.recording import open_recorder
 from router.replica import Replica
@@ -26,9 +28,7 @@ from router.retry_budget import RetryBudget
 from router.served_pool import ServedPool
 from router.settings import FLUSH_TIMEOUT_S, LEAVING_S, RouterSettings
 from router.supervision import Supervisor
-from router.turns import Turns
 from router.view import ViewKeeper
-from router.waiting import WaitingRoom
 from scheduling.blocks import BlockRule
 from scheduling.breaker import BreakerRule
 from scheduling.policies import build_policy
@@ -98,8 +98,8 @@ class Runtime:
         for name, pool in self.pools.pools.items():
             replica = self.replicas[name]
             self._supervisor.start(f"view {name}", pool.view.run)
-            self._supervisor.start(f"grants {name}", pool.waiting.listen)
-            self._supervisor.start(f"held {name}", pool.waiting.poll)
+            self._supervisor.start(f"grants {name}", pool.grant_waiters.listen)
+            self._supervisor.start(f"held {name}", pool.grant_waiters.poll)
             self._supervisor.start(f"lease {name}", replica.keep_lease)
             self._supervisor.start(f"leftovers {name}", replica.reconcile_all)
         self.joined = True
@@ -153,7 +153,7 @@ def _served_pool(
     pool: PoolSettings, store: Store, scheduling: SchedulingSettings, context: ReplicaContext
 ) -> ServedPool:
     settings, clock, shared = context.settings, context.clock, store.pool(pool.name)
-    calls, departures = context.metrics.store_calls, Departures(context.retries, clock)
+    calls, loss_notifier = context.metrics.store_calls, InstanceLossNotifier(context.retries, clock)
     return ServedPool(
         settings=pool,
         scheduling=scheduling,
@@ -165,10 +165,10 @@ def _served_pool(
             clock=clock,
             poll_s=settings.view_poll_s,
             call=calls["membership"],
-            seen=departures.look,
+            seen=loss_notifier.check,
         ),
-        departures=departures,
-        waiting=WaitingRoom(
+        loss_notifier=loss_notifier,
+        grant_waiters=GrantWaiters(
             shared,
             replica_id=context.replica_id,
             clock=clock,
@@ -178,7 +178,9 @@ def _served_pool(
             refuses_late=settings.late_requests == "refuse",
             call=calls["records"],
         ),
-        turns=Turns(clock, context.call_later, together_tokens=scheduling.reserve_tolerance_tokens),
+        placement_limiter=PlacementLimiter(
+            clock, context.call_later, together_tokens=scheduling.reserve_tolerance_tokens
+        ),
         policy=build_policy(scheduling),
         breakers=CircuitBreakers(
             BreakerRule(settings.breaker_fault_limit, settings.breaker_cooldown_s, settings.breaker_max_cooldown_s)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from router.breakers import CircuitBreakers
-from router.departures import Departures
+from router.grant_waiters import GrantWaiters
+from router.instance_loss import InstanceLossNotifier
 from router.metrics import PoolMetrics
-from router.turns import Turns
+from router.placement_limiter import PlacementLimiter
 from router.view import ViewKeeper
-from router.waiting import WaitingRoom
 from scheduling.blocks import BlockRule
 from scheduling.decision import Policy
 from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceLoad
@@ -24,9 +24,9 @@ class ServedPool:
     scheduling: SchedulingSettings
     store: PoolStore
     view: ViewKeeper
-    departures: Departures
-    waiting: WaitingRoom
-    turns: Turns
+    loss_notifier: InstanceLossNotifier
+    grant_waiters: GrantWaiters
+    placement_limiter: PlacementLimiter
     policy: Policy
     breakers: CircuitBreakers
     metrics: PoolMetrics

@@ -123,7 +123,7 @@ class _Forwarding:
     async def _exchange(self, connection: UpstreamConnection) -> ExchangeResult:
         plane, settings = self._plane, self._plane.settings
         flight = self._flight
-        departures, instance_id = flight.departures, flight.instance_id
+        loss_notifier, instance_id = flight.loss_notifier, flight.instance_id
         times = ExchangeTimes(settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s)
         exchange = Exchange(
             connection,
@@ -133,7 +133,7 @@ class _Forwarding:
             on_first_token=flight.first_token,
         )
         plane.sweeper.add(exchange)
-        departures.watch(instance_id, exchange)
+        loss_notifier.watch(instance_id, exchange)
         try:
             self._send(connection, exchange)
             result = await exchange.done
@@ -142,7 +142,7 @@ class _Forwarding:
             raise
         finally:
             plane.sweeper.discard(exchange)
-            departures.leave(instance_id, exchange)
+            loss_notifier.unwatch(instance_id, exchange)
             self._downstream.set_source(None)
         plane.upstreams.release(connection)
         return result

@@ -294,7 +294,7 @@ async def test_a_grant_that_overtakes_its_reservations_answer_is_kept(
 
     async def held_but_granted(reservation: Any) -> ReserveOutcome:
         await store.pool("default").reserve(reservation)
-        pool.waiting.deliver(Grant(reservation.request_id, "a", reservation.attempt, 100))
+        pool.grant_waiters.deliver(Grant(reservation.request_id, "a", reservation.attempt, 100))
         await tools.settle()
         return ReserveOutcome(ReserveStatus.HELD)
 
@@ -312,7 +312,7 @@ async def test_a_grant_that_was_missed_is_found_by_looking(
 ) -> None:
     runtime, flights = await full_fleet(start_runtime, tools)
     pool = runtime.pools.pools["default"]
-    pool.waiting.deliver = lambda grant: None  # the stream tells nothing
+    pool.grant_waiters.deliver = lambda grant: None  # the stream tells nothing
     waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG)))
     await tools.settle()
     for flight in flights:
@@ -509,7 +509,7 @@ async def test_a_failed_instance_costs_the_client_nothing(start_runtime: Any, st
 async def test_whoever_waits_for_an_instance_hears_that_it_went_down(
     start_runtime: Any, store: Any, clock: Any, tools: Any, path: str
 ) -> None:
-    class Waiting:
+    class Listener:
         why = ""
 
         def instance_lost(self, why: str) -> bool:
@@ -517,15 +517,15 @@ async def test_whoever_waits_for_an_instance_hears_that_it_went_down(
             return True
 
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    flight, waiting = await runtime.lifecycle.place(tools.ask(LONG, path=path)), Waiting()
+    flight, listener = await runtime.lifecycle.place(tools.ask(LONG, path=path)), Listener()
     lost = flight.instance_id
-    flight.departures.watch(lost, waiting)
+    flight.loss_notifier.watch(lost, listener)
 
     await store.pool("default").set_instance_state(lost, InstanceState.DOWN)
     await clock.advance(runtime.context.settings.view_poll_s + 0.1)
-    assert waiting.why == f"instance {lost} was taken down"
+    assert listener.why == f"instance {lost} was taken down"
 
-    await flight.reroute(InstanceFailure(FailureKind.DOWN, waiting.why))
+    await flight.reroute(InstanceFailure(FailureKind.DOWN, listener.why))
     assert flight.instance_id != lost
     assert (await loads(store))[lost].pending_tokens == 0
     flight.finish(Outcome.COMPLETED)

@@ -131,7 +131,7 @@ async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica
 async def test_a_burst_is_spread_as_if_its_requests_came_one_by_one(start_replica: StartReplica, tools: Any) -> None:
     replica = await start_replica(SchedulingSettings(policy="dualmap", block_tokens=16))
     pool = replica.pools.pools["default"].store
-    replica.pools.pools["default"].turns.patience_s = 60.0  # however busy the machine is
+    replica.pools.pools["default"].placement_limiter.max_wait_s = 60.0  # however busy the machine is
     for name in "abcd":
         await pool.put_instance(tools.spec(name))
 
@@ -153,7 +153,7 @@ async def test_a_burst_is_spread_as_if_its_requests_came_one_by_one(start_replic
     await asyncio.gather(*burst, return_exceptions=True)
 
 
-async def test_all_rounds_of_a_refused_request_share_one_patience(start_runtime: Any, tools: Any) -> None:
+async def test_all_rounds_of_a_refused_request_share_one_wait_for_slots(start_runtime: Any, tools: Any) -> None:
     tampered: list[Any] = []
     runtime = await start_runtime(
         instances=tuple(tools.spec(name, max_queued_requests=0) for name in "abcd"),
@@ -162,10 +162,10 @@ async def test_all_rounds_of_a_refused_request_share_one_patience(start_runtime:
     pool = runtime.pools.pools["default"]
     for name in "abcd":  # every instance has as much as it takes, and queues nothing
         await runtime.lifecycle.place(tools.ask(name * 8000))
-    pool.turns.take(10_000)  # somebody looks for ever
+    pool.placement_limiter.try_acquire(10_000)  # somebody looks for ever
 
     refused = asyncio.create_task(runtime.lifecycle.place(tools.ask("x" * 8000)))
-    await runtime.context.clock.advance(pool.turns.patience_s)
+    await runtime.context.clock.advance(pool.placement_limiter.max_wait_s)
 
     with pytest.raises(QueueFullError):
         await refused

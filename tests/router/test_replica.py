@@ -19,7 +19,7 @@ from statestore.settings import InstanceSettings, PoolSettings
 def swap_store(runtime: Any, store: Any) -> None:
     """The store behind a running replica comes back as another, empty one."""
     pool = runtime.pools.pools["default"]
-    pool.store = pool.view._pool = pool.waiting._pool = store.pool("default")
+    pool.store = pool.view._pool = pool.grant_waiters._pool = store.pool("default")
 
 
 async def test_configured_instances_enter_an_empty_store_as_starting(start_runtime: Any, store: Any) -> None:

@@ -17,10 +17,10 @@ import uvloop
 from uvicorn.server import ServerState
 
 from router.ask import Ask, InstanceFailure, Outcome, Usage
-from router.departures import Departures
 from router.errors import UpstreamError
 from router.failures import outcome_of
 from router.http import DataPlane, build_data_plane, http_protocol
+from router.instance_loss import InstanceLossNotifier
 from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
 from statestore.clock import RealClock
@@ -60,8 +60,8 @@ class FakeFlight:
     finished: list[tuple[Outcome, Usage | None]] = field(default_factory=list)
 
     @property
-    def departures(self) -> Departures:
-        return self.lifecycle.departures
+    def loss_notifier(self) -> InstanceLossNotifier:
+        return self.lifecycle.loss_notifier
 
     def first_token(self) -> None:
         self.first_tokens += 1
@@ -94,7 +94,9 @@ class FakeLifecycle:
     gate: asyncio.Event | None = None
     asks: list[Ask] = field(default_factory=list)
     flights: list[FakeFlight] = field(default_factory=list)
-    departures: Departures = field(default_factory=lambda: Departures(RetryBudget(0.0, 1.0, 0.0), RealClock()))
+    loss_notifier: InstanceLossNotifier = field(
+        default_factory=lambda: InstanceLossNotifier(RetryBudget(0.0, 1.0, 0.0), RealClock())
+    )
     ended: list[Outcome] = field(default_factory=list)
     """How requests ended that were cancelled before they were placed."""
 

@@ -552,13 +552,13 @@ async def test_a_hanging_instance_is_left_when_the_fleet_takes_it_down(fleet, ki
     client.chat(stream=stream)
     await kit.eventually(lambda: stuck.talks)
 
-    lifecycle.departures.look(down_view)
+    lifecycle.loss_notifier.check(down_view)
 
     answer = await client.answer()
     assert answer.whole and answer.headers["x-dualmap-instance"] == "i1"
     assert lifecycle.flight.failures[0].kind is FailureKind.DOWN
     await kit.eventually(lambda: stuck.open == 0)
-    assert not lifecycle.departures._waiting
+    assert not lifecycle.loss_notifier._listeners
 
 
 async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_down(fleet, kit, down_view) -> None:
@@ -575,13 +575,13 @@ async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_d
     await client.head()
     await client.chunk()
 
-    lifecycle.departures.look(down_view)
+    lifecycle.loss_notifier.check(down_view)
     resumed.set()
 
     assert b"[DONE]" in await client.chunk()
     await kit.eventually(lambda: lifecycle.flight.finished)
     assert lifecycle.flight.outcome is Outcome.COMPLETED and lifecycle.flight.failures == []
-    assert not lifecycle.departures._waiting
+    assert not lifecycle.loss_notifier._listeners
 
 
 async def test_an_error_answer_that_never_ends_is_not_waited_for(fleet, monkeypatch) -> None:

@@ -21,7 +21,7 @@ empty is filled step by step, and a drain waits for the requests in the instance
 which may just be coming to their end."""
 
 
-class Waiting(Protocol):
+class InstanceLossListener(Protocol):
     """One try of a request on an instance."""
 
     def instance_lost(self, why: str) -> bool:
@@ -29,34 +29,34 @@ class Waiting(Protocol):
         (which may still come to its end). Must not wait."""
 
 
-class Departures:
+class InstanceLossNotifier:
     """The waiting tries of one pool on one replica, by instance.
 
-    A look costs what the instances in use cost, and the tries of those that left; a request costs two set operations.
-    It goes by the state, not by its change, so a try that arrived at an instance too late is found by the next look.
+    A check costs what the instances in use cost, and the tries of those that left; a request costs two set operations.
+    It goes by the state, not by its change, so a try that arrived at an instance too late is found by the next check.
     """
 
     def __init__(self, retries: RetryBudget, clock: Clock) -> None:
         self._retries = retries
         self._clock = clock
-        self._waiting: dict[str, set[Waiting]] = {}
+        self._listeners: dict[str, set[InstanceLossListener]] = {}
         self._away_since_s: dict[str, float] = {}
 
-    def watch(self, instance_id: str, waiting: Waiting) -> None:
-        """Tell ``waiting`` when the instance leaves; ``leave`` is owed."""
-        self._waiting.setdefault(instance_id, set()).add(waiting)
+    def watch(self, instance_id: str, listener: InstanceLossListener) -> None:
+        """Tell ``listener`` when the instance leaves; ``unwatch`` is owed."""
+        self._listeners.setdefault(instance_id, set()).add(listener)
 
-    def leave(self, instance_id: str, waiting: Waiting) -> None:
-        waiters = self._waiting.get(instance_id)
-        if waiters is not None:
-            waiters.discard(waiting)
-            if not waiters:
-                del self._waiting[instance_id]
+    def unwatch(self, instance_id: str, listener: InstanceLossListener) -> None:
+        listeners = self._listeners.get(instance_id)
+        if listeners is not None:
+            listeners.discard(listener)
+            if not listeners:
+                del self._listeners[instance_id]
 
-    def look(self, view: ClusterView) -> None:
+    def check(self, view: ClusterView) -> None:
         """Tell who waits for an instance that is down, or gone for ``GONE_S``, as many as may be tried again now.
 
-        The others stay where they are and are told by a later look: an instance that is back by then may still
+        The others stay where they are and are told by a later check: an instance that is back by then may still
         answer them, an error could not. So it is with all of them while no other instance is ready.
         """
         now_s = self._clock.monotonic_s()
@@ -64,7 +64,7 @@ class Departures:
         if not view.ready:
             return
         retries = self._retries.available(now_s)
-        for instance_id in tuple(self._waiting):
+        for instance_id in tuple(self._listeners):
             why = self._loss(view, instance_id, now_s)
             if why is not None:
                 retries -= self._tell(instance_id, why, retries)
@@ -72,14 +72,14 @@ class Departures:
     def _tell(self, instance_id: str, why: str, at_most: float) -> int:
         """How many let go of the instance."""
         let_go = 0
-        for waiting in tuple(self._waiting[instance_id]):
+        for listener in tuple(self._listeners[instance_id]):
             if let_go + 1 > at_most:
                 break
-            let_go += waiting.instance_lost(why)
+            let_go += listener.instance_lost(why)
         return let_go
 
     def _note_away(self, view: ClusterView, now_s: float) -> None:
-        away = [name for name in self._waiting if not _serves(view.instances.get(name))]
+        away = [name for name in self._listeners if not _serves(view.instances.get(name))]
         self._away_since_s = {name: self._away_since_s.get(name, now_s) for name in away}
 
     def _loss(self, view: ClusterView, instance_id: str, now_s: float) -> str | None:

@@ -1,4 +1,4 @@
-"""The waiting room: grants told, grants looked up, patience that ends."""
+"""Requests that wait for their grant: grants told, grants looked up, patience that ends."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from router.errors import HoldTimeoutError, QueueFullError, SloUnreachableError
+from router.grant_waiters import GrantWaiters, ReservationLostError
 from router.metrics import RouterMetrics
-from router.waiting import ReservationLostError, WaitingRoom
 from scheduling.chain import Chain
 from statestore.base import Grant, RequestRecord, RequestState, Reservation
 
 CHAIN = Chain((1, 2), 16, 1200)
 
 
-def room(pool: Any, clock: Any, *, refuses_late: bool = False) -> WaitingRoom:
-    return WaitingRoom(
+def waiters_of(pool: Any, clock: Any, *, refuses_late: bool = False) -> GrantWaiters:
+    return GrantWaiters(
         pool,
         replica_id="r",
         clock=clock,
@@ -37,30 +37,30 @@ async def held(pool: Any, *request_ids: str) -> None:
 
 
 async def test_a_grant_before_the_wait_is_there_when_the_wait_begins(clock: Any) -> None:
-    waiting = room(None, clock)
-    waiter = waiting.expect("x", 1)
+    waiters = waiters_of(None, clock)
+    waiter = waiters.expect("x", 1)
 
-    waiting.deliver(Grant("x", "a", 1, 100))
+    waiters.deliver(Grant("x", "a", 1, 100))
 
-    assert (await waiting.wait(waiter, 0.0, lambda: 1.0)).instance_id == "a"
+    assert (await waiters.wait(waiter, 0.0, lambda: 1.0)).instance_id == "a"
 
 
 async def test_a_grant_of_another_attempt_is_not_taken(clock: Any, tools: Any) -> None:
-    waiting = room(None, clock)
-    waiter = waiting.expect("x", 2)
-    task = asyncio.create_task(waiting.wait(waiter, 0.0, lambda: 1.0))
+    waiters = waiters_of(None, clock)
+    waiter = waiters.expect("x", 2)
+    task = asyncio.create_task(waiters.wait(waiter, 0.0, lambda: 1.0))
 
-    waiting.deliver(Grant("x", "a", 1, 100))
+    waiters.deliver(Grant("x", "a", 1, 100))
     await tools.settle()
     assert not task.done()
-    waiting.deliver(Grant("x", "b", 2, 100))
+    waiters.deliver(Grant("x", "b", 2, 100))
 
     assert (await task).instance_id == "b"
 
 
 async def test_time_held_before_counts(clock: Any, tools: Any) -> None:
-    waiting = room(None, clock)
-    task = asyncio.create_task(waiting.wait(waiting.expect("x", 1), 9.5, lambda: 42.0))
+    waiters = waiters_of(None, clock)
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 9.5, lambda: 42.0))
 
     await clock.advance(0.6)
 
@@ -74,16 +74,16 @@ async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: An
     pool = tampered.pool("default")
     await pool.put_instance(tools.spec("a"))
     await held(pool, "x", "y", "z")
-    waiting = room(pool, clock)
-    tasks = [asyncio.create_task(waiting.wait(waiting.expect(name, 1), 0.0, lambda: 1.0)) for name in "xyz"]
+    waiters = waiters_of(pool, clock)
+    tasks = [asyncio.create_task(waiters.wait(waiters.expect(name, 1), 0.0, lambda: 1.0)) for name in "xyz"]
     await tools.settle()
     tampered.calls.clear()
 
-    await waiting.look_up()
+    await waiters.look_up()
     assert tampered.calls == ["records"]
     assert not any(task.done() for task in tasks)
     await pool.finish("first")
-    await waiting.look_up()
+    await waiters.look_up()
 
     assert (await tasks[0]).request_id == "x"
     for task in tasks[1:]:
@@ -92,20 +92,20 @@ async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: An
 
 async def test_nothing_is_asked_while_nobody_is_held(store: Any, clock: Any, tools: Any) -> None:
     tampered = tools.Tampered(store)
-    waiting = room(tampered.pool("default"), clock)
-    waiting.expect("not yet held", 1)
+    waiters = waiters_of(tampered.pool("default"), clock)
+    waiters.expect("not yet held", 1)
 
-    await waiting.look_up()
+    await waiters.look_up()
 
     assert tampered.calls == []
 
 
 async def test_a_request_that_the_store_does_not_know_is_lost(store: Any, clock: Any, tools: Any) -> None:
-    waiting = room(store.pool("default"), clock)
-    task = asyncio.create_task(waiting.wait(waiting.expect("x", 1), 0.0, lambda: 1.0))
+    waiters = waiters_of(store.pool("default"), clock)
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 1.0))
     await tools.settle()
 
-    await waiting.look_up()
+    await waiters.look_up()
 
     with pytest.raises(ReservationLostError):
         await task
@@ -115,23 +115,23 @@ async def test_a_request_whose_id_is_another_replicas_by_now_is_lost(store: Any,
     pool = store.pool("default")
     await pool.put_instance(tools.spec("a"))
     await pool.reserve(Reservation("x", "another", "a", CHAIN, 1200, 10, 5000))
-    waiting = room(pool, clock)
-    task = asyncio.create_task(waiting.wait(waiting.expect("x", 1), 0.0, lambda: 1.0))
+    waiters = waiters_of(pool, clock)
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 1.0))
     await tools.settle()
 
-    await waiting.look_up()
+    await waiters.look_up()
 
     with pytest.raises(ReservationLostError):
         await task
 
 
 async def test_leaving_removes_only_ones_own_entry(clock: Any) -> None:
-    waiting = room(None, clock)
-    old = waiting.expect("x", 1)
-    new = waiting.expect("x", 2)
+    waiters = waiters_of(None, clock)
+    old = waiters.expect("x", 1)
+    new = waiters.expect("x", 2)
 
-    waiting.leave(old)
-    waiting.deliver(Grant("x", "a", 2, 100))
+    waiters.leave(old)
+    waiters.deliver(Grant("x", "a", 2, 100))
 
     assert (await new.grant()).attempt == 2
 
@@ -139,13 +139,13 @@ async def test_leaving_removes_only_ones_own_entry(clock: Any) -> None:
 async def test_a_stream_that_ends_is_opened_again(store: Any, clock: Any, tools: Any) -> None:
     pool = store.pool("default")
     await pool.put_instance(tools.spec("a"))
-    waiting = room(pool, clock)
-    listening = asyncio.create_task(waiting.listen())
+    waiters = waiters_of(pool, clock)
+    listening = asyncio.create_task(waiters.listen())
     await tools.settle()
     await pool.close()  # ends every open stream
     await clock.advance(1.1)
     await held(pool, "x")
-    task = asyncio.create_task(waiting.wait(waiting.expect("x", 1), 0.0, lambda: 1.0))
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 1.0))
     await tools.settle()
 
     await pool.finish("first")
@@ -186,11 +186,11 @@ class Records:
 async def test_who_steps_behind_is_turned_away_where_late_requests_are_and_nothing_was_tried_yet(
     clock: Any, tools: Any, refuses_late: bool, attempt: int, refused: bool
 ) -> None:
-    waiting = room(Records(attempt), clock, refuses_late=refuses_late)
-    task = asyncio.create_task(waiting.wait(waiting.expect("x", attempt), 0.0, lambda: 7.0))
+    waiters = waiters_of(Records(attempt), clock, refuses_late=refuses_late)
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", attempt), 0.0, lambda: 7.0))
     await tools.settle()
 
-    await waiting.look_up()
+    await waiters.look_up()
     await tools.settle()
 
     assert task.done() is refused
@@ -204,11 +204,11 @@ async def test_who_steps_behind_is_turned_away_where_late_requests_are_and_nothi
 async def test_who_is_one_too_many_of_those_behind_is_turned_away_even_where_late_requests_are_served(
     clock: Any, tools: Any
 ) -> None:
-    waiting = room(Records(1, surplus=True), clock)
-    task = asyncio.create_task(waiting.wait(waiting.expect("x", 1), 0.0, lambda: 7.0))
+    waiters = waiters_of(Records(1, surplus=True), clock)
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 7.0))
     await tools.settle()
 
-    await waiting.look_up()
+    await waiters.look_up()
 
     with pytest.raises(QueueFullError, match="max_late_work_s") as turned_away:
         await task

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.departures import GONE_S, Departures
+from router.instance_loss import GONE_S, InstanceLossNotifier
 from router.retry_budget import RetryBudget
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState
@@ -24,8 +24,8 @@ class Try:
 
 
 @pytest.fixture
-def departures(clock: Any) -> Departures:
-    return Departures(RetryBudget(share=0.0, per_s=1.0, now_s=clock.monotonic_s()), clock)
+def loss_notifier(clock: Any) -> InstanceLossNotifier:
+    return InstanceLossNotifier(RetryBudget(share=0.0, per_s=1.0, now_s=clock.monotonic_s()), clock)
 
 
 @pytest.fixture
@@ -40,131 +40,137 @@ def view_of(tools: Any) -> Any:
 READY, DOWN = InstanceState.READY, InstanceState.DOWN
 
 
-def test_only_who_waits_for_the_instance_that_went_down_is_told(departures: Departures, view_of: Any) -> None:
+def test_only_who_waits_for_the_instance_that_went_down_is_told(
+    loss_notifier: InstanceLossNotifier, view_of: Any
+) -> None:
     on_a, on_b = Try(), Try()
-    departures.watch("a", on_a)
-    departures.watch("b", on_b)
+    loss_notifier.watch("a", on_a)
+    loss_notifier.watch("b", on_b)
 
-    departures.look(view_of(a=READY, b=READY))
-    departures.look(view_of(a=DOWN, b=READY))
+    loss_notifier.check(view_of(a=READY, b=READY))
+    loss_notifier.check(view_of(a=DOWN, b=READY))
 
     assert on_a.told == ["instance a was taken down"]
     assert on_b.told == []
 
 
-def test_who_left_is_not_told(departures: Departures, view_of: Any) -> None:
+def test_who_left_is_not_told(loss_notifier: InstanceLossNotifier, view_of: Any) -> None:
     stays, left = Try(), Try()
-    departures.watch("a", stays)
-    departures.watch("a", left)
-    departures.leave("a", left)
-    departures.leave("a", left)
-    departures.leave("unheard-of", left)
+    loss_notifier.watch("a", stays)
+    loss_notifier.watch("a", left)
+    loss_notifier.unwatch("a", left)
+    loss_notifier.unwatch("a", left)
+    loss_notifier.unwatch("unheard-of", left)
 
-    departures.look(view_of(a=DOWN, b=READY))
+    loss_notifier.check(view_of(a=DOWN, b=READY))
 
     assert (len(stays.told), left.told) == (1, [])
 
 
-def test_an_instance_that_drains_finishes_what_it_has(departures: Departures, view_of: Any) -> None:
+def test_an_instance_that_drains_finishes_what_it_has(loss_notifier: InstanceLossNotifier, view_of: Any) -> None:
     waiting = Try()
-    departures.watch("a", waiting)
+    loss_notifier.watch("a", waiting)
 
-    departures.look(view_of(a=InstanceState.DRAINING, b=READY))
+    loss_notifier.check(view_of(a=InstanceState.DRAINING, b=READY))
 
     assert waiting.told == []
 
 
-def test_without_another_instance_everyone_stays_until_there_is_one(departures: Departures, view_of: Any) -> None:
+def test_without_another_instance_everyone_stays_until_there_is_one(
+    loss_notifier: InstanceLossNotifier, view_of: Any
+) -> None:
     waiting = Try()
-    departures.watch("a", waiting)
-    departures.look(view_of(a=DOWN, b=DOWN))
+    loss_notifier.watch("a", waiting)
+    loss_notifier.check(view_of(a=DOWN, b=DOWN))
     assert waiting.told == []
 
-    departures.look(view_of(a=DOWN, b=READY))
+    loss_notifier.check(view_of(a=DOWN, b=READY))
 
     assert len(waiting.told) == 1
 
 
 def test_as_many_are_told_as_may_be_tried_again_and_the_others_later(
-    departures: Departures, view_of: Any, clock: Any
+    loss_notifier: InstanceLossNotifier, view_of: Any, clock: Any
 ) -> None:
     tries = [Try() for _ in range(25)]  # the budget: 10 at once, one a second
     for each in tries:
-        departures.watch("a", each)
+        loss_notifier.watch("a", each)
 
-    def look() -> int:
-        departures.look(view_of(a=DOWN, b=READY))
+    def check() -> int:
+        loss_notifier.check(view_of(a=DOWN, b=READY))
         told = [each for each in tries if each.told]
         for each in told:
-            departures.leave("a", each)
+            loss_notifier.unwatch("a", each)
             tries.remove(each)
-            departures._retries.withdraw(clock.monotonic_s())
+            loss_notifier._retries.withdraw(clock.monotonic_s())
         return len(told)
 
-    assert look() == 10
-    assert look() == 0
+    assert check() == 10
+    assert check() == 0
     clock.now_s += 3.0
-    assert look() == 3
+    assert check() == 3
 
 
-def test_answers_that_have_begun_take_no_ones_retry(departures: Departures, view_of: Any) -> None:
+def test_answers_that_have_begun_take_no_ones_retry(loss_notifier: InstanceLossNotifier, view_of: Any) -> None:
     tries = [Try(has_begun=True) for _ in range(50)] + [Try() for _ in range(5)]
     for each in tries:
-        departures.watch("a", each)
+        loss_notifier.watch("a", each)
 
-    departures.look(view_of(a=DOWN, b=READY))
+    loss_notifier.check(view_of(a=DOWN, b=READY))
 
     assert all(each.told for each in tries if not each.has_begun)
 
 
 @pytest.mark.parametrize("state", [InstanceState.STANDBY, InstanceState.STARTING])
 def test_an_instance_that_stays_out_of_service_is_lost_however_it_got_there(
-    departures: Departures, view_of: Any, clock: Any, state: InstanceState
+    loss_notifier: InstanceLossNotifier, view_of: Any, clock: Any, state: InstanceState
 ) -> None:
     waiting = Try()
-    departures.watch("a", waiting)
-    departures.look(view_of(a=state, b=READY))
+    loss_notifier.watch("a", waiting)
+    loss_notifier.check(view_of(a=state, b=READY))
     clock.now_s += GONE_S - 1
-    departures.look(view_of(a=state, b=READY))
+    loss_notifier.check(view_of(a=state, b=READY))
     assert waiting.told == [], "a passed request, which no drain waits for, may just be coming to its end"
 
     clock.now_s += 1
-    departures.look(view_of(a=state, b=READY))
+    loss_notifier.check(view_of(a=state, b=READY))
 
     assert waiting.told == ["instance a was taken out of service"]
 
 
 def test_whoever_was_not_told_of_a_down_instance_yet_is_told_when_an_operator_takes_it_out(
-    departures: Departures, view_of: Any, clock: Any
+    loss_notifier: InstanceLossNotifier, view_of: Any, clock: Any
 ) -> None:
     tries = [Try() for _ in range(11)]  # the budget: 10 at once, one a second
     for each in tries:
-        departures.watch("a", each)
-    departures.look(view_of(a=DOWN, b=READY))
+        loss_notifier.watch("a", each)
+    loss_notifier.check(view_of(a=DOWN, b=READY))
     for each in [each for each in tries if each.told]:
-        departures.leave("a", each)
-        departures._retries.withdraw(clock.monotonic_s())
+        loss_notifier.unwatch("a", each)
+        loss_notifier._retries.withdraw(clock.monotonic_s())
     assert [len(each.told) for each in tries].count(0) == 1
 
     clock.now_s += GONE_S
-    departures.look(view_of(a=InstanceState.STANDBY, b=READY))
+    loss_notifier.check(view_of(a=InstanceState.STANDBY, b=READY))
 
     assert all(each.told for each in tries)
 
 
-def test_an_instance_counts_as_gone_when_it_stays_missing(departures: Departures, view_of: Any, clock: Any) -> None:
+def test_an_instance_counts_as_gone_when_it_stays_missing(
+    loss_notifier: InstanceLossNotifier, view_of: Any, clock: Any
+) -> None:
     waiting = Try()
-    departures.watch("a", waiting)
-    departures.look(view_of(b=READY))
+    loss_notifier.watch("a", waiting)
+    loss_notifier.check(view_of(b=READY))
     clock.now_s += GONE_S - 1
-    departures.look(view_of(b=READY))
+    loss_notifier.check(view_of(b=READY))
     assert waiting.told == [], "a store may just be filled again"
 
-    departures.look(view_of(a=READY, b=READY))
+    loss_notifier.check(view_of(a=READY, b=READY))
     clock.now_s += 2
-    departures.look(view_of(b=READY))
+    loss_notifier.check(view_of(b=READY))
     assert waiting.told == [], "it was back meanwhile"
 
     clock.now_s += GONE_S
-    departures.look(view_of(b=READY))
+    loss_notifier.check(view_of(b=READY))
     assert waiting.told == ["instance a was removed"]

@@ -21,7 +21,7 @@ class ReservationLostError(Exception):
     by now): it must be placed again."""
 
 
-class Waiter:
+class GrantWaiter:
     """One attempt of one request that may have to wait.
 
     It is registered before the reservation is made, because a grant can arrive before the reservation's own
@@ -56,7 +56,7 @@ class Waiter:
         return await self._future
 
 
-class WaitingRoom:
+class GrantWaiters:
     """The held requests of one pool on one replica."""
 
     def __init__(
@@ -81,14 +81,14 @@ class WaitingRoom:
         self._poll_s = poll_s
         self._timeout_s = timeout_s
         self._refuses_late = refuses_late
-        self._waiters: dict[str, Waiter] = {}
+        self._waiters: dict[str, GrantWaiter] = {}
 
-    def expect(self, request_id: str, attempt: int) -> Waiter:
+    def expect(self, request_id: str, attempt: int) -> GrantWaiter:
         """Register before reserving; ``leave`` is owed however that goes."""
-        waiter = self._waiters[request_id] = Waiter(request_id, attempt)
+        waiter = self._waiters[request_id] = GrantWaiter(request_id, attempt)
         return waiter
 
-    def leave(self, waiter: Waiter) -> None:
+    def leave(self, waiter: GrantWaiter) -> None:
         if self._waiters.get(waiter.request_id) is waiter:
             del self._waiters[waiter.request_id]
 
@@ -96,7 +96,7 @@ class WaitingRoom:
     def held_requests(self) -> int:
         return sum(waiter.held for waiter in self._waiters.values())
 
-    async def wait(self, waiter: Waiter, held_s: float, retry_after_s: Callable[[], float]) -> Grant:
+    async def wait(self, waiter: GrantWaiter, held_s: float, retry_after_s: Callable[[], float]) -> Grant:
         """The grant of a held request that has waited ``held_s`` already.
 
         Raises:
@@ -112,7 +112,7 @@ class WaitingRoom:
         finally:
             timer.cancel()
 
-    def _give_up(self, waiter: Waiter) -> None:
+    def _give_up(self, waiter: GrantWaiter) -> None:
         waiter.failed(
             HoldTimeoutError(
                 f"no instance had room within {self._timeout_s:g} s; try again later, or raise scheduling.max_hold_s"
@@ -162,7 +162,7 @@ class WaitingRoom:
         for waiter in held:
             self._settle(waiter, records.get(waiter.request_id))
 
-    def _settle(self, waiter: Waiter, record: RequestRecord | None) -> None:
+    def _settle(self, waiter: GrantWaiter, record: RequestRecord | None) -> None:
         if record is None or record.replica_id != self._replica_id:
             waiter.failed(ReservationLostError(waiter.request_id))
         elif record.attempt == waiter.attempt and record.state is not RequestState.HELD:
@@ -170,7 +170,7 @@ class WaitingRoom:
         elif record.late and (self._refuses_late or record.surplus) and waiter.attempt == 1:
             waiter.failed(self._late(waiter))
 
-    def _late(self, waiter: Waiter) -> RouterError:
+    def _late(self, waiter: GrantWaiter) -> RouterError:
         if self._refuses_late:
             return SloUnreachableError(
                 "requests with less to compute went first, and the first token cannot come in time any more; try"
