@@ -25,7 +25,8 @@ from pathlib import Path
 
 import uvloop
 
-from router.ask import Ask, Outcome, Usage, mint_request_id
+from router.inference_request import InferenceRequest, mint_request_id
+from router.outcome import Outcome, Usage
 from router.runtime import Runtime
 from router.settings import RouterSettings
 from scheduling.instance import InstanceSpec, InstanceState
@@ -38,12 +39,12 @@ BATCH = 100
 WARM_UP = 200
 
 
-def asks(count: int, prompt_bytes: int, seed: int) -> list[Ask]:
+def inference_requests(count: int, prompt_bytes: int, seed: int) -> list[InferenceRequest]:
     """Chat requests that share a system prompt in groups of ten, each with its own question."""
     rng = random.Random(seed)
     systems = [rng.randbytes(prompt_bytes // 4).hex() for _ in range(max(1, count // 10))]
     return [
-        Ask(
+        InferenceRequest(
             request_id=mint_request_id(),
             model="default",
             path="/v1/chat/completions",
@@ -61,7 +62,7 @@ def asks(count: int, prompt_bytes: int, seed: int) -> list[Ask]:
     ]
 
 
-async def place_one_by_one(runtime: Runtime, requests: Sequence[Ask]) -> dict[str, float]:
+async def place_one_by_one(runtime: Runtime, requests: Sequence[InferenceRequest]) -> dict[str, float]:
     """Medians over batches: microseconds of CPU and of wall time per request; and the best batch, which a busy
     machine disturbed least."""
     wall_us: list[float] = []
@@ -70,13 +71,13 @@ async def place_one_by_one(runtime: Runtime, requests: Sequence[Ask]) -> dict[st
     for start in range(0, len(requests), BATCH):
         batch = requests[start : start + BATCH]
         cpu_before_s, placing_s = time.process_time(), 0.0
-        for ask in batch:
+        for request in batch:
             cpu_s, wall_s = time.process_time(), time.perf_counter()
-            flight = await runtime.lifecycle.place(ask)
+            placed = await runtime.lifecycle.place(request)
             wall_us.append((time.perf_counter() - wall_s) * 1e6)
             placing_s += time.process_time() - cpu_s
-            flight.first_token()
-            flight.finish(Outcome.COMPLETED, Usage(prompt_tokens=600, cached_tokens=0))
+            placed.first_token()
+            placed.finish(Outcome.COMPLETED, Usage(prompt_tokens=600, cached_tokens=0))
             await runtime.context.outbox.flush(5.0)
         placing_cpu_us.append(placing_s / len(batch) * 1e6)
         whole_cpu_us.append((time.process_time() - cpu_before_s) / len(batch) * 1e6)
@@ -104,8 +105,8 @@ async def measure(instances: int, requests: int, prompt_bytes: int, policy: str)
         runtime = Runtime(RouterSettings(), scheduling, store, [PoolSettings()])
         await runtime.start()
         try:
-            await place_one_by_one(runtime, asks(WARM_UP, prompt_bytes, seed=1))
-            return await place_one_by_one(runtime, asks(requests, prompt_bytes, seed=2))
+            await place_one_by_one(runtime, inference_requests(WARM_UP, prompt_bytes, seed=1))
+            return await place_one_by_one(runtime, inference_requests(requests, prompt_bytes, seed=2))
         finally:
             await runtime.stop()
     finally:

@@ -37,10 +37,11 @@ import orjson
 import uvicorn
 import uvloop
 
-from router.ask import Ask, InstanceFailure, Outcome, Usage
 from router.errors import UpstreamError
 from router.http import build_data_plane, http_protocol
+from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
+from router.outcome import InstanceFailure, Outcome, Usage
 from router.retry_budget import RetryBudget
 from router.serve import serve
 from router.settings import RouterSettings
@@ -191,11 +192,11 @@ async def open_loop(port: int, wires: list[bytes], rate_per_s: float) -> list[fl
 
 
 # the router process ----------------------------------------------------------------------------------------------
-class BlindFlight:
+class BlindRequest:
     """Placed without looking: the least a life cycle can cost."""
 
-    def __init__(self, ask: Ask, url: str, loss_notifier: InstanceLossNotifier) -> None:
-        self.request_id, self.model = ask.request_id, ask.model
+    def __init__(self, request: InferenceRequest, url: str, loss_notifier: InstanceLossNotifier) -> None:
+        self.request_id, self.model = request.request_id, request.model
         self.instance_id, self.instance_url = "instance-0", url
         self.expected_cached_tokens, self.attempts = 0, 1
         self.expected_ttft_s: float | None = None
@@ -214,8 +215,8 @@ class BlindLifecycle:
         self._url = url
         self._loss_notifier = InstanceLossNotifier(RetryBudget(0.0, 0.0, 0.0), RealClock())
 
-    async def place(self, ask: Ask) -> BlindFlight:
-        return BlindFlight(ask, self._url, self._loss_notifier)
+    async def place(self, request: InferenceRequest) -> BlindRequest:
+        return BlindRequest(request, self._url, self._loss_notifier)
 
 
 async def serve_plane(instance_url: str, on_ready: Callable[[int, int | None], None]) -> None:

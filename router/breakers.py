@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from router.ask import Outcome
+from router.outcome import Outcome
 from scheduling.breaker import Breaker, BreakerRule, BreakerState
 
 _NONE: frozenset[str] = frozenset()

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from router.ask import Outcome
 from router.deadlines import CallLater
 from router.errors import ReplicaFullError
 from router.explain import DecisionLog, Explanation
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
+from router.outcome import Outcome
 from router.recording import TrafficRecorder
 from router.retry_budget import RetryBudget
 from router.settings import RouterSettings

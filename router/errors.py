@@ -28,7 +28,7 @@ class RouterError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.request_id: str | None = None
-        """The refused request's, where the fleet has given it one; see ``Flight.request_id``."""
+        """The refused request's, where the fleet has given it one; see ``PlacedRequest.request_id``."""
 
 
 class InvalidRequestError(RouterError):

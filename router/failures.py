@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from router.ask import FailureKind, InstanceFailure, Outcome
 from router.context import ReplicaContext
 from router.errors import HoldTimeoutError, RouterError, UpstreamError, UpstreamTimeoutError
+from router.outcome import FailureKind, InstanceFailure, Outcome
 
 
 def exhausted(failure: InstanceFailure, why: str) -> RouterError:

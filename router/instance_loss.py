@@ -17,8 +17,8 @@ from statestore.clock import Clock
 
 GONE_S: Final = 10.0
 """An instance that is missing or out of service, but not down, counts as gone after this long: a store that came back
-empty is filled step by step, and a drain waits for the requests in the instance's account alone, not for passed ones,
-which may just be coming to their end."""
+empty is filled step by step, and a drain waits for the requests in the instance's account alone, not for those
+that are passed through, which may just be coming to their end."""
 
 
 class InstanceLossListener(Protocol):

@@ -4,7 +4,7 @@
                   ▲                      │
                   └──── reroute ◀────────┘   (only before the first byte)
 
-``finish`` ends a flight from wherever it is; a failed or cancelled ``place`` or ``reroute`` has called it already.
+``finish`` ends a request from wherever it is; a failed or cancelled ``place`` or ``reroute`` has called it already.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from __future__ import annotations
 import secrets
 from typing import Protocol
 
-from router.ask import Ask, InstanceFailure, Outcome, Usage
 from router.context import ReplicaContext
 from router.errors import from_exception
 from router.failures import outcome_of
-from router.flight import ScheduledFlight
+from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
-from router.passing import PassingFlight, PassingTraffic
+from router.outcome import InstanceFailure, Outcome, Usage
+from router.passthrough import PassthroughBalancer, PassthroughRequest
 from router.placement import StorePlacer
 from router.pools import PoolDirectory, Route
 from router.prompt import read_prompt
+from router.scheduled_request import ScheduledRequest
 from router.served_pool import ServedPool
 
 
-class Flight(Protocol):
+class PlacedRequest(Protocol):
     """One live request that its instance may be given now. Every transition is idempotent."""
 
     request_id: str
-    """The ask's own, or that with a suffix when another live request of the fleet has the same."""
+    """The client's own, or that with a suffix when another live request of the fleet has the same."""
     model: str
     """The model name to send to the instance (an alias resolved)."""
     instance_id: str
@@ -52,7 +53,7 @@ class Flight(Protocol):
         """The instance failed before the first byte: move to another one, perhaps waiting for its grant.
 
         Afterwards ``instance_id``, ``instance_url`` and ``attempts`` name the new try. When this raises, or is
-        cancelled, the flight is over and released.
+        cancelled, the request is over and released.
 
         Raises:
             RouterError: no attempt, budget or instance is left.
@@ -69,70 +70,70 @@ class Lifecycle:
         self.pools = pools
         self._context = context
         self._placer = StorePlacer(context)
-        self._passing = {name: PassingTraffic() for name in pools.pools}
+        self._balancers = {name: PassthroughBalancer() for name in pools.pools}
 
-    async def place(self, ask: Ask) -> Flight:
+    async def place(self, request: InferenceRequest) -> PlacedRequest:
         """Hash, route, reserve, and wait for the grant (bounded).
 
-        The caller owes the flight a ``finish``. When this raises, or is cancelled, nothing is left behind.
+        The caller owes the placed request a ``finish``. When this raises, or is cancelled, nothing is left behind.
 
         Raises:
             RouterError: the request is refused.
         """
-        flight: ScheduledFlight | None = None
+        scheduled: ScheduledRequest | None = None
         try:
-            route = self.pools.resolve(ask.model)
-            if not ask.scheduled:
-                ask.forget_body()
-                return self._pass_on(ask, route)
+            route = self.pools.resolve(request.model)
+            if not request.scheduled:
+                request.forget_body()
+                return self._pass_through(request, route)
             # Read before anything is entered: a bad body touches no state.
-            flight = self._open(ask, route)
-            self._admit(flight)
+            scheduled = self._open(request, route)
+            self._admit(scheduled)
             try:
-                await self._placer.place(flight)
+                await self._placer.place(scheduled)
             except BaseException as error:
-                flight.finish(outcome_of(error))
+                scheduled.finish(outcome_of(error))
                 raise
-            return flight
+            return scheduled
         except Exception as error:
             refusal = from_exception(error)
-            if flight is not None:
-                refusal.request_id = flight.request_id
+            if scheduled is not None:
+                refusal.request_id = scheduled.request_id
             if refusal is error:
                 raise
             raise refusal from error
 
-    def _pass_on(self, ask: Ask, route: Route[ServedPool]) -> PassingFlight:
+    def _pass_through(self, request: InferenceRequest, route: Route[ServedPool]) -> PassthroughRequest:
         pool = route.pool
-        flight = PassingFlight(
-            self._free_id(ask.request_id),
+        passed = PassthroughRequest(
+            self._free_id(request.request_id),
             model=route.model,
             pool=pool,
-            traffic=self._passing[pool.settings.name],
+            balancer=self._balancers[pool.settings.name],
             context=self._context,
         )
-        self._admit(flight)
+        self._admit(passed)
         try:
-            flight.take_off()
+            passed.pick_instance()
         except BaseException as error:
-            flight.finish(outcome_of(error))
+            passed.finish(outcome_of(error))
             raise
-        return flight
+        return passed
 
-    def _open(self, ask: Ask, route: Route[ServedPool]) -> ScheduledFlight:
+    def _open(self, request: InferenceRequest, route: Route[ServedPool]) -> ScheduledRequest:
         pool = route.pool
         prompt = read_prompt(
-            ask,
+            request,
             model=pool.settings.model,
             lora=route.lora,
             rule=pool.blocks,
             bytes_per_token=pool.view.bytes_per_token,
             default_output_tokens=pool.scheduling.expected_output_tokens,
         )
-        ask.forget_body()
-        return ScheduledFlight(
-            ask,
-            request_id=self._free_id(ask.request_id),
+        request.forget_body()
+        return ScheduledRequest(
+            request,
+            request_id=self._free_id(request.request_id),
             route=route,
             prompt=prompt,
             context=self._context,
@@ -146,7 +147,7 @@ class Lifecycle:
             return request_id
         return f"{request_id}-{secrets.token_hex(4)}"
 
-    def _admit(self, flight: ScheduledFlight | PassingFlight) -> None:
-        self._context.live.admit(flight)
+    def _admit(self, request: ScheduledRequest | PassthroughRequest) -> None:
+        self._context.live.admit(request)
         self._context.retries.deposit()
-        flight.pool.metrics.in_flight.inc()
+        request.pool.metrics.in_flight.inc()

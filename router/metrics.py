@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from router.ask import FailureKind, Outcome
 from router.instruments import Counter, Histogram, Instruments
+from router.outcome import FailureKind, Outcome
 from scheduling.decision import Reason
 from statestore.errors import StoreError
 

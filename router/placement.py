@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from router.context import ReplicaContext
 from router.errors import QueueFullError, RouterError, SloUnreachableError, UnavailableError, nobody_ready
 from router.explain import PlacementRound
-from router.flight import ScheduledFlight
 from router.grant_waiters import GrantWaiter, ReservationLostError
 from router.metrics import measured
 from router.placement_limiter import PlacementLimiter
+from router.scheduled_request import ScheduledRequest
 from router.served_pool import ServedPool
 from scheduling.decision import Decision, RouteQuery, SecondLook
 from scheduling.errors import NoInstanceError
@@ -41,15 +41,15 @@ class _Search:
 
 
 class StorePlacer:
-    """Places flights by their pool's policy over the shared store."""
+    """Places requests by their pool's policy over the shared store."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
         calls = context.metrics.store_calls
         self._observing, self._reserving = calls["observe"], calls["reserve"]
 
-    async def place(self, flight: ScheduledFlight) -> None:
-        """Reserve an instance for the flight, and wait for the grant if it is held there.
+    async def place(self, request: ScheduledRequest) -> None:
+        """Reserve an instance for the request, and wait for the grant if it is held there.
 
         Raises:
             QueueFullError: the queue of every instance that could take it is full.
@@ -58,71 +58,73 @@ class StorePlacer:
             HoldTimeoutError: it was held too long.
             StoreUnavailableError: the store is out of reach.
         """
-        limiter, waiters = flight.pool.placement_limiter, flight.pool.grant_waiters
+        limiter, waiters = request.pool.placement_limiter, request.pool.grant_waiters
         search = _Search(limiter.max_wait_s)
         while True:
-            waiter = waiters.expect(flight.request_id, flight.store_attempt)
+            waiter = waiters.expect(request.request_id, request.store_attempt)
             try:
-                decision = await self._decide(flight, search)
-                self._refuse_if_late(flight, decision)
-                status = await self._reserve(flight, decision, search)
+                decision = await self._decide(request, search)
+                self._refuse_if_late(request, decision)
+                status = await self._reserve(request, decision, search)
                 if status is ReserveStatus.DISPATCHED:
-                    self._placed(flight, decision)
-                    return await self._dispatch(flight, decision.instance_id, decision.uncached_tokens)
+                    self._placed(request, decision)
+                    return await self._dispatch(request, decision.instance_id, decision.uncached_tokens)
                 if status is ReserveStatus.HELD:
-                    self._placed(flight, decision)
-                    grant = await self._wait(flight, waiter)
-                    return await self._dispatch(flight, grant.instance_id, grant.uncached_tokens, was_held=True)
-                await self._learn(flight, decision, status, search)
+                    self._placed(request, decision)
+                    grant = await self._wait(request, waiter)
+                    return await self._dispatch(request, grant.instance_id, grant.uncached_tokens, was_held=True)
+                await self._learn(request, decision, status, search)
             except ReservationLostError:
                 # A newer attempt replaces whatever the store may remember of this one after all.
-                flight.store_attempt += 1
-                flight.pool.metrics.replaced.inc()
+                request.store_attempt += 1
+                request.pool.metrics.replaced.inc()
                 search = _Search(limiter.max_wait_s)
             finally:
                 waiters.leave(waiter)
 
-    async def _learn(self, flight: ScheduledFlight, decision: Decision, status: ReserveStatus, search: _Search) -> None:
+    async def _learn(
+        self, request: ScheduledRequest, decision: Decision, status: ReserveStatus, search: _Search
+    ) -> None:
         """Nothing was reserved: see to it that the next round decides otherwise.
 
         Raises:
             QueueFullError, UnavailableError: there were enough rounds.
         """
-        if flight.store_attempt == 1:
-            flight.reservation = None  # no reservation of this request ever took effect: nothing to release
+        if request.store_attempt == 1:
+            request.reservation = None  # no reservation of this request ever took effect: nothing to release
         search.limited = status is ReserveStatus.STALE
         match status:
             case ReserveStatus.STALE:
                 search.stale_rounds += 1
-                flight.pool.metrics.stale.inc()
+                request.pool.metrics.stale.inc()
             case ReserveStatus.NOT_READY:
                 search.gone |= {decision.instance_id}
-                await flight.pool.view.refresh()
+                await request.pool.view.refresh()
             case ReserveStatus.QUEUE_FULL:
                 search.full |= {decision.instance_id}
             case ReserveStatus.DUPLICATE:
-                flight.reservation = None  # it is another request's, and not ours to release
-                flight.rename()
+                request.reservation = None  # it is another request's, and not ours to release
+                request.rename()
         search.rounds += 1
         if search.rounds >= MAX_ROUNDS:
-            raise _nowhere(flight.pool, search)
+            raise _nowhere(request.pool, search)
 
     # deciding ---------------------------------------------------------------------------------------------------
-    async def _decide(self, flight: ScheduledFlight, search: _Search) -> Decision:
+    async def _decide(self, request: ScheduledRequest, search: _Search) -> Decision:
         while True:
             try:
-                return await self._decide_limited(flight, search)
+                return await self._decide_limited(request, search)
             except NoInstanceError:
-                await self._widen(flight.pool, search)
+                await self._widen(request.pool, search)
 
-    async def _decide_limited(self, flight: ScheduledFlight, search: _Search) -> Decision:
+    async def _decide_limited(self, request: ScheduledRequest, search: _Search) -> Decision:
         """The caller reserves before it waits for anything else: whoever is next sees that reservation."""
-        limiter, tokens = flight.pool.placement_limiter, flight.chain.prompt_tokens
+        limiter, tokens = request.pool.placement_limiter, request.chain.prompt_tokens
         has_slot = search.limited and (
             limiter.try_acquire(tokens) or await self._wait_for_slot(limiter, tokens, search)
         )
         try:
-            return await self._look_and_decide(flight, search)
+            return await self._look_and_decide(request, search)
         finally:
             if has_slot:
                 limiter.release(tokens)
@@ -134,30 +136,30 @@ class StorePlacer:
         finally:
             search.slot_wait_left_s -= self._context.clock.monotonic_s() - before_s
 
-    async def _look_and_decide(self, flight: ScheduledFlight, search: _Search) -> Decision:
+    async def _look_and_decide(self, request: ScheduledRequest, search: _Search) -> Decision:
         """Raises NoInstanceError."""
-        policy = flight.pool.policy
-        excluded, candidates = self._ask(flight, search)
-        pair = policy.candidates(_query(flight), flight.pool.view.view) if excluded else candidates
-        seen = await self._observe(flight, candidates, horizon=policy.looks_beyond)
-        query, loads = _query(flight, excluded, pair, seen.sequence), seen.loads
+        policy = request.pool.policy
+        excluded, candidates = self._ask(request, search)
+        pair = policy.candidates(_query(request), request.pool.view.view) if excluded else candidates
+        seen = await self._observe(request, candidates, horizon=policy.looks_beyond)
+        query, loads = _query(request, excluded, pair, seen.sequence), seen.loads
         if seen.horizon is None:
             answer: Decision | SecondLook = policy.choose(query, loads)
         else:
             answer = policy.choose_or_look(query, loads, seen.horizon)
         if isinstance(answer, SecondLook):
-            if further := self._not_blocked(flight.pool, search, answer.instance_ids):
-                loads = {**loads, **(await self._observe(flight, further)).loads}
+            if further := self._not_blocked(request.pool, search, answer.instance_ids):
+                loads = {**loads, **(await self._observe(request, further)).loads}
                 candidates += further
             answer = policy.choose(query, loads)
-        flight.rounds.append(PlacementRound.of(candidates, loads, answer, flight.store_attempt))
+        request.rounds.append(PlacementRound.of(candidates, loads, answer, request.store_attempt))
         return answer
 
     async def _observe(
-        self, flight: ScheduledFlight, instance_ids: tuple[str, ...], *, horizon: bool = False
+        self, request: ScheduledRequest, instance_ids: tuple[str, ...], *, horizon: bool = False
     ) -> Observation:
-        pool = flight.pool
-        seen = await measured(self._observing, pool.store.observe(instance_ids, flight.chain, horizon=horizon))
+        pool = request.pool
+        seen = await measured(self._observing, pool.store.observe(instance_ids, request.chain, horizon=horizon))
         pool.view.note(seen)
         pool.loads.update(seen.loads)
         return seen
@@ -169,19 +171,19 @@ class StorePlacer:
         blocked = pool.breakers.blocked(self._context.clock.monotonic_s())
         return tuple(instance_id for instance_id in instance_ids if instance_id not in blocked)
 
-    def _ask(self, flight: ScheduledFlight, search: _Search) -> tuple[frozenset[str], tuple[str, ...]]:
+    def _ask(self, request: ScheduledRequest, search: _Search) -> tuple[frozenset[str], tuple[str, ...]]:
         """Whom not to ask, and the candidates that leaves, none of them behind an open breaker if there are others.
 
         Raises:
             NoInstanceError: nobody is left to ask.
         """
-        pool, view = flight.pool, flight.pool.view.view
-        excluded = search.full | search.gone | flight.failed
-        candidates = pool.policy.candidates(_query(flight, excluded), view)
+        pool, view = request.pool, request.pool.view.view
+        excluded = search.full | search.gone | request.failed
+        candidates = pool.policy.candidates(_query(request, excluded), view)
         blocked = pool.breakers.blocked(self._context.clock.monotonic_s())
         while blocked and not search.ignore_breakers and not blocked.isdisjoint(candidates):
             excluded |= blocked.intersection(candidates)
-            candidates = pool.policy.candidates(_query(flight, excluded), view)
+            candidates = pool.policy.candidates(_query(request, excluded), view)
         return excluded, candidates
 
     async def _widen(self, pool: ServedPool, search: _Search) -> None:
@@ -197,77 +199,77 @@ class StorePlacer:
         else:
             raise _nowhere(pool, search)
 
-    def _refuse_if_late(self, flight: ScheduledFlight, decision: Decision) -> None:
+    def _refuse_if_late(self, request: ScheduledRequest, decision: Decision) -> None:
         """Where the operator wants it, refuse what would be late, as long as nobody has been promised anything.
 
         Raises:
             SloUnreachableError: the first token is expected after the request's SLO.
         """
-        if self._context.settings.late_requests == "serve" or flight.store_attempt > 1:
+        if self._context.settings.late_requests == "serve" or request.store_attempt > 1:
             return
-        if decision.expected_ttft_s > flight.slo_s:
-            load, pool = flight.pool.loads[decision.instance_id], flight.pool
+        if decision.expected_ttft_s > request.slo_s:
+            load, pool = request.pool.loads[decision.instance_id], request.pool
             raise SloUnreachableError(
                 f"the first token is expected after {decision.expected_ttft_s:.1f} s, past the target of"
-                f" {flight.slo_s:g} s; try again later, or allow more time with x-slo-ttft-ms",
+                f" {request.slo_s:g} s; try again later, or allow more time with x-slo-ttft-ms",
                 retry_after_s=queueing_s(load, pool.scheduling.decode_stall_s),
             )
 
     # reserving --------------------------------------------------------------------------------------------------
-    async def _reserve(self, flight: ScheduledFlight, decision: Decision, search: _Search) -> ReserveStatus:
+    async def _reserve(self, request: ScheduledRequest, decision: Decision, search: _Search) -> ReserveStatus:
         checked = search.stale_rounds < CHECKED_ROUNDS
-        scheduling = flight.pool.scheduling
-        flight.reservation = Reservation(
-            request_id=flight.request_id,
+        scheduling = request.pool.scheduling
+        request.reservation = Reservation(
+            request_id=request.request_id,
             replica_id=self._context.replica_id,
             instance_id=decision.instance_id,
-            chain=flight.chain,
+            chain=request.chain,
             uncached_tokens=decision.uncached_tokens,
-            expected_output_tokens=flight.prompt.expected_output_tokens,
-            slo_ms=round(flight.slo_s * 1000),
+            expected_output_tokens=request.prompt.expected_output_tokens,
+            slo_ms=round(request.slo_s * 1000),
             alternative_id=decision.alternative_id,
             alternative_uncached_tokens=decision.alternative_uncached_tokens,
-            attempt=flight.store_attempt,
+            attempt=request.store_attempt,
             seen_pending_tokens=decision.seen_pending_tokens if checked else None,
             tolerance_tokens=scheduling.reserve_tolerance_tokens,
             overloaded=decision.overloaded,
             ttft_features=decision.ttft_features,
         )
-        outcome = await measured(self._reserving, flight.pool.store.reserve(flight.reservation))
-        flight.rounds[-1].status = outcome.status
+        outcome = await measured(self._reserving, request.pool.store.reserve(request.reservation))
+        request.rounds[-1].status = outcome.status
         return outcome.status
 
-    def _placed(self, flight: ScheduledFlight, decision: Decision) -> None:
-        pool, now_s = flight.pool, self._context.clock.monotonic_s()
+    def _placed(self, request: ScheduledRequest, decision: Decision) -> None:
+        pool, now_s = request.pool, self._context.clock.monotonic_s()
         pool.breakers.sending(decision.instance_id, now_s)
         pool.metrics.reasons[decision.reason].inc()
-        flight.placed(decision.expected_ttft_s)
-        if flight.attempts == 0:
-            pool.metrics.decision_s.observe(now_s - flight.started_s)
+        request.placed(decision.expected_ttft_s)
+        if request.attempts == 0:
+            pool.metrics.decision_s.observe(now_s - request.started_s)
 
     async def _dispatch(
-        self, flight: ScheduledFlight, instance_id: str, uncached_tokens: int, *, was_held: bool = False
+        self, request: ScheduledRequest, instance_id: str, uncached_tokens: int, *, was_held: bool = False
     ) -> None:
         """The request may go there now."""
-        pool = flight.pool
-        spec = pool.view.view.instances.get(instance_id) or await self._joined(flight, instance_id)
+        pool = request.pool
+        spec = pool.view.view.instances.get(instance_id) or await self._joined(request, instance_id)
         ahead = spec.dispatch_window_tokens if was_held else pool.dispatched_tokens(instance_id)
-        pool.metrics.hold_s.observe(flight.held_s)
-        flight.dispatched(instance_id, spec.url, uncached_tokens, tokens_ahead=ahead)
+        pool.metrics.hold_s.observe(request.held_s)
+        request.dispatched(instance_id, spec.url, uncached_tokens, tokens_ahead=ahead)
 
-    async def _wait(self, flight: ScheduledFlight, waiter: GrantWaiter) -> Grant:
-        pool, reservation = flight.pool, flight.reservation
+    async def _wait(self, request: ScheduledRequest, waiter: GrantWaiter) -> Grant:
+        pool, reservation = request.pool, request.reservation
         assert reservation is not None
-        held_s = flight.held_s
-        flight.hold_began()
+        held_s = request.held_s
+        request.hold_began()
         try:
             return await pool.grant_waiters.wait(waiter, held_s, lambda: pool.expected_wait_s(reservation.instance_id))
         finally:
-            flight.hold_ended()
+            request.hold_ended()
 
-    async def _joined(self, flight: ScheduledFlight, instance_id: str) -> InstanceSpec:
+    async def _joined(self, request: ScheduledRequest, instance_id: str) -> InstanceSpec:
         """An instance that joined after the last refresh, and the rebalancer knew it first."""
-        spec = (await flight.pool.view.refresh()).instances.get(instance_id)
+        spec = (await request.pool.view.refresh()).instances.get(instance_id)
         if spec is None:
             raise UnavailableError(
                 f"instance {instance_id!r} was removed while the request was sent there", retry_after_s=1.0
@@ -276,9 +278,9 @@ class StorePlacer:
 
 
 def _query(
-    flight: ScheduledFlight, excluded: frozenset[str] = frozenset(), pair: tuple[str, ...] = (), sequence: int = 0
+    request: ScheduledRequest, excluded: frozenset[str] = frozenset(), pair: tuple[str, ...] = (), sequence: int = 0
 ) -> RouteQuery:
-    return RouteQuery(flight.chain, flight.slo_s, sequence, flight.prompt.expected_output_tokens, excluded, pair)
+    return RouteQuery(request.chain, request.slo_s, sequence, request.prompt.expected_output_tokens, excluded, pair)
 
 
 def _nowhere(pool: ServedPool, search: _Search) -> RouterError:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from router.ask import Ask, read_count
 from router.errors import InvalidRequestError
+from router.inference_request import InferenceRequest, read_count
 from scheduling.blocks import BlockRule, TextPrompt, cache_seed
 from scheduling.chain import Chain
 from scheduling.errors import PromptError
@@ -32,16 +32,22 @@ class ReadPrompt:
 
 
 def read_prompt(
-    ask: Ask, *, model: str, lora: str | None, rule: BlockRule, bytes_per_token: float, default_output_tokens: int
+    request: InferenceRequest,
+    *,
+    model: str,
+    lora: str | None,
+    rule: BlockRule,
+    bytes_per_token: float,
+    default_output_tokens: int,
 ) -> ReadPrompt:
     """Render and hash the prompt of a scheduled request.
 
     Raises:
         InvalidRequestError: the body has no prompt, or parts of it have the wrong type.
     """
-    body = ask.body
+    body = request.body
     try:
-        prompt = chat_prompt(body) if ask.path.endswith("/chat/completions") else completion_prompt(body)
+        prompt = chat_prompt(body) if request.path.endswith("/chat/completions") else completion_prompt(body)
     except PromptError as error:
         raise InvalidRequestError(str(error), param=error.param) from error
     salt = _cache_salt(body)

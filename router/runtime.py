@@ -9,7 +9,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from router.ask import Outcome
 from router.breakers import CircuitBreakers
 from router.context import LiveRequests, ReplicaContext
 from router.deadlines import CallLater
@@ -20,6 +19,7 @@ from router.instance_loss import InstanceLossNotifier
 from router.lifecycle import Lifecycle
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
+from router.outcome import Outcome
 from router.placement_limiter import PlacementLimiter
 from router.pools import PoolDirectory
 from router.recording import open_recorder

@@ -9,10 +9,10 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from router.ask import SCHEDULED_PATHS
 from router.errors import RouterError
 from router.fleet_gauges import FleetGauges, FleetSnapshots
-from router.http.paths import INFERENCE_PATHS, PASSED_PATHS
+from router.http.paths import INFERENCE_PATHS, PASSTHROUGH_PATHS
+from router.inference_request import SCHEDULED_PATHS
 from router.metrics import RouterMetrics
 from scheduling.settings import SchedulingSettings
 from statestore.clock import RealClock
@@ -97,7 +97,7 @@ def test_the_operations_page_says_of_every_path_what_becomes_of_it() -> None:
     listed = {what: set(re.findall(r"`([^` ]+)`", paths)) for what, paths in table.items()}
 
     assert listed["scheduled"] == SCHEDULED_PATHS
-    assert listed["passed on"] == PASSED_PATHS
+    assert listed["passed on"] == PASSTHROUGH_PATHS
     assert listed["the router's own"].isdisjoint(INFERENCE_PATHS)
 
 

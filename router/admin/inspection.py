@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 
 from router.admin.scope import PoolParam, PoolsParam
-from router.ask import SCHEDULED_PATHS, Ask
 from router.errors import InvalidRequestError
+from router.inference_request import SCHEDULED_PATHS, InferenceRequest
 from router.prompt import read_prompt
 from router.served_pool import ServedPool
 from scheduling.chain import Chain
@@ -148,9 +148,9 @@ def _pair(pool: ServedPool, key: int) -> dict[str, Any]:
 
 
 def _lookup(pool: ServedPool, body: dict[str, Any], path: str, model: str) -> dict[str, Any]:
-    ask = Ask("", model, path, body, 0, None, stream=False)
+    request = InferenceRequest("", model, path, body, 0, None, stream=False)
     prompt = read_prompt(
-        ask,
+        request,
         model=pool.settings.model,
         lora=model if model in pool.settings.loras else None,
         rule=pool.blocks,

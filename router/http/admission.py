@@ -8,11 +8,11 @@ from typing import Any, Final
 import orjson
 
 from router.api_keys import ApiKeys
-from router.ask import Ask, read_count, read_slo_s
 from router.errors import InvalidRequestError, MethodNotAllowedError
 from router.http.model_field import form_model
 from router.http.paths import is_inference, needs_api_key
 from router.http.request_reader import HeadCheck, Request
+from router.inference_request import InferenceRequest, read_count, read_slo_s
 
 OPS_BODY_BYTES: Final = 1 << 20
 """Largest body of a request that the ASGI app serves."""
@@ -39,8 +39,8 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
     return check_head
 
 
-def read_ask(request: Request, request_id: str) -> Ask:
-    """The question a client asks, from a complete inference request.
+def read_inference_request(request: Request, request_id: str) -> InferenceRequest:
+    """What a client asks for, from its complete HTTP request.
 
     Raises:
         InvalidRequestError: the body is not JSON of the right shape, or a header is malformed; names the field.
@@ -50,7 +50,9 @@ def read_ask(request: Request, request_id: str) -> Ask:
     media_type = (request.get(b"content-type") or b"application/json").lower()
     if media_type.startswith(b"multipart/form-data"):
         form = request.body
-        return Ask(request_id, form_model(form), request.path, {}, len(form), slo_s, stream=False, form=True)
+        return InferenceRequest(
+            request_id, form_model(form), request.path, {}, len(form), slo_s, stream=False, form=True
+        )
     body = _json_object(request.body)
     model = body.get("model")
     scheduled_field = _PROMPT_FIELDS.get(request.path)
@@ -63,7 +65,7 @@ def read_ask(request: Request, request_id: str) -> Ask:
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequestError("stream must be true or false", param="stream")
-    return Ask(request_id, model or "", request.path, body, len(request.body), slo_s, stream=bool(stream))
+    return InferenceRequest(request_id, model or "", request.path, body, len(request.body), slo_s, stream=bool(stream))
 
 
 def _json_object(body: bytes) -> Mapping[str, Any]:

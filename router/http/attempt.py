@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from router.ask import FailureKind, InstanceFailure
 from router.http.heads import Header
 from router.http.sse import NO_ENDING, Ending, error_status, event_object
+from router.outcome import FailureKind, InstanceFailure
 from scheduling.breaker import is_server_fault
 from scheduling.values import value
 

@@ -11,7 +11,6 @@ from typing import Any, Final, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from router.ask import Outcome
 from router.errors import ReplicaFullError, RequestTimeoutError, RouterError
 from router.http.admission import make_head_check
 from router.http.asgi_bridge import Address, AsgiApp, build_scope, serve_asgi
@@ -22,6 +21,7 @@ from router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Header, err
 from router.http.paths import is_inference
 from router.http.plane import DataPlane
 from router.http.request_reader import MAX_PIPELINED_REQUESTS, HeadCheck, Request, RequestReader
+from router.outcome import Outcome
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from router.ask import FailureKind, InstanceFailure
 from router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
 from router.http.attempt import ExchangeResult, ExchangeTimes, HeldAnswer, failure_in, is_retried
 from router.http.downstream import Downstream
@@ -28,6 +27,7 @@ from router.http.sse import (
     starts_output,
 )
 from router.http.upstream import AnswerHead, Framing, UpstreamConnection
+from router.outcome import FailureKind, InstanceFailure
 
 MAX_HELD_BYTES: Final = 256 << 10
 """A first event, or the body of an error answer, is held back up to this."""

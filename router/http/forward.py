@@ -1,4 +1,4 @@
-"""The one way of an inference request: ask, place, try instances until one answers, finish."""
+"""The one way of an inference request: read, place, try instances until one answers, finish."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 import logging
 from typing import Final
 
-from router.ask import Ask, FailureKind, InstanceFailure, Outcome, Usage, mint_request_id, read_request_id
 from router.errors import RouterError, UpstreamTimeoutError, from_exception
-from router.http.admission import read_ask
+from router.http.admission import read_inference_request
 from router.http.attempt import ExchangeResult, ExchangeTimes, HeldAnswer
 from router.http.downstream import Downstream
 from router.http.exchange import Exchange
@@ -18,7 +17,9 @@ from router.http.plane import DataPlane
 from router.http.request_reader import Request
 from router.http.upstream import UpstreamConnection
 from router.http.upstream_pool import ConnectError, parse_origin
-from router.lifecycle import Flight
+from router.inference_request import InferenceRequest, mint_request_id, read_request_id
+from router.lifecycle import PlacedRequest
+from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from scheduling.breaker import is_server_fault
 
 _log = logging.getLogger(__name__)
@@ -31,29 +32,36 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
     """Answer an inference request, by an instance's answer or by an error. Raises only ``CancelledError``."""
     sent_id = request.get(b"x-request-id")
     request_id = mint_request_id()
-    flight: Flight | None = None
+    placed: PlacedRequest | None = None
     try:
         if sent_id is not None:
             request_id = read_request_id(sent_id.decode("latin-1"))
-        ask = read_ask(request, request_id)
-        flight = await plane.lifecycle.place(ask)
-        await _Forwarding(request, ask, flight, downstream, plane).run()
+        inference_request = read_inference_request(request, request_id)
+        placed = await plane.lifecycle.place(inference_request)
+        await _Forwarding(request, inference_request, placed, downstream, plane).run()
     except Exception as error:
         refusal = from_exception(error)
         # The id that the fleet knows it by: the client's own may be another live request's.
-        request_id = flight.request_id if flight is not None else refusal.request_id or request_id
+        request_id = placed.request_id if placed is not None else refusal.request_id or request_id
         if refusal.status == 500:
             _log.error("request %s failed inside the router", request_id, exc_info=error)
         downstream.refuse(refusal, [(b"x-request-id", request_id.encode())])
 
 
 class _Forwarding:
-    """One placed request and its tries. Whatever happens, the flight is finished once and nothing stays open."""
+    """One placed request and its tries. Whatever happens, the request is finished once and nothing stays open."""
 
-    def __init__(self, request: Request, ask: Ask, flight: Flight, downstream: Downstream, plane: DataPlane) -> None:
+    def __init__(
+        self,
+        request: Request,
+        inference_request: InferenceRequest,
+        placed: PlacedRequest,
+        downstream: Downstream,
+        plane: DataPlane,
+    ) -> None:
         self._request = request
-        self._ask = ask
-        self._flight = flight
+        self._inference_request = inference_request
+        self._placed = placed
         self._downstream = downstream
         self._plane = plane
         self._deadline_s = downstream.asked_s + plane.settings.total_timeout_s
@@ -79,10 +87,10 @@ class _Forwarding:
             outcome = Outcome.UPSTREAM_FAILED if error.status in (502, 504) else Outcome.REFUSED
             raise
         finally:
-            self._flight.finish(outcome, usage)
+            self._placed.finish(outcome, usage)
 
     async def _try_instances(self) -> ExchangeResult:
-        """The result that the client saw; tries go on as long as nothing was sent and the flight has another."""
+        """The result that the client saw; tries go on as long as nothing was sent and the request has another."""
         while True:
             result = await self._try_instance()
             failure = result.failure
@@ -90,12 +98,12 @@ class _Forwarding:
                 return result
             if result.overdue:
                 raise UpstreamTimeoutError(f"no instance answered in time: {failure.detail}")
-            if failure.kind is FailureKind.TIMEOUT and not self._ask.stream:
+            if failure.kind is FailureKind.TIMEOUT and not self._inference_request.stream:
                 # A whole answer was due: most likely it was being computed, and the next instance would take as long.
                 advice = "stream long answers, or raise the setting"
                 raise UpstreamTimeoutError(f"the instance did not answer in time: {failure.detail}; {advice}")
             try:
-                await self._flight.reroute(failure)
+                await self._placed.reroute(failure)
             except RouterError:
                 if result.held_answer is None:
                     raise
@@ -105,7 +113,7 @@ class _Forwarding:
     async def _try_instance(self) -> ExchangeResult:
         """One instance. A kept connection that had died is replaced once by a new connection to the same instance,
         without counting as an attempt."""
-        upstreams, url = self._plane.upstreams, self._flight.instance_url
+        upstreams, url = self._plane.upstreams, self._placed.instance_url
         try:
             connection = await upstreams.acquire(url)
         except ConnectError as error:
@@ -122,15 +130,15 @@ class _Forwarding:
 
     async def _exchange(self, connection: UpstreamConnection) -> ExchangeResult:
         plane, settings = self._plane, self._plane.settings
-        flight = self._flight
-        loss_notifier, instance_id = flight.loss_notifier, flight.instance_id
+        placed = self._placed
+        loss_notifier, instance_id = placed.loss_notifier, placed.instance_id
         times = ExchangeTimes(settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s)
         exchange = Exchange(
             connection,
             self._downstream,
             times,
             on_commit=self._begin_answer,
-            on_first_token=flight.first_token,
+            on_first_token=placed.first_token,
         )
         plane.sweeper.add(exchange)
         loss_notifier.watch(instance_id, exchange)
@@ -154,8 +162,8 @@ class _Forwarding:
 
     # what goes to the instance -------------------------------------------------------------------------------
     def _head(self, body_bytes: int) -> bytes:
-        request, flight = self._request, self._flight
-        origin = parse_origin(flight.instance_url)
+        request, placed = self._request, self._placed
+        origin = parse_origin(placed.instance_url)
         query = b"?" + request.query if request.query else b""
         return b"POST %b%b%b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
             origin.base_path,
@@ -163,16 +171,16 @@ class _Forwarding:
             query,
             origin.authority,
             self._fields,
-            flight.request_id.encode(),
+            placed.request_id.encode(),
             body_bytes,
         )
 
     def _body(self) -> bytes:
         """The client's own bytes, unless it called the model by another name than the instance knows."""
-        ask, body, model = self._ask, self._request.body, self._flight.model
-        if not ask.model or model == ask.model:
+        inference_request, body, model = self._inference_request, self._request.body, self._placed.model
+        if not inference_request.model or model == inference_request.model:
             return body
-        return with_form_model(body, model) if ask.form else with_json_model(body, model)
+        return with_form_model(body, model) if inference_request.form else with_json_model(body, model)
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> list[Header]:
@@ -181,14 +189,14 @@ class _Forwarding:
         return self._fleet_fields()
 
     def _fleet_fields(self) -> list[Header]:
-        flight = self._flight
+        placed = self._placed
         fields: list[Header] = [
-            (b"x-request-id", flight.request_id.encode()),
-            (b"x-dualmap-instance", flight.instance_id.encode()),
-            (b"x-dualmap-cached-tokens", b"%d" % flight.expected_cached_tokens),
-            (b"x-dualmap-attempts", b"%d" % flight.attempts),
+            (b"x-request-id", placed.request_id.encode()),
+            (b"x-dualmap-instance", placed.instance_id.encode()),
+            (b"x-dualmap-cached-tokens", b"%d" % placed.expected_cached_tokens),
+            (b"x-dualmap-attempts", b"%d" % placed.attempts),
         ]
-        expected_s = flight.expected_ttft_s
+        expected_s = placed.expected_ttft_s
         if expected_s is not None:
             fields.append((b"x-dualmap-expected-ttft-ms", b"%.1f" % (1000.0 * expected_s)))
         return fields

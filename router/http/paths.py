@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from router.ask import SCHEDULED_PATHS
+from router.inference_request import SCHEDULED_PATHS
 
-PASSED_PATHS = frozenset(
+PASSTHROUGH_PATHS = frozenset(
     {
         "/v1/responses",
         "/v1/messages",
@@ -30,7 +30,7 @@ PASSED_PATHS = frozenset(
 )
 """Paths of vLLM's own server that any suitable instance answers, without scheduling by prefix."""
 
-INFERENCE_PATHS = SCHEDULED_PATHS | PASSED_PATHS
+INFERENCE_PATHS = SCHEDULED_PATHS | PASSTHROUGH_PATHS
 
 INFERENCE_METHODS = "POST, OPTIONS"
 """The ``Allow`` of every inference path."""

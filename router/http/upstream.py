@@ -8,9 +8,9 @@ from typing import Final, Protocol, cast
 
 import httptools
 
-from router.ask import FailureKind, InstanceFailure
 from router.errors import RouterError
 from router.http.heads import Header
+from router.outcome import FailureKind, InstanceFailure
 from scheduling.values import value
 
 MAX_HEAD_BYTES: Final = 64 << 10

@@ -11,10 +11,10 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
-from router.ask import FailureKind, InstanceFailure
 from router.errors import OutOfFilesError
 from router.http.sweeper import Sweeper
 from router.http.upstream import UpstreamConnection
+from router.outcome import FailureKind, InstanceFailure
 from statestore.open_files import out_of_files
 
 _log = logging.getLogger(__name__)

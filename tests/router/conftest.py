@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from router.app import create_app
-from router.ask import Ask
+from router.inference_request import InferenceRequest
 from router.runtime import Runtime
 from router.settings import RouterSettings
 from scheduling.instance import InstanceSpec, InstanceState
@@ -89,7 +89,7 @@ def spec(instance_id: str, **changes: Any) -> InstanceSpec:
 _numbers = itertools.count(1)
 
 
-def ask(prompt: str = "hello", **changes: Any) -> Ask:
+def request(prompt: str = "hello", **changes: Any) -> InferenceRequest:
     """A completions request; a fresh id each time."""
     fields: dict[str, Any] = {
         "request_id": f"request-{next(_numbers)}",
@@ -100,7 +100,7 @@ def ask(prompt: str = "hello", **changes: Any) -> Ask:
         "slo_s": None,
         "stream": True,
     }
-    return Ask(**{**fields, **changes})
+    return InferenceRequest(**{**fields, **changes})
 
 
 class Tampered:
@@ -150,7 +150,7 @@ class Toolbox:
     """The helpers of this file, for test modules that cannot import it."""
 
     spec = staticmethod(spec)
-    ask = staticmethod(ask)
+    request = staticmethod(request)
     settle = staticmethod(settle)
     Tampered = Tampered
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router.ask import Outcome
 from router.breakers import CircuitBreakers
+from router.outcome import Outcome
 from scheduling.breaker import BreakerRule, BreakerState
 
 RULE = BreakerRule(fault_limit=2, cooldown_s=5.0, max_cooldown_s=20.0)

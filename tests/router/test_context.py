@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from router.ask import Outcome
 from router.context import LiveRequests
 from router.errors import ReplicaFullError
+from router.outcome import Outcome
 
 
 @dataclass(eq=False)

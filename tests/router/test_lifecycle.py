@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from router.ask import FailureKind, InstanceFailure, Outcome, Usage
 from router.errors import (
     HoldTimeoutError,
     InvalidRequestError,
@@ -19,6 +18,7 @@ from router.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
+from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from scheduling.instance import InstanceState
 from statestore.base import Grant, RequestState, ReserveOutcome, ReserveStatus
 from statestore.errors import StoreUnavailableError
@@ -47,9 +47,9 @@ async def nothing_is_left(store: Any, runtime: Any, tools: Any) -> bool:
 async def full_fleet(start_runtime: Any, tools: Any, **settings: Any) -> tuple[Any, list[Any]]:
     """Two instances, each filled by one dispatched request: whoever comes next is held."""
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), **settings)
-    flights = [await runtime.lifecycle.place(tools.ask(f"{number} {LONG}")) for number in range(2)]
-    assert {flight.instance_id for flight in flights} == {"a", "b"}
-    return runtime, flights
+    requests = [await runtime.lifecycle.place(tools.request(f"{number} {LONG}")) for number in range(2)]
+    assert {request.instance_id for request in requests} == {"a", "b"}
+    return runtime, requests
 
 
 # the happy path --------------------------------------------------------------------------------------------------
@@ -60,38 +60,38 @@ async def test_a_placed_request_is_pending_until_its_first_token_and_gone_after_
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
 
-    flight = await runtime.lifecycle.place(tools.ask(LONG))
+    request = await runtime.lifecycle.place(tools.request(LONG))
 
-    assert (flight.instance_id, flight.instance_url, flight.attempts) == ("a", "http://a.test:8000", 1)
+    assert (request.instance_id, request.instance_url, request.attempts) == ("a", "http://a.test:8000", 1)
     assert (await loads(store))["a"].pending_tokens == 1250
-    flight.first_token()
+    request.first_token()
     await tools.settle()
     assert (await loads(store))["a"].pending_tokens == 0
     assert (await loads(store))["a"].running_requests == 1
-    flight.finish(Outcome.COMPLETED)
+    request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
 async def test_the_parsed_body_is_not_kept(start_runtime: Any, tools: Any, path: str) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    ask = tools.ask(LONG, path=path)
+    received = tools.request(LONG, path=path)
 
-    flight = await runtime.lifecycle.place(ask)
+    request = await runtime.lifecycle.place(received)
 
-    assert ask.body == {}
-    flight.finish(Outcome.COMPLETED)
+    assert received.body == {}
+    request.finish(Outcome.COMPLETED)
 
 
 async def test_the_second_of_two_equal_prompts_expects_a_hit_where_the_first_went(
     start_runtime: Any, store: Any, tools: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    first = await runtime.lifecycle.place(tools.ask(LONG))
+    first = await runtime.lifecycle.place(tools.request(LONG))
     first.finish(Outcome.COMPLETED)
     await tools.settle()
 
-    second = await runtime.lifecycle.place(tools.ask(LONG))
+    second = await runtime.lifecycle.place(tools.request(LONG))
 
     assert second.instance_id == first.instance_id
     assert first.expected_cached_tokens == 0
@@ -101,11 +101,11 @@ async def test_the_second_of_two_equal_prompts_expects_a_hit_where_the_first_wen
 
 async def test_ending_twice_counts_and_releases_once(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    flight = await runtime.lifecycle.place(tools.ask())
+    request = await runtime.lifecycle.place(tools.request())
 
-    flight.finish(Outcome.CLIENT_GONE)
-    flight.finish(Outcome.COMPLETED)
-    flight.first_token()
+    request.finish(Outcome.CLIENT_GONE)
+    request.finish(Outcome.COMPLETED)
+    request.first_token()
 
     assert await nothing_is_left(store, runtime, tools)
     registry = runtime.context.metrics.registry
@@ -120,27 +120,27 @@ async def test_an_answer_that_does_not_stream_is_released_when_its_prefill_shoul
     start_runtime: Any, store: Any, clock: Any, tools: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))  # 1000 tokens per second
-    flight = await runtime.lifecycle.place(tools.ask(LONG, stream=False))
+    request = await runtime.lifecycle.place(tools.request(LONG, stream=False))
 
     await clock.advance(1.2)
     assert (await loads(store))["a"].pending_tokens == 1250
     await clock.advance(0.1)
 
     assert (await loads(store))["a"].pending_tokens == 0
-    assert (await live(store))[flight.request_id] is RequestState.PREFILLED
-    flight.finish(Outcome.COMPLETED)
+    assert (await live(store))[request.request_id] is RequestState.PREFILLED
+    request.finish(Outcome.COMPLETED)
 
 
 async def test_a_streamed_answer_is_released_by_its_first_token_alone(
     start_runtime: Any, store: Any, clock: Any, tools: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    flight = await runtime.lifecycle.place(tools.ask(LONG, stream=True))
+    request = await runtime.lifecycle.place(tools.request(LONG, stream=True))
 
     await clock.advance(60.0)
 
     assert (await loads(store))["a"].pending_tokens == 1250
-    flight.finish(Outcome.COMPLETED)
+    request.finish(Outcome.COMPLETED)
 
 
 async def test_what_an_instance_counts_teaches_the_bytes_per_token(start_runtime: Any, store: Any, tools: Any) -> None:
@@ -148,8 +148,8 @@ async def test_what_an_instance_counts_teaches_the_bytes_per_token(start_runtime
     before = (await store.pool("default").membership()).bytes_per_token
 
     for _ in range(20):
-        flight = await runtime.lifecycle.place(tools.ask(LONG))
-        flight.finish(Outcome.COMPLETED, Usage(prompt_tokens=2500, cached_tokens=100))
+        request = await runtime.lifecycle.place(tools.request(LONG))
+        request.finish(Outcome.COMPLETED, Usage(prompt_tokens=2500, cached_tokens=100))
         await tools.settle()
 
     assert (await store.pool("default").membership()).bytes_per_token < before
@@ -177,7 +177,7 @@ async def test_a_bad_body_is_refused_and_touches_no_state(start_runtime: Any, to
     tampered[0].calls.clear()
 
     with pytest.raises(InvalidRequestError) as refused:
-        await runtime.lifecycle.place(tools.ask(body=body))
+        await runtime.lifecycle.place(tools.request(body=body))
 
     assert refused.value.param is not None
     assert tampered[0].calls == []
@@ -188,14 +188,14 @@ async def test_an_unknown_model_is_refused_by_name(start_runtime: Any, tools: An
     runtime = await start_runtime(instances=(tools.spec("a"),))
 
     with pytest.raises(UnknownModelError, match="'gpt-9'"):
-        await runtime.lifecycle.place(tools.ask(model="gpt-9"))
+        await runtime.lifecycle.place(tools.request(model="gpt-9"))
 
 
 async def test_without_a_ready_instance_the_answer_is_503(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", state=InstanceState.DOWN),))
 
     with pytest.raises(UnavailableError) as refused:
-        await runtime.lifecycle.place(tools.ask())
+        await runtime.lifecycle.place(tools.request())
 
     assert refused.value.retry_after_s is not None
     assert await nothing_is_left(store, runtime, tools)
@@ -205,10 +205,10 @@ async def test_an_instance_that_became_ready_a_moment_ago_is_found(start_runtime
     runtime = await start_runtime(instances=(tools.spec("a", state=InstanceState.STARTING),))
     await store.pool("default").set_instance_state("a", InstanceState.READY)
 
-    flight = await runtime.lifecycle.place(tools.ask())
+    request = await runtime.lifecycle.place(tools.request())
 
-    assert flight.instance_id == "a"
-    flight.finish(Outcome.COMPLETED)
+    assert request.instance_id == "a"
+    request.finish(Outcome.COMPLETED)
 
 
 async def test_full_queues_everywhere_are_429_with_the_time_to_work_them_off(
@@ -217,26 +217,26 @@ async def test_full_queues_everywhere_are_429_with_the_time_to_work_them_off(
     runtime = await start_runtime(
         instances=(tools.spec("a", max_queued_requests=0), tools.spec("b", max_queued_requests=0))
     )
-    flights = [await runtime.lifecycle.place(tools.ask(f"{number} {LONG}")) for number in range(2)]
+    requests = [await runtime.lifecycle.place(tools.request(f"{number} {LONG}")) for number in range(2)]
 
     with pytest.raises(QueueFullError) as refused:
-        await runtime.lifecycle.place(tools.ask(f"3 {LONG}"))
+        await runtime.lifecycle.place(tools.request(f"3 {LONG}"))
 
     assert refused.value.retry_after_s == pytest.approx(1.25)  # 1250 pending tokens at 1000 a second
-    for flight in flights:
-        flight.finish(Outcome.COMPLETED)
+    for request in requests:
+        request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
 async def test_a_replica_takes_no_more_than_its_limit(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),), max_requests=1)
-    flight = await runtime.lifecycle.place(tools.ask())
+    request = await runtime.lifecycle.place(tools.request())
 
     with pytest.raises(ReplicaFullError):
-        await runtime.lifecycle.place(tools.ask())
+        await runtime.lifecycle.place(tools.request())
 
-    flight.finish(Outcome.COMPLETED)
-    again = await runtime.lifecycle.place(tools.ask())
+    request.finish(Outcome.COMPLETED)
+    again = await runtime.lifecycle.place(tools.request())
     again.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
@@ -245,25 +245,25 @@ async def test_a_replica_takes_no_more_than_its_limit(start_runtime: Any, store:
 
 
 async def test_a_held_request_goes_when_room_appears(start_runtime: Any, store: Any, tools: Any) -> None:
-    runtime, flights = await full_fleet(start_runtime, tools)
-    waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG)))
+    runtime, requests = await full_fleet(start_runtime, tools)
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG)))
     await tools.settle()
     assert not waiting.done()
 
-    for flight in flights:
-        flight.first_token()
+    for request in requests:
+        request.first_token()
     await tools.settle()
 
     granted = await waiting
     assert (await live(store))[granted.request_id] is RequestState.DISPATCHED
-    for flight in (*flights, granted):
-        flight.finish(Outcome.COMPLETED)
+    for request in (*requests, granted):
+        request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
 async def test_a_held_request_goes_where_it_was_migrated_to(start_runtime: Any, store: Any, tools: Any) -> None:
-    runtime, flights = await full_fleet(start_runtime, tools)
-    waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG, request_id="moved")))
+    runtime, requests = await full_fleet(start_runtime, tools)
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG, request_id="moved")))
     await tools.settle()
     record = (await store.pool("default").records(["moved"]))["moved"]
     lease = await store.pool("default").acquire_lease("leader", 60_000)
@@ -271,12 +271,12 @@ async def test_a_held_request_goes_where_it_was_migrated_to(start_runtime: Any, 
     await store.pool("default").migrate(
         "moved", record.instance_id, record.alternative_id, reason="test", fence=lease.fence
     )
-    next(flight for flight in flights if flight.instance_id == record.alternative_id).first_token()
+    next(request for request in requests if request.instance_id == record.alternative_id).first_token()
 
     granted = await asyncio.wait_for(waiting, 5)
     assert granted.instance_id == record.alternative_id
-    for flight in (*flights, granted):
-        flight.finish(Outcome.COMPLETED)
+    for request in (*requests, granted):
+        request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
@@ -300,31 +300,31 @@ async def test_a_grant_that_overtakes_its_reservations_answer_is_kept(
 
     tampered[0].before["reserve"] = held_but_granted
 
-    flight = await asyncio.wait_for(runtime.lifecycle.place(tools.ask()), 5)
+    request = await asyncio.wait_for(runtime.lifecycle.place(tools.request()), 5)
 
-    assert flight.instance_id == "a"
-    flight.finish(Outcome.COMPLETED)
+    assert request.instance_id == "a"
+    request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
 async def test_a_grant_that_was_missed_is_found_by_looking(
     start_runtime: Any, store: Any, clock: Any, tools: Any
 ) -> None:
-    runtime, flights = await full_fleet(start_runtime, tools)
+    runtime, requests = await full_fleet(start_runtime, tools)
     pool = runtime.pools.pools["default"]
     pool.grant_waiters.deliver = lambda grant: None  # the stream tells nothing
-    waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG)))
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG)))
     await tools.settle()
-    for flight in flights:
-        flight.first_token()
+    for request in requests:
+        request.first_token()
     await tools.settle()
     assert not waiting.done()
 
     await clock.advance(1.1)
 
     granted = await asyncio.wait_for(waiting, 5)
-    for flight in (*flights, granted):
-        flight.finish(Outcome.COMPLETED)
+    for request in (*requests, granted):
+        request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
@@ -333,10 +333,10 @@ async def test_a_granted_request_expects_the_cache_as_it_was_counted_when_it_was
 ) -> None:
     """Whose prefix was promised by a request that left has all of it to compute."""
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    running = await runtime.lifecycle.place(tools.ask("another " * 600))
-    brings = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG)))
+    running = await runtime.lifecycle.place(tools.request("another " * 600))
+    brings = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG)))
     await tools.settle()
-    shares = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG + " and more")))
+    shares = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG + " and more")))
     await tools.settle()
     brings.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -352,22 +352,22 @@ async def test_a_granted_request_expects_the_cache_as_it_was_counted_when_it_was
 
 
 async def test_a_client_that_leaves_while_held_leaves_nothing(start_runtime: Any, store: Any, tools: Any) -> None:
-    runtime, flights = await full_fleet(start_runtime, tools)
-    waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG)))
+    runtime, requests = await full_fleet(start_runtime, tools)
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG)))
     await tools.settle()
 
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
 
-    for flight in flights:
-        flight.finish(Outcome.COMPLETED)
+    for request in requests:
+        request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
 async def test_a_held_request_that_is_cut_off_counts_as_that(start_runtime: Any, store: Any, tools: Any) -> None:
-    runtime, flights = await full_fleet(start_runtime, tools)
-    held = asyncio.create_task(runtime.lifecycle.place(tools.ask()))
+    runtime, requests = await full_fleet(start_runtime, tools)
+    held = asyncio.create_task(runtime.lifecycle.place(tools.request()))
     await tools.settle()
 
     held.cancel(Outcome.CUT_OFF)
@@ -376,8 +376,8 @@ async def test_a_held_request_that_is_cut_off_counts_as_that(start_runtime: Any,
 
     cut_off = {"pool": "default", "outcome": "cut_off"}
     assert runtime.context.metrics.registry.get_sample_value("dualmap_requests_total", cut_off) == 1
-    for flight in flights:
-        flight.finish(Outcome.COMPLETED)
+    for request in requests:
+        request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
@@ -385,28 +385,28 @@ async def test_a_request_is_not_held_past_the_hold_timeout(
     start_runtime: Any, store: Any, clock: Any, tools: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),), hold_timeout_s=0.05)
-    flight = await runtime.lifecycle.place(tools.ask(LONG))
+    request = await runtime.lifecycle.place(tools.request(LONG))
 
     with pytest.raises(HoldTimeoutError) as refused:
-        waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG)))
+        waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG)))
         await tools.settle()
         await clock.advance(0.06)
         await waiting
 
     assert refused.value.retry_after_s == pytest.approx(1.25)
-    flight.finish(Outcome.COMPLETED)
+    request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
 async def test_a_held_request_that_the_store_forgot_is_placed_again(
     start_runtime: Any, store: Any, clock: Any, tools: Any
 ) -> None:
-    runtime, flights = await full_fleet(start_runtime, tools)
-    waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG, request_id="forgotten")))
+    runtime, requests = await full_fleet(start_runtime, tools)
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG, request_id="forgotten")))
     await tools.settle()
     await store.pool("default").finish("forgotten")
-    for flight in flights:
-        flight.finish(Outcome.COMPLETED)
+    for request in requests:
+        request.finish(Outcome.COMPLETED)
     await tools.settle()
 
     await clock.advance(1.1)
@@ -438,11 +438,11 @@ async def test_a_stale_decision_is_made_again_and_the_third_is_final(
 
     tampered[0].before["reserve"] = stale_if_checked
 
-    flight = await runtime.lifecycle.place(tools.ask())
+    request = await runtime.lifecycle.place(tools.request())
 
     assert checks == [0, 0, None]
-    assert [round_.status for round_ in flight.rounds] == ["stale", "stale", "dispatched"]
-    flight.finish(Outcome.COMPLETED)
+    assert [round_.status for round_ in request.rounds] == ["stale", "stale", "dispatched"]
+    request.finish(Outcome.COMPLETED)
 
 
 async def test_an_instance_that_went_down_meanwhile_is_passed_over(start_runtime: Any, store: Any, tools: Any) -> None:
@@ -459,11 +459,11 @@ async def test_an_instance_that_went_down_meanwhile_is_passed_over(start_runtime
 
     tampered.before["reserve"] = goes_down_now
 
-    flight = await runtime.lifecycle.place(tools.ask())
+    request = await runtime.lifecycle.place(tools.request())
 
-    assert flight.instance_id != gone[0]
-    assert pool.view.view.ready == (flight.instance_id,)
-    flight.finish(Outcome.COMPLETED)
+    assert request.instance_id != gone[0]
+    assert pool.view.view.ready == (request.instance_id,)
+    request.finish(Outcome.COMPLETED)
 
 
 async def test_a_store_out_of_reach_is_503_and_what_may_have_been_reserved_is_released(
@@ -480,7 +480,7 @@ async def test_a_store_out_of_reach_is_503_and_what_may_have_been_reserved_is_re
     tampered.before["reserve"] = answer_lost
 
     with pytest.raises(StoreAwayError):
-        await runtime.lifecycle.place(tools.ask(LONG))
+        await runtime.lifecycle.place(tools.request(LONG))
 
     assert await nothing_is_left(store, runtime, tools)
 
@@ -490,18 +490,18 @@ async def test_a_store_out_of_reach_is_503_and_what_may_have_been_reserved_is_re
 
 async def test_a_failed_instance_costs_the_client_nothing(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b"), tools.spec("c")))
-    flight = await runtime.lifecycle.place(tools.ask(LONG))
-    first = flight.instance_id
+    request = await runtime.lifecycle.place(tools.request(LONG))
+    first = request.instance_id
 
-    await flight.reroute(REFUSED)
+    await request.reroute(REFUSED)
 
-    assert flight.instance_id == flight.rounds[0].decision.alternative_id
-    assert flight.attempts == 2
+    assert request.instance_id == request.rounds[0].decision.alternative_id
+    assert request.attempts == 2
     assert (await loads(store))[first].pending_tokens == 0
-    await flight.reroute(REFUSED)
-    assert flight.attempts == 3
-    assert flight.instance_id not in flight.failed
-    flight.finish(Outcome.COMPLETED)
+    await request.reroute(REFUSED)
+    assert request.attempts == 3
+    assert request.instance_id not in request.failed
+    request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
@@ -517,29 +517,29 @@ async def test_whoever_waits_for_an_instance_hears_that_it_went_down(
             return True
 
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    flight, listener = await runtime.lifecycle.place(tools.ask(LONG, path=path)), Listener()
-    lost = flight.instance_id
-    flight.loss_notifier.watch(lost, listener)
+    request, listener = await runtime.lifecycle.place(tools.request(LONG, path=path)), Listener()
+    lost = request.instance_id
+    request.loss_notifier.watch(lost, listener)
 
     await store.pool("default").set_instance_state(lost, InstanceState.DOWN)
     await clock.advance(runtime.context.settings.view_poll_s + 0.1)
     assert listener.why == f"instance {lost} was taken down"
 
-    await flight.reroute(InstanceFailure(FailureKind.DOWN, listener.why))
-    assert flight.instance_id != lost
+    await request.reroute(InstanceFailure(FailureKind.DOWN, listener.why))
+    assert request.instance_id != lost
     assert (await loads(store))[lost].pending_tokens == 0
-    flight.finish(Outcome.COMPLETED)
+    request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
 async def test_attempts_are_limited(start_runtime: Any, store: Any, tools: Any) -> None:
     instances = tuple(tools.spec(name) for name in "abcd")
     runtime = await start_runtime(instances=instances, max_attempts=2)
-    flight = await runtime.lifecycle.place(tools.ask())
-    await flight.reroute(REFUSED)
+    request = await runtime.lifecycle.place(tools.request())
+    await request.reroute(REFUSED)
 
     with pytest.raises(UpstreamError, match="connection refused"):
-        await flight.reroute(REFUSED)
+        await request.reroute(REFUSED)
 
     assert await nothing_is_left(store, runtime, tools)
 
@@ -547,10 +547,10 @@ async def test_attempts_are_limited(start_runtime: Any, store: Any, tools: Any) 
 async def test_retries_stop_when_their_budget_is_spent(start_runtime: Any, store: Any, tools: Any) -> None:
     instances = tuple(tools.spec(name) for name in "abcd")
     runtime = await start_runtime(instances=instances, retry_budget_share=0.0, retry_budget_per_s=0.0)
-    flight = await runtime.lifecycle.place(tools.ask())
+    request = await runtime.lifecycle.place(tools.request())
 
     with pytest.raises(UpstreamError, match="budget"):
-        await flight.reroute(InstanceFailure(FailureKind.CLOSED, "the connection broke"))
+        await request.reroute(InstanceFailure(FailureKind.CLOSED, "the connection broke"))
 
     assert await nothing_is_left(store, runtime, tools)
 
@@ -559,21 +559,21 @@ async def test_retries_stop_when_their_budget_is_spent(start_runtime: Any, store
 async def test_a_refused_connection_takes_nothing_from_the_budget(start_runtime: Any, tools: Any, path: str) -> None:
     instances = tuple(tools.spec(name) for name in "abcd")
     runtime = await start_runtime(instances=instances, retry_budget_share=0.0, retry_budget_per_s=0.0)
-    flight = await runtime.lifecycle.place(tools.ask(path=path))
+    request = await runtime.lifecycle.place(tools.request(path=path))
 
-    await flight.reroute(REFUSED)
-    await flight.reroute(REFUSED)
-    assert flight.attempts == 3
+    await request.reroute(REFUSED)
+    await request.reroute(REFUSED)
+    assert request.attempts == 3
     with pytest.raises(UpstreamError, match="3 instances failed"):
-        await flight.reroute(REFUSED)
+        await request.reroute(REFUSED)
 
 
 async def test_when_every_instance_failed_the_last_failure_is_told(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    flight = await runtime.lifecycle.place(tools.ask())
+    request = await runtime.lifecycle.place(tools.request())
 
     with pytest.raises(UpstreamTimeoutError, match="no other instance is ready"):
-        await flight.reroute(InstanceFailure(FailureKind.TIMEOUT, "no first byte"))
+        await request.reroute(InstanceFailure(FailureKind.TIMEOUT, "no first byte"))
 
     assert await nothing_is_left(store, runtime, tools)
 
@@ -583,16 +583,16 @@ async def test_an_error_tells_instances_that_failed_from_instances_that_are_not_
     start_runtime: Any, tools: Any, path: str
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    flight = await runtime.lifecycle.place(tools.ask(path=path))
-    await flight.reroute(REFUSED)
+    request = await runtime.lifecycle.place(tools.request(path=path))
+    await request.reroute(REFUSED)
 
     with pytest.raises(UpstreamError, match="every ready instance failed"):
-        await flight.reroute(REFUSED)
+        await request.reroute(REFUSED)
 
 
 async def test_a_cancelled_retry_leaves_nothing(start_runtime: Any, store: Any, tools: Any) -> None:
-    runtime, flights = await full_fleet(start_runtime, tools)
-    retry = asyncio.create_task(flights[0].reroute(REFUSED))
+    runtime, requests = await full_fleet(start_runtime, tools)
+    retry = asyncio.create_task(requests[0].reroute(REFUSED))
     await tools.settle()
     assert not retry.done()  # held for the other instance, which is full
 
@@ -600,7 +600,7 @@ async def test_a_cancelled_retry_leaves_nothing(start_runtime: Any, store: Any, 
     with pytest.raises(asyncio.CancelledError):
         await retry
 
-    flights[1].finish(Outcome.COMPLETED)
+    requests[1].finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
@@ -613,40 +613,40 @@ async def test_an_instance_that_keeps_failing_is_given_nothing_until_it_is_probe
 
     failures = 0
     while failures < 3:
-        flight = await runtime.lifecycle.place(tools.ask(f"prompt {failures} of its own"))
-        if flight.instance_id == "a":
+        request = await runtime.lifecycle.place(tools.request(f"prompt {failures} of its own"))
+        if request.instance_id == "a":
             failures += 1
-            await flight.reroute(REFUSED)
+            await request.reroute(REFUSED)
 
-    assert {(await runtime.lifecycle.place(tools.ask())).instance_id for _ in range(5)} == {"b"}
+    assert {(await runtime.lifecycle.place(tools.request())).instance_id for _ in range(5)} == {"b"}
     await clock.advance(5.1)
-    probes = [await runtime.lifecycle.place(tools.ask(f"later {number}")) for number in range(4)]
-    assert [flight.instance_id for flight in probes].count("a") == 1
+    probes = [await runtime.lifecycle.place(tools.request(f"later {number}")) for number in range(4)]
+    assert [request.instance_id for request in probes].count("a") == 1
 
 
 async def test_client_errors_never_open_a_breaker(start_runtime: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), breaker_fault_limit=1)
 
     for _ in range(10):
-        flight = await runtime.lifecycle.place(tools.ask())
-        flight.finish(Outcome.CLIENT_ERROR)
-        flight = await runtime.lifecycle.place(tools.ask())
-        await flight.reroute(InstanceFailure(FailureKind.STATUS, "slow down", 429))
-        flight.finish(Outcome.COMPLETED)
+        request = await runtime.lifecycle.place(tools.request())
+        request.finish(Outcome.CLIENT_ERROR)
+        request = await runtime.lifecycle.place(tools.request())
+        await request.reroute(InstanceFailure(FailureKind.STATUS, "slow down", 429))
+        request.finish(Outcome.COMPLETED)
 
     assert runtime.pools.pools["default"].breakers.states() == {}
 
 
 async def test_with_every_breaker_open_requests_are_sent_all_the_same(start_runtime: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),), breaker_fault_limit=1)
-    flight = await runtime.lifecycle.place(tools.ask())
-    flight.finish(Outcome.UPSTREAM_FAILED)
+    request = await runtime.lifecycle.place(tools.request())
+    request.finish(Outcome.UPSTREAM_FAILED)
     assert runtime.pools.pools["default"].breakers.states() == {"a": "open"}
 
-    flight = await runtime.lifecycle.place(tools.ask())
+    request = await runtime.lifecycle.place(tools.request())
 
-    assert flight.instance_id == "a"
-    flight.finish(Outcome.COMPLETED)
+    assert request.instance_id == "a"
+    request.finish(Outcome.COMPLETED)
 
 
 # ids, names and other paths --------------------------------------------------------------------------------------
@@ -654,15 +654,15 @@ async def test_with_every_breaker_open_requests_are_sent_all_the_same(start_runt
 
 async def test_an_id_that_is_live_on_this_replica_gets_a_suffix(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    first = await runtime.lifecycle.place(tools.ask(request_id="mine"))
+    first = await runtime.lifecycle.place(tools.request(request_id="mine"))
 
-    second = await runtime.lifecycle.place(tools.ask(request_id="mine"))
+    second = await runtime.lifecycle.place(tools.request(request_id="mine"))
 
     assert first.request_id == "mine"
     assert second.request_id.startswith("mine-")
     assert len(await live(store)) == 2
-    for flight in (first, second):
-        flight.finish(Outcome.COMPLETED)
+    for request in (first, second):
+        request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
@@ -674,19 +674,19 @@ async def test_an_id_whose_release_is_on_its_way_gets_a_suffix(start_runtime: An
         await goes.wait()
 
     tampered.before["finish"] = waits
-    first = await runtime.lifecycle.place(tools.ask(request_id="mine"))
+    first = await runtime.lifecycle.place(tools.request(request_id="mine"))
     first.finish(Outcome.CLIENT_GONE)
 
-    second = await runtime.lifecycle.place(tools.ask(request_id="mine"))
+    second = await runtime.lifecycle.place(tools.request(request_id="mine"))
     goes.set()
     await tools.settle()
-    third = await runtime.lifecycle.place(tools.ask(request_id="mine"))
+    third = await runtime.lifecycle.place(tools.request(request_id="mine"))
 
     assert second.request_id.startswith("mine-")
     assert third.request_id == "mine"
     assert set(await live(store)) == {second.request_id, third.request_id}
-    for flight in (second, third):
-        flight.finish(Outcome.COMPLETED)
+    for request in (second, third):
+        request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
@@ -696,7 +696,7 @@ async def test_who_leaves_before_its_id_is_known_to_be_taken_releases_nothing_of
     tampered = tools.Tampered(store)
     one = await start_runtime(instances=(tools.spec("a"),))
     other = await start_runtime(through=lambda _: tampered)
-    first = await one.lifecycle.place(tools.ask(request_id="same"))
+    first = await one.lifecycle.place(tools.request(request_id="same"))
     reserving = asyncio.Event()
 
     async def under_way(*_: Any) -> None:
@@ -704,7 +704,7 @@ async def test_who_leaves_before_its_id_is_known_to_be_taken_releases_nothing_of
         await asyncio.Event().wait()
 
     tampered.before["reserve"] = under_way
-    leaving = asyncio.create_task(other.lifecycle.place(tools.ask(request_id="same")))
+    leaving = asyncio.create_task(other.lifecycle.place(tools.request(request_id="same")))
     await reserving.wait()
     leaving.cancel()
     await tools.settle()
@@ -718,9 +718,9 @@ async def test_who_leaves_before_its_id_is_known_to_be_taken_releases_nothing_of
 async def test_an_id_that_is_live_on_another_replica_gets_a_suffix(start_runtime: Any, store: Any, tools: Any) -> None:
     one = await start_runtime(instances=(tools.spec("a"),))
     other = await start_runtime()
-    first = await one.lifecycle.place(tools.ask(request_id="mine"))
+    first = await one.lifecycle.place(tools.request(request_id="mine"))
 
-    second = await other.lifecycle.place(tools.ask(request_id="mine"))
+    second = await other.lifecycle.place(tools.request(request_id="mine"))
 
     assert second.request_id.startswith("mine-")
     second.finish(Outcome.COMPLETED)
@@ -733,10 +733,10 @@ async def test_an_id_that_is_live_on_another_replica_gets_a_suffix(start_runtime
 
 async def test_a_refusal_tells_the_id_that_the_request_is_explained_by(start_runtime: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", max_queued_requests=0),))
-    first = await runtime.lifecycle.place(tools.ask(LONG, request_id="mine"))
+    first = await runtime.lifecycle.place(tools.request(LONG, request_id="mine"))
 
     with pytest.raises(QueueFullError) as refused:
-        await runtime.lifecycle.place(tools.ask(f"2 {LONG}", request_id="mine"))
+        await runtime.lifecycle.place(tools.request(f"2 {LONG}", request_id="mine"))
 
     second_id = refused.value.request_id
     assert second_id is not None and second_id.startswith("mine-")
@@ -748,26 +748,26 @@ async def test_an_alias_shares_the_models_cache_and_an_adapter_does_not(start_ru
     pool = PoolSettings(model="base", aliases=("gpt",), loras=("tuned",))
     runtime = await start_runtime(instances=(tools.spec("a"),), pools=(pool,))
 
-    flights = {name: await runtime.lifecycle.place(tools.ask(model=name)) for name in ("base", "gpt")}
-    flights["tuned"] = await runtime.lifecycle.place(tools.ask(model="tuned"))
+    requests = {name: await runtime.lifecycle.place(tools.request(model=name)) for name in ("base", "gpt")}
+    requests["tuned"] = await runtime.lifecycle.place(tools.request(model="tuned"))
 
-    assert [flights[name].model for name in ("base", "gpt", "tuned")] == ["base", "base", "tuned"]
-    keys = {name: flight.explain().hash_key for name, flight in flights.items()}
+    assert [requests[name].model for name in ("base", "gpt", "tuned")] == ["base", "base", "tuned"]
+    keys = {name: request.explain().hash_key for name, request in requests.items()}
     assert keys["base"] == keys["gpt"] != keys["tuned"]
-    for flight in flights.values():
-        flight.finish(Outcome.COMPLETED)
+    for request in requests.values():
+        request.finish(Outcome.COMPLETED)
 
 
 async def test_other_paths_are_passed_without_a_reservation(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
 
-    flight = await runtime.lifecycle.place(tools.ask(path="/v1/embeddings", body={"input": "x"}))
+    request = await runtime.lifecycle.place(tools.request(path="/v1/embeddings", body={"input": "x"}))
 
-    assert flight.instance_id in ("a", "b")
+    assert request.instance_id in ("a", "b")
     assert await live(store) == {}
-    failed = flight.instance_id
-    await flight.reroute(REFUSED)
-    assert flight.instance_id != failed
+    failed = request.instance_id
+    await request.reroute(REFUSED)
+    assert request.instance_id != failed
     with pytest.raises(UpstreamError):
-        await flight.reroute(REFUSED)
+        await request.reroute(REFUSED)
     assert await nothing_is_left(store, runtime, tools)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.ask import Outcome
+from router.outcome import Outcome
 from scheduling.chain import Chain
 from scheduling.decision import Reason
 from scheduling.settings import SchedulingSettings
@@ -46,9 +46,9 @@ async def make_busy(store: Any, *instance_ids: str) -> None:
 
 
 async def pair_of_the_prompt(runtime: Any, tools: Any) -> list[str]:
-    flight = await runtime.lifecycle.place(tools.ask(PROMPT))
-    pair = flight.rounds[-1].candidates
-    flight.finish(Outcome.CLIENT_GONE)
+    request = await runtime.lifecycle.place(tools.request(PROMPT))
+    pair = request.rounds[-1].candidates
+    request.finish(Outcome.CLIENT_GONE)
     await runtime.context.outbox.flush(1.0)
     return list(pair[:2])
 
@@ -58,12 +58,12 @@ async def test_a_request_goes_past_a_busy_pair_to_an_idle_instance(start_runtime
     pair = await pair_of_the_prompt(runtime, tools)
     await make_busy(store, *pair)
 
-    flight = await runtime.lifecycle.place(tools.ask(PROMPT))
+    request = await runtime.lifecycle.place(tools.request(PROMPT))
 
-    assert flight.instance_id not in pair
-    last = flight.rounds[-1]
+    assert request.instance_id not in pair
+    last = request.rounds[-1]
     assert last.decision.reason is Reason.BEYOND_PAIR
-    assert set(last.loads) >= {flight.instance_id, *pair}
+    assert set(last.loads) >= {request.instance_id, *pair}
 
 
 async def test_the_second_look_is_taken_only_by_requests_that_need_it(
@@ -73,12 +73,12 @@ async def test_the_second_look_is_taken_only_by_requests_that_need_it(
     pair = await pair_of_the_prompt(runtime, tools)
     tampered.calls.clear()
 
-    await runtime.lifecycle.place(tools.ask(PROMPT))
+    await runtime.lifecycle.place(tools.request(PROMPT))
     assert tampered.calls == ["observe", "reserve"]
 
     await make_busy(store, *pair)
     tampered.calls.clear()
-    await runtime.lifecycle.place(tools.ask(PROMPT))
+    await runtime.lifecycle.place(tools.request(PROMPT))
     assert tampered.calls == ["observe", "observe", "reserve"]
 
 
@@ -86,9 +86,9 @@ async def test_a_prefix_is_found_again_outside_its_pair(start_runtime: Any, stor
     runtime, _ = await started(start_runtime, tools)
     pair = await pair_of_the_prompt(runtime, tools)
     await make_busy(store, *pair)
-    strayed = await runtime.lifecycle.place(tools.ask(PROMPT))
+    strayed = await runtime.lifecycle.place(tools.request(PROMPT))
 
-    again = await runtime.lifecycle.place(tools.ask(f"{PROMPT} and more"))
+    again = await runtime.lifecycle.place(tools.request(f"{PROMPT} and more"))
 
     assert again.instance_id == strayed.instance_id
     assert again.expected_cached_tokens > 1000
@@ -101,10 +101,10 @@ async def test_nobody_looks_behind_an_open_breaker(start_runtime: Any, store: An
     closed, opened = sorted({*NAMES} - {*pair})
     runtime.pools.pools["default"].breakers.failed(opened, clock.monotonic_s())
 
-    flight = await runtime.lifecycle.place(tools.ask(PROMPT))
+    request = await runtime.lifecycle.place(tools.request(PROMPT))
 
-    assert flight.instance_id == closed
-    assert opened not in flight.rounds[-1].loads
+    assert request.instance_id == closed
+    assert opened not in request.rounds[-1].loads
 
 
 async def test_going_past_half_a_pair_is_going_past_the_pair(
@@ -115,10 +115,10 @@ async def test_going_past_half_a_pair_is_going_past_the_pair(
     await make_busy(store, *pair)
     runtime.pools.pools["default"].breakers.failed(pair[0], clock.monotonic_s())
 
-    flight = await runtime.lifecycle.place(tools.ask(PROMPT))
+    request = await runtime.lifecycle.place(tools.request(PROMPT))
 
-    assert flight.instance_id not in pair
-    assert flight.rounds[-1].decision.reason is Reason.BEYOND_PAIR
+    assert request.instance_id not in pair
+    assert request.rounds[-1].decision.reason is Reason.BEYOND_PAIR
 
 
 async def test_by_default_a_replica_waits_as_long_as_the_store_may_hold(
@@ -128,8 +128,8 @@ async def test_by_default_a_replica_waits_as_long_as_the_store_may_hold(
     runtime = await start_runtime(instances=(tools.spec("a"),))
     pool = store.pool("default")
     lease = await pool.acquire_lease("worker", 60_000)
-    first = await runtime.lifecycle.place(tools.ask(PROMPT))
-    waiting = asyncio.create_task(runtime.lifecycle.place(tools.ask(f"{PROMPT * 8}late", slo_s=1.0)))
+    first = await runtime.lifecycle.place(tools.request(PROMPT))
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(f"{PROMPT * 8}late", slo_s=1.0)))
     await tools.settle()
     assert (await pool.snapshot()).requests[1].late
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 
-from router.ask import FailureKind, InstanceFailure, Outcome
 from router.metrics import RouterMetrics, measured
+from router.outcome import FailureKind, InstanceFailure, Outcome
 from statestore.errors import StoreUnavailableError
 
 
@@ -44,12 +44,12 @@ async def test_a_failed_store_call_is_counted_and_timed() -> None:
 
 async def test_the_story_of_a_request_is_counted(start_runtime: Any, clock: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    flight = await runtime.lifecycle.place(tools.ask("x" * 400))
+    request = await runtime.lifecycle.place(tools.request("x" * 400))
     assert sample(runtime, "dualmap_inflight_requests", pool="default") == 1.0
-    await flight.reroute(InstanceFailure(FailureKind.CONNECT))
+    await request.reroute(InstanceFailure(FailureKind.CONNECT))
     await clock.advance(6.0)
-    flight.first_token()
-    flight.finish(Outcome.COMPLETED)
+    request.first_token()
+    request.finish(Outcome.COMPLETED)
 
     assert sample(runtime, "dualmap_retries_total", pool="default", failure="connect") == 1.0
     assert sample(runtime, "dualmap_ttft_seconds_sum", pool="default") == pytest.approx(6.0)
@@ -63,31 +63,31 @@ async def test_the_error_of_the_estimate_is_counted_at_the_first_token(
     start_runtime: Any, clock: Any, tools: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    flight = await runtime.lifecycle.place(tools.ask("x" * 4000))
-    assert flight.expected_ttft_s == pytest.approx(1.0), "1,000 tokens at 1,000 a second"
+    request = await runtime.lifecycle.place(tools.request("x" * 4000))
+    assert request.expected_ttft_s == pytest.approx(1.0), "1,000 tokens at 1,000 a second"
     await clock.advance(1.25)
-    flight.first_token()
-    flight.first_token()
-    flight.finish(Outcome.COMPLETED)
+    request.first_token()
+    request.first_token()
+    request.finish(Outcome.COMPLETED)
 
     seconds, ratio = "dualmap_ttft_estimate_error_seconds", "dualmap_ttft_estimate_error_ratio"
     assert sample(runtime, f"{seconds}_sum", pool="default") == pytest.approx(0.25)
     assert sample(runtime, f"{ratio}_sum", pool="default") == pytest.approx(0.25 / 1.25)
     assert sample(runtime, f"{ratio}_count", pool="default") == 1.0
-    assert (flight.explain().expected_ttft_s, flight.explain().first_token_s) == pytest.approx((1.0, 1.25))
+    assert (request.explain().expected_ttft_s, request.explain().first_token_s) == pytest.approx((1.0, 1.25))
 
 
 async def test_a_request_that_was_placed_again_or_does_not_stream_says_nothing_of_the_estimate(
     start_runtime: Any, clock: Any, tools: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    again = await runtime.lifecycle.place(tools.ask("x" * 400))
+    again = await runtime.lifecycle.place(tools.request("x" * 400))
     await again.reroute(InstanceFailure(FailureKind.CONNECT))
-    whole = await runtime.lifecycle.place(tools.ask("y" * 400, stream=False))
+    whole = await runtime.lifecycle.place(tools.request("y" * 400, stream=False))
     await clock.advance(2.0)
     again.first_token()
-    for flight in (again, whole):
-        flight.finish(Outcome.COMPLETED)
+    for request in (again, whole):
+        request.finish(Outcome.COMPLETED)
 
     assert again.expected_ttft_s is None
     assert sample(runtime, "dualmap_ttft_seconds_count", pool="default") == 1.0
@@ -109,8 +109,8 @@ async def test_a_request_that_shows_no_first_token_is_neither_on_time_nor_late(
     start_runtime: Any, clock: Any, tools: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    whole = await runtime.lifecycle.place(tools.ask(stream=False))
-    failed = await runtime.lifecycle.place(tools.ask())
+    whole = await runtime.lifecycle.place(tools.request(stream=False))
+    failed = await runtime.lifecycle.place(tools.request())
     await clock.advance(60.0)
     whole.finish(Outcome.COMPLETED)
     failed.finish(Outcome.UPSTREAM_FAILED)
@@ -120,11 +120,11 @@ async def test_a_request_that_shows_no_first_token_is_neither_on_time_nor_late(
 
 async def test_the_page_can_be_rendered_with_the_fleets_gauges(start_runtime: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    flight = await runtime.lifecycle.place(tools.ask("x" * 4000))
+    request = await runtime.lifecycle.place(tools.request("x" * 4000))
 
     await runtime.read_metrics()
     page = generate_latest(runtime.context.metrics.registry).decode()
 
     assert 'dualmap_instance_pending_tokens{instance="a",pool="default"} 1000.0' in page
     assert 'dualmap_replicas{pool="default"} 1.0' in page
-    flight.finish(Outcome.COMPLETED)
+    request.finish(Outcome.COMPLETED)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from router.ask import FailureKind, InstanceFailure, Outcome
 from router.errors import QueueFullError, RouterError
+from router.outcome import FailureKind, InstanceFailure, Outcome
 from router.runtime import Runtime
 from router.settings import RouterSettings
 from scheduling.settings import SchedulingSettings
@@ -45,16 +45,16 @@ async def live_through(runtime: Runtime, tools: Any, rng: random.Random, outcome
     """One request with a fate of its own: it may be cancelled, fail over, end early or be refused."""
     prompt = f"{rng.randrange(5)} " + "word " * rng.randrange(1, 800)
     try:
-        flight = await runtime.lifecycle.place(tools.ask(prompt, stream=rng.random() < 0.8))
+        request = await runtime.lifecycle.place(tools.request(prompt, stream=rng.random() < 0.8))
         try:
             if rng.random() < 0.2:
-                await flight.reroute(InstanceFailure(FailureKind.CONNECT))
+                await request.reroute(InstanceFailure(FailureKind.CONNECT))
             await asyncio.sleep(rng.random() * 0.005)
             if rng.random() < 0.9:
-                flight.first_token()
+                request.first_token()
             await asyncio.sleep(rng.random() * 0.005)
         finally:
-            flight.finish(rng.choice([Outcome.COMPLETED, Outcome.CLIENT_GONE, Outcome.UPSTREAM_FAILED]))
+            request.finish(rng.choice([Outcome.COMPLETED, Outcome.CLIENT_GONE, Outcome.UPSTREAM_FAILED]))
         outcomes["placed"] += 1
     except RouterError as error:
         outcomes[error.code] += 1
@@ -103,8 +103,8 @@ async def test_the_method_asks_for_two_loads_however_large_the_fleet_is(start_ru
 
     tampered[0].before["observe"] = count
     tampered[0].calls.clear()
-    flight = await runtime.lifecycle.place(tools.ask("x" * 4000))
-    flight.finish(Outcome.COMPLETED)
+    request = await runtime.lifecycle.place(tools.request("x" * 4000))
+    request.finish(Outcome.COMPLETED)
 
     assert asked == [2]
     assert tampered[0].calls == ["observe", "reserve"]
@@ -120,10 +120,12 @@ async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica
 
     taken: set[str] = set()
     for number in range(20):
-        flight = await replicas[number % 2].lifecycle.place(tools.ask("the same system prompt " * 20 + str(number)))
-        taken.add(flight.instance_id)
-        flight.first_token()
-        flight.finish(Outcome.COMPLETED)
+        request = await replicas[number % 2].lifecycle.place(
+            tools.request("the same system prompt " * 20 + str(number))
+        )
+        taken.add(request.instance_id)
+        request.first_token()
+        request.finish(Outcome.COMPLETED)
 
     assert len(taken) <= 2
 
@@ -136,7 +138,7 @@ async def test_a_burst_is_spread_as_if_its_requests_came_one_by_one(start_replic
         await pool.put_instance(tools.spec(name))
 
     async def place(number: int) -> None:
-        await replica.lifecycle.place(tools.ask(f"{number} " + "word " * 8000))
+        await replica.lifecycle.place(tools.request(f"{number} " + "word " * 8000))
 
     for number in range(3):
         await place(number)  # one instance has nothing to do, and all of a burst may want it
@@ -161,10 +163,10 @@ async def test_all_rounds_of_a_refused_request_share_one_wait_for_slots(start_ru
     )
     pool = runtime.pools.pools["default"]
     for name in "abcd":  # every instance has as much as it takes, and queues nothing
-        await runtime.lifecycle.place(tools.ask(name * 8000))
+        await runtime.lifecycle.place(tools.request(name * 8000))
     pool.placement_limiter.try_acquire(10_000)  # somebody looks for ever
 
-    refused = asyncio.create_task(runtime.lifecycle.place(tools.ask("x" * 8000)))
+    refused = asyncio.create_task(runtime.lifecycle.place(tools.request("x" * 8000)))
     await runtime.context.clock.advance(pool.placement_limiter.max_wait_s)
 
     with pytest.raises(QueueFullError):
@@ -186,7 +188,7 @@ async def test_what_was_never_reserved_is_not_entered_anew(start_runtime: Any, t
         return ReserveOutcome(ReserveStatus.STALE) if len(seen) == 1 else None
 
     tampered[0].before.update(observe=between_rounds, reserve=stale_at_first)
-    flight = await runtime.lifecycle.place(tools.ask())
+    request = await runtime.lifecycle.place(tools.request())
 
     assert seen == [[None], [None]]
-    flight.finish(Outcome.COMPLETED)
+    request.finish(Outcome.COMPLETED)

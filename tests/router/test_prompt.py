@@ -13,7 +13,7 @@ from scheduling.blocks import BlockRule
 
 def read(tools: Any, path: str = "/v1/completions", lora: str | None = None, **body: Any) -> ReadPrompt:
     return read_prompt(
-        tools.ask(path=path, body=body),
+        tools.request(path=path, body=body),
         model="m",
         lora=lora,
         rule=BlockRule(block_tokens=16, block_bytes=64),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.ask import Outcome
+from router.outcome import Outcome
 from scheduling.chain import Chain
 from scheduling.instance import InstanceState
 from statestore.base import RequestState, Reservation
@@ -60,8 +60,8 @@ async def test_a_store_that_came_back_empty_is_given_members_and_live_requests_a
     start_runtime: Any, store: Any, clock: Any, scheduling: Any, tools: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b", state=InstanceState.DRAINING)))
-    flying = await runtime.lifecycle.place(tools.ask("x" * 400))
-    answering = await runtime.lifecycle.place(tools.ask("y" * 400))
+    dispatched = await runtime.lifecycle.place(tools.request("x" * 400))
+    answering = await runtime.lifecycle.place(tools.request("y" * 400))
     answering.first_token()
     await clock.advance(2.0)
     emptied = MemoryStore(scheduling, now_ms=clock.now_ms)
@@ -72,12 +72,12 @@ async def test_a_store_that_came_back_empty_is_given_members_and_live_requests_a
     snapshot = await emptied.pool("default").snapshot()
     assert {name: spec.state for name, spec in snapshot.instances.items()} == {"a": "ready", "b": "draining"}
     assert {record.request_id: record.state for record in snapshot.requests} == {
-        flying.request_id: RequestState.DISPATCHED,
+        dispatched.request_id: RequestState.DISPATCHED,
         answering.request_id: RequestState.PREFILLED,
     }
     assert snapshot.loads["a"].pending_tokens == 100
-    for flight in (flying, answering):
-        flight.finish(Outcome.COMPLETED)
+    for request in (dispatched, answering):
+        request.finish(Outcome.COMPLETED)
     await tools.settle()
     assert (await emptied.pool("default").snapshot()).requests == ()
 
@@ -100,7 +100,7 @@ async def test_a_leftover_is_released_when_it_is_still_there_at_the_second_look(
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),), reconcile_s=30.0)
     pool = store.pool("default")
-    mine = await runtime.lifecycle.place(tools.ask())
+    mine = await runtime.lifecycle.place(tools.request())
     for replica_id in ("replica-1", "replica-2"):
         await pool.reserve(Reservation(f"of {replica_id}", replica_id, "a", Chain((1,), 16, 10), 10, 1, 5000))
 
@@ -134,7 +134,7 @@ async def test_a_store_that_forgot_the_lease_is_told_at_once_what_is_over(
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     pool = store.pool("default")
-    mine = await runtime.lifecycle.place(tools.ask())
+    mine = await runtime.lifecycle.place(tools.request())
     await pool.reserve(Reservation("over", "replica-1", "a", Chain((1,), 16, 10), 10, 1, 5000))
     await pool.retire("replica-1")  # as a snapshot from before the first beat
 
@@ -149,12 +149,12 @@ async def test_a_request_that_ends_while_it_is_entered_again_leaves_nothing(
 ) -> None:
     tampered = tools.Tampered(store)
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
-    flight = await runtime.lifecycle.place(tools.ask())
-    await store.pool("default").finish(flight.request_id)
+    request = await runtime.lifecycle.place(tools.request())
+    await store.pool("default").finish(request.request_id)
     await store.pool("default").retire("replica-1")
 
     async def ends_first(*_: Any) -> None:
-        flight.finish(Outcome.COMPLETED)
+        request.finish(Outcome.COMPLETED)
         await tools.settle()
 
     tampered.before["adopt"] = ends_first
@@ -170,8 +170,8 @@ async def test_what_could_not_be_given_back_is_tried_again_at_every_beat(
     tampered = tools.Tampered(store)
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
     pool = store.pool("default")
-    flight = await runtime.lifecycle.place(tools.ask("x" * 400))
-    await pool.finish(flight.request_id)
+    request = await runtime.lifecycle.place(tools.request("x" * 400))
+    await pool.finish(request.request_id)
     await pool.retire("replica-1")
 
     async def away(*_: Any) -> None:
@@ -187,7 +187,7 @@ async def test_what_could_not_be_given_back_is_tried_again_at_every_beat(
 
     assert (await pool.snapshot()).loads["a"].pending_tokens == 100
     assert tampered.calls.count("adopt") == 3, "given back once is enough"
-    flight.finish(Outcome.COMPLETED)
+    request.finish(Outcome.COMPLETED)
 
 
 async def test_a_leftover_of_a_replica_on_its_own_is_released_by_its_own_ledger(

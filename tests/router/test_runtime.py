@@ -37,7 +37,7 @@ async def test_a_store_out_of_reach_stops_the_start_and_it_can_be_tried_again(
 async def test_stopping_releases_what_is_in_flight_and_delivers_it(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     for _ in range(3):
-        await runtime.lifecycle.place(tools.ask())
+        await runtime.lifecycle.place(tools.request())
 
     await runtime.stop()
 

@@ -11,21 +11,21 @@ from typing import Any
 import orjson
 import pytest
 
-from router.ask import Outcome
-from router.flight import ScheduledFlight
+from router.outcome import Outcome
+from router.scheduled_request import ScheduledRequest
 
 
 async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client_of: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    flight = await runtime.lifecycle.place(tools.ask("x" * 400, request_id="one"))
-    flight.finish(Outcome.COMPLETED)
+    request = await runtime.lifecycle.place(tools.request("x" * 400, request_id="one"))
+    request.finish(Outcome.COMPLETED)
 
     story = (await client_of(runtime).get("/admin/explain/one")).json()
 
     assert story["replica_id"] == "replica-1"
     assert story["outcome"] == "completed"
     assert story["expected_ttft_s"] == pytest.approx(0.1), "100 tokens at 1,000 a second"
-    assert story["instance_id"] == flight.instance_id
+    assert story["instance_id"] == request.instance_id
     told = story["rounds"][0]
     assert set(told["loads"]) == {"a", "b"}
     assert told["decision"]["reason"] == "balance"
@@ -38,7 +38,7 @@ async def test_an_id_may_have_every_character_that_a_request_id_may_have(
     start_runtime: Any, client_of: Any, tools: Any, sent: str
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    await runtime.lifecycle.place(tools.ask(request_id="team/a=1"))
+    await runtime.lifecycle.place(tools.request(request_id="team/a=1"))
 
     assert (await client_of(runtime).get(sent)).json()["request_id"] == "team/a=1"
     for listing in ("/admin/explain", "/admin/explain/"):
@@ -50,9 +50,9 @@ async def test_a_request_under_way_tells_its_story_so_far_and_is_listed_before_t
     start_runtime: Any, client_of: Any, tools: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    (await runtime.lifecycle.place(tools.ask(request_id="ended"))).finish(Outcome.COMPLETED)
+    (await runtime.lifecycle.place(tools.request(request_id="ended"))).finish(Outcome.COMPLETED)
     for name in ("older", "newer"):
-        await runtime.lifecycle.place(tools.ask(request_id=name))
+        await runtime.lifecycle.place(tools.request(request_id=name))
 
     story = (await client_of(runtime).get("/admin/explain/older")).json()
     listed = (await client_of(runtime).get("/admin/explain")).json()
@@ -66,15 +66,15 @@ async def test_no_more_live_requests_are_explained_than_are_listed(
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", dispatch_window_tokens=100_000),))
     for number in range(5):
-        await runtime.lifecycle.place(tools.ask(request_id=f"r{number}"))
+        await runtime.lifecycle.place(tools.request(request_id=f"r{number}"))
     explained: list[str] = []
-    explain = ScheduledFlight.explain
+    explain = ScheduledRequest.explain
 
-    def counted(flight: ScheduledFlight) -> Any:
-        explained.append(flight.request_id)
-        return explain(flight)
+    def counted(request: ScheduledRequest) -> Any:
+        explained.append(request.request_id)
+        return explain(request)
 
-    monkeypatch.setattr(ScheduledFlight, "explain", counted)
+    monkeypatch.setattr(ScheduledRequest, "explain", counted)
     listed = (await client_of(runtime).get("/admin/explain?limit=2")).json()
 
     assert [entry["request_id"] for entry in listed] == explained == ["r4", "r3"]
@@ -85,7 +85,7 @@ async def test_a_live_request_of_a_replica_that_cannot_be_asked_is_told_by_its_r
 ) -> None:
     one = await start_runtime(instances=(tools.spec("a"),))
     other = await start_runtime()
-    await one.lifecycle.place(tools.ask(request_id="far"))
+    await one.lifecycle.place(tools.request(request_id="far"))
 
     story = (await client_of(other).get("/admin/explain/far")).json()
 

@@ -17,10 +17,10 @@ async def test_queues_list_held_requests_in_the_order_of_their_turn(
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     long = "word " * 1000
-    await runtime.lifecycle.place(tools.ask(long))
+    await runtime.lifecycle.place(tools.request(long))
     waiting = []
     for name in ("first", "second"):
-        waiting.append(asyncio.create_task(runtime.lifecycle.place(tools.ask(long, request_id=name))))
+        waiting.append(asyncio.create_task(runtime.lifecycle.place(tools.request(long, request_id=name))))
         await tools.settle()
 
     queue = (await client_of(runtime).get("/admin/queues")).json()[0]
@@ -52,7 +52,7 @@ async def test_a_prompt_looked_up_has_the_pair_that_a_request_gets(
 ) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcdefgh"))
     client = client_of(runtime)
-    flight = await runtime.lifecycle.place(tools.ask("the very same prompt"))
+    request = await runtime.lifecycle.place(tools.request("the very same prompt"))
 
     by_query = (await client.get("/admin/ring", params={"prompt": "the very same prompt"})).json()
     by_body = (
@@ -61,8 +61,8 @@ async def test_a_prompt_looked_up_has_the_pair_that_a_request_gets(
         )
     ).json()
 
-    assert by_query["hash_key"] == by_body["hash_key"] == f"{flight.explain().hash_key:016x}"
-    assert by_query["pair"] == list(flight.rounds[0].candidates)
+    assert by_query["hash_key"] == by_body["hash_key"] == f"{request.explain().hash_key:016x}"
+    assert by_query["pair"] == list(request.rounds[0].candidates)
     assert (await client.post("/admin/ring", json={"prompt": 1})).status_code == 400
     assert (await client.post("/admin/ring?path=/v1/embeddings", json={})).status_code == 400
 
@@ -86,8 +86,8 @@ async def test_hot_prefixes_are_listed_by_depth(start_runtime: Any, client_of: A
 async def test_live_requests_of_all_replicas_can_be_filtered(start_runtime: Any, client_of: Any, tools: Any) -> None:
     one = await start_runtime(instances=(tools.spec("a"),))
     other = await start_runtime()
-    await one.lifecycle.place(tools.ask(request_id="mine"))
-    theirs = await other.lifecycle.place(tools.ask(request_id="theirs"))
+    await one.lifecycle.place(tools.request(request_id="mine"))
+    theirs = await other.lifecycle.place(tools.request(request_id="theirs"))
     theirs.first_token()
     await tools.settle()
     client = client_of(one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from router.ask import Outcome
+from router.outcome import Outcome
 from scheduling.instance import InstanceState
 
 
@@ -152,7 +152,7 @@ async def test_a_busy_instance_drains_first_and_is_removed_when_it_is_done(
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     client = client_of(runtime)
-    flight = await runtime.lifecycle.place(tools.ask())
+    request = await runtime.lifecycle.place(tools.request())
 
     refused = await client.delete("/admin/instances/a?wait_s=0")
     assert refused.status_code == 409
@@ -161,7 +161,7 @@ async def test_a_busy_instance_drains_first_and_is_removed_when_it_is_done(
 
     removing = asyncio.create_task(client.delete("/admin/instances/a?wait_s=5"))
     await tools.settle()
-    flight.finish(Outcome.COMPLETED)
+    request.finish(Outcome.COMPLETED)
     await clock.advance(0.5)
 
     assert (await removing).status_code == 204

@@ -16,11 +16,12 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from router.ask import Ask, InstanceFailure, Outcome, Usage
 from router.errors import UpstreamError
 from router.failures import outcome_of
 from router.http import DataPlane, build_data_plane, http_protocol
+from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
+from router.outcome import InstanceFailure, Outcome, Usage
 from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
 from statestore.clock import RealClock
@@ -45,7 +46,7 @@ def pytest_asyncio_loop_factories(
 
 # the life cycle ------------------------------------------------------------------------------------------------
 @dataclass
-class FakeFlight:
+class FakePlacedRequest:
     lifecycle: FakeLifecycle
     request_id: str
     model: str
@@ -92,17 +93,17 @@ class FakeLifecycle:
     renamed: str | None = None
     refusal: Exception | None = None
     gate: asyncio.Event | None = None
-    asks: list[Ask] = field(default_factory=list)
-    flights: list[FakeFlight] = field(default_factory=list)
+    requests: list[InferenceRequest] = field(default_factory=list)
+    placed_requests: list[FakePlacedRequest] = field(default_factory=list)
     loss_notifier: InstanceLossNotifier = field(
         default_factory=lambda: InstanceLossNotifier(RetryBudget(0.0, 1.0, 0.0), RealClock())
     )
     ended: list[Outcome] = field(default_factory=list)
     """How requests ended that were cancelled before they were placed."""
 
-    async def place(self, ask: Ask) -> FakeFlight:
-        self.asks.append(ask)
-        ask.forget_body()
+    async def place(self, request: InferenceRequest) -> FakePlacedRequest:
+        self.requests.append(request)
+        request.forget_body()
         if self.gate is not None:
             try:
                 await self.gate.wait()
@@ -111,14 +112,16 @@ class FakeLifecycle:
                 raise
         if self.refusal is not None:
             raise self.refusal
-        flight = FakeFlight(self, self.renamed or ask.request_id, self.model or ask.model, self.urls, self.urls[0])
-        self.flights.append(flight)
-        return flight
+        placed = FakePlacedRequest(
+            self, self.renamed or request.request_id, self.model or request.model, self.urls, self.urls[0]
+        )
+        self.placed_requests.append(placed)
+        return placed
 
     @property
-    def flight(self) -> FakeFlight:
-        assert len(self.flights) == 1
-        return self.flights[0]
+    def placed_request(self) -> FakePlacedRequest:
+        assert len(self.placed_requests) == 1
+        return self.placed_requests[0]
 
 
 # an instance ---------------------------------------------------------------------------------------------------
@@ -381,4 +384,4 @@ class Client:
 @pytest.fixture
 def kit() -> SimpleNamespace:
     """The classes above, for tests (which cannot import a conftest)."""
-    return SimpleNamespace(Lifecycle=FakeLifecycle, Flight=FakeFlight, eventually=eventually, CHAT=CHAT)
+    return SimpleNamespace(Lifecycle=FakeLifecycle, PlacedRequest=FakePlacedRequest, eventually=eventually, CHAT=CHAT)

@@ -5,7 +5,7 @@ import pytest
 
 from router.api_keys import ApiKeys
 from router.errors import InvalidApiKeyError, InvalidRequestError, MethodNotAllowedError, RouterError
-from router.http.admission import OPS_BODY_BYTES, make_head_check, read_ask
+from router.http.admission import OPS_BODY_BYTES, make_head_check, read_inference_request
 from router.http.request_reader import Request
 
 CHAT = "/v1/chat/completions"
@@ -37,9 +37,9 @@ def test_the_judge_knows_methods_keys_and_limits_by_path() -> None:
 
 
 def test_an_ask_is_what_the_request_says() -> None:
-    ask = read_ask(request(body=chat(stream=True), x_slo_ttft_ms="2500"), "id-1")
-    assert (ask.request_id, ask.model, ask.path, ask.stream, ask.slo_s) == ("id-1", "m", CHAT, True, 2.5)
-    assert ask.scheduled and ask.body["messages"]
+    asked = read_inference_request(request(body=chat(stream=True), x_slo_ttft_ms="2500"), "id-1")
+    assert (asked.request_id, asked.model, asked.path, asked.stream, asked.slo_s) == ("id-1", "m", CHAT, True, 2.5)
+    assert asked.scheduled and asked.body["messages"]
 
 
 @pytest.mark.parametrize(
@@ -67,32 +67,32 @@ def test_an_ask_is_what_the_request_says() -> None:
 )
 def test_a_body_of_the_wrong_shape_is_refused_and_the_field_named(body: object, param: str | None) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        read_ask(request(body=body), "id")
+        read_inference_request(request(body=body), "id")
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], 5, {"a": 1}])
 def test_a_completion_needs_a_prompt(prompt: object) -> None:
     with pytest.raises(InvalidRequestError):
-        read_ask(request("/v1/completions", {"model": "m", "prompt": prompt}), "id")
+        read_inference_request(request("/v1/completions", {"model": "m", "prompt": prompt}), "id")
 
 
 @pytest.mark.parametrize("prompt", [{}, {"prompt": ""}, {"prompt": None}])
 def test_embeddings_do_for_a_prompt(prompt: dict[str, object]) -> None:
-    ask = read_ask(request("/v1/completions", {"model": "m", **prompt, "prompt_embeds": "AAAA"}), "id")
-    assert ask.body["prompt_embeds"] == "AAAA"
+    asked = read_inference_request(request("/v1/completions", {"model": "m", **prompt, "prompt_embeds": "AAAA"}), "id")
+    assert asked.body["prompt_embeds"] == "AAAA"
     with pytest.raises(InvalidRequestError, match="prompt_embeds"):
-        read_ask(request("/v1/completions", {"model": "m", **prompt, "prompt_embeds": 7}), "id")
+        read_inference_request(request("/v1/completions", {"model": "m", **prompt, "prompt_embeds": 7}), "id")
 
 
 @pytest.mark.parametrize("slo", ["0", "-1", "x", "nan", "inf", "1e99"])
 def test_an_impossible_slo_is_refused(slo: str) -> None:
     with pytest.raises(RouterError):
-        read_ask(request(body=chat(), x_slo_ttft_ms=slo), "id")
+        read_inference_request(request(body=chat(), x_slo_ttft_ms=slo), "id")
 
 
 def test_paths_that_are_not_scheduled_need_no_model() -> None:
-    assert read_ask(request("/tokenize", {"prompt": "x"}), "id").model == ""
+    assert read_inference_request(request("/tokenize", {"prompt": "x"}), "id").model == ""
 
 
 def test_a_form_names_its_model() -> None:
@@ -101,5 +101,7 @@ def test_a_form_names_its_model() -> None:
         b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n'
         b"Content-Type: audio/wav\r\n\r\nRIFF\r\n--b--\r\n"
     )
-    asked = read_ask(request("/v1/audio/transcriptions", form, content_type="multipart/form-data; boundary=b"), "id")
+    asked = read_inference_request(
+        request("/v1/audio/transcriptions", form, content_type="multipart/form-data; boundary=b"), "id"
+    )
     assert asked.model == "whisper" and asked.body == {}

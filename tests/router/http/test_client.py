@@ -9,10 +9,10 @@ import weakref
 import orjson
 import pytest
 
-from router.ask import Outcome
 from router.errors import ShuttingDownError
 from router.http.heads import HTTP2_GOAWAY
 from router.http.request_reader import MAX_PIPELINED_REQUESTS
+from router.outcome import Outcome
 
 ENDING = ShuttingDownError("this replica shuts down; try again", retry_after_s=1.0)
 
@@ -58,7 +58,7 @@ async def test_pipelined_requests_are_answered_in_order(fleet, kit) -> None:
     for n in range(5):
         assert (await client.answer()).json() == {"echo": f"q{n}"}
         assert (await client.answer()).json()["app"] == f"/other/{n}"
-    assert len(lifecycle.asks) == 5
+    assert len(lifecycle.requests) == 5
 
 
 async def test_a_flood_of_pipelined_requests_is_answered_up_to_a_bound_and_closed(fleet) -> None:
@@ -100,7 +100,7 @@ async def test_bodies_sent_ahead_are_bounded(fleet, kit) -> None:
     for _ in range(10):  # each is longer than one read of a socket
         client.request(kit.CHAT, chat("x" * 300_000))
     await kit.eventually(lambda: any(connection._reader.stopped for connection in router.state.connections))
-    assert len(lifecycle.asks) == 1
+    assert len(lifecycle.requests) == 1
     gate.set()
     answers = 1
     while (await client.answer()).headers.get("connection") != "close":
@@ -127,7 +127,7 @@ async def test_all_bodies_together_are_bounded(fleet, kit) -> None:
     half_read.close()
     await kit.eventually(lambda: router.plane.bodies.held_bytes < 1700)
     later.request(kit.CHAT, chat("x" * 1500))
-    await kit.eventually(lambda: len(lifecycle.asks) == 2)
+    await kit.eventually(lambda: len(lifecycle.requests) == 2)
     gate.set()
     assert [(await client.answer()).status for client in (held, later)] == [200, 200]
     assert router.plane.bodies.held_bytes == 0
@@ -178,7 +178,7 @@ async def test_other_methods_on_an_inference_path_are_refused_with_the_allowed_o
         assert answer.error["code"] == "method_not_allowed"
     client.request(kit.CHAT, chat("still in step"))
     assert (await client.answer()).status == 200
-    assert len(lifecycle.asks) == 1
+    assert len(lifecycle.requests) == 1
 
 
 async def test_options_tells_what_is_allowed(fleet, kit) -> None:
@@ -221,7 +221,7 @@ async def test_bad_input_gets_its_error_and_the_connection_closes(fleet, wire: b
     assert answer.status == status and answer.error["type"] == "invalid_request_error"
     assert answer.headers["connection"] == "close"
     assert await client.closed()
-    assert not lifecycle.asks
+    assert not lifecycle.requests
 
 
 async def test_an_error_is_read_even_by_a_client_that_goes_on_sending(fleet, kit) -> None:
@@ -281,7 +281,7 @@ async def test_a_refused_expectation_gets_the_refusal_instead(fleet, kit) -> Non
     client.send(b"POST %b HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n" % kit.CHAT.encode())
     assert (await client.answer()).status == 401
     assert await client.closed()
-    assert not lifecycle.asks
+    assert not lifecycle.requests
 
 
 async def test_a_chunked_body_reaches_the_instance_with_its_length(fleet, kit) -> None:
@@ -309,7 +309,7 @@ async def test_a_request_that_does_not_come_in_time_gets_a_408(fleet, start: byt
     assert answer.status == 408 and answer.error["code"] == "request_timeout"
     assert "within 0.2 s" in answer.error["message"] and "router.client_timeout_s" in answer.error["message"]
     assert await client.closed()
-    assert not lifecycle.asks
+    assert not lifecycle.requests
 
 
 async def test_dripping_bytes_do_not_extend_the_time_for_a_request(fleet, kit) -> None:
@@ -399,7 +399,7 @@ async def test_shutdown_lets_requests_finish_and_closes_the_idle(fleet, kit) -> 
     go.set()
     assert await busy.chunk() == b"data: [DONE]\n\n" and await busy.chunk() == b""
     assert await busy.closed()
-    assert lifecycle.flight.outcome is Outcome.COMPLETED
+    assert lifecycle.placed_request.outcome is Outcome.COMPLETED
 
 
 async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fleet, kit) -> None:
@@ -418,7 +418,7 @@ async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fle
         task.cancel()
     assert await client.closed()
     await kit.eventually(lambda: instance.open == 0)
-    assert lifecycle.flight.finished == [(Outcome.CUT_OFF, None)]
+    assert lifecycle.placed_request.finished == [(Outcome.CUT_OFF, None)]
 
 
 async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(fleet, kit) -> None:
@@ -442,14 +442,14 @@ async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(
         assert answer.headers["connection"] == "close"
         assert await client.closed()
     await kit.eventually(lambda: instance.open == 0)
-    assert lifecycle.flight.finished == [(Outcome.CUT_OFF, None)]
+    assert lifecycle.placed_request.finished == [(Outcome.CUT_OFF, None)]
 
 
 async def test_a_held_request_that_is_cut_off_is_answered_with_the_error(fleet, kit) -> None:
     lifecycle, _, router = await fleet(gate=asyncio.Event())
     client = await router.connect()
     client.chat(stream=True)
-    await kit.eventually(lambda: len(lifecycle.asks) == 1)
+    await kit.eventually(lambda: len(lifecycle.requests) == 1)
     for connection in list(router.state.connections):
         connection.cut_off(ENDING)
     assert (await client.answer()).error["code"] == "shutting_down"
@@ -475,7 +475,7 @@ async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet, kit) -> 
     assert error == {"message": ENDING.message, "type": "service_unavailable", "param": None, "code": "shutting_down"}
     assert await client.closed()
     await kit.eventually(lambda: instance.open == 0)
-    assert lifecycle.flight.outcome is Outcome.CUT_OFF
+    assert lifecycle.placed_request.outcome is Outcome.CUT_OFF
 
 
 async def test_connections_over_the_limit_are_refused(fleet, kit) -> None:

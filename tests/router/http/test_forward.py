@@ -11,9 +11,9 @@ import tracemalloc
 import orjson
 import pytest
 
-from router.ask import FailureKind, Outcome, Usage
 from router.errors import OutOfFilesError, QueueFullError, UnavailableError
 from router.http.upstream_pool import UpstreamPool
+from router.outcome import FailureKind, Outcome, Usage
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.view import ClusterView
@@ -65,7 +65,7 @@ async def test_an_answer_passes_with_the_fleets_fields(fleet) -> None:
     assert sent["traceparent"] == "00-aa-bb-01"
     assert sent["authorization"] == "Bearer own"
     assert sent["host"] == instance.url.removeprefix("http://")
-    assert lifecycle.flight.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
+    assert lifecycle.placed_request.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
 
 
 async def test_a_request_without_an_id_gets_one_that_instance_and_client_agree_on(fleet) -> None:
@@ -74,7 +74,7 @@ async def test_a_request_without_an_id_gets_one_that_instance_and_client_agree_o
     answer = await client.answer()
     assert len(answer.headers["x-request-id"]) == 32
     assert instance.talks[0].headers["x-request-id"] == answer.headers["x-request-id"]
-    assert lifecycle.asks[0].request_id == answer.headers["x-request-id"]
+    assert lifecycle.requests[0].request_id == answer.headers["x-request-id"]
 
 
 async def test_a_body_reaches_the_instance_byte_for_byte(fleet, kit) -> None:
@@ -117,16 +117,16 @@ async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet,
     client.chat(stream=True)
     assert (await client.head()).headers["transfer-encoding"] == "chunked"
     assert b"assistant" in await client.chunk()
-    assert lifecycle.flight.first_tokens == 0, "a role is no token"
+    assert lifecycle.placed_request.first_tokens == 0, "a role is no token"
     go.set()
     assert b'"a"' in await client.chunk()
-    await kit.eventually(lambda: lifecycle.flight.first_tokens == 1)
+    await kit.eventually(lambda: lifecycle.placed_request.first_tokens == 1)
     assert b"usage" in await client.chunk()
     assert await client.chunk() == b"data: [DONE]\n\n"
     assert await client.chunk() == b""
-    await kit.eventually(lambda: bool(lifecycle.flight.finished))
-    assert lifecycle.flight.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
-    assert lifecycle.flight.first_tokens == 1
+    await kit.eventually(lambda: bool(lifecycle.placed_request.finished))
+    assert lifecycle.placed_request.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
+    assert lifecycle.placed_request.first_tokens == 1
 
 
 async def test_a_stream_cut_anywhere_passes_unchanged(fleet) -> None:
@@ -152,7 +152,7 @@ async def test_a_stream_cut_anywhere_passes_unchanged(fleet) -> None:
                 b"data: [DONE]\n\n",
             ]
         )
-    assert [flight.first_tokens for flight in lifecycle.flights] == [1, 1]
+    assert [placed.first_tokens for placed in lifecycle.placed_requests] == [1, 1]
 
 
 async def test_a_client_error_of_the_instance_passes_and_is_not_tried_elsewhere(fleet) -> None:
@@ -163,7 +163,7 @@ async def test_a_client_error_of_the_instance_passes_and_is_not_tried_elsewhere(
     client.chat()
     answer = await client.answer()
     assert answer.status == 400 and answer.json()["error"]["message"] == "prompt too long"
-    assert lifecycle.flight.outcome is Outcome.CLIENT_ERROR and not other.talks
+    assert lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR and not other.talks
 
 
 async def test_a_client_error_inside_a_stream_is_the_clients_own(fleet, kit) -> None:
@@ -178,8 +178,8 @@ async def test_a_client_error_inside_a_stream_is_the_clients_own(fleet, kit) -> 
     client.chat(stream=True)
     answer = await client.answer()
     assert answer.status == 200 and b"top_k must be -1" in answer.body and answer.body.endswith(b"[DONE]\n\n")
-    await kit.eventually(lambda: bool(lifecycle.flight.finished))
-    assert lifecycle.flight.finished == [(Outcome.CLIENT_ERROR, None)] and not other.talks
+    await kit.eventually(lambda: bool(lifecycle.placed_request.finished))
+    assert lifecycle.placed_request.finished == [(Outcome.CLIENT_ERROR, None)] and not other.talks
 
 
 @pytest.mark.parametrize("status", [501, 505])
@@ -191,7 +191,7 @@ async def test_what_no_instance_can_do_is_not_tried_elsewhere(fleet, status: int
     client.chat()
     answer = await client.answer()
     assert answer.status == status and answer.json()["error"]["message"] == "best_of is not supported"
-    assert lifecycle.flight.outcome is Outcome.CLIENT_ERROR and not other.talks
+    assert lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR and not other.talks
 
 
 async def test_informational_answers_are_skipped(fleet) -> None:
@@ -217,7 +217,7 @@ async def test_an_answer_that_ends_with_the_connection_is_framed_for_the_client(
         client.chat()
         answer = await client.answer()
         assert answer.whole and answer.json() == {"a": 1}
-    assert {flight.outcome for flight in lifecycle.flights} == {Outcome.COMPLETED}
+    assert {placed.outcome for placed in lifecycle.placed_requests} == {Outcome.COMPLETED}
 
 
 async def test_an_http_10_client_gets_a_stream_without_chunks(fleet, kit) -> None:
@@ -234,7 +234,7 @@ async def test_paths_beside_the_scheduled_ones_are_passed_with_their_query(fleet
     client.request("/v1/embeddings?x=y", {"model": "m", "input": "hi"})
     assert (await client.answer()).status == 200
     assert instance.talks[0].head.startswith(b"POST /v1/embeddings?x=y HTTP/1.1\r\n")
-    assert not lifecycle.asks[0].scheduled
+    assert not lifecycle.requests[0].scheduled
 
 
 async def test_connections_to_an_instance_are_kept_and_reused(fleet) -> None:
@@ -372,9 +372,9 @@ async def test_an_instance_that_fails_before_the_first_byte_costs_the_client_not
     assert answer.status == 200 and answer.whole and answer.body.endswith(b"data: [DONE]\n\n")
     assert answer.headers["x-dualmap-instance"] == "i1" and answer.headers["x-dualmap-attempts"] == "2"
     assert "x-dualmap-expected-ttft-ms" not in answer.headers, "it was of the first try"
-    flight = lifecycle.flight
-    assert [failure.kind for failure in flight.failures] == [kind]
-    assert flight.outcome is Outcome.COMPLETED and len(flight.finished) == 1
+    placed = lifecycle.placed_request
+    assert [failure.kind for failure in placed.failures] == [kind]
+    assert placed.outcome is Outcome.COMPLETED and len(placed.finished) == 1
     assert len(bad.talks) == len(good.talks) == 1
     assert bad.talks[0].body == good.talks[0].body
     if kind is not FailureKind.STATUS and script is not empty_stream:  # those may serve again
@@ -392,7 +392,7 @@ async def test_a_replica_without_descriptors_refuses_and_blames_no_instance(flee
     answer = await client.answer()
 
     assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "out_of_files", "1")
-    assert lifecycle.flight.failures == [] and lifecycle.flight.outcome is Outcome.REFUSED
+    assert lifecycle.placed_request.failures == [] and lifecycle.placed_request.outcome is Outcome.REFUSED
     assert [instance.connections for instance in instances] == [0, 0]
 
 
@@ -405,7 +405,7 @@ async def test_a_port_where_nobody_listens_is_a_connect_failure(kit, start_insta
         client = await (await start_router(lifecycle)).connect()
         client.chat()
         assert (await client.answer()).status == 200
-    assert lifecycle.flight.failures[0].kind is FailureKind.CONNECT
+    assert lifecycle.placed_request.failures[0].kind is FailureKind.CONNECT
 
 
 async def test_when_every_instance_fails_the_last_ones_own_error_is_the_answer(fleet) -> None:
@@ -414,7 +414,7 @@ async def test_when_every_instance_fails_the_last_ones_own_error_is_the_answer(f
     answer = await client.answer()
     assert answer.status == 429 and answer.json()["error"]["message"] == "later"
     assert answer.headers["retry-after"] == "7" and answer.headers["x-dualmap-attempts"] == "2"
-    assert lifecycle.flight.finished == [(Outcome.UPSTREAM_FAILED, None)]
+    assert lifecycle.placed_request.finished == [(Outcome.UPSTREAM_FAILED, None)]
     client.chat()
     assert (await client.answer()).status == 429, "the connection is still good"
 
@@ -433,7 +433,7 @@ async def test_when_every_instance_is_gone_the_answer_is_a_502_in_openais_form(f
     answer = await client.answer()
     assert answer.status == 502 and answer.error["code"] == "upstream_failed"
     assert answer.headers["x-request-id"] == "r1"
-    assert lifecycle.flight.finished == [(Outcome.UPSTREAM_FAILED, None)]
+    assert lifecycle.placed_request.finished == [(Outcome.UPSTREAM_FAILED, None)]
 
 
 async def test_a_request_that_nobody_answers_is_refused_by_the_id_that_the_fleet_gave_it(fleet) -> None:
@@ -479,14 +479,14 @@ async def test_a_kept_connection_that_died_unseen_is_replaced_without_a_retry(di
     client.chat()
     assert (await client.answer()).status == 200
     assert (instance.connections, len(instance.talks)) == (2, 2)
-    assert [flight.failures for flight in lifecycle.flights] == [[], []]
+    assert [placed.failures for placed in lifecycle.placed_requests] == [[], []]
 
 
 async def test_a_kept_connection_that_broke_and_cannot_be_replaced_may_have_carried_work(died_unseen) -> None:
     lifecycle, _, client = await died_unseen(listens=False)
     client.chat()
     assert (await client.answer()).status == 502
-    [failure] = lifecycle.flights[1].failures
+    [failure] = lifecycle.placed_requests[1].failures
     assert failure.kind is FailureKind.CLOSED and failure.wasted_work, "the retry budget must be asked"
 
 
@@ -505,7 +505,7 @@ async def test_a_request_that_was_computed_on_a_kept_connection_is_not_sent_to_t
         client.chat()
         assert (await client.answer()).status == 200
     assert killed.connections == 1 and len(other.talks) == 1
-    assert [failure.kind for failure in lifecycle.flights[1].failures] == [FailureKind.CLOSED]
+    assert [failure.kind for failure in lifecycle.placed_requests[1].failures] == [FailureKind.CLOSED]
 
 
 async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet, kit) -> None:
@@ -516,7 +516,7 @@ async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet, ki
     lifecycle, [stuck, _], client = await fleet(hang, whole_stream, settings={"first_byte_timeout_s": 0.2})
     client.chat(stream=True)
     assert (await client.answer()).whole
-    assert lifecycle.flight.failures[0].kind is FailureKind.TIMEOUT
+    assert lifecycle.placed_request.failures[0].kind is FailureKind.TIMEOUT
     await kit.eventually(lambda: stuck.open == 0)
 
 
@@ -529,7 +529,7 @@ async def test_an_answer_that_does_not_stream_is_not_computed_again_after_its_ti
     answer = await client.answer()
     assert answer.status == 504 and answer.error["code"] == "upstream_timeout"
     assert "router.first_byte_timeout_s" in answer.error["message"]
-    assert lifecycle.flight.finished == [(Outcome.TIMED_OUT, None)] and not other.talks
+    assert lifecycle.placed_request.finished == [(Outcome.TIMED_OUT, None)] and not other.talks
     await kit.eventually(lambda: stuck.open == 0)
 
 
@@ -556,7 +556,7 @@ async def test_a_hanging_instance_is_left_when_the_fleet_takes_it_down(fleet, ki
 
     answer = await client.answer()
     assert answer.whole and answer.headers["x-dualmap-instance"] == "i1"
-    assert lifecycle.flight.failures[0].kind is FailureKind.DOWN
+    assert lifecycle.placed_request.failures[0].kind is FailureKind.DOWN
     await kit.eventually(lambda: stuck.open == 0)
     assert not lifecycle.loss_notifier._listeners
 
@@ -579,8 +579,8 @@ async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_d
     resumed.set()
 
     assert b"[DONE]" in await client.chunk()
-    await kit.eventually(lambda: lifecycle.flight.finished)
-    assert lifecycle.flight.outcome is Outcome.COMPLETED and lifecycle.flight.failures == []
+    await kit.eventually(lambda: lifecycle.placed_request.finished)
+    assert lifecycle.placed_request.outcome is Outcome.COMPLETED and lifecycle.placed_request.failures == []
     assert not lifecycle.loss_notifier._listeners
 
 
@@ -594,7 +594,10 @@ async def test_an_error_answer_that_never_ends_is_not_waited_for(fleet, monkeypa
     lifecycle, _, client = await fleet(half_an_error, whole_answer, settings={"chunk_timeout_s": 1.0})
     client.chat()
     assert (await client.answer()).status == 200
-    assert (lifecycle.flight.failures[0].kind, lifecycle.flight.failures[0].status) == (FailureKind.STATUS, 503)
+    assert (lifecycle.placed_request.failures[0].kind, lifecycle.placed_request.failures[0].status) == (
+        FailureKind.STATUS,
+        503,
+    )
 
 
 async def test_the_time_for_the_whole_request_ends_all_tries(fleet) -> None:
@@ -606,7 +609,7 @@ async def test_the_time_for_the_whole_request_ends_all_tries(fleet) -> None:
     answer = await client.answer()
     assert answer.status == 504 and answer.error["code"] == "upstream_timeout"
     assert "router.total_timeout_s" in answer.error["message"]
-    assert lifecycle.flight.finished == [(Outcome.TIMED_OUT, None)] and not other.talks
+    assert lifecycle.placed_request.finished == [(Outcome.TIMED_OUT, None)] and not other.talks
 
 
 # failures behind the first byte --------------------------------------------------------------------------------
@@ -623,7 +626,7 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event_and_no_done(fleet
     assert not answer.whole and b"[DONE]" not in answer.body
     error = orjson.loads(answer.body.split(b"\n\n")[1].removeprefix(b"data: "))["error"]
     assert error["code"] == "upstream_failed"
-    assert lifecycle.flight.finished == [(Outcome.UPSTREAM_FAILED, None)]
+    assert lifecycle.placed_request.finished == [(Outcome.UPSTREAM_FAILED, None)]
     assert not other.talks
 
 
@@ -677,8 +680,8 @@ async def test_an_abort_is_seen_before_its_usage_however_the_end_is_cut(fleet, k
         await client.chunk()
         seen.set()
     assert await client.chunk() == b"data: [DONE]\n\n" and await client.chunk() == b""
-    await kit.eventually(lambda: bool(lifecycle.flight.finished))
-    assert lifecycle.flight.finished == [(Outcome.UPSTREAM_FAILED, Usage(prompt_tokens=9, cached_tokens=4))]
+    await kit.eventually(lambda: bool(lifecycle.placed_request.finished))
+    assert lifecycle.placed_request.finished == [(Outcome.UPSTREAM_FAILED, Usage(prompt_tokens=9, cached_tokens=4))]
 
 
 @pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
@@ -692,7 +695,7 @@ async def test_half_an_answer_is_seen_as_half(fleet, framing: str) -> None:
     lifecycle, _, client = await fleet(die)
     client.chat()
     assert not (await client.answer()).whole
-    assert lifecycle.flight.outcome is Outcome.UPSTREAM_FAILED
+    assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
 
 
 async def test_a_gap_in_a_stream_ends_it(fleet, kit) -> None:
@@ -705,7 +708,7 @@ async def test_a_gap_in_a_stream_ends_it(fleet, kit) -> None:
     client.chat(stream=True)
     answer = await client.answer()
     assert not answer.whole and b"upstream_timeout" in answer.body and b"router.chunk_timeout_s" in answer.body
-    assert lifecycle.flight.finished == [(Outcome.TIMED_OUT, None)]
+    assert lifecycle.placed_request.finished == [(Outcome.TIMED_OUT, None)]
     await kit.eventually(lambda: instance.open == 0)
 
 
@@ -719,8 +722,8 @@ async def test_a_stream_that_the_engine_gave_up_counts_as_failed(fleet, kit) -> 
     lifecycle, _, client = await fleet(give_up)
     client.chat(stream=True)
     assert (await client.answer()).whole
-    await kit.eventually(lambda: bool(lifecycle.flight.finished))
-    assert lifecycle.flight.outcome is Outcome.UPSTREAM_FAILED
+    await kit.eventually(lambda: bool(lifecycle.placed_request.finished))
+    assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
 
 
 async def test_bytes_behind_the_end_of_an_answer_never_reach_a_client(fleet) -> None:
@@ -733,7 +736,7 @@ async def test_bytes_behind_the_end_of_an_answer_never_reach_a_client(fleet) -> 
     client.chat()
     answer = await client.answer()
     assert answer.json()["object"] == "chat.completion"
-    assert lifecycle.flight.failures[0].kind is FailureKind.PROTOCOL
+    assert lifecycle.placed_request.failures[0].kind is FailureKind.PROTOCOL
 
 
 async def test_line_ends_behind_an_answer_never_reach_a_client(fleet) -> None:
@@ -775,7 +778,7 @@ async def test_a_client_that_leaves_a_stream_frees_the_instance(fleet, kit, leav
     await client.chunk()
     getattr(client, leave)()
     await asyncio.wait_for(gone.wait(), 1.0)
-    assert lifecycle.flight.finished == [(Outcome.CLIENT_GONE, None)]
+    assert lifecycle.placed_request.finished == [(Outcome.CLIENT_GONE, None)]
     await kit.eventually(lambda: instance.open == 0)
 
 
@@ -792,22 +795,22 @@ async def test_a_client_that_leaves_before_the_first_byte_frees_the_instance(fle
     await arrived.wait()
     client.close()
     await asyncio.wait_for(gone.wait(), 1.0)
-    assert lifecycle.flight.finished == [(Outcome.CLIENT_GONE, None)]
+    assert lifecycle.placed_request.finished == [(Outcome.CLIENT_GONE, None)]
 
 
 async def test_a_client_that_leaves_while_held_is_forgotten(fleet, kit) -> None:
     lifecycle, [instance], client = await fleet(whole_answer, gate=asyncio.Event())
     client.chat()
-    await kit.eventually(lambda: bool(lifecycle.asks))
+    await kit.eventually(lambda: bool(lifecycle.requests))
     client.close()
     await kit.eventually(lambda: lifecycle.ended == [Outcome.CLIENT_GONE], within_s=1.0)
-    assert not instance.talks and not lifecycle.flights
+    assert not instance.talks and not lifecycle.placed_requests
 
 
 async def test_a_half_closed_client_counts_as_gone(fleet, kit) -> None:
     lifecycle, _, client = await fleet(whole_answer, gate=asyncio.Event())
     client.chat()
-    await kit.eventually(lambda: bool(lifecycle.asks))
+    await kit.eventually(lambda: bool(lifecycle.requests))
     client.writer.write_eof()
     await kit.eventually(lambda: lifecycle.ended == [Outcome.CLIENT_GONE], within_s=1.0)
     assert await client.closed()
@@ -846,7 +849,7 @@ async def test_a_slow_client_slows_the_instance_down(kit, start_instance, start_
         data = await asyncio.wait_for(client.reader.read(1 << 20), 10)
         got, tail = got + len(data), tail[-10:] + data
     assert got > total
-    await kit.eventually(lambda: lifecycle.flight.outcome is Outcome.COMPLETED)
+    await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.COMPLETED)
 
 
 async def test_a_client_that_stops_reading_for_good_is_dropped(fleet, kit) -> None:
@@ -864,7 +867,7 @@ async def test_a_client_that_stops_reading_for_good_is_dropped(fleet, kit) -> No
     client.writer.transport.pause_reading()
     client.chat(stream=True)
     await asyncio.wait_for(gone.wait(), 8)
-    await kit.eventually(lambda: lifecycle.flight.outcome is Outcome.CLIENT_GONE)
+    await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.CLIENT_GONE)
     client.reset()
 
 
@@ -902,7 +905,7 @@ async def test_bad_input_never_reaches_the_life_cycle(fleet, kit) -> None:
     assert (await client.answer()).status == 400
     client.chat(headers="x-slo-ttft-ms: soon\r\n")
     assert (await client.answer()).status == 400
-    assert not lifecycle.asks and not instance.talks
+    assert not lifecycle.requests and not instance.talks
 
 
 # keys ----------------------------------------------------------------------------------------------------------
@@ -917,4 +920,4 @@ async def test_keys_of_the_router_stay_with_the_router(fleet, kit) -> None:
     assert (await client.answer()).status == 200
     assert instance.talks[0].headers["authorization"] == "Bearer theirs"
     assert b"k2" not in instance.talks[0].head
-    assert len(lifecycle.asks) == 1
+    assert len(lifecycle.requests) == 1

@@ -73,7 +73,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_an_instance_sends_every_flight_ends_once(kit, start_instance, start_router, seed: int) -> None:
+async def test_whatever_an_instance_sends_every_request_ends_once(kit, start_instance, start_router, seed: int) -> None:
     rng = random.Random(seed)
 
     async def babble(talk):
@@ -97,7 +97,7 @@ async def test_whatever_an_instance_sends_every_flight_ends_once(kit, start_inst
             assert 200 <= answer.status < 600
         client.close()
     await kit.eventually(lambda: not router.state.connections and not router.state.tasks)
-    assert {len(flight.finished) for flight in lifecycle.flights} == {1}
+    assert {len(placed.finished) for placed in lifecycle.placed_requests} == {1}
     router.plane.upstreams.close()
     await kit.eventually(lambda: all(instance.open == 0 for instance in instances))
 
@@ -120,7 +120,7 @@ async def test_whatever_a_client_sends_nothing_of_it_stays(kit, start_instance, 
             assert (await client.reader.read()).count(b"HTTP/1.1 5") == 0
         client.close()
     await kit.eventually(lambda: not router.state.connections and not router.state.tasks)
-    assert all(len(flight.finished) == 1 for flight in lifecycle.flights)
+    assert all(len(placed.finished) == 1 for placed in lifecycle.placed_requests)
     client = await router.connect()
     client.chat()
     assert (await client.answer()).status == 200, "the router serves on"

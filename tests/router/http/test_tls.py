@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.ask import FailureKind, Outcome
+from router.outcome import FailureKind, Outcome
 
 # Self-signed for localhost, made for these tests alone and valid for a hundred years.
 CERTIFICATE = Path(__file__).parent / "tls" / "cert.pem"
@@ -56,7 +56,7 @@ async def test_an_instance_whose_certificate_nobody_vouches_for_is_not_spoken_to
     client = await (await start_router(lifecycle)).connect()
     client.chat(stream=True)
     assert (await client.answer()).status == 502
-    assert lifecycle.flight.failures[0].kind is FailureKind.CONNECT and not instance.talks
+    assert lifecycle.placed_request.failures[0].kind is FailureKind.CONNECT and not instance.talks
 
 
 async def test_clients_may_come_by_https(kit, start_instance, start_router, server_tls, client_tls) -> None:
@@ -79,7 +79,7 @@ async def test_clients_may_come_by_https(kit, start_instance, start_router, serv
     await client.chunk()
     client.close()
     await asyncio.wait_for(gone.wait(), 1.0)
-    await kit.eventually(lambda: lifecycle.flight.outcome is Outcome.CLIENT_GONE)
+    await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.CLIENT_GONE)
     flood = await router.connect(tls=client_tls)
     flood.send(b"GET / HTTP/1.1\r\nhost: h\r\nx: " + b"y" * 9000)
     assert (await flood.answer()).status == 431

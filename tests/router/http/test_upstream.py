@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.ask import InstanceFailure
 from router.http.upstream import AnswerHead, UpstreamConnection
+from router.outcome import InstanceFailure
 
 
 class Wire:

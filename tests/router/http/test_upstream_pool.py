@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.ask import FailureKind
 from router.errors import OutOfFilesError
 from router.http.sweeper import Sweeper
 from router.http.upstream import AnswerHead
 from router.http.upstream_pool import ConnectError, Origin, UpstreamPool, parse_origin
+from router.outcome import FailureKind
 
 
 class Sink:

@@ -1,4 +1,4 @@
-"""What a client asks for, and how the answer went: the words between the data plane and the life cycle."""
+"""An inference request as its client sent it, before it is placed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from router.errors import InvalidRequestError
-from scheduling.breaker import is_server_fault
-from scheduling.values import value
 
 # Paths whose prompts are scheduled; every other path is passed to any suitable instance of the pool.
 SCHEDULED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -21,7 +18,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 
 
 @dataclass(slots=True)
-class Ask:
+class InferenceRequest:
     """One parsed inference request, before it is placed."""
 
     request_id: str
@@ -44,68 +41,6 @@ class Ask:
     @property
     def scheduled(self) -> bool:
         return self.path in SCHEDULED_PATHS
-
-
-@value
-class Usage:
-    """The tokens of a request as its instance counted them; None: it did not say."""
-
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    """Of the prompt's, how many it found in its cache (``usage.prompt_tokens_details.cached_tokens``)."""
-    output_tokens: int | None = None
-
-
-class Outcome(StrEnum):
-    """How a placed request ended; a label in metrics."""
-
-    COMPLETED = "completed"
-    CLIENT_ERROR = "client_error"
-    """The instance answered 4xx, 501 or 505, or a stream ended in such an error: the client's fault, not its own."""
-    CLIENT_GONE = "client_gone"
-    UPSTREAM_FAILED = "upstream_failed"
-    TIMED_OUT = "timed_out"
-    CUT_OFF = "cut_off"
-    """This replica stopped before the request was over."""
-    REFUSED = "refused"
-    """Never reached an instance: no room, no instance, or held too long."""
-    INTERNAL_ERROR = "internal_error"
-
-
-class FailureKind(StrEnum):
-    """How an instance failed a request before its first byte; a label in metrics."""
-
-    CONNECT = "connect"
-    CLOSED = "closed"
-    """The connection broke before the first byte of the answer."""
-    TIMEOUT = "timeout"
-    STATUS = "status"
-    """It answered with a status that is worth another try elsewhere (408, 429, 5xx but for 501 and 505)."""
-    DOWN = "down"
-    """The fleet took it down, or removed it, while the first byte of the answer was due."""
-    PROTOCOL = "protocol"
-    """It answered something that is not HTTP."""
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceFailure:
-    kind: FailureKind
-    detail: str = ""
-    status: int | None = None
-
-    @property
-    def server_fault(self) -> bool:
-        """True when the instance is to blame: it counts for the circuit breaker. 4xx, 501 and 505 never do."""
-        return self.kind is not FailureKind.STATUS or is_server_fault(self.status)
-
-    @property
-    def wasted_work(self) -> bool:
-        """False when the instance never got the request, so that another try repeats nothing."""
-        return self.kind is not FailureKind.CONNECT
-
-    def __str__(self) -> str:
-        status = f" {self.status}" if self.status is not None else ""
-        return f"{self.kind}{status}: {self.detail}" if self.detail else f"{self.kind}{status}"
 
 
 def mint_request_id() -> str:

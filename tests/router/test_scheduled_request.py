@@ -1,4 +1,4 @@
-"""What a flight tells a store that forgot it, and how its timers end."""
+"""What a scheduled request tells a store that forgot it, and how its timers end."""
 
 from __future__ import annotations
 
@@ -8,59 +8,61 @@ from typing import Any
 
 import pytest
 
-from router.ask import FailureKind, InstanceFailure, Outcome
+from router.outcome import FailureKind, InstanceFailure, Outcome
 from scheduling.hotness import HotnessTree
 from statestore.base import RequestState
 
 LONG = "word " * 1000
 
 
-async def test_a_flight_describes_itself_as_it_is(start_runtime: Any, clock: Any, tools: Any) -> None:
+async def test_a_scheduled_request_describes_itself_as_it_is(start_runtime: Any, clock: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    flight = await runtime.lifecycle.place(tools.ask(LONG, slo_s=2.0))
-    other = "b" if flight.instance_id == "a" else "a"
+    request = await runtime.lifecycle.place(tools.request(LONG, slo_s=2.0))
+    other = "b" if request.instance_id == "a" else "a"
     await clock.advance(1.5)
 
-    dispatched = flight.record(now_ms=50_000)
-    flight.first_token()
-    prefilled = flight.record(now_ms=50_000)
-    flight.finish(Outcome.COMPLETED)
+    dispatched = request.record(now_ms=50_000)
+    request.first_token()
+    prefilled = request.record(now_ms=50_000)
+    request.finish(Outcome.COMPLETED)
 
     assert (dispatched.state, dispatched.instance_id, dispatched.alternative_id) == (
         RequestState.DISPATCHED,
-        flight.instance_id,
+        request.instance_id,
         other,
     )
     assert (dispatched.enqueued_ms, dispatched.slo_ms, dispatched.uncached_tokens) == (48_500, 2000, 1250)
     assert prefilled.state is RequestState.PREFILLED
-    assert flight.record(now_ms=50_000) is None
+    assert request.record(now_ms=50_000) is None
 
 
-async def test_a_flight_keeps_no_view_alive_and_tells_of_the_one_it_began_with(start_runtime: Any, tools: Any) -> None:
+async def test_a_scheduled_request_keeps_no_view_alive_and_tells_of_the_one_it_began_with(
+    start_runtime: Any, tools: Any
+) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     keeper = runtime.pools.pools["default"].view
     began_with = keeper.view
-    flight = await runtime.lifecycle.place(tools.ask(LONG))
+    request = await runtime.lifecycle.place(tools.request(LONG))
 
-    keeper.view = replace(began_with, epoch=99, tree_version=99, tree=HotnessTree({flight.chain.hashes[0]: 1}))
+    keeper.view = replace(began_with, epoch=99, tree_version=99, tree=HotnessTree({request.chain.hashes[0]: 1}))
 
-    story = flight.explain()
+    story = request.explain()
     assert (story.epoch, story.tree_version, story.key_blocks) == (began_with.epoch, began_with.tree_version, 1)
-    assert not any(kept is began_with for kept in vars(flight).values())
-    flight.finish(Outcome.COMPLETED)
+    assert not any(kept is began_with for kept in vars(request).values())
+    request.finish(Outcome.COMPLETED)
 
 
-async def test_a_migrated_flight_describes_where_it_is_now(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_a_migrated_request_describes_where_it_is_now(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    filling = [await runtime.lifecycle.place(tools.ask(f"{number} {LONG}")) for number in range(2)]
-    placing = asyncio.create_task(runtime.lifecycle.place(tools.ask(LONG, request_id="moved")))
+    filling = [await runtime.lifecycle.place(tools.request(f"{number} {LONG}")) for number in range(2)]
+    placing = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG, request_id="moved")))
     await tools.settle()
     pool = store.pool("default")
     record = (await pool.records(["moved"]))["moved"]
     lease = await pool.acquire_lease("leader", 60_000)
     await pool.migrate("moved", record.instance_id, record.alternative_id, reason="test", fence=lease.fence)
-    for flight in filling:
-        flight.finish(Outcome.COMPLETED)
+    for request in filling:
+        request.finish(Outcome.COMPLETED)
     moved = await asyncio.wait_for(placing, 5)
 
     told = moved.record(now_ms=1)
@@ -75,26 +77,26 @@ async def test_the_timer_of_a_failed_try_does_not_release_the_next_one(
     start_runtime: Any, store: Any, clock: Any, tools: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    flight = await runtime.lifecycle.place(tools.ask(LONG, stream=False))  # done after 1.25 s
+    request = await runtime.lifecycle.place(tools.request(LONG, stream=False))  # done after 1.25 s
     await clock.advance(1.0)
-    await flight.reroute(InstanceFailure(FailureKind.CLOSED))
+    await request.reroute(InstanceFailure(FailureKind.CLOSED))
 
     async def pending_tokens() -> int:
-        tokens: int = (await store.pool("default").snapshot()).loads[flight.instance_id].pending_tokens
+        tokens: int = (await store.pool("default").snapshot()).loads[request.instance_id].pending_tokens
         return tokens
 
     await clock.advance(0.5)
     assert await pending_tokens() == 1250
     await clock.advance(0.8)
     assert await pending_tokens() == 0
-    flight.finish(Outcome.COMPLETED)
+    request.finish(Outcome.COMPLETED)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_no_timer_outlives_its_flight(start_runtime: Any, clock: Any, tools: Any, stream: bool) -> None:
+async def test_no_timer_outlives_its_request(start_runtime: Any, clock: Any, tools: Any, stream: bool) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    flight = await runtime.lifecycle.place(tools.ask(LONG, stream=stream))
-    flight.finish(Outcome.COMPLETED)
+    request = await runtime.lifecycle.place(tools.request(LONG, stream=stream))
+    request.finish(Outcome.COMPLETED)
     await tools.settle()
     before = runtime.context.metrics.registry.get_sample_value(
         "dualmap_store_call_seconds_count", {"call": "first_token"}

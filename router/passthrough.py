@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from router.ask import InstanceFailure, Outcome, Usage
 from router.context import ReplicaContext
 from router.errors import UnavailableError, nobody_ready
 from router.failures import nobody_left, outcome_of, spend_retry
 from router.instance_loss import InstanceLossNotifier
+from router.outcome import InstanceFailure, Outcome, Usage
 from router.served_pool import ServedPool
 from statestore.base import RequestRecord
 
@@ -16,8 +16,8 @@ from statestore.base import RequestRecord
 _STRIDE = 0.6180339887498949
 
 
-class PassingTraffic:
-    """Passed requests per instance, of this replica alone; the less loaded of two takes the next one."""
+class PassthroughBalancer:
+    """Requests passed through per instance, of this replica alone; the less loaded of two takes the next one."""
 
     def __init__(self) -> None:
         self._in_flight: Counter[str] = Counter()
@@ -44,14 +44,14 @@ class PassingTraffic:
             del self._in_flight[instance_id]
 
 
-class PassingFlight:
-    """A passed request. It has no prefill to account for: only its end and its retries matter."""
+class PassthroughRequest:
+    """A request that is passed through. It has no prefill to account for: only its end and its retries matter."""
 
     expected_cached_tokens = 0
     expected_ttft_s = None
 
     def __init__(
-        self, request_id: str, *, model: str, pool: ServedPool, traffic: PassingTraffic, context: ReplicaContext
+        self, request_id: str, *, model: str, pool: ServedPool, balancer: PassthroughBalancer, context: ReplicaContext
     ) -> None:
         self.request_id = request_id
         self.model = model
@@ -59,7 +59,7 @@ class PassingFlight:
         self.instance_id = ""
         self.instance_url = ""
         self.attempts = 0
-        self._traffic = traffic
+        self._balancer = balancer
         self._context = context
         self._failed: set[str] = set()
         self._entered = False
@@ -79,7 +79,7 @@ class PassingFlight:
     def explain(self) -> None:
         return None
 
-    def take_off(self) -> None:
+    def pick_instance(self) -> None:
         """Choose an instance.
 
         Raises:
@@ -87,42 +87,42 @@ class PassingFlight:
         """
         view = self.pool.view.view
         blocked = self.pool.breakers.blocked(self._context.clock.monotonic_s())
-        instance_id = self._traffic.pick(view.ready, self._failed | blocked)
+        instance_id = self._balancer.pick(view.ready, self._failed | blocked)
         if instance_id is None:
-            instance_id = self._traffic.pick(view.ready, self._failed)
+            instance_id = self._balancer.pick(view.ready, self._failed)
         if instance_id is None:
             raise nobody_ready(self.pool_name)
         self.instance_id, self.instance_url = instance_id, view.instances[instance_id].url
         self.attempts += 1
         self.pool.breakers.sending(instance_id, self._context.clock.monotonic_s())
-        self._traffic.enter(instance_id)
+        self._balancer.enter(instance_id)
         self._entered = True
 
-    def _land(self) -> None:
+    def _leave_instance(self) -> None:
         if self._entered:
             self._entered = False
-            self._traffic.leave(self.instance_id)
+            self._balancer.leave(self.instance_id)
 
     def first_token(self) -> None:
         self.pool.breakers.succeeded(self.instance_id)
 
     async def reroute(self, failure: InstanceFailure) -> None:
         now_s = self._context.clock.monotonic_s()
-        self._land()
+        self._leave_instance()
         self._failed.add(self.instance_id)
         if failure.server_fault:
             self.pool.breakers.failed(self.instance_id, now_s)
         try:
             spend_retry(failure, self.attempts, self._context)
             self.pool.metrics.retries[failure.kind].inc()
-            self._take_off_again(failure)
+            self._pick_another_instance(failure)
         except Exception as error:
             self.finish(outcome_of(error))
             raise
 
-    def _take_off_again(self, failure: InstanceFailure) -> None:
+    def _pick_another_instance(self, failure: InstanceFailure) -> None:
         try:
-            self.take_off()
+            self.pick_instance()
         except UnavailableError as error:
             raise nobody_left(failure, self.attempts) from error
 
@@ -132,7 +132,7 @@ class PassingFlight:
         self._done = True
         if self._entered:
             self.pool.breakers.record(self.instance_id, outcome, self._context.clock.monotonic_s())
-        self._land()
+        self._leave_instance()
         self._context.live.leave(self)
         self.pool.metrics.in_flight.dec()
         self.pool.metrics.outcomes[outcome].inc()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.ask import FailureKind, InstanceFailure, mint_request_id, read_request_id, read_slo_s
 from router.errors import InvalidRequestError
+from router.inference_request import mint_request_id, read_request_id, read_slo_s
 
 
 def test_a_clients_request_id_is_kept_and_a_missing_one_minted() -> None:
@@ -30,18 +30,3 @@ def test_an_slo_is_read_in_milliseconds() -> None:
 def test_an_slo_that_is_no_time_is_refused(sent: str) -> None:
     with pytest.raises(InvalidRequestError, match="x-slo-ttft-ms"):
         read_slo_s(sent)
-
-
-@pytest.mark.parametrize(
-    ("failure", "at_fault"),
-    [
-        (InstanceFailure(FailureKind.CONNECT), True),
-        (InstanceFailure(FailureKind.TIMEOUT), True),
-        (InstanceFailure(FailureKind.STATUS, status=503), True),
-        (InstanceFailure(FailureKind.STATUS, status=429), False),
-        (InstanceFailure(FailureKind.STATUS, status=408), False),
-    ],
-    ids=str,
-)
-def test_only_server_faults_are_held_against_an_instance(failure: InstanceFailure, at_fault: bool) -> None:
-    assert failure.server_fault is at_fault

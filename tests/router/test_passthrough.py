@@ -1,4 +1,4 @@
-"""Passed requests spread over instances without any store."""
+"""Requests that are passed through spread over instances without any store."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from typing import Any
 import pytest
 
 from router.errors import UnavailableError
-from router.passing import PassingTraffic
+from router.passthrough import PassthroughBalancer
 from scheduling.instance import InstanceState
 
 READY = tuple(f"i{number}" for number in range(8))
 
 
 def test_requests_in_flight_spread_evenly() -> None:
-    traffic, taken = PassingTraffic(), Counter[str]()
+    balancer, taken = PassthroughBalancer(), Counter[str]()
 
     for _ in range(800):
-        instance_id = traffic.pick(READY, frozenset())
+        instance_id = balancer.pick(READY, frozenset())
         assert instance_id is not None
-        traffic.enter(instance_id)
+        balancer.enter(instance_id)
         taken[instance_id] += 1
 
     assert max(taken.values()) - min(taken.values()) <= 10
 
 
 def test_a_busy_instance_is_given_less() -> None:
-    traffic = PassingTraffic()
+    balancer = PassthroughBalancer()
     for _ in range(100):
-        traffic.enter("i0")
+        balancer.enter("i0")
 
-    assert "i0" not in {traffic.pick(READY, frozenset()) for _ in range(100)}
+    assert "i0" not in {balancer.pick(READY, frozenset()) for _ in range(100)}
 
 
 def test_avoided_instances_are_taken_only_if_nothing_else_is_asked_for() -> None:
-    traffic = PassingTraffic()
-    assert {traffic.pick(READY, set(READY) - {"i5"}) for _ in range(20)} == {"i5"}
-    assert traffic.pick(READY, set(READY)) is None
-    assert traffic.pick((), frozenset()) is None
+    balancer = PassthroughBalancer()
+    assert {balancer.pick(READY, set(READY) - {"i5"}) for _ in range(20)} == {"i5"}
+    assert balancer.pick(READY, set(READY)) is None
+    assert balancer.pick((), frozenset()) is None
 
 
 def test_who_left_is_neither_favoured_nor_avoided() -> None:
-    used, fresh = PassingTraffic(), PassingTraffic()
+    used, fresh = PassthroughBalancer(), PassthroughBalancer()
     used.enter("i0")
     used.leave("i0")
 
@@ -55,7 +55,7 @@ async def test_without_a_ready_instance_it_is_refused_like_a_scheduled_request(s
     refusals = []
     for path in ("/v1/completions", "/v1/embeddings"):
         with pytest.raises(UnavailableError) as refused:
-            await runtime.lifecycle.place(tools.ask(path=path))
+            await runtime.lifecycle.place(tools.request(path=path))
         refusals.append((refused.value.message, refused.value.retry_after_s))
 
     assert refusals == [("no instance of pool 'default' is ready; see /admin/instances", 2.0)] * 2

@@ -7,14 +7,15 @@ import time
 from functools import partial
 from typing import Protocol
 
-from router.ask import Ask, InstanceFailure, Outcome, Usage
 from router.context import ReplicaContext
 from router.deadlines import TimerHandle, prefill_delay_s
 from router.errors import UnavailableError, from_exception
 from router.explain import Explanation, PlacementRound
 from router.failures import nobody_left, outcome_of, spend_retry
+from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
 from router.metrics import measured
+from router.outcome import InstanceFailure, Outcome, Usage
 from router.pools import Route
 from router.prompt import ReadPrompt
 from router.served_pool import ServedPool
@@ -22,17 +23,17 @@ from statestore.base import FinishFacts, RequestRecord, RequestState, Reservatio
 
 
 class Placer(Protocol):
-    async def place(self, flight: ScheduledFlight) -> None:
-        """Find an instance for the flight's present attempt, and wait until it may be sent there."""
+    async def place(self, request: ScheduledRequest) -> None:
+        """Find an instance for the request's present attempt, and wait until it may be sent there."""
 
 
-class ScheduledFlight:
+class ScheduledRequest:
     """A request that the method placed. Its transitions go to the store through the outbox, in order.
 
-    The flight is the only owner of what it reserved: whatever ends it calls ``finish``, which releases once.
+    It is the only owner of what it reserved: whatever ends it calls ``finish``, which releases once.
     """
 
-    # Where it is; what starts the same for every flight is its class's until it changes.
+    # Where it is; what starts the same for every request is its class's until it changes.
     instance_id = ""
     instance_url = ""
     expected_cached_tokens = 0
@@ -61,17 +62,17 @@ class ScheduledFlight:
     _reported = Usage()
 
     def __init__(
-        self, ask: Ask, *, request_id: str, route: Route[ServedPool], prompt: ReadPrompt, context: ReplicaContext,
-        placer: Placer,
+        self, inference_request: InferenceRequest, *, request_id: str, route: Route[ServedPool], prompt: ReadPrompt,
+        context: ReplicaContext, placer: Placer,
     ) -> None:  # fmt: skip
         pool = route.pool
         self.request_id = request_id
         self.model = route.model
-        self.ask = ask
+        self.inference_request = inference_request
         self.prompt = prompt
         self.chain = prompt.chain
         self.pool = pool
-        self.slo_s = ask.slo_s or pool.scheduling.slo_ttft_s
+        self.slo_s = inference_request.slo_s or pool.scheduling.slo_ttft_s
         self.started_s = context.clock.monotonic_s()
         self.rounds: list[PlacementRound] = []
         view = pool.view.view  # not kept: a long answer would keep every former view of the fleet alive
@@ -94,7 +95,7 @@ class ScheduledFlight:
 
     def rename(self) -> None:
         """Take another id: the client's own is that of another live request."""
-        self._context.live.rename(self, f"{self.ask.request_id}-{secrets.token_hex(4)}")
+        self._context.live.rename(self, f"{self.inference_request.request_id}-{secrets.token_hex(4)}")
 
     @property
     def expected_ttft_s(self) -> float | None:
@@ -123,7 +124,7 @@ class ScheduledFlight:
         self.expected_cached_tokens = max(0, self.chain.prompt_tokens - uncached_tokens)
         self.attempts += 1
         self._dispatched = True
-        if not self.ask.stream:
+        if not self.inference_request.stream:
             rate = self.pool.prefill_rate(instance_id)
             delay_s = prefill_delay_s(tokens_ahead, uncached_tokens, rate)
             self._release = self._context.call_later(delay_s, self._prefill_presumed)
@@ -145,7 +146,7 @@ class ScheduledFlight:
         self._prefilled = True
         call = self._context.metrics.store_calls["first_token"]
         request_id, instance_id, chain, store = self.request_id, self.instance_id, self.chain, self.pool.store
-        seen = self.ask.stream  # otherwise it is presumed, or the end of the whole answer
+        seen = self.inference_request.stream  # otherwise it is presumed, or the end of the whole answer
         self._context.outbox.post(lambda: measured(call, store.first_token(request_id, instance_id, chain, seen=seen)))
 
     def _count_ttft(self) -> None:
@@ -247,7 +248,7 @@ class ScheduledFlight:
         chain = self.chain
         return Explanation(
             request_id=self.request_id,
-            model=self.ask.model,
+            model=self.inference_request.model,
             pool=self.pool_name,
             policy=self.pool.policy.name,
             slo_s=self.slo_s,
