@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from router.deadlines import CallLater
 from router.errors import ReplicaFullError
 from router.explain import DecisionLog, Explanation
 from router.metrics import RouterMetrics
@@ -15,6 +14,7 @@ from router.outcome import Outcome
 from router.recording import TrafficRecorder
 from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
+from router.timers import CallLater
 from statestore.base import RequestRecord
 from statestore.clock import Clock
 

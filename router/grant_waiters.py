@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from router.deadlines import CallLater
 from router.errors import HoldTimeoutError, QueueFullError, RouterError, SloUnreachableError
 from router.metrics import StoreCall, measured
+from router.timers import CallLater
 from statestore.base import Grant, PoolStore, RequestRecord, RequestState
 from statestore.clock import Clock
 from statestore.errors import StoreError

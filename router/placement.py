@@ -124,7 +124,7 @@ class StorePlacer:
             limiter.try_acquire(tokens) or await self._wait_for_slot(limiter, tokens, search)
         )
         try:
-            return await self._look_and_decide(request, search)
+            return await self._observe_and_decide(request, search)
         finally:
             if has_slot:
                 limiter.release(tokens)
@@ -136,10 +136,10 @@ class StorePlacer:
         finally:
             search.slot_wait_left_s -= self._context.clock.monotonic_s() - before_s
 
-    async def _look_and_decide(self, request: ScheduledRequest, search: _Search) -> Decision:
+    async def _observe_and_decide(self, request: ScheduledRequest, search: _Search) -> Decision:
         """Raises NoInstanceError."""
         policy = request.pool.policy
-        excluded, candidates = self._ask(request, search)
+        excluded, candidates = self._candidates(request, search)
         pair = policy.candidates(_query(request), request.pool.view.view) if excluded else candidates
         seen = await self._observe(request, candidates, horizon=policy.looks_beyond)
         query, loads = _query(request, excluded, pair, seen.sequence), seen.loads
@@ -171,7 +171,7 @@ class StorePlacer:
         blocked = pool.breakers.blocked(self._context.clock.monotonic_s())
         return tuple(instance_id for instance_id in instance_ids if instance_id not in blocked)
 
-    def _ask(self, request: ScheduledRequest, search: _Search) -> tuple[frozenset[str], tuple[str, ...]]:
+    def _candidates(self, request: ScheduledRequest, search: _Search) -> tuple[frozenset[str], tuple[str, ...]]:
         """Whom not to ask, and the candidates that leaves, none of them behind an open breaker if there are others.
 
         Raises:

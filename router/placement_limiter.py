@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from router.deadlines import CallLater
+from router.timers import CallLater
 from statestore.clock import Clock
 
 MAX_WAIT_S = 0.1

@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 from router.breakers import CircuitBreakers
 from router.context import LiveRequests, ReplicaContext
-from router.deadlines import CallLater
 from router.explain import DecisionLog
 from router.fleet_gauges import FleetGauges, FleetSnapshots
 from router.grant_waiters import GrantWaiters
@@ -28,6 +27,7 @@ from router.retry_budget import RetryBudget
 from router.served_pool import ServedPool
 from router.settings import FLUSH_TIMEOUT_S, LEAVING_S, RouterSettings
 from router.supervision import Supervisor
+from router.timers import CallLater
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
 from scheduling.breaker import BreakerRule

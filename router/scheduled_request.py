@@ -8,7 +8,6 @@ from functools import partial
 from typing import Protocol
 
 from router.context import ReplicaContext
-from router.deadlines import TimerHandle, prefill_delay_s
 from router.errors import UnavailableError, from_exception
 from router.explain import Explanation, PlacementRound
 from router.failures import nobody_left, outcome_of, spend_retry
@@ -19,6 +18,7 @@ from router.outcome import InstanceFailure, Outcome, Usage
 from router.pools import Route
 from router.prompt import ReadPrompt
 from router.served_pool import ServedPool
+from router.timers import TimerHandle, prefill_delay_s
 from statestore.base import FinishFacts, RequestRecord, RequestState, Reservation
 
 

@@ -20,7 +20,7 @@ def is_retried(status: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldAnswer:
+class ErrorAnswer:
     """An instance's own error answer, kept in case no other instance takes the request."""
 
     status: int
@@ -36,7 +36,7 @@ class ExchangeResult:
     ending: Ending = NO_ENDING
     failure: InstanceFailure | None = None
     """Before the downstream is committed: the next instance may try. After: the answer was broken off."""
-    held_answer: HeldAnswer | None = None
+    error_answer: ErrorAnswer | None = None
     overdue: bool = False
     """The time for the whole request is over: no other try."""
     cut_off: bool = False

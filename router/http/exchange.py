@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
-from router.http.attempt import ExchangeResult, ExchangeTimes, HeldAnswer, failure_in, is_retried
+from router.http.attempt import ErrorAnswer, ExchangeResult, ExchangeTimes, failure_in, is_retried
 from router.http.downstream import Downstream
 from router.http.heads import Header, fields_for_client, response_head
 from router.http.sse import (
@@ -232,14 +232,14 @@ class Exchange:
         ending = read_ending(self._tail(), streamed=self._event_stream)
         self._settle(ExchangeResult(head.status, ending))
 
-    def _fail(self, failure: InstanceFailure, *, held: HeldAnswer | None = None, overdue: bool = False) -> None:
+    def _fail(self, failure: InstanceFailure, *, answer: ErrorAnswer | None = None, overdue: bool = False) -> None:
         if self.done.done():
             return
         if not self._connection.reusable:
             self._connection.abort()
         status = self._head.status if self._head is not None else 0
         # Settled first: breaking off closes the client's connection, which must not pass for the client's doing.
-        self._settle(ExchangeResult(status, failure=failure, held_answer=held, overdue=overdue))
+        self._settle(ExchangeResult(status, failure=failure, error_answer=answer, overdue=overdue))
         if self._downstream.committed:
             timed_out = failure.kind is FailureKind.TIMEOUT
             error = (UpstreamTimeoutError if timed_out else UpstreamError)(f"the stream broke off: {failure.detail}")
@@ -250,13 +250,13 @@ class Exchange:
         head = self._head
         assert head is not None
         failure = InstanceFailure(FailureKind.STATUS, (body or b"")[:200].decode("utf-8", "replace"), head.status)
-        held = HeldAnswer(head.status, fields_for_client(head.fields), body) if body is not None else None
-        self._fail(failure, held=held)
+        answer = ErrorAnswer(head.status, fields_for_client(head.fields), body) if body is not None else None
+        self._fail(failure, answer=answer)
 
     def _fail_by_event(self, failure: InstanceFailure, event: bytes) -> None:
         body = event_data(event)
         fields = [(b"content-type", b"application/json")]
-        self._fail(failure, held=HeldAnswer(failure.status or 500, fields, body))
+        self._fail(failure, answer=ErrorAnswer(failure.status or 500, fields, body))
 
     def _break_off(self, error: RouterError) -> None:
         """The client must notice: no end of the framing, and in a stream an error event where one fits."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from router.errors import RouterError, UpstreamTimeoutError, from_exception
 from router.http.admission import read_inference_request
-from router.http.attempt import ExchangeResult, ExchangeTimes, HeldAnswer
+from router.http.attempt import ErrorAnswer, ExchangeResult, ExchangeTimes
 from router.http.downstream import Downstream
 from router.http.exchange import Exchange
 from router.http.heads import Header, fields_for_instance, response_head
@@ -105,9 +105,9 @@ class _Forwarding:
             try:
                 await self._placed.reroute(failure)
             except RouterError:
-                if result.held_answer is None:
+                if result.error_answer is None:
                     raise
-                self._pass_on(result.held_answer)
+                self._pass_on(result.error_answer)
                 return result
 
     async def _try_instance(self) -> ExchangeResult:
@@ -201,7 +201,7 @@ class _Forwarding:
             fields.append((b"x-dualmap-expected-ttft-ms", b"%.1f" % (1000.0 * expected_s)))
         return fields
 
-    def _pass_on(self, answer: HeldAnswer) -> None:
+    def _pass_on(self, answer: ErrorAnswer) -> None:
         """No instance took the request: the last one's own error says more than ours would."""
         fields = [*answer.fields, *self._fleet_fields(), (b"content-length", b"%d" % len(answer.body))]
         if not self._downstream.keeps_alive():

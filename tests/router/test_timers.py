@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.deadlines import prefill_delay_s
+from router.timers import prefill_delay_s
 
 
 def test_those_ahead_are_prefilled_first() -> None:
