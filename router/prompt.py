@@ -20,13 +20,16 @@ as the answers of reasoning models get. An instance's KV capacity would be no bo
 beyond it would make the instance look full to the whole fleet for as long as it runs. The instance gets the limit as
 it was sent."""
 
+_TRUNCATION: Final = "truncate_prompt_tokens"
+"""vLLM's parameter that lets the engine see the end of a prompt only."""
+
 
 @value
 class ReadPrompt:
     chain: Chain
     text_bytes: int | None
-    """Length of the rendered text; None for token ids and for prompts with media, which teach nothing about bytes per
-    token."""
+    """Length of the rendered text; None for token ids, for prompts with media, and for those that the engine is to
+    truncate, which teach nothing about bytes per token."""
     expected_output_tokens: int
     """Enters the shared load: the request's limit, at most ``MAX_EXPECTED_OUTPUT_TOKENS``, or the configured guess."""
 
@@ -53,7 +56,9 @@ def read_prompt(
     salt = _cache_salt(body)
     seed = _unsalted_seed(model, lora) if salt is None else cache_seed(model, lora, salt)
     chain = rule.chain(prompt, seed, bytes_per_token)
-    text_bytes = len(prompt.data) if isinstance(prompt, TextPrompt) and not prompt.has_media else None
+    text_bytes = None
+    if isinstance(prompt, TextPrompt) and not prompt.has_media and body.get(_TRUNCATION) is None:
+        text_bytes = len(prompt.data)
     output_tokens = min(_output_limit(body) or 0, MAX_EXPECTED_OUTPUT_TOKENS)
     return ReadPrompt(chain, text_bytes, output_tokens or default_output_tokens)
 

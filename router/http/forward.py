@@ -67,7 +67,7 @@ class _Forwarding:
         self._deadline_s = downstream.asked_s + plane.settings.total_timeout_s
         # A field the router checks itself, or replaces, must not reach an instance.
         keep_credentials = plane.upstream_authorization is None and not plane.keys
-        self._fields = fields_for_instance(request.fields, keep_credentials=keep_credentials)
+        self._fields = fields_for_instance(request.fields, keep_credentials=keep_credentials, http_10=request.http_10)
         if plane.upstream_authorization is not None:
             self._fields += b"authorization: %b\r\n" % plane.upstream_authorization
 

@@ -32,6 +32,8 @@ HOP_FIELDS: Final = frozenset(
 # Beside the hop fields: written anew for the instance, or meaningless there. Answers must come uncompressed,
 # for the data plane reads the first token and the usage out of them.
 _NOT_SENT_UP: Final = HOP_FIELDS | {b"host", b"content-length", b"expect", b"x-request-id", b"accept-encoding"}
+_VIA_HTTP_10: Final = b"via: 1.0 dualmap\r\n"
+_VIA_HTTP_11: Final = b"via: 1.1 dualmap\r\n"
 _USUAL_CONNECTIONS: Final = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
 _NO_TOKENS: Final[frozenset[bytes]] = frozenset()
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
@@ -79,13 +81,17 @@ def connection_tokens(fields: Iterable[Header]) -> frozenset[bytes]:
     return frozenset(tokens - {b"close", b"keep-alive", b""}) if tokens else _NO_TOKENS
 
 
-def fields_for_instance(fields: list[Header], *, keep_credentials: bool) -> bytes:
-    """The client's fields that go to the instance, as bytes; the same for every attempt."""
+def fields_for_instance(fields: list[Header], *, keep_credentials: bool, http_10: bool = False) -> bytes:
+    """The client's fields that go to the instance, as bytes; the same for every attempt.
+
+    ``Via`` says by which protocol they came, after whoever passed them on before (RFC 9110 section 7.6.3).
+    """
     dropped = _NOT_SENT_UP if keep_credentials else _NOT_SENT_UP | _CREDENTIALS
     tokens = connection_tokens(fields)
     if tokens:
         dropped = dropped | tokens
-    return b"".join([b"%b: %b\r\n" % field for field in fields if field[0] not in dropped])
+    via = _VIA_HTTP_10 if http_10 else _VIA_HTTP_11
+    return b"".join([b"%b: %b\r\n" % field for field in fields if field[0] not in dropped]) + via
 
 
 def fields_for_client(fields: list[Header]) -> list[Header]:

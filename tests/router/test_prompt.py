@@ -39,6 +39,11 @@ def test_a_prompt_with_media_teaches_nothing_about_bytes_per_token(tools: Any) -
     assert illustrated.text_bytes is None
 
 
+def test_a_prompt_that_the_engine_truncates_teaches_nothing_about_bytes_per_token(tools: Any) -> None:
+    assert read(tools, prompt="x" * 400, truncate_prompt_tokens=None).text_bytes == 400
+    assert read(tools, prompt="x" * 400, truncate_prompt_tokens=50).text_bytes is None
+
+
 def test_the_output_limit_of_the_request_counts_else_the_configured_guess(tools: Any) -> None:
     assert read(tools, prompt="x").expected_output_tokens == 256
     assert read(tools, prompt="x", max_tokens=9).expected_output_tokens == 9

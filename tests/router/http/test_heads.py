@@ -30,9 +30,17 @@ def test_fields_of_the_client_connection_stay_there() -> None:
         (b"authorization", b"Bearer secret"),
         (b"x-api-key", b"secret"),
     ]
-    assert fields_for_instance(fields, keep_credentials=False) == b"traceparent: 00-a-b-01\r\n"
+    assert fields_for_instance(fields, keep_credentials=False) == b"traceparent: 00-a-b-01\r\nvia: 1.1 dualmap\r\n"
     kept = fields_for_instance(fields, keep_credentials=True)
-    assert kept == b"traceparent: 00-a-b-01\r\nauthorization: Bearer secret\r\nx-api-key: secret\r\n"
+    assert (
+        kept == b"traceparent: 00-a-b-01\r\nauthorization: Bearer secret\r\nx-api-key: secret\r\nvia: 1.1 dualmap\r\n"
+    )
+
+
+def test_whoever_passed_a_request_on_before_is_named_first() -> None:
+    fields = fields_for_instance([(b"via", b"1.1 haproxy")], keep_credentials=False, http_10=True)
+
+    assert fields == b"via: 1.1 haproxy\r\nvia: 1.0 dualmap\r\n"
 
 
 def test_fields_of_the_instance_connection_and_forged_fleet_fields_stay_there() -> None:

@@ -289,7 +289,7 @@ def test_what_an_offered_upgrade_nominates_beside_itself_still_ends_at_this_hop(
         b"HTTP2-Settings: AAMAAABk\r\nX-Own: 1\r\nX-Kept: 2\r\nContent-Length: 0\r\n\r\n"
     )
     assert request.keep_alive
-    assert fields_for_instance(request.fields, keep_credentials=True) == b"x-kept: 2\r\n"
+    assert fields_for_instance(request.fields, keep_credentials=True) == b"x-kept: 2\r\nvia: 1.1 dualmap\r\n"
     [request] = reader().feed(b"GET /p HTTP/1.1\r\nhost: h\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n")
     assert not request.keep_alive
 
