@@ -116,13 +116,13 @@ class SchedulingSettings(BaseModel):
         300.0, gt=0, description="longest time a request is held, seconds; then order deadline dispatches it anyway"
     )
     max_late_work_s: float = Field(
-        60.0,
+        30.0,
         ge=0,
         description="prefill work that an instance takes on at once for requests that stepped behind, seconds; more is"
         " refused",
     )
     late_work_share: float = Field(
-        0.03, gt=0, le=1, description="share of an instance's time that overdue requests get in the long run"
+        0.1, gt=0, le=1, description="share of an instance's time that overdue requests get in the long run"
     )
     holder_marks: int = Field(200_000, ge=1, description="prefixes whose last holders are remembered, per generation")
     dualmap: DualMapSettings = Field(default_factory=DualMapSettings, description="parameters of policy dualmap")
