@@ -13,9 +13,10 @@ from scheduling.settings import SchedulingSettings
 from simulation.commands.options import OptionError, add_output_arguments, exit_code, write_whole
 from simulation.evaluate.work import OnStep, Worker
 from simulation.laboratory.experiment import Experiment, run_experiment
-from simulation.laboratory.report import render_json, render_markdown, report_tables, rich_table
+from simulation.laboratory.report import render_json, render_markdown, report_tables
 from simulation.laboratory.run_cache import RunCache
 from simulation.laboratory.suite import OURS, PEERS, PRESET_SHORTHANDS, SUITES, Suite, Workload, recorded, workload_of
+from simulation.laboratory.tables import rich_table
 from simulation.laboratory.variants import Variant, parse_variant
 from simulation.presets import PRESETS
 from simulation.settings import EngineSettings

@@ -1,9 +1,9 @@
-"""Means over seeds with their 95 % confidence intervals, and whether a ranking holds in every seed."""
+"""Means over seeds with their 95 % confidence intervals, one against the best other, and whether a ranking holds."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
@@ -41,6 +41,39 @@ class Mean:
         if count == 1 or any(abs(value) == float("inf") for value in values):
             return cls(fmean(values), 0.0, tuple(values))
         return cls(fmean(values), _t95(count - 1) * stdev(values) / sqrt(count), tuple(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The first of several competitors against the best of the others by mean; differences are taken seed by seed."""
+
+    first: str
+    best_other: str
+    own: Mean
+    other: Mean
+
+    @classmethod
+    def of(cls, figures: Mapping[str, Sequence[float]], *, highest_best: bool = True) -> Comparison:
+        """Raises ValueError with fewer than two competitors."""
+        means = {name: Mean.of(values) for name, values in figures.items()}
+        first, *others = means
+        best = (max if highest_best else min)(others, key=lambda name: means[name].value)
+        return cls(first, best, means[first], means[best])
+
+    @property
+    def percent(self) -> Mean | None:
+        """How much more than the other's, in percent of it; None where that is 0."""
+        if not all(self.other.values):
+            return None
+        return Mean.of([100 * (own / other - 1) for own, other in self._pairs()])
+
+    @property
+    def points(self) -> Mean:
+        """The same of shares, in percentage points."""
+        return Mean.of([100 * (own - other) for own, other in self._pairs()])
+
+    def _pairs(self) -> Iterable[tuple[float, float]]:
+        return zip(self.own.values, self.other.values, strict=True)
 
 
 @dataclass(frozen=True, slots=True)

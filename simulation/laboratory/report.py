@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import orjson
-from rich.table import Table
 
 from simulation.bounds import short_trace_note
-from simulation.fitting_table import fitting_table
-from simulation.laboratory.confidence import Mean, Ranking
+from simulation.laboratory.confidence import Comparison, Mean, Ranking
 from simulation.laboratory.experiment import Experiment, GoodputResult, RateResult
+from simulation.laboratory.tables import ReportTable, counted, markdown_table, shown
 from simulation.laboratory.trials import Bounds
 from simulation.laboratory.variants import Variant, described
 from simulation.short_span import short_span_note
-
-
-@dataclass(frozen=True, slots=True)
-class ReportTable:
-    """One fleet's figures, a row a variant."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...]
-    """Sentences below the table."""
 
 
 def report_tables(experiment: Experiment) -> list[ReportTable]:
@@ -45,13 +33,13 @@ def _goodput_table(result: GoodputResult) -> ReportTable:
     ranking = Ranking.of(result.goodput_per_s)
     seeds = len(result.bounds)
     rows = [
-        (name, _shown(Mean.of(values), 2), f"{_ratio(values, result.bounds):.0%}", f"{ranking.firsts[name]}/{seeds}")
+        (name, shown(Mean.of(values), 2), f"{_ratio(values, result.bounds):.0%}", f"{ranking.firsts[name]}/{seeds}")
         for name, values in result.goodput_per_s.items()
     ]
-    rows += [("(ideal goodput)", _shown(ideal, 2), "", ""), ("(sustainable rate)", _shown(sustainable, 2), "", "")]
+    rows += [("(ideal goodput)", shown(ideal, 2), "", ""), ("(sustainable rate)", shown(sustainable, 2), "", "")]
     above = [name for name, values in result.goodput_per_s.items() if Mean.of(values).value > sustainable.value]
     return ReportTable(
-        f"{result.fleet.title}: goodput, 90 % on time, {_counted(seeds)}",
+        f"{result.fleet.title}: goodput, 90 % on time, {counted(seeds)}",
         ("variant", "requests/s", "of ideal", "first"),
         tuple(rows),
         (
@@ -89,7 +77,7 @@ def _rate_table(result: RateResult, wanted_seeds: int, variants: Sequence[Varian
     rows = []
     for name, own in result.figures.items():
         cells = [
-            _shown(Mean.of([factor * getattr(one, figure) for one in own]), digits)
+            shown(Mean.of([factor * getattr(one, figure) for one in own]), digits)
             for figure, factor, digits in RATE_COLUMNS.values()
         ]
         rows.append((name, *cells, f"{ranking.firsts[name]}/{seeds}"))
@@ -101,9 +89,9 @@ def _rate_table(result: RateResult, wanted_seeds: int, variants: Sequence[Varian
         _short_span_note(result, variants),
     ]
     if seeds < wanted_seeds:
-        notes.append(f"{_counted(wanted_seeds - seeds)} left out: there no FIFO policy has 90 % on time at any rate.")
-    rate = f"{result.rate.label} ({_shown(Mean.of(result.rates_per_s), 2)}/s)" if result.rate.of_saturation else None
-    title = f"{result.fleet.title}: at {rate or result.rate.label}, {_counted(seeds)}"
+        notes.append(f"{counted(wanted_seeds - seeds)} left out: there no FIFO policy has 90 % on time at any rate.")
+    rate = f"{result.rate.label} ({shown(Mean.of(result.rates_per_s), 2)}/s)" if result.rate.of_saturation else None
+    title = f"{result.fleet.title}: at {rate or result.rate.label}, {counted(seeds)}"
     return ReportTable(title, ("variant", *RATE_COLUMNS, "first"), tuple(rows), tuple(filter(None, notes)))
 
 
@@ -114,19 +102,14 @@ def _short_span_note(result: RateResult, variants: Sequence[Variant]) -> str:
 
 
 def _comparison(values: Mapping[str, Sequence[float]], what: str, *, relative: bool, highest_best: bool = True) -> str:
-    """The first variant against the best of the others by mean; differences are taken seed by seed."""
-    (first, ours), *others = values.items()
-    if not others:
+    if len(values) < 2:
         return ""
-    best, theirs = (max if highest_best else min)(others, key=lambda other: Mean.of(other[1]).value)
-    if relative:
-        if not all(theirs):
-            return f"{what}: {best} is at 0."
-        differences = [100 * (own / other - 1) for own, other in zip(ours, theirs, strict=True)]
-    else:
-        differences = [100 * (own - other) for own, other in zip(ours, theirs, strict=True)]
-    unit = "%" if relative else "points"
-    return f"{what}: {first} against the best other, {best}: {_shown(Mean.of(differences), 1, sign=True)} {unit}."
+    found = Comparison.of(values, highest_best=highest_best)
+    difference = found.percent if relative else found.points
+    if difference is None:
+        return f"{what}: {found.best_other} is at 0."
+    told = f"{shown(difference, 1, sign=True)} {'%' if relative else 'points'}"
+    return f"{what}: {found.first} against the best other, {found.best_other}: {told}."
 
 
 def _ranking_note(ranking: Ranking) -> str:
@@ -138,20 +121,6 @@ def _ranking_note(ranking: Ranking) -> str:
     return f"First: {firsts}; the order behind differs between seeds."
 
 
-def _counted(seeds: int) -> str:
-    return "1 seed" if seeds == 1 else f"{seeds} seeds"
-
-
-def _shown(mean: Mean, digits: int, *, sign: bool = False) -> str:
-    value = f"{mean.value:{'+' if sign else ''}.{digits}f}"
-    return f"{value} ± {mean.half_width:.{digits}f}" if len(mean.values) > 1 else value
-
-
-def rich_table(table: ReportTable, width: int) -> Table:
-    """For a terminal; a narrow one gets the columns that matter most (Markdown and JSON have all)."""
-    return fitting_table(table.columns, table.rows, width, always=("first",))
-
-
 def render_markdown(experiment: Experiment) -> str:
     lines = ["# Policy laboratory", "", f"Suite `{experiment.suite.name}`. Means over seeds ± 95 % confidence.", ""]
     lines += ["| variant | settings that differ from the defaults |", "| --- | --- |"]
@@ -160,10 +129,7 @@ def render_markdown(experiment: Experiment) -> str:
         for variant in experiment.variants
     ]
     for table in report_tables(experiment):
-        lines += ["", f"## {table.title}", "", f"| {' | '.join(table.columns)} |"]
-        lines += [f"| --- |{' ---: |' * (len(table.columns) - 1)}"]
-        lines += [f"| {' | '.join(row)} |" for row in table.rows]
-        lines += ["", *(f"{note}  " for note in table.notes if note)]
+        lines += markdown_table(table, "##", "---:")
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,7 @@ from statistics import stdev
 
 import pytest
 
-from simulation.laboratory.confidence import Mean, Ranking
+from simulation.laboratory.confidence import Comparison, Mean, Ranking
 
 
 def test_the_interval_is_students() -> None:
@@ -54,3 +54,25 @@ def test_equal_figures_share_a_place() -> None:
     assert ranking.orders[0] == (("b", "a"), ("c",))
     assert ranking.firsts == {"b": 2, "a": 1}
     assert ranking.winner_holds and not ranking.holds
+
+
+def test_the_first_is_compared_with_the_best_other_seed_by_seed() -> None:
+    found = Comparison.of({"ours": (0.6, 0.9), "worse": (0.1, 0.1), "best": (0.5, 0.6)})
+
+    assert (found.first, found.best_other) == ("ours", "best")
+    assert found.percent is not None
+    assert found.percent.values == pytest.approx((20.0, 50.0))
+    assert found.points.values == pytest.approx((10.0, 30.0))
+
+
+def test_where_small_is_good_the_best_other_is_the_smallest() -> None:
+    found = Comparison.of({"ours": (2.0,), "slow": (9.0,), "fast": (4.0,)}, highest_best=False)
+
+    assert found.best_other == "fast"
+    assert found.percent == Mean.of([-50.0])
+
+
+def test_nothing_is_a_share_of_nothing_and_one_has_no_other() -> None:
+    assert Comparison.of({"ours": (1.0, 2.0), "other": (0.0, 1.0)}).percent is None
+    with pytest.raises(ValueError, match=r"empty|at least one"):
+        Comparison.of({"ours": (1.0,)})

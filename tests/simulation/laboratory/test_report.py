@@ -7,8 +7,9 @@ from rich.console import Console
 from scheduling.settings import SchedulingSettings
 from simulation.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
 from simulation.laboratory.figures import Figures
-from simulation.laboratory.report import render_json, render_markdown, report_tables, rich_table
+from simulation.laboratory.report import render_json, render_markdown, report_tables
 from simulation.laboratory.suite import Fleet, Suite, Workload
+from simulation.laboratory.tables import rich_table
 from simulation.laboratory.trials import Bounds
 from simulation.laboratory.variants import parse_variant
 
