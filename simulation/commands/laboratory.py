@@ -16,6 +16,7 @@ from simulation.laboratory.experiment import Experiment, run_experiment
 from simulation.laboratory.report import render_json, render_markdown, report_tables
 from simulation.laboratory.run_cache import RunCache
 from simulation.laboratory.suite import OURS, PEERS, PRESET_SHORTHANDS, SUITES, Suite, Workload, recorded, workload_of
+from simulation.laboratory.summary import SUMMARY, summary_tables
 from simulation.laboratory.tables import rich_table
 from simulation.laboratory.variants import Variant, parse_variant
 from simulation.presets import PRESETS
@@ -112,7 +113,10 @@ def _on_step(progress: Progress) -> OnStep:
 
 def _show(experiment: Experiment) -> None:
     console = Console()
-    for table in report_tables(experiment):
+    summary = summary_tables(experiment)
+    if summary:
+        console.print(f"[bold underline]{SUMMARY}[/bold underline]\n")
+    for table in (*summary, *report_tables(experiment)):
         console.print(f"[bold]{table.title}[/bold]", highlight=False, soft_wrap=True)
         console.print(rich_table(table, console.width))
         for note in filter(None, table.notes):

@@ -14,6 +14,8 @@ from simulation.sources import TraceSource
 PAPER_INSTANCES = 8
 PAPER_SLO_S = 5.0
 PAPER_CAPS = {"qwen2.5-7b-910b4": 20_480, "qwen2.5-14b-910b3": 10_240}
+TRACE_TITLES = {"conversation": "Conversation", "toolagent": "Tool&Agent"}
+"""The recorded traces, as their authors write them."""
 ABLATIONS: tuple[PolicyName, ...] = (
     "dualmap-cache-affinity",
     "dualmap-least-loaded",
@@ -78,10 +80,9 @@ class Plan:
         engine, size = find_preset(preset).engine, preset.split("-")[1]
         loaded = source.load()
         skip = min(self.skip_requests, len(loaded.requests) // 4)
-        title = "Conversation" if trace == "conversation" else "Tool&Agent"
         return Workload(
             name=f"{trace}-{size}",
-            label=f"{title}, {size.upper()}",
+            label=f"{TRACE_TITLES[trace]}, {size.upper()}",
             source=source,
             engine=engine,
             skip_requests=skip,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from simulation import plots
-from simulation.evaluate.plan import Plan, Workload, scenario_for
+from simulation.evaluate.plan import TRACE_TITLES, Plan, Workload, scenario_for
 from simulation.evaluate.section import Cell, DataTable, Plot, Section
 from simulation.evaluate.work import Worker
 from simulation.generators.calibration import cached_tokens_if_infinite, quantile, trace_figures
@@ -18,10 +18,7 @@ CDF_POINTS = tuple(index / 50 for index in range(51))
 
 def shared_prefix_section(plan: Plan) -> Section:
     """What an endless cache would have held of each prompt."""
-    sources = {
-        "Conversation": plan.workload("conversation", "qwen2.5-7b-910b4"),
-        "Tool&Agent": plan.workload("toolagent", "qwen2.5-7b-910b4"),
-    }
+    sources = {title: plan.workload(trace, "qwen2.5-7b-910b4") for trace, title in TRACE_TITLES.items()}
     shares = {name: _shared_shares(workload) for name, workload in sources.items()}
     tokens = {name: sorted(cached_tokens_if_infinite(w.source.load())) for name, w in sources.items()}
     return Section(

@@ -10,6 +10,7 @@ import orjson
 from simulation.bounds import short_trace_note
 from simulation.laboratory.confidence import Comparison, Mean, Ranking
 from simulation.laboratory.experiment import Experiment, GoodputResult, RateResult
+from simulation.laboratory.summary import SUMMARY, summary_tables
 from simulation.laboratory.tables import ReportTable, counted, markdown_table, shown
 from simulation.laboratory.trials import Bounds
 from simulation.laboratory.variants import Variant, described
@@ -97,8 +98,8 @@ def _rate_table(result: RateResult, wanted_seeds: int, variants: Sequence[Varian
 
 def _short_span_note(result: RateResult, variants: Sequence[Variant]) -> str:
     held_s = [one.scheduling.max_hold_s for one in variants if one.scheduling.granting_order == "deadline"]
-    counted = result.fleet.requests - result.fleet.skip_requests
-    return short_span_note([counted / rate_per_s for rate_per_s in result.rates_per_s], max(held_s, default=0.0))
+    spans_s = [result.fleet.counted_requests / rate_per_s for rate_per_s in result.rates_per_s]
+    return short_span_note(spans_s, max(held_s, default=0.0))
 
 
 def _comparison(values: Mapping[str, Sequence[float]], what: str, *, relative: bool, highest_best: bool = True) -> str:
@@ -128,6 +129,11 @@ def render_markdown(experiment: Experiment) -> str:
         f"| {variant.name} | {', '.join(f'`{key}={value}`' for key, value in described(variant).items())} |"
         for variant in experiment.variants
     ]
+    summary = summary_tables(experiment)
+    if summary:
+        lines += ["", f"## {SUMMARY}"]
+    for table in summary:
+        lines += markdown_table(table, "###", "---")
     for table in report_tables(experiment):
         lines += markdown_table(table, "##", "---:")
     return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from simulation.errors import TraceError
-from simulation.evaluate.plan import PAPER_CAPS
+from simulation.evaluate.plan import PAPER_CAPS, TRACE_TITLES
 from simulation.generators import GeneratorSpec
 from simulation.sources import TraceSource
 
@@ -114,11 +114,16 @@ class Fleet:
 
     @property
     def title(self) -> str:
-        return f"{self.workload.name}, {self.instances} × {self.preset.split('-')[1].upper()}"
+        name = TRACE_TITLES.get(self.workload.name, self.workload.name)
+        return f"{name}, {self.instances} × {self.preset.split('-')[1].upper()}"
 
     @property
     def skip_requests(self) -> int:
         return self.requests // WARM_UP_SHARE
+
+    @property
+    def counted_requests(self) -> int:
+        return self.requests - self.skip_requests
 
     def source(self, seed: int) -> TraceSource:
         """Seed 1, 2, … of a generator; of a file its first, second, … window."""

@@ -5,52 +5,11 @@ import pytest
 from rich.console import Console
 
 from scheduling.settings import SchedulingSettings
-from simulation.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
-from simulation.laboratory.figures import Figures
 from simulation.laboratory.report import render_json, render_markdown, report_tables
-from simulation.laboratory.suite import Fleet, Suite, Workload
 from simulation.laboratory.tables import rich_table
 from simulation.laboratory.trials import Bounds
 from simulation.laboratory.variants import parse_variant
-
-FLEET = Fleet(Workload("uniform", "uniform"), "qwen2.5-7b-910b4", 8, 800)
-FIGURES = Figures(
-    on_time=0.9, ttft_p50_s=1.0, ttft_p90_s=2.0, e2e_p99_s=60.0, hit_rate=0.5, infinite_hit_rate=0.6,
-    longest_hold_s=12.0, error_p50=0.1, error_p90=0.3, error_p50_s=0.2, error_p90_s=0.7,
-    undisturbed_share=0.25, undisturbed_error_p50=0.05, undisturbed_error_p90=0.15, refused=0, migrations=3,
-)  # fmt: skip
-
-
-def experiment(seeds: tuple[int, ...] = (1, 2)) -> Experiment:
-    """Ours is 10 and 20 % better than the peer, and 10 points more on time; the third is behind."""
-    return Experiment(
-        suite=Suite("made"),
-        variants=tuple(
-            parse_variant(text, SchedulingSettings())
-            for text in ("ours=dualmap,max_hold_s=60", "peer=llm-d", "other=preble")
-        ),
-        seeds={FLEET: seeds},
-        goodputs=(
-            GoodputResult(
-                FLEET,
-                {"ours": (11.0, 12.0), "peer": (10.0, 10.0), "other": (5.0, 5.0)},
-                saturation_per_s=(10.0, 10.0),
-                bounds=(Bounds(20.0, 15.0), Bounds(24.0, 15.0)),
-            ),
-        ),
-        rates=(
-            RateResult(
-                FLEET,
-                Rate(1.5, of_saturation=True),
-                (15.0, 15.0),
-                {
-                    "ours": (FIGURES, FIGURES),
-                    "peer": (replace(FIGURES, on_time=0.8), replace(FIGURES, on_time=0.8)),
-                    "other": (replace(FIGURES, on_time=0.1), replace(FIGURES, on_time=0.85)),
-                },
-            ),
-        ),
-    )
+from tests.simulation.laboratory.samples import experiment
 
 
 def test_the_goodput_stands_beside_its_bounds_and_the_best_other() -> None:
@@ -117,7 +76,8 @@ def test_the_markdown_holds_every_table_and_what_the_variants_are() -> None:
     text = render_markdown(experiment())
 
     assert "| ours | `policy=dualmap`, `max_hold_s=60.0` |" in text
-    assert text.count("\n## ") == 2
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert headings == ["## Summary", *(f"## {table.title}" for table in report_tables(experiment()))]
     assert "| peer | 10.00 ± 0.00 | 46% | 0/2 |" in text
 
 

@@ -72,3 +72,9 @@ def test_prompts_are_cut_as_the_paper_does_where_a_workload_says_so() -> None:
 
     assert max(request.input_tokens for request in capped.source(1).load().requests) == 20_480
     assert max(request.input_tokens for request in whole.source(1).load().requests) > 20_480
+
+
+def test_recorded_traces_are_titled_as_their_authors_write_them() -> None:
+    titles = [Fleet(Workload(name, name), PRESET, 8, 800).title for name in ("toolagent", "uniform")]
+
+    assert titles == ["Tool&Agent, 8 × 7B", "uniform, 8 × 7B"]
