@@ -13,7 +13,8 @@ from scheduling.settings import SchedulingSettings
 from simulation.commands.options import OptionError, add_output_arguments, exit_code, write_whole
 from simulation.evaluate.work import OnStep, Worker
 from simulation.laboratory.experiment import Experiment, run_experiment
-from simulation.laboratory.report import render_json, render_markdown, report_tables
+from simulation.laboratory.report import render_markdown, report_tables
+from simulation.laboratory.results_file import RESULTS, read_experiment, render_json
 from simulation.laboratory.run_cache import RunCache
 from simulation.laboratory.suite import OURS, PEERS, PRESET_SHORTHANDS, SUITES, Suite, Workload, recorded, workload_of
 from simulation.laboratory.summary import SUMMARY, summary_tables
@@ -22,6 +23,13 @@ from simulation.laboratory.variants import Variant, parse_variant
 from simulation.presets import PRESETS
 from simulation.settings import EngineSettings
 
+REPORT = "report.md"
+_WHAT_RUNS = (
+    "variant", "suite", "quick", "traces", "trace", "preset", "instances", "rates", "seeds", "requests_per_instance",
+    "no_goodput",
+)  # fmt: skip
+"""Options of the variants and the matrix, none of which has a meaning where nothing is run."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -29,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a competitor, the first is compared with the best other (none: dualmap-wide and the best peers)",
     )  # fmt: skip
     matrix = parser.add_argument_group("matrix (what is left out is the suite's)")
-    matrix.add_argument("--suite", choices=[*SUITES], default="standard", help="which traces, fleets, rates and seeds")
+    matrix.add_argument("--suite", choices=[*SUITES], help="which traces, fleets, rates and seeds (none: standard)")
     matrix.add_argument("--quick", action="store_true", help="--suite quick: a few minutes on two cores")
     matrix.add_argument("--traces", type=Path, metavar="DIR", help="folder with recordings to use for generators")
     matrix.add_argument("--trace", metavar="T[,T…]", help="workloads of the suite, other generators, or files")
@@ -41,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     matrix.add_argument("--no-goodput", action="store_true", help="leave the goodput of the variants out")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write report.md and results.json here")
     parser.add_argument(
+        "--from", dest="former", type=Path, metavar="DIR",
+        help="run nothing: print and write the report again of what an earlier --out wrote (there, without --out)",
+    )  # fmt: skip
+    parser.add_argument(
         "--cache", type=Path, default=Path(".laboratory"), metavar="DIR",
         help="figures of former runs; a change of code or settings reruns what it concerns",
     )  # fmt: skip
@@ -49,12 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, scheduling: SchedulingSettings, engine: EngineSettings) -> int:
     """Variants change ``scheduling``; the presets stand for ``engine``."""
-    return exit_code("laboratory", lambda: _run(arguments, scheduling))
+    work = _run if arguments.former is None else _report_again
+    return exit_code("laboratory", lambda: work(arguments, scheduling))
 
 
 def suite_of(arguments: argparse.Namespace) -> Suite:
     """The suite with what the options change. Raises OptionError."""
-    suite = SUITES["quick" if arguments.quick else arguments.suite]
+    suite = SUITES["quick" if arguments.quick else arguments.suite or "standard"]
     folder = arguments.traces
     if folder is not None and not folder.is_dir():
         raise OptionError(f"--traces {folder} is not a folder")
@@ -95,8 +108,20 @@ def _run(arguments: argparse.Namespace, scheduling: SchedulingSettings) -> int:
         experiment = run_experiment(suite, variants, scheduling, RunCache(arguments.cache), worker)
     _show(experiment)
     if arguments.out is not None:
-        write_whole(arguments.out / "results.json", render_json(experiment))
-        write_whole(arguments.out / "report.md", render_markdown(experiment))
+        write_whole(arguments.out / RESULTS, render_json(experiment))
+        write_whole(arguments.out / REPORT, render_markdown(experiment))
+    return 0
+
+
+def _report_again(arguments: argparse.Namespace, scheduling: SchedulingSettings) -> int:
+    """From the file alone: neither the matrix nor ``scheduling`` has a say."""
+    idle = [name for name in _WHAT_RUNS if getattr(arguments, name)]
+    if idle:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        raise OptionError(f"--from runs nothing, and what was run is in its folder: leave out {options}")
+    experiment = read_experiment(arguments.former)
+    _show(experiment)
+    write_whole((arguments.out or arguments.former) / REPORT, render_markdown(experiment))
     return 0
 
 

@@ -1,11 +1,8 @@
-"""What an experiment found, as tables for the terminal and for Markdown, and as JSON."""
+"""What an experiment found, as tables for the terminal and in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-
-import orjson
 
 from simulation.bounds import short_trace_note
 from simulation.laboratory.confidence import Comparison, Mean, Ranking
@@ -137,42 +134,3 @@ def render_markdown(experiment: Experiment) -> str:
     for table in report_tables(experiment):
         lines += markdown_table(table, "##", "---:")
     return "\n".join(lines) + "\n"
-
-
-def render_json(experiment: Experiment) -> str:
-    """Every figure of every seed, and the means."""
-    document = {
-        "suite": asdict(experiment.suite),
-        "variants": {variant.name: dict(described(variant)) for variant in experiment.variants},
-        "goodput": [_goodput_json(result, experiment) for result in experiment.goodputs],
-        "rates": [_rate_json(result, experiment) for result in experiment.rates],
-    }
-    return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
-
-
-def _goodput_json(result: GoodputResult, experiment: Experiment) -> dict[str, object]:
-    ranking = Ranking.of(result.goodput_per_s)
-    return {
-        "fleet": asdict(result.fleet),
-        "seeds": experiment.seeds[result.fleet],
-        "goodput_per_s": {name: asdict(Mean.of(values)) for name, values in result.goodput_per_s.items()},
-        "saturation_per_s": result.saturation_per_s,
-        "bounds": [asdict(one) for one in result.bounds],
-        "ranking": _ranking_json(ranking),
-    }
-
-
-def _rate_json(result: RateResult, experiment: Experiment) -> dict[str, object]:
-    return {
-        "fleet": asdict(result.fleet),
-        "seeds": experiment.seeds[result.fleet],
-        "rate": result.rate.label,
-        "rates_per_s": result.rates_per_s,
-        "figures": {name: [asdict(one) for one in own] for name, own in result.figures.items()},
-        "on_time": {name: asdict(mean) for name, mean in result.means("on_time").items()},
-        "ranking": _ranking_json(Ranking.of(result.values("on_time"))),
-    }
-
-
-def _ranking_json(ranking: Ranking) -> dict[str, object]:
-    return {"orders": ranking.orders, "winner_holds": ranking.winner_holds, "holds": ranking.holds}

@@ -66,14 +66,21 @@ def parse_variant(text: str, base: SchedulingSettings) -> Variant:
     name, _, policy = (part.strip() for part in head.partition("="))
     if not name or not policy:
         raise VariantError(f"variant {text!r} must read NAME=POLICY,setting=value,…")
-    if policy not in POLICIES:
-        raise VariantError(f"variant {name!r}: unknown policy {policy!r}; known are {', '.join(POLICIES)}")
-    scheduling: dict[str, Any] = base.model_dump() | {"policy": policy}
-    options: dict[str, str] = {}
+    settings: dict[str, object] = {}
     for pair in filter(None, pairs):
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals:
             raise VariantError(f"variant {name!r}: {pair!r} must read setting=value")
+        settings[key] = value
+    return _variant(name, policy, settings, base)
+
+
+def _variant(name: str, policy: object, settings: Mapping[str, object], base: SchedulingSettings) -> Variant:
+    if policy not in POLICIES:
+        raise VariantError(f"variant {name!r}: unknown policy {policy!r}; known are {', '.join(POLICIES)}")
+    scheduling: dict[str, Any] = base.model_dump() | {"policy": policy}
+    options: dict[str, object] = {}
+    for key, value in settings.items():
         if key in SCENARIO_OPTIONS:
             options[key] = value
         else:
@@ -81,10 +88,10 @@ def parse_variant(text: str, base: SchedulingSettings) -> Variant:
     try:
         return Variant(name, SchedulingSettings.model_validate(scheduling), ScenarioOptions.model_validate(options))
     except ValidationError as error:
-        raise VariantError(f"variant {name!r}: {_first_reason(error)}") from error
+        raise VariantError(f"variant {name!r}: {first_reason(error)}") from error
 
 
-def _set(settings: dict[str, Any], key: str, value: str, variant: str) -> None:
+def _set(settings: dict[str, Any], key: str, value: object, variant: str) -> None:
     *path, last = key.split(".")
     section: Any = settings
     for step in path:
@@ -95,7 +102,7 @@ def _set(settings: dict[str, Any], key: str, value: str, variant: str) -> None:
     section[last] = value
 
 
-def _first_reason(error: ValidationError) -> str:
+def first_reason(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(str(step) for step in first["loc"])
     return f"{place}: {first['msg']}" if place else str(first["msg"])
@@ -118,6 +125,16 @@ def described(variant: Variant) -> Mapping[str, object]:
     return MappingProxyType(
         {"policy": variant.scheduling.policy, **own, **variant.options.model_dump(mode="json", exclude_none=True)}
     )
+
+
+def described_variant(name: str, description: Mapping[str, object]) -> Variant:
+    """The variant that ``described`` told of.
+
+    Raises:
+        VariantError: a policy or setting that this version has not.
+    """
+    settings = {key: value for key, value in description.items() if key != "policy"}
+    return _variant(name, description.get("policy"), settings, SchedulingSettings())
 
 
 def _differences(settings: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

@@ -33,6 +33,26 @@ def test_it_compares_variants_and_writes_a_report(tmp_path: Path, capsys: pytest
     assert len(list((tmp_path / "cache").iterdir())) == 8
 
 
+def test_a_former_report_is_made_again_without_running_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variants = ["--variant", "a=dualmap-wide", "--variant", "b=min-ttft"]
+    folder, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    run(*TINY, *variants, "--rates", "4", "--cache", str(tmp_path / "cache"), "--out", str(folder))
+    printed, report = capsys.readouterr().out, (folder / "report.md").read_text()
+    results = (folder / "results.json").read_bytes()
+    (folder / "report.md").unlink()
+
+    assert run("--from", str(folder), "--cache", str(tmp_path / "unused")) == 0
+    assert run("--from", str(folder), "--out", str(elsewhere)) == 0
+
+    assert capsys.readouterr().out == 2 * printed
+    assert "Summary" in printed
+    assert (folder / "report.md").read_text() == (elsewhere / "report.md").read_text() == report
+    assert (folder / "results.json").read_bytes() == results
+    assert not (tmp_path / "unused").exists()
+
+
 def test_without_variants_ours_meets_the_best_peers() -> None:
     parser = argparse.ArgumentParser()
     laboratory.add_arguments(parser)
@@ -65,6 +85,8 @@ def test_options_change_the_suite(tmp_path: Path) -> None:
         (["--trace", "nothing"], "neither a file nor a generator"),
         (["--trace", "zipf:skew=steep"], "needs a number"),
         (["--traces", "/nowhere"], "--traces /nowhere is not a folder"),
+        (["--from", "/nowhere"], "/nowhere/results.json: cannot be read"),
+        (["--from", ".", "--quick", "--trace", "uniform"], "--from runs nothing, and what was run is in its folder"),
         (["--seeds", "0"], "--seeds must be a whole number of at least 1"),
     ],
 )

@@ -1,11 +1,9 @@
-import json
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
 from scheduling.settings import SchedulingSettings
-from simulation.laboratory.report import render_json, render_markdown, report_tables
+from simulation.laboratory.report import render_markdown, report_tables
 from simulation.laboratory.tables import rich_table
 from simulation.laboratory.trials import Bounds
 from simulation.laboratory.variants import parse_variant
@@ -79,15 +77,3 @@ def test_the_markdown_holds_every_table_and_what_the_variants_are() -> None:
     headings = [line for line in text.splitlines() if line.startswith("## ")]
     assert headings == ["## Summary", *(f"## {table.title}" for table in report_tables(experiment()))]
     assert "| peer | 10.00 ± 0.00 | 46% | 0/2 |" in text
-
-
-def test_the_json_holds_every_figure_of_every_seed() -> None:
-    document = json.loads(render_json(experiment()))
-
-    assert document["goodput"][0]["goodput_per_s"]["ours"]["values"] == [11.0, 12.0]
-    assert [one["on_time"] for one in document["rates"][0]["figures"]["other"]] == [0.1, 0.85]
-    assert document["rates"][0]["ranking"]["winner_holds"] is True
-    assert document["rates"][0]["ranking"]["holds"] is False
-    assert document["goodput"][0]["bounds"][0] == pytest.approx(
-        {"ideal_goodput_per_s": 20.0, "sustainable_per_s": 15.0}
-    )
