@@ -12,8 +12,8 @@ keeps must have its first tokens by the last arrival plus SLO, and N instances h
 to compute them. Decoding cannot be put off meanwhile: an engine step gives every decoding sequence one token, and
 no step takes longer than a full batch at the longest prompt with full KV memory. So at the end of the span each request
 has generated at least the tokens that fit between its deadline and that end at the longest step: this much of its
-decoding counts too, and no more, so that ``ideal_goodput`` holds for short traces as well. The shorter the trace the
-more decoding lies behind its end; ``sustainable_rate`` counts all of it, and is what an endless trace would have. So
+decoding counts too, and no more, so that the ideal goodput holds for short traces as well. The shorter the trace the
+more decoding lies behind its end; the sustainable rate counts all of it, and is what an endless trace would have. So
 the goodput of a short trace can be above the sustainable rate, never above the ideal goodput.
 
 That engines preempt nobody is the one assumption: preemption puts decoding off at the price of computing it again.
@@ -75,13 +75,39 @@ def ideal_requests(trace: Trace, engine: EngineConfig, skip: int = 0) -> list[Id
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What no scheduler can pass, in requests per second."""
+
+    ideal_goodput_per_s: float
+    """The rate above which none keeps the share of this trace on time; infinite when all fit into one SLO."""
+    sustainable_per_s: float
+    """See ``sustainable_rate``."""
+
+
+def bounds_of(
+    trace: Trace, engine: EngineConfig, instances: int, slo_s: float, *, share: float = ON_TIME_SHARE, skip: int = 0
+) -> Bounds:
+    """Both bounds for ``share`` of the requests, the first ``skip`` left out."""
+    requests = ideal_requests(trace, engine, skip)
+    kept = _kept(share, len(requests))
+    squeeze = _ideal_squeeze(requests, kept, instances, slo_s, longest_step_s(trace, engine))
+    ideal_per_s = float("inf") if squeeze is None else squeeze * trace.rate_per_s
+    return Bounds(ideal_per_s, _sustainable_per_s(requests, kept, instances))
+
+
 def sustainable_rate(
     trace: Trace, engine: EngineConfig, instances: int, *, share: float = ON_TIME_SHARE, skip: int = 0
 ) -> float:
     """The rate above which no scheduler keeps ``share`` of such traffic on time for ever; with all of it, the rate
     above which queues grow without end, whatever the order."""
-    works_s = sorted(one.work_s(one.decode_tokens) for one in ideal_requests(trace, engine, skip))
-    return instances * len(works_s) / sum(works_s[: _kept(share, len(works_s))])
+    requests = ideal_requests(trace, engine, skip)
+    return _sustainable_per_s(requests, _kept(share, len(requests)), instances)
+
+
+def _sustainable_per_s(requests: Sequence[IdealRequest], kept: int, instances: int) -> float:
+    works_s = sorted(one.work_s(one.decode_tokens) for one in requests)
+    return instances * len(works_s) / sum(works_s[:kept])
 
 
 def longest_step_s(trace: Trace, engine: EngineConfig) -> float:
@@ -95,13 +121,10 @@ def longest_step_s(trace: Trace, engine: EngineConfig) -> float:
     )
 
 
-def ideal_goodput(
-    trace: Trace, engine: EngineConfig, instances: int, slo_s: float, *, share: float = ON_TIME_SHARE, skip: int = 0
-) -> float:
-    """The rate above which no scheduler keeps ``share`` of the trace on time; infinite when all fit into one SLO."""
-    requests = ideal_requests(trace, engine, skip)
-    kept = _kept(share, len(requests))
-    step_s = longest_step_s(trace, engine)
+def _ideal_squeeze(
+    requests: Sequence[IdealRequest], kept: int, instances: int, slo_s: float, step_s: float
+) -> float | None:
+    """By how much the trace's times can be divided with the cheapest ``kept`` on time; None: by anything."""
     span_s = requests[-1].arrival_s
 
     def fits(squeeze: float) -> bool:
@@ -112,12 +135,12 @@ def ideal_goodput(
 
     prefills_s = sum(sorted(one.prefill_s for one in requests)[:kept])
     if prefills_s <= instances * slo_s or span_s == 0:
-        return float("inf")
+        return None
     low, high = 0.0, span_s / (prefills_s / instances - slo_s)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return high * trace.rate_per_s
+    return high
 
 
 def _kept(share: float, requests: int) -> int:

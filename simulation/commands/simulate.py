@@ -11,7 +11,7 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from simulation.bounds import ideal_goodput, short_trace_note, sustainable_rate
+from simulation.bounds import bounds_of, short_trace_note
 from simulation.commands.options import (
     ConfiguredFleet,
     FleetOptions,
@@ -121,16 +121,14 @@ def _goodput(
             progress.advance(task)
     slo_s = options.scheduling.slo_ttft_s
     trace, engine, share, skip = source.load(), options.engine, arguments.on_time, arguments.skip
-    ideal_per_s = ideal_goodput(trace, engine, options.instances, slo_s, share=share, skip=skip)
-    sustainable_per_s = sustainable_rate(trace, engine, options.instances, share=share, skip=skip)
-    Console().print(goodput_table(found, ideal_per_s, sustainable_per_s))
-    above = [policy for policy, goodput in found if goodput.rate_per_s > sustainable_per_s]
+    bounds = bounds_of(trace, engine, options.instances, slo_s, share=share, skip=skip)
+    Console().print(goodput_table(found, bounds))
+    above = [policy for policy, goodput in found if goodput.rate_per_s > bounds.sustainable_per_s]
     if note := short_trace_note(above):
         Console().print(note, highlight=False)
     if arguments.json is not None:
         rows = [{"policy": policy, **asdict(goodput)} for policy, goodput in found]
-        bounds = {"ideal_goodput_per_s": ideal_per_s, "sustainable_per_s": sustainable_per_s}
-        document = {"on_time": arguments.on_time, **bounds, "goodput": rows}
+        document = {"on_time": arguments.on_time, **asdict(bounds), "goodput": rows}
         write_whole(arguments.json, orjson.dumps(document, option=_JSON).decode())
     return 0
 

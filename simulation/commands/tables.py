@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
+from simulation.bounds import Bounds
 from simulation.fitting_table import fitting_table
 from simulation.goodput import Goodput
 from simulation.results import RunResult
@@ -40,7 +41,7 @@ def results_table(results: Sequence[RunResult], width: int) -> Table:
     return fitting_table(tuple(COLUMNS), [[show(result) for show in COLUMNS.values()] for result in results], width)
 
 
-def goodput_table(found: Sequence[tuple[str, Goodput]], ideal_per_s: float, sustainable_per_s: float) -> Table:
+def goodput_table(found: Sequence[tuple[str, Goodput]], bounds: Bounds) -> Table:
     """One row a policy, and what none can pass, see ``simulation.bounds``."""
     table = Table(box=None, header_style="bold")
     for index, column in enumerate(("policy", "goodput/s", "fails at", "runs")):
@@ -48,6 +49,6 @@ def goodput_table(found: Sequence[tuple[str, Goodput]], ideal_per_s: float, sust
     for policy, goodput in found:
         rates = (goodput.rate_per_s, goodput.upper_rate_per_s)
         table.add_row(policy, *(f"{rate:.2f}" for rate in rates), str(len(goodput.tried)))
-    table.add_row("(ideal goodput)", f"{ideal_per_s:.2f}", "", "")
-    table.add_row("(sustainable rate)", f"{sustainable_per_s:.2f}", "", "")
+    table.add_row("(ideal goodput)", f"{bounds.ideal_goodput_per_s:.2f}", "", "")
+    table.add_row("(sustainable rate)", f"{bounds.sustainable_per_s:.2f}", "", "")
     return table

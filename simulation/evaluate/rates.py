@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scheduling.settings import PolicyName
 from simulation import plots
-from simulation.bounds import ideal_goodput, short_trace_note, sustainable_rate
+from simulation.bounds import Bounds, bounds_of, short_trace_note
 from simulation.evaluate.plan import (
     ABLATIONS,
     CONTENDERS,
@@ -50,8 +50,7 @@ class RateRuns:
     workload: Workload
     runs: Sequence[RunResult]
     goodput_per_s: dict[PolicyName, float]
-    ideal_goodput_per_s: float
-    sustainable_per_s: float
+    bounds: Bounds
 
     def at(self, factor_index: int, policies: Sequence[str]) -> list[RunResult]:
         """The runs of the policies at one of the rates, in the policies' order."""
@@ -90,9 +89,8 @@ def run_rates(plan: Plan, worker: Worker) -> list[RateRuns]:
                     strict=True,
                 )
             ),
-            ideal_goodput(workload.source.load(), workload.engine, PAPER_INSTANCES, PAPER_SLO_S,
-                          skip=workload.skip_requests),
-            sustainable_rate(workload.source.load(), workload.engine, PAPER_INSTANCES, skip=workload.skip_requests),
+            bounds_of(workload.source.load(), workload.engine, PAPER_INSTANCES, PAPER_SLO_S,
+                      skip=workload.skip_requests),
         )
         for index, workload in enumerate(workloads)
     ]  # fmt: skip
@@ -185,11 +183,11 @@ def goodput_section(plan: Plan, measured: Sequence[RateRuns]) -> Section:
                 [runs.workload.label, policy, rate, 100 * rate / goodput["dualmap"] if goodput["dualmap"] else 0]
             )
         findings.append(f"{runs.workload.label}: {goodput_finding(goodput, plan.goodput_tolerance)}")
-        above = [policy for policy, rate in goodput.items() if rate > runs.sustainable_per_s]
+        above = [policy for policy, rate in goodput.items() if rate > runs.bounds.sustainable_per_s]
         if note := short_trace_note(above):
             findings.append(f"{runs.workload.label}: {note}")
-        rows.append([runs.workload.label, "(ideal goodput)", runs.ideal_goodput_per_s, ""])
-        rows.append([runs.workload.label, "(sustainable rate)", runs.sustainable_per_s, ""])
+        rows.append([runs.workload.label, "(ideal goodput)", runs.bounds.ideal_goodput_per_s, ""])
+        rows.append([runs.workload.label, "(sustainable rate)", runs.bounds.sustainable_per_s, ""])
     return Section(
         name="goodput",
         title="Goodput",
@@ -205,7 +203,7 @@ def goodput_section(plan: Plan, measured: Sequence[RateRuns]) -> Section:
                 runs.workload.label,
                 plots.bars(
                     {str(policy): rate for policy, rate in runs.goodput_per_s.items()}, y="requests/s",
-                    levels={"sustainable rate": runs.sustainable_per_s},
+                    levels={"sustainable rate": runs.bounds.sustainable_per_s},
                 ),
             )
             for runs in measured

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduling.settings import SchedulingSettings
+from simulation.bounds import Bounds
 from simulation.errors import SimulationError
 from simulation.evaluate.work import Worker
 from simulation.laboratory.confidence import Mean
@@ -13,7 +14,6 @@ from simulation.laboratory.figures import Figures
 from simulation.laboratory.run_cache import RunCache
 from simulation.laboratory.suite import PEERS, Fleet, Suite, fleets
 from simulation.laboratory.trials import (
-    Bounds,
     BoundsTrial,
     GoodputTrial,
     RateTrial,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from simulation.bounds import short_trace_note
+from simulation.bounds import Bounds, short_trace_note
 from simulation.laboratory.confidence import Comparison, Mean, Ranking
 from simulation.laboratory.experiment import Experiment, GoodputResult, RateResult
 from simulation.laboratory.summary import SUMMARY, summary_tables
 from simulation.laboratory.tables import ReportTable, counted, markdown_table, shown
-from simulation.laboratory.trials import Bounds
 from simulation.laboratory.variants import Variant, described
 from simulation.short_span import short_span_note
 

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import BaseModel, PositiveFloat, ValidationError, field_validator
 
+from simulation.bounds import Bounds
 from simulation.errors import SimulationError
 from simulation.laboratory.confidence import Mean, Ranking
 from simulation.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
 from simulation.laboratory.figures import Figures
 from simulation.laboratory.suite import Fleet, Suite
-from simulation.laboratory.trials import Bounds
 from simulation.laboratory.variants import described, described_variant, first_reason
 
 RESULTS = "results.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulation.bounds import ideal_goodput, sustainable_rate
+from simulation.bounds import Bounds, bounds_of, sustainable_rate
 from simulation.engine_types import EngineConfig
 from simulation.goodput import find_goodput
 from simulation.laboratory.figures import Figures
@@ -80,18 +80,7 @@ class BoundsTrial:
     slo_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Rates in requests per second; see ``simulation.bounds``."""
-
-    ideal_goodput_per_s: float
-    sustainable_per_s: float
-
-
 def run_bounds(work: BoundsTrial) -> Bounds:
-    fleet, engine = work.fleet, find_preset(work.fleet.preset).engine
-    trace, skip = fleet.source(work.seed).load(), work.fleet.skip_requests
-    return Bounds(
-        ideal_goodput(trace, engine, fleet.instances, work.slo_s, skip=skip),
-        sustainable_rate(trace, engine, fleet.instances, skip=skip),
-    )
+    fleet = work.fleet
+    trace, engine = fleet.source(work.seed).load(), find_preset(fleet.preset).engine
+    return bounds_of(trace, engine, fleet.instances, work.slo_s, skip=fleet.skip_requests)

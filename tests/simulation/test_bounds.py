@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scheduling.settings import PolicyName, SchedulingSettings
-from simulation.bounds import ideal_goodput, ideal_requests, longest_step_s, sustainable_rate
+from simulation.bounds import bounds_of, ideal_requests, longest_step_s, sustainable_rate
 from simulation.engine_types import EngineConfig
 from simulation.goodput import find_goodput
 from simulation.presets import find_preset
@@ -37,7 +37,7 @@ def test_ten_equal_requests_fill_the_span_and_the_slo() -> None:
     # Given 10 requests of one second each on one instance: 9 of them need 9 s, 5 s of it behind the last arrival.
     made = trace(*(unique(number, 1000) for number in range(10)))
 
-    bound_per_s = ideal_goodput(made, PLAIN, 1, slo_s=5.0)
+    bound_per_s = bounds_of(made, PLAIN, 1, slo_s=5.0).ideal_goodput_per_s
 
     assert bound_per_s == pytest.approx(10 / 4, rel=1e-6), "so the arrivals can be squeezed into 4 s"
     assert sustainable_rate(made, PLAIN, 1) == pytest.approx(10 / 9)
@@ -46,8 +46,8 @@ def test_ten_equal_requests_fill_the_span_and_the_slo() -> None:
 def test_the_costliest_are_left_out() -> None:
     made = trace(*(unique(number, 100_000 if number == 4 else 1000) for number in range(10)))
 
-    assert ideal_goodput(made, PLAIN, 1, slo_s=5.0) == pytest.approx(10 / 4, rel=1e-6)
-    assert ideal_goodput(made, PLAIN, 1, slo_s=5.0, share=1.0) < 0.2
+    assert bounds_of(made, PLAIN, 1, slo_s=5.0).ideal_goodput_per_s == pytest.approx(10 / 4, rel=1e-6)
+    assert bounds_of(made, PLAIN, 1, slo_s=5.0, share=1.0).ideal_goodput_per_s < 0.2
 
 
 def test_a_prefix_is_computed_once() -> None:
@@ -61,18 +61,19 @@ def test_a_prefix_is_computed_once() -> None:
 def test_more_instances_carry_more() -> None:
     made = trace(*(unique(number, 1000) for number in range(100)))
 
-    rates = [ideal_goodput(made, PLAIN, instances, slo_s=5.0) for instances in (1, 2, 4)]
+    rates = [bounds_of(made, PLAIN, instances, slo_s=5.0).ideal_goodput_per_s for instances in (1, 2, 4)]
 
     assert rates == sorted(rates)
-    assert ideal_goodput(made, PLAIN, 100, slo_s=5.0) == float("inf"), "all fit into one SLO"
+    assert bounds_of(made, PLAIN, 100, slo_s=5.0).ideal_goodput_per_s == float("inf"), "all fit into one SLO"
 
 
 def test_decoding_counts_as_far_as_no_scheduler_can_put_it_off() -> None:
     short = trace(*(unique(number, 1000) for number in range(60)))
     long = trace(*(unique(number, 1000, output_tokens=500) for number in range(60)))
 
-    assert ideal_goodput(long, PLAIN, 1, slo_s=5.0) < ideal_goodput(short, PLAIN, 1, slo_s=5.0)
-    assert sustainable_rate(long, PLAIN, 1) < ideal_goodput(long, PLAIN, 1, slo_s=5.0)
+    bounds = bounds_of(long, PLAIN, 1, slo_s=5.0)
+    assert bounds.ideal_goodput_per_s < bounds_of(short, PLAIN, 1, slo_s=5.0).ideal_goodput_per_s
+    assert bounds.sustainable_per_s < bounds.ideal_goodput_per_s
 
 
 def test_no_step_of_a_run_is_longer_than_the_longest() -> None:
@@ -92,7 +93,7 @@ def test_no_simulated_run_exceeds_the_bound(policy: PolicyName, source: str) -> 
     made = replace(made, requests=tuple(replace(request, output_tokens=2) for request in made.requests))
     order = "deadline" if policy == "dualmap-wide" else "fifo"
     scenario = Scenario(SchedulingSettings(policy=policy, queue_order=order), ENGINE, instances=2)
-    bound_per_s = ideal_goodput(made, ENGINE, 2, slo_s=5.0)
+    bound_per_s = bounds_of(made, ENGINE, 2, slo_s=5.0).ideal_goodput_per_s
 
     found = find_goodput(
         lambda rate: simulate(made.at_rate(rate), scenario).effective_capacity, bound_per_s, tolerance=0.1

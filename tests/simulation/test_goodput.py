@@ -1,7 +1,7 @@
 import pytest
 
 from scheduling.settings import SchedulingSettings
-from simulation.bounds import ideal_goodput
+from simulation.bounds import bounds_of
 from simulation.goodput import GoodputJob, find_goodput, run_goodput
 from simulation.presets import find_preset
 from simulation.runs import RunJob
@@ -34,4 +34,4 @@ def test_the_search_runs_the_simulator_and_stays_below_the_ideal() -> None:
 
     at_rate = simulate(SOURCE.load(found.rate_per_s), SCENARIO)
     assert at_rate.effective_capacity >= 0.9
-    assert 0 < found.rate_per_s < ideal_goodput(SOURCE.load(), ENGINE, 2, 5.0)
+    assert 0 < found.rate_per_s < bounds_of(SOURCE.load(), ENGINE, 2, 5.0).ideal_goodput_per_s

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduling.settings import SchedulingSettings
+from simulation.bounds import Bounds
 from simulation.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
 from simulation.laboratory.figures import Figures
 from simulation.laboratory.suite import Fleet, Suite, Workload
-from simulation.laboratory.trials import Bounds
 from simulation.laboratory.variants import parse_variant
 
 FLEET = Fleet(Workload("uniform", "uniform"), "qwen2.5-7b-910b4", 8, 800)

@@ -3,9 +3,9 @@ from dataclasses import replace
 from rich.console import Console
 
 from scheduling.settings import SchedulingSettings
+from simulation.bounds import Bounds
 from simulation.laboratory.report import render_markdown, report_tables
 from simulation.laboratory.tables import rich_table
-from simulation.laboratory.trials import Bounds
 from simulation.laboratory.variants import parse_variant
 from tests.simulation.laboratory.samples import experiment
 

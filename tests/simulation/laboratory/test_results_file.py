@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from scheduling.settings import SchedulingSettings
+from simulation.bounds import Bounds
 from simulation.laboratory.experiment import Experiment
 from simulation.laboratory.report import render_markdown
 from simulation.laboratory.results_file import ResultsError, read_experiment, render_json
-from simulation.laboratory.trials import Bounds
 from simulation.laboratory.variants import parse_variant
 from tests.simulation.laboratory.samples import experiment
 

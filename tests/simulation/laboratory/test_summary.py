@@ -1,10 +1,10 @@
 from dataclasses import replace
 
+from simulation.bounds import Bounds
 from simulation.laboratory.experiment import Experiment, Rate, RateResult
 from simulation.laboratory.report import render_markdown
 from simulation.laboratory.summary import summary_tables
 from simulation.laboratory.tables import ReportTable
-from simulation.laboratory.trials import Bounds
 from tests.simulation.laboratory.samples import FIGURES, FLEET, experiment
 
 OVERLOAD = Rate(1.5, of_saturation=True)
