@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import errno
+import math
 import resource
+from typing import Final
+
+SHORTAGE_LOG_S: Final = 10.0
+"""A shortage of open files is logged this often at most."""
 
 
 def raise_open_files_limit() -> int:
@@ -30,3 +35,17 @@ def out_of_files(error: BaseException | None) -> bool:
     if isinstance(error, BaseExceptionGroup) and any(map(out_of_files, error.exceptions)):
         return True
     return out_of_files(error.__cause__ or error.__context__)
+
+
+class ShortageLog:
+    """When a shortage, of which every connection that fails is one more sign, is worth another line in the log."""
+
+    def __init__(self) -> None:
+        self._logged_s = -math.inf
+
+    def due(self, now_s: float) -> bool:
+        """Whether to log now; the next time is SHORTAGE_LOG_S later."""
+        if now_s - self._logged_s < SHORTAGE_LOG_S:
+            return False
+        self._logged_s = now_s
+        return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.lifecycle import InstanceEvent, next_state
 from statestore.base import PoolStore
 from statestore.clock import Clock
+from statestore.open_files import ShortageLog
 from workers.health_rules import CheckResult, HealthRecord, Thresholds, conclude, evaluate, is_suspect, update_suspicion
 from workers.metrics import NOT_ASKED, WorkerMetrics
 from workers.pool_reader import PoolReader
@@ -22,9 +22,6 @@ from workers.probe import NotAskedError, Prober
 from workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
-
-SHORTAGE_LOG_S = 10.0
-"""A shortage of open files is logged this often at most."""
 
 _UNCHECKED = frozenset({InstanceState.STANDBY})
 """Not in service and not meant to be: its server may not even run."""
@@ -86,7 +83,7 @@ class HealthChecker:
         self._metrics = metrics
         self._jitter = jitter
         self._records: dict[str, HealthRecord] = {}
-        self._shortage_logged_s = -math.inf
+        self._shortage_log = ShortageLog()
         self._slots = asyncio.Semaphore(settings.health_concurrency)
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
@@ -135,8 +132,7 @@ class HealthChecker:
         former = self._records.get(spec.instance_id, HealthRecord(now_s))
         self._records[spec.instance_id] = replace(former, due_s=self._due_s(pause_s))
         self._metrics.health_checks.labels(self._pool.name, NOT_ASKED).inc()
-        if now_s - self._shortage_logged_s >= SHORTAGE_LOG_S:
-            self._shortage_logged_s = now_s
+        if self._shortage_log.due(now_s):
             log.error(
                 "out of files pool=%s: no file descriptor is left for health checks, and instances keep their states;"
                 " raise the limit of open files (LimitNOFILE= in systemd, ulimits: nofile in compose)",

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import ssl
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
 from urllib.parse import urlsplit
 
 from router.errors import OutOfFilesError
 from router.http.sweeper import Sweeper
 from router.http.upstream import UpstreamConnection
 from router.outcome import FailureKind, InstanceFailure
-from statestore.open_files import out_of_files
+from statestore.open_files import ShortageLog, out_of_files
 
 _log = logging.getLogger(__name__)
-
-SHORTAGE_LOG_S: Final = 10.0
-"""A shortage of open files is logged this often at most."""
 
 
 class ConnectError(Exception):
@@ -75,7 +70,7 @@ class UpstreamPool:
         self._idle: dict[str, list[UpstreamConnection]] = {}
         self._tls: ssl.SSLContext | None = None
         self._closed = False
-        self._shortage_logged_s = -math.inf
+        self._shortage_log = ShortageLog()
 
     async def acquire(self, url: str, *, fresh: bool = False) -> UpstreamConnection:
         """A connection to the instance: an idle one, or (always, if ``fresh``) a new one.
@@ -127,9 +122,7 @@ class UpstreamPool:
             "this replica has no file descriptor left; try again, and raise its limit of open files",
             retry_after_s=1.0,
         )
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._shortage_logged_s >= SHORTAGE_LOG_S:
-            self._shortage_logged_s = now_s
+        if self._shortage_log.due(asyncio.get_running_loop().time()):
             _log.error(
                 "no file descriptor is left for connections to instances, requests are refused: raise the limit of"
                 " open files (LimitNOFILE= in systemd, ulimits: nofile in compose), or lower router.max_connections"

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from statestore import open_files
-from statestore.open_files import out_of_files, raise_open_files_limit
+from statestore.open_files import SHORTAGE_LOG_S, ShortageLog, out_of_files, raise_open_files_limit
 
 _LOWERED = """
 import resource
@@ -43,3 +43,12 @@ def test_a_shortage_is_found_behind_the_error_that_came_of_it() -> None:
     assert out_of_files(shortage) and out_of_files(OSError(errno.ENFILE, "in the whole machine"))
     assert out_of_files(caused)
     assert not out_of_files(OSError(errno.ECONNREFUSED, "refused")) and not out_of_files(None)
+
+
+def test_a_shortage_is_told_at_once_and_then_now_and_then() -> None:
+    log = ShortageLog()
+    every_s = SHORTAGE_LOG_S
+
+    told = [log.due(now_s) for now_s in (100.0, 100.1, 99.9 + every_s, 100.0 + every_s, 100.1 + every_s)]
+
+    assert told == [True, False, False, True, False]
