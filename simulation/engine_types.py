@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from scheduling.instance import InstanceSpec
 from simulation.step_time import StepCosts
 
 
@@ -42,6 +43,16 @@ class EngineConfig:
     def prefill_tokens_per_s(self, prompt_tokens: int = 8192) -> float:
         """Prefill rate of one prompt of this length, alone on the instance."""
         return prompt_tokens / self.costs.prefill_s(prompt_tokens, self.max_num_batched_tokens)
+
+    def instance_spec(self, instance_id: str) -> InstanceSpec:
+        """A made-up instance of this kind, described by the engine's own figures."""
+        return InstanceSpec(
+            instance_id,
+            f"http://{instance_id}",
+            prefill_tokens_per_s=self.prefill_tokens_per_s(),
+            kv_capacity_tokens=self.kv_capacity_tokens,
+            max_running_requests=self.max_num_seqs,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,13 +149,9 @@ class Simulation:
         return replace(spec, dispatch_window_tokens=UNLIMITED, max_running_requests=UNLIMITED) if self._direct else spec
 
     def _made_up_spec(self, instance_id: str) -> InstanceSpec:
-        return InstanceSpec(
-            instance_id,
-            f"http://{instance_id}",
-            prefill_tokens_per_s=self._engine.prefill_tokens_per_s(),
-            kv_capacity_tokens=self._engine.kv_capacity_tokens,
+        return replace(
+            self._engine.instance_spec(instance_id),
             dispatch_window_tokens=self._scenario.dispatch_window_tokens,
-            max_running_requests=self._engine.max_num_seqs,
             max_queued_requests=self._scenario.max_queued_requests,
         )
 

@@ -172,15 +172,7 @@ def _fleet(pool: PoolSettings, engine: EngineConfig, instances: int | None) -> t
     count = instances or len(specs) or DEFAULT_INSTANCES
     if specs and count <= len(specs):
         return tuple(specs[:count])
-    alike = specs or [
-        InstanceSpec(
-            "i",
-            "http://i",
-            prefill_tokens_per_s=engine.prefill_tokens_per_s(),
-            kv_capacity_tokens=engine.kv_capacity_tokens,
-            max_running_requests=engine.max_num_seqs,
-        )
-    ]
+    alike = specs or [engine.instance_spec("i")]
     return tuple(
         replace(spec, instance_id=f"i{number:03d}") for number, spec in enumerate(islice(cycle(alike), count), 1)
     )

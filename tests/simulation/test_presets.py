@@ -48,3 +48,14 @@ def test_kv_memory_is_the_paper_s_and_bytes_per_token_the_models_own() -> None:
 def test_an_unknown_preset_names_those_there_are() -> None:
     with pytest.raises(UnknownPresetError, match=r"'h100'; known are qwen2.5-14b-910b3, qwen2.5-7b-910b4"):
         find_preset("h100")
+
+
+def test_an_instance_of_a_preset_has_its_engines_figures() -> None:
+    engine = find_preset("qwen2.5-7b-910b4").engine
+
+    spec = engine.instance_spec("i001")
+
+    assert (spec.instance_id, spec.url) == ("i001", "http://i001")
+    assert spec.prefill_tokens_per_s == engine.prefill_tokens_per_s()
+    assert spec.kv_capacity_tokens == engine.kv_capacity_tokens
+    assert spec.max_running_requests == engine.max_num_seqs
