@@ -109,6 +109,11 @@ QUICK = replace(
 )
 
 
+def policy_title(policy: str) -> str:
+    """As sentences in the report have it."""
+    return "DualMap" if policy == "dualmap" else policy
+
+
 def scheduling_for(policy: PolicyName) -> SchedulingSettings:
     """The product's defaults, which show every policy at its best; the paper's own for DualMap.
 

@@ -16,6 +16,7 @@ from simulation.evaluate.plan import (
     PAPER_SLO_S,
     Plan,
     Workload,
+    policy_title,
     scenario_for,
     scheduling_for,
 )
@@ -147,7 +148,7 @@ def _capacity_finding(runs: RateRuns) -> str:
         if others := runs.at(index, OTHERS):
             compared.append(max(others, key=lambda run: run.effective_capacity))
         if min(run.effective_capacity for run in compared) < 0.99:
-            shares = ", ".join(f"{_shown(run.policy)} {run.effective_capacity:.0%}" for run in compared)
+            shares = ", ".join(f"{policy_title(run.policy)} {run.effective_capacity:.0%}" for run in compared)
             parts.append(f"{compared[0].rate_per_s:.1f}/s: {shares}")
     return f"{runs.workload.label}: " + ("; ".join(parts) if parts else "everybody is on time at every rate") + "."
 
@@ -157,10 +158,6 @@ def _short_spans(runs: Sequence[RunResult]) -> list[str]:
     spans_s = [run.requests / run.rate_per_s for run in runs if run.policy == DEFAULT_POLICY]
     note = short_span_note(spans_s, scheduling_for(DEFAULT_POLICY).max_hold_s)
     return [f"{DEFAULT_POLICY}: {note}"] if note else []
-
-
-def _shown(policy: str) -> str:
-    return "DualMap" if policy == "dualmap" else policy
 
 
 def _rate_plots(runs: RateRuns) -> list[Plot]:
@@ -219,10 +216,10 @@ def goodput_finding(goodput: Mapping[PolicyName, float], resolution: float) -> s
     ours = [policy for policy in ("dualmap", DEFAULT_POLICY) if policy in goodput]
     others = [policy for policy in OTHERS if policy in goodput]
     if not others:
-        figures = ", ".join(f"{_shown(policy)} {goodput[policy]:.2f}/s" for policy in ours)
+        figures = ", ".join(f"{policy_title(policy)} {goodput[policy]:.2f}/s" for policy in ours)
         return f"{figures}; no other project's policy was run."
     best = max(others, key=lambda policy: goodput[policy])
-    verdicts = "; ".join(_verdict(_shown(policy), goodput[policy], goodput[best], resolution) for policy in ours)
+    verdicts = "; ".join(_verdict(policy_title(policy), goodput[policy], goodput[best], resolution) for policy in ours)
     return f"The best other project's policy is {best} with {goodput[best]:.2f}/s. {verdicts}."
 
 

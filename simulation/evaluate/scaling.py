@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from scheduling.settings import PolicyName
 from simulation import plots
-from simulation.evaluate.plan import DEFAULT_POLICY, Plan, Workload, scenario_for
+from simulation.evaluate.plan import DEFAULT_POLICY, Plan, Workload, policy_title, scenario_for
 from simulation.evaluate.section import Cell, DataTable, Plot, Section, cell_of
 from simulation.evaluate.work import Worker
 from simulation.results import RunResult
@@ -99,8 +99,9 @@ def _before_after(results: Sequence[RunResult]) -> list[list[Cell]]:
 def _elastic_finding(title: str, results: Sequence[RunResult]) -> str:
     rows = {str(row[0]): row for row in _before_after(results)}
     ours = " and ".join(
-        f"{name} {float(rows[policy][1]):.0f} % on time before and {float(rows[policy][2]):.0f} % in the last third"
-        for name, policy in (("DualMap", "dualmap"), (DEFAULT_POLICY, DEFAULT_POLICY))
+        f"{policy_title(policy)} {float(rows[policy][1]):.0f} % on time before and "
+        f"{float(rows[policy][2]):.0f} % in the last third"
+        for policy in ("dualmap", DEFAULT_POLICY)
     )
     best = max(rows.values(), key=lambda row: float(row[2]))
     return f"{title}: {ours}; best then: {best[0]} with {float(best[2]):.0f} %."
