@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-import os
 import random
 import resource
 import zlib
@@ -284,9 +283,7 @@ def no_files_left() -> Callable[[], contextlib.AbstractContextManager[None]]:
     @contextlib.contextmanager
     def shortage() -> Iterator[None]:
         former = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest_free = os.dup(0)
-        os.close(lowest_free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, former[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, former[1]))
         try:
             yield
         finally:
