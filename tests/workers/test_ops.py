@@ -24,7 +24,7 @@ async def test_health_and_metrics_of_a_running_worker(valkey_url: str) -> None:
     ports: asyncio.Queue[int] = asyncio.Queue()
     running = asyncio.create_task(
         serve(
-            WorkerSettings(ops_port=0, lease_ms=300),
+            WorkerSettings(ops_port=0),
             SchedulingSettings(),
             StoreSettings(url=valkey_url),
             [PoolSettings(name="one"), PoolSettings(name="two", model="other")],

@@ -22,11 +22,12 @@ from workers.pool_worker import PoolWorker, run_together
 from workers.settings import WorkerSettings
 
 QUICK = WorkerSettings(
-    lease_ms=300,
+    lease_ms=30_000,
     register_interval_s=0.05,
     rebalance_interval_s=0.05,
     hotness_interval_s=0.05,
     health_interval_s=0.05,
+    health_timeout_s=30.0,
     evacuate_interval_s=0.05,
     reap_interval_s=0.05,
     reap_grace_s=0.0,
