@@ -24,10 +24,11 @@ import uvloop
 from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import PoolStore, Reservation
+from statestore.base import PoolStore
 from statestore.embedded import EmbeddedValkey
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
+from statestore.reservation import Reservation
 from statestore.settings import StoreSettings
 
 CONCURRENT = 64

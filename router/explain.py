@@ -9,7 +9,7 @@ from itertools import islice
 
 from scheduling.decision import Decision
 from scheduling.instance import InstanceLoad
-from statestore.base import ReserveStatus
+from statestore.reservation import ReserveStatus
 
 KEPT_CANDIDATES = 8
 
@@ -29,16 +29,21 @@ class PlacementRound:
 
     @classmethod
     def of(
-        cls, candidates: tuple[str, ...], loads: Mapping[str, InstanceLoad], decision: Decision, attempt: int
+        cls,
+        candidates: tuple[str, ...],
+        loads: Mapping[str, InstanceLoad],
+        decision: Decision,
+        attempt: int,
+        status: ReserveStatus | None = None,
     ) -> PlacementRound:
         """The round, cut to what is worth remembering: policies that ask the whole fleet see hundreds of loads."""
         if len(candidates) <= KEPT_CANDIDATES:
-            return cls(candidates, loads, decision, attempt, considered=len(candidates))
+            return cls(candidates, loads, decision, attempt, status, len(candidates))
         chosen = [name for name in (decision.instance_id, decision.alternative_id) if name is not None]
         others = (name for name in candidates if name not in chosen)
         kept = (*chosen, *islice(others, KEPT_CANDIDATES - len(chosen)))
         seen = {name: loads[name] for name in kept if name in loads}
-        return cls(kept, seen, decision, attempt, considered=len(candidates))
+        return cls(kept, seen, decision, attempt, status, len(candidates))
 
 
 @dataclass(frozen=True, slots=True)

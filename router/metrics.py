@@ -21,7 +21,8 @@ _ERROR_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0,
 _ERROR_RATIO_BOUNDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 
 STORE_CALLS = (
-    "observe", "reserve", "first_token", "finish", "records", "membership", "heartbeat", "requests_of", "snapshot",
+    "observe", "reserve_idle", "reserve", "first_token", "finish", "records", "membership", "heartbeat", "requests_of",
+    "snapshot",
 )  # fmt: skip
 
 

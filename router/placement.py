@@ -16,12 +16,16 @@ from scheduling.decision import Decision, RouteQuery, SecondLook
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceSpec
 from scheduling.ttft import queueing_s
-from statestore.base import Grant, Observation, Reservation, ReserveStatus
+from statestore.base import Grant, Observation
+from statestore.reservation import Newcomer, Reservation, ReserveStatus
 
 CHECKED_ROUNDS = 2
 """Decisions whose loads the reservation re-checks; the next one is taken as it is, so that a storm of
 arrivals cannot keep a request out of the fleet by moving the load between its every two steps."""
 MAX_ROUNDS = 12
+
+_Decided = tuple[Decision, ReserveStatus | None]
+"""A decision, and what became of it where it was reserved as the candidates were looked at."""
 
 
 @dataclass(slots=True)
@@ -46,7 +50,11 @@ class StorePlacer:
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
         calls = context.metrics.store_calls
-        self._observing, self._reserving = calls["observe"], calls["reserve"]
+        self._observing, self._reserving, self._reserving_idle = (
+            calls["observe"],
+            calls["reserve"],
+            calls["reserve_idle"],
+        )
 
     async def place(self, request: ScheduledRequest) -> None:
         """Reserve an instance for the request, and wait for the grant if it is held there.
@@ -63,9 +71,10 @@ class StorePlacer:
         while True:
             waiter = waiters.expect(request.request_id, request.store_attempt)
             try:
-                decision = await self._decide(request, search)
-                self._refuse_if_late(request, decision)
-                status = await self._reserve(request, decision, search)
+                decision, status = await self._decide(request, search)
+                if status is None:
+                    self._refuse_if_late(request, decision)
+                    status = await self._reserve(request, decision, search)
                 if status is ReserveStatus.DISPATCHED:
                     self._placed(request, decision)
                     return await self._dispatch(request, decision.instance_id, decision.uncached_tokens)
@@ -91,7 +100,7 @@ class StorePlacer:
             QueueFullError, UnavailableError: there were enough rounds.
         """
         if request.store_attempt == 1:
-            request.reservation = None  # no reservation of this request ever took effect: nothing to release
+            request.not_reserved()
         search.limited = status is ReserveStatus.STALE
         match status:
             case ReserveStatus.STALE:
@@ -103,21 +112,21 @@ class StorePlacer:
             case ReserveStatus.QUEUE_FULL:
                 search.full |= {decision.instance_id}
             case ReserveStatus.DUPLICATE:
-                request.reservation = None  # it is another request's, and not ours to release
+                request.not_reserved()  # it is another request's, and not ours to release
                 request.rename()
         search.rounds += 1
         if search.rounds >= MAX_ROUNDS:
             raise _nowhere(request.pool, search)
 
     # deciding ---------------------------------------------------------------------------------------------------
-    async def _decide(self, request: ScheduledRequest, search: _Search) -> Decision:
+    async def _decide(self, request: ScheduledRequest, search: _Search) -> _Decided:
         while True:
             try:
                 return await self._decide_limited(request, search)
             except NoInstanceError:
                 await self._widen(request.pool, search)
 
-    async def _decide_limited(self, request: ScheduledRequest, search: _Search) -> Decision:
+    async def _decide_limited(self, request: ScheduledRequest, search: _Search) -> _Decided:
         """The caller reserves before it waits for anything else: whoever is next sees that reservation."""
         limiter, tokens = request.pool.placement_limiter, request.chain.prompt_tokens
         has_slot = search.limited and (
@@ -136,12 +145,17 @@ class StorePlacer:
         finally:
             search.slot_wait_left_s -= self._context.clock.monotonic_s() - before_s
 
-    async def _observe_and_decide(self, request: ScheduledRequest, search: _Search) -> Decision:
+    async def _observe_and_decide(self, request: ScheduledRequest, search: _Search) -> _Decided:
         """Raises NoInstanceError."""
         policy = request.pool.policy
         excluded, candidates = self._candidates(request, search)
+        if request.pool.reserves_idle and not excluded and request.store_attempt == 1:
+            seen, reserved = await self._reserve_idle(request, candidates)
+            if reserved is not None:
+                return reserved, ReserveStatus.DISPATCHED
+        else:
+            seen = await self._observe(request, candidates, horizon=policy.looks_beyond)
         pair = policy.candidates(_query(request), request.pool.view.view) if excluded else candidates
-        seen = await self._observe(request, candidates, horizon=policy.looks_beyond)
         query, loads = _query(request, excluded, pair, seen.sequence), seen.loads
         if seen.horizon is None:
             answer: Decision | SecondLook = policy.choose(query, loads)
@@ -153,16 +167,40 @@ class StorePlacer:
                 candidates += further
             answer = policy.choose(query, loads)
         request.rounds.append(PlacementRound.of(candidates, loads, answer, request.store_attempt))
-        return answer
+        return answer, None
+
+    async def _reserve_idle(
+        self, request: ScheduledRequest, candidates: tuple[str, ...]
+    ) -> tuple[Observation, Decision | None]:
+        """Look at the candidates, and reserve the one that leaves nothing to weigh, if there is one."""
+        newcomer = Newcomer(
+            request.request_id,
+            self._context.replica_id,
+            request.chain,
+            request.prompt.expected_output_tokens,
+            round(request.slo_s * 1000),
+        )
+        request.may_be_reserved = True
+        seen, decision = await measured(self._reserving_idle, request.pool.store.reserve_idle(candidates, newcomer))
+        self._note(request.pool, seen)
+        if decision is None:
+            request.not_reserved()
+        else:
+            request.reservation = newcomer.reservation(decision)
+            request.rounds.append(PlacementRound.of(candidates, seen.loads, decision, 1, ReserveStatus.DISPATCHED))
+        return seen, decision
 
     async def _observe(
         self, request: ScheduledRequest, instance_ids: tuple[str, ...], *, horizon: bool = False
     ) -> Observation:
         pool = request.pool
         seen = await measured(self._observing, pool.store.observe(instance_ids, request.chain, horizon=horizon))
+        self._note(pool, seen)
+        return seen
+
+    def _note(self, pool: ServedPool, seen: Observation) -> None:
         pool.view.note(seen)
         pool.loads.update(seen.loads)
-        return seen
 
     def _not_blocked(self, pool: ServedPool, search: _Search, instance_ids: tuple[str, ...]) -> tuple[str, ...]:
         """Those of them that are not behind an open breaker."""
@@ -235,6 +273,7 @@ class StorePlacer:
             overloaded=decision.overloaded,
             ttft_features=decision.ttft_features,
         )
+        request.may_be_reserved = True
         outcome = await measured(self._reserving, request.pool.store.reserve(request.reservation))
         request.rounds[-1].status = outcome.status
         return outcome.status

@@ -31,6 +31,7 @@ from router.timers import CallLater
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
 from scheduling.breaker import BreakerRule
+from scheduling.idle_holder import idle_holder_rule
 from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
 from statestore.base import Store
@@ -182,6 +183,7 @@ def _served_pool(
             clock, context.call_later, together_tokens=scheduling.reserve_tolerance_tokens
         ),
         policy=build_policy(scheduling),
+        reserves_idle=idle_holder_rule(scheduling) is not None,
         breakers=CircuitBreakers(
             BreakerRule(settings.breaker_fault_limit, settings.breaker_cooldown_s, settings.breaker_max_cooldown_s)
         ),

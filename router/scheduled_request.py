@@ -19,7 +19,8 @@ from router.pools import Route
 from router.prompt import ReadPrompt
 from router.served_pool import ServedPool
 from router.timers import TimerHandle, prefill_delay_s
-from statestore.base import FinishFacts, RequestRecord, RequestState, Reservation
+from statestore.base import FinishFacts, RequestRecord, RequestState
+from statestore.reservation import Reservation
 
 
 class Placer(Protocol):
@@ -42,8 +43,10 @@ class ScheduledRequest:
     """Counts reservations that replaced one another, also of requests the store had lost."""
     failed: frozenset[str] = frozenset()
     """Instances that this request failed on."""
+    may_be_reserved = False
+    """Whether the store was asked for a reservation, and has not said that it made none."""
     reservation: Reservation | None = None
-    """The last one sent; whether it took effect may be unknown."""
+    """The last one that was decided; whether it took effect may be unknown."""
     held_s = 0.0
     """Time held until the last grant."""
     _held_since_s: float | None = None
@@ -92,6 +95,10 @@ class ScheduledRequest:
     @property
     def age_s(self) -> float:
         return self._context.clock.monotonic_s() - self.started_s
+
+    def not_reserved(self) -> None:
+        """The store made no reservation of this request, and has none of a former attempt."""
+        self.may_be_reserved, self.reservation = False, None
 
     def rename(self) -> None:
         """Take another id: the client's own is that of another live request."""
@@ -194,7 +201,7 @@ class ScheduledRequest:
         self._stop_release_timer()
         self._context.live.leave(self)
         self._count_end(outcome, usage)
-        if self.reservation is not None:
+        if self.may_be_reserved:
             self._send_finish(self._taught(usage))
         self._context.decisions.add(self.explain())
 

@@ -28,6 +28,8 @@ class ServedPool:
     grant_waiters: GrantWaiters
     placement_limiter: PlacementLimiter
     policy: Policy
+    reserves_idle: bool
+    """Whether a placement that leaves nothing to weigh is reserved as the candidates are looked at."""
     breakers: CircuitBreakers
     metrics: PoolMetrics
     blocks: BlockRule

@@ -29,8 +29,9 @@ from simulation.leader import HotnessKeeper, Rebalancer
 from simulation.results import LoadSample, RequestOutcome, RunRecord, RunResult, summarize
 from simulation.scenario import UNLIMITED, Dispatch, FleetChange, Scenario
 from simulation.traces import Trace, TraceRequest
-from statestore.base import RequestState, Reservation, ReserveStatus
+from statestore.base import RequestState
 from statestore.ledger import PoolLedger, upkeep
+from statestore.reservation import Reservation, ReserveStatus
 
 OnProgress = Callable[[int], None]
 

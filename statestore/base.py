@@ -21,12 +21,12 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from scheduling.chain import Chain
-from scheduling.decision import Horizon
+from scheduling.decision import Decision, Horizon
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.ttft_model import TtftFeatures
 from scheduling.values import value
 from statestore.leases import Lease, ReplicaInfo
+from statestore.reservation import Newcomer, Reservation, ReserveOutcome
 from statestore.stream import Stream
 
 
@@ -34,53 +34,6 @@ class RequestState(StrEnum):
     HELD = "held"
     DISPATCHED = "dispatched"
     PREFILLED = "prefilled"
-
-
-class ReserveStatus(StrEnum):
-    DISPATCHED = "dispatched"
-    """The instance had room: send the request now."""
-    HELD = "held"
-    """Queued; a Grant will come."""
-    STALE = "stale"
-    """The load moved away from what the decision saw: observe and decide again. Nothing was reserved."""
-    NOT_READY = "not_ready"
-    """The instance takes no requests any more: not ready, role ``decode``, or unknown. Nothing was reserved."""
-    QUEUE_FULL = "queue_full"
-    """The instance's queue is at its limit. Nothing was reserved."""
-    DUPLICATE = "duplicate"
-    """Another replica has a live request of this id: choose another id. Nothing was reserved."""
-
-
-@value
-class Reservation:
-    """What one request asks of one instance."""
-
-    request_id: str
-    replica_id: str
-    instance_id: str
-    chain: Chain
-    uncached_tokens: int
-    """By the hits that the decision saw; pending until the first token. The store counts them anew while it is held."""
-    expected_output_tokens: int
-    slo_ms: int
-    alternative_id: str | None = None
-    alternative_uncached_tokens: int = 0
-    attempt: int = 1
-    """1 for the first try; a retry after a failed instance counts up and replaces the former attempt."""
-    seen_pending_tokens: int | None = None
-    tolerance_tokens: int = 0
-    """STALE when the instance's pending tokens exceed ``seen_pending_tokens`` by more than this."""
-    overloaded: bool = False
-    """Ask the rebalancer to look at the instance now."""
-    ttft_features: TtftFeatures | None = None
-    """What the instance's TTFT model is taught with when the first token comes; of a first attempt only."""
-
-
-@value
-class ReserveOutcome:
-    status: ReserveStatus
-    queue_position: int = 0
-    """Requests ahead in the instance's queue, when HELD."""
 
 
 @value
@@ -251,6 +204,17 @@ class PoolStore(Protocol):
         With ``horizon`` also the ready instances that were last given the chain's deepest known mark
         (``scheduling.prefix_holders``) and the lightest ones, in the same round trip. Holders are only remembered in
         pools whose policy looks beyond its candidates.
+        """
+
+    async def reserve_idle(
+        self, instance_ids: Sequence[str], newcomer: Newcomer
+    ) -> tuple[Observation, Decision | None]:
+        """``observe`` with the horizon, and ``reserve`` in the same step where nothing is left to weigh.
+
+        One of the instances is reserved if it is an ``idle_holder`` by ``scheduling.idle_holder``, has room, and the
+        request would not step behind its deadline there: then the decision is given, and the request is dispatched.
+        None: nothing was reserved. An id that is known, whoever's it is, reserves nothing: that is for ``reserve`` to
+        settle. For one or two instances, and for pools whose policy has an ``idle_holder_rule``.
         """
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:

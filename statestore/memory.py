@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scheduling.chain import Chain
+from scheduling.decision import Decision
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
@@ -24,12 +25,11 @@ from statestore.base import (
     PoolSnapshot,
     QueueSnapshot,
     RequestRecord,
-    Reservation,
-    ReserveOutcome,
 )
 from statestore.feed import GrantFeeds
 from statestore.leases import Lease
 from statestore.ledger import PoolLedger, upkeep
+from statestore.reservation import Newcomer, Reservation, ReserveOutcome
 from statestore.stream import Stream
 
 
@@ -104,6 +104,11 @@ class MemoryPool:
     # the life of a request -------------------------------------------------------------------------------
     async def observe(self, instance_ids: Sequence[str], chain: Chain, *, horizon: bool = False) -> Observation:
         return self.ledger.observe(instance_ids, chain, self._now_ms(), horizon=horizon)
+
+    async def reserve_idle(
+        self, instance_ids: Sequence[str], newcomer: Newcomer
+    ) -> tuple[Observation, Decision | None]:
+        return self.ledger.reserve_idle(instance_ids, newcomer, self._now_ms())
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         outcome = self.ledger.reserve(reservation, self._now_ms())

@@ -21,10 +21,10 @@ from simulation.evaluate.plan import DEFAULT_POLICY, PAPER_SLO_S, Plan, scheduli
 from simulation.evaluate.section import Cell, DataTable, Section
 from simulation.sources import TraceSource
 from simulation.traces import Trace
-from statestore.base import Reservation
 from statestore.ledger import PoolLedger
 from statestore.ledger.kv import KvMetadata
 from statestore.queues import hot_queue
+from statestore.reservation import Reservation
 
 POLICIES: tuple[PolicyName, ...] = ("dualmap", DEFAULT_POLICY, "min-ttft", "preble", "llm-d")
 QUEUE_LENGTHS = (16, 64, 256)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from statestore.base import Grant, RequestRecord, RequestState, Reservation, ReserveOutcome, ReserveStatus
+from statestore.base import Grant, RequestRecord, RequestState
 from statestore.ledger.live import LiveRequest
+from statestore.reservation import Reservation, ReserveOutcome, ReserveStatus
 
 _RESERVED = {ReserveStatus.DISPATCHED: RequestState.DISPATCHED, ReserveStatus.HELD: RequestState.HELD}
 

@@ -20,19 +20,10 @@ from typing import TypeVar
 
 from scheduling.backoff import backoff_s, worth_logging
 from scheduling.chain import Chain
+from scheduling.decision import Decision
 from scheduling.instance import InstanceLoad
 from scheduling.settings import SchedulingSettings
-from statestore.base import (
-    FinishFacts,
-    Grant,
-    Membership,
-    Observation,
-    PoolSnapshot,
-    PoolStore,
-    RequestRecord,
-    Reservation,
-    ReserveOutcome,
-)
+from statestore.base import FinishFacts, Grant, Membership, Observation, PoolSnapshot, PoolStore, RequestRecord
 from statestore.clock import Clock, RealClock
 from statestore.errors import StoreError, StoreUnavailableError
 from statestore.failover.delegate import SharedCalls
@@ -41,6 +32,7 @@ from statestore.failover.own import OwnRequests
 from statestore.feed import GrantFeeds
 from statestore.ledger import upkeep
 from statestore.memory import MemoryPool, wall_clock_ms
+from statestore.reservation import Newcomer, Reservation, ReserveOutcome, ReserveStatus
 from statestore.stream import Stream
 
 FIRST_PROBE_S = 0.05
@@ -49,6 +41,8 @@ STEADY_S = 5.0
 """A store that is away again sooner than this after a hand-over was not really back: its probes go on getting rarer."""
 HAND_OVER_TIMEOUT_S = 10.0
 GRANTS_RETRY_S = 0.5
+
+_DISPATCHED = ReserveOutcome(ReserveStatus.DISPATCHED)
 
 _log = logging.getLogger(__name__)
 
@@ -130,12 +124,39 @@ class FailoverPool(SharedCalls):
             except StoreError as error:
                 local = self._degrade(error)
             else:
-                if self._known is None or seen.epoch >= self._known.epoch:
-                    self._loads.update(seen.loads)
-                    self._sequence = max(self._sequence, seen.sequence)
+                if self._trusts(seen):
                     return seen
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
         return await local.observe(instance_ids, chain, horizon=horizon)
+
+    def _trusts(self, seen: Observation) -> bool:
+        """Whether the store still has its members; if so, what was seen is remembered for a ledger to start from."""
+        if self._known is not None and seen.epoch < self._known.epoch:
+            return False
+        self._loads.update(seen.loads)
+        self._sequence = max(self._sequence, seen.sequence)
+        return True
+
+    async def reserve_idle(
+        self, instance_ids: Sequence[str], newcomer: Newcomer
+    ) -> tuple[Observation, Decision | None]:
+        self._replica_ids.add(newcomer.replica_id)
+        local = self._local if self._settled is None else await self._local_pool()
+        if local is None:
+            try:
+                seen, decision = await self._under_way(self._primary.reserve_idle(instance_ids, newcomer))
+            except StoreError as error:
+                local = self._degrade(error)
+            else:
+                if self._trusts(seen):
+                    if decision is not None:
+                        reservation = newcomer.reservation(decision)
+                        self._own.reserved(reservation, _DISPATCHED, self._now_ms(), self._sequence)
+                        self._pass_on(reservation)
+                    return seen, decision
+                # What was reserved all the same is over there at the hand-over: this replica's ledger has its own word.
+                local = self._degrade(StoreUnavailableError("the store lost its members"))
+        return await local.reserve_idle(instance_ids, newcomer)
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         self._replica_ids.add(reservation.replica_id)

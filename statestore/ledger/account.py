@@ -150,17 +150,20 @@ class InstanceAccount:
 
         It was placed by what was promised: whoever brings the prefix may be held behind it, or gone by now.
         """
-        chain = request.chain
-        if chain is None:
+        if request.chain is None:
             return
-        guess = (request.prompt_tokens - request.uncached_tokens) // chain.block_tokens
-        given = min(self.kv.given_blocks(chain.hashes, guess), self._capacity_blocks(chain))
-        uncached_tokens = chain.uncached_tokens(given)
+        uncached_tokens = self.uncached_tokens_now(request, request.chain)
         more_tokens = uncached_tokens - request.uncached_tokens
         request.uncached_tokens = uncached_tokens
         self.pending_tokens += more_tokens
         if request.late:
             self.late_tokens += more_tokens
+
+    def uncached_tokens_now(self, request: LiveRequest, chain: Chain) -> int:
+        """Uncached tokens of a request by what the instance has been given; its count until now is the guess."""
+        guess = (request.prompt_tokens - request.uncached_tokens) // chain.block_tokens
+        given = min(self.kv.given_blocks(chain.hashes, guess), self._capacity_blocks(chain))
+        return chain.uncached_tokens(given)
 
     def dispatch(self, request: LiveRequest, now_ms: int) -> None:
         """Count a request that ``enter`` counted as held as the instance's own from now on."""

@@ -6,7 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
 from scheduling.chain import Chain
-from statestore.base import RequestRecord, RequestState, Reservation
+from statestore.base import RequestRecord, RequestState
+from statestore.reservation import Reservation
 
 
 class LiveRequest:

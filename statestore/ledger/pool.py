@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from scheduling.chain import Chain
-from scheduling.decision import Horizon
+from scheduling.decision import Decision, Horizon
 from scheduling.hotness import HotnessTree
+from scheduling.idle_holder import idle_holder, idle_holder_rule
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.base import (
@@ -24,9 +25,6 @@ from statestore.base import (
     QueueSnapshot,
     RequestRecord,
     RequestState,
-    Reservation,
-    ReserveOutcome,
-    ReserveStatus,
 )
 from statestore.ledger.account import InstanceAccount
 from statestore.ledger.arrivals import ArrivalLog, RebalanceWishes
@@ -36,6 +34,7 @@ from statestore.ledger.live import LiveRequest
 from statestore.ledger.order import grant_order
 from statestore.ledger.replicas import ReplicaLeases
 from statestore.ledger.text_ratio import TextRatio
+from statestore.reservation import Newcomer, Reservation, ReserveOutcome, ReserveStatus
 
 _DISPATCHED = ReserveOutcome(ReserveStatus.DISPATCHED)
 _EMPTY_CACHE = frozenset({InstanceState.DOWN, InstanceState.STARTING})
@@ -62,6 +61,7 @@ class PoolLedger:
         self.lightest = LightestInstances(scheduling.kv_weight_s)
         self.holders = PrefixHolders(scheduling.holder_marks)
         self._remembers_holders = scheduling.looks_beyond
+        self._idle_holder_rule = idle_holder_rule(scheduling)
         self.last_request_sequence = 0
         self._observations = 0
         self._outbox: list[tuple[str, Grant]] = []
@@ -141,6 +141,34 @@ class PoolLedger:
     def _horizon(self, chain: Chain) -> Horizon:
         holders, holder_blocks = self.holders.find(chain, self.lightest)
         return Horizon(holders, holder_blocks, self.lightest.first())
+
+    def reserve_idle(
+        self, instance_ids: Iterable[str], newcomer: Newcomer, now_ms: int
+    ) -> tuple[Observation, Decision | None]:
+        seen = self.observe(instance_ids, newcomer.chain, now_ms, horizon=True)
+        decision = self._idle_holder(newcomer, seen)
+        if decision is None or newcomer.request_id in self.requests:
+            return seen, None
+        reservation = newcomer.reservation(decision)
+        if not self._goes_unlisted(self.accounts[decision.instance_id], reservation, now_ms):
+            return seen, None
+        self.reserve(reservation, now_ms)
+        return seen, decision
+
+    def _idle_holder(self, newcomer: Newcomer, seen: Observation) -> Decision | None:
+        assert self._idle_holder_rule is not None and seen.horizon is not None
+        slo_s = newcomer.slo_ms / 1000
+        return idle_holder(self._idle_holder_rule, newcomer.chain, slo_s, seen.loads, seen.horizon.holder_blocks)
+
+    def _goes_unlisted(self, account: InstanceAccount, reservation: Reservation, now_ms: int) -> bool:
+        """Whether a request may go now where nobody else waits, by what was promised and by what was given."""
+        if not account.takes_requests() or not account.has_room():
+            return False
+        request = LiveRequest(reservation, now_ms, 0)
+        if self.order.is_late(account, request, now_ms):
+            return False
+        request.uncached_tokens = account.uncached_tokens_now(request, reservation.chain)
+        return not self.order.is_late(account, request, now_ms)
 
     def reserve(self, reservation: Reservation, now_ms: int) -> ReserveOutcome:
         former = self.requests.get(reservation.request_id)

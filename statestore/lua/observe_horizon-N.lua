@@ -5,14 +5,6 @@
 -- Reply JSON: [[holder id, …], place of their mark from 1 on or 0, [[id, score], …], as observe_instances]
 -- Clock the server's, passed on so that the reader decays and measures with it
 -- include: observation
--- include: holders
-local LIGHTEST = 2
-local holders, place = find_holders(KEYS[3], KEYS[4], KEYS[2], ARGV[3])
-for index, instance_id in ipairs(holders) do
-  holders[index] = cjson.encode(instance_id)
-end
-local ranking, lightest = redis.call('ZRANGE', KEYS[2], 0, LIGHTEST - 1, 'WITHSCORES'), {}
-for index = 1, #ranking, 2 do
-  lightest[#lightest + 1] = json_list({ cjson.encode(ranking[index]), ranking[index + 1] })
-end
-return json_list({ json_list(holders), place, json_list(lightest), observation(KEYS[1], 5, ARGV[2]) })
+-- include: horizon
+local holders, place, lightest = read_horizon(KEYS[3], KEYS[4], KEYS[2], ARGV[3])
+return json_list({ holders, place, lightest, observation(KEYS[1], 5, ARGV[2]) })

@@ -10,14 +10,15 @@
 -- Reply {status, queue position} | {'moved', instance id of the former attempt}
 -- Clock the server's
 -- include: clock
--- include: grants
--- include: holders
--- include: kv
--- include: window
--- include: replicas
+-- include: placing
 local now_ms = store_now_ms()
 local requests_key = KEYS[2]
 local request, chain = cjson.decode(ARGV[3]), ARGV[4]
+local place = {
+  meta_key = KEYS[1], requests_key = KEYS[2], replicas_key = KEYS[3], arrivals_key = KEYS[4], new_holders_key = KEYS[6],
+  old_holders_key = KEYS[7], chain = chain, marks = ARGV[11], arrivals = ARGV[9], head_bytes = tonumber(ARGV[10]),
+  max_marks = tonumber(ARGV[12]),
+}
 local seen_tokens, tolerance_tokens = tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local function standing(account, known)
@@ -52,21 +53,6 @@ local function is_stale(account, former)
   return pending > seen_tokens + tolerance_tokens
 end
 
--- With nobody else to choose from the request need not be listed first: whether it may go now, counted by what the
--- instance has been given. Else it keeps the count it was placed with, and is counted anew when the queue is.
-local function may_go_unlisted(account)
-  if held_requests(account) > 0 or not has_room(account) or is_late(account, request, now_ms) then
-    return false
-  end
-  local placed_tokens = request.uncached_tokens
-  request.uncached_tokens = uncached_tokens_now(account, chain, request)
-  if is_late(account, request, now_ms) then
-    request.uncached_tokens = placed_tokens
-    return false
-  end
-  return true
-end
-
 -- Takes the place of the former attempt, and releases it.
 local function succeed(former, former_account, account)
   request.sequence = former.sequence
@@ -77,22 +63,6 @@ local function succeed(former, former_account, account)
     grant_next(requests_key, former_account, now_ms)
     write_account(former_account)
   end
-end
-
--- Takes a new place, and enters the arrival log.
-local function arrive()
-  request.sequence = redis.call('HINCRBY', KEYS[1], 'request_sequence', 1)
-  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], '*',
-    'at', now_ms, 'head', string.sub(chain, 1, tonumber(ARGV[10])))
-end
-
--- Believes that the instance will hold the chain: as given, or what it does not hold yet as promised.
-local function stamp_prefix(account, is_given)
-  local blocks = #chain / 8
-  local given = is_given and blocks or given_blocks(account.kv_key, chain, blocks)
-  stamp_chain(account, chain, request.block_tokens, given)
-  stamp_holders(KEYS[6], KEYS[7], ARGV[11], tonumber(ARGV[12]), request.instance_id)
-  request.kv_instance_id = request.instance_id
 end
 
 local former = read_request(requests_key, request.request_id)
@@ -119,7 +89,7 @@ end
 
 local placed_tokens = request.uncached_tokens
 request.enqueued_ms = former and former.enqueued_ms or now_ms
-local goes_now = may_go_unlisted(account)
+local goes_now = may_go_unlisted(account, request, chain, now_ms)
 -- A retry is let in even if the queue is full: its request was admitted before.
 if not former and not goes_now and is_full(account, placed_tokens, now_ms + request.slo_ms, now_ms) then
   return { 'queue_full', 0 }
@@ -128,17 +98,9 @@ end
 if former then
   succeed(former, former_account, account)
 else
-  arrive()
+  arrive(place, request, now_ms)
 end
-if goes_now then
-  request.state = 'dispatched'
-  request.dispatched_ms = now_ms
-end
-enter_anew(account, request, now_ms)
-add_to_window(account, now_ms, placed_tokens)
-stamp_prefix(account, goes_now)
-write_request(requests_key, request)
-meet_replica(KEYS[3], request.replica_id, now_ms)
+take_place(place, account, request, placed_tokens, goes_now, now_ms)
 if ARGV[7] == '1' then
   redis.call('ZADD', KEYS[5], 'NX', now_ms, request.instance_id)
 end

@@ -8,15 +8,17 @@ from typing import Any
 
 import orjson
 
-from scheduling.decision import Horizon
+from scheduling.decision import Decision, Horizon
 from scheduling.hotness import HotnessTree
+from scheduling.idle_holder import idle_holder_reason
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from scheduling.load_window import decayed_tokens
 from scheduling.prefill_rate import learned_tokens_per_s
 from scheduling.queue_order import behind_tokens
-from scheduling.ttft_model import PRIOR_WEIGHTS
-from statestore.base import Grant, Observation, RequestRecord, RequestState, Reservation
+from scheduling.ttft_model import PRIOR_WEIGHTS, TtftFeatures
+from statestore.base import Grant, Observation, RequestRecord, RequestState
 from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
+from statestore.reservation import Reservation
 
 _STATES = {state.value: state for state in InstanceState}
 _HELD = RequestState.HELD.value
@@ -107,9 +109,35 @@ def observation_from(instance_ids: Sequence[str], text: bytes) -> Observation:
 
 def wide_observation_from(instance_ids: Sequence[str], text: bytes, depths: Sequence[int]) -> Observation:
     """From the reply of ``observe_horizon``: the place of the holders' mark in ``depths`` counts from 1, 0 for none."""
-    holders, place, lightest, seen = orjson.loads(text)
-    beyond = Horizon(tuple(holders), depths[place - 1] if place else 0, tuple(map(tuple, lightest)))
-    return _observation(instance_ids, seen, beyond)
+    holders, mark, lightest, seen = orjson.loads(text)
+    return _observation(instance_ids, seen, _horizon(holders, mark, lightest, depths))
+
+
+def idle_reservation_from(
+    instance_ids: Sequence[str], text: bytes, depths: Sequence[int]
+) -> tuple[Observation, Decision | None]:
+    """From the reply of ``reserve_idle``."""
+    reserved, (holders, mark, lightest, figures) = orjson.loads(text)
+    seen = _observation(instance_ids, figures, _horizon(holders, mark, lightest, depths))
+    if reserved is None:
+        return seen, None
+    place, uncached_tokens, expected_ttft_s, features, other = reserved
+    hit_blocks = seen.loads[instance_ids[place]].hit_blocks
+    return seen, Decision(
+        instance_ids[place],
+        hit_blocks,
+        uncached_tokens,
+        expected_ttft_s,
+        idle_holder_reason(hit_blocks, alone=other is None),
+        None if other is None else instance_ids[other[0]],
+        0 if other is None else other[1],
+        seen_pending_tokens=0,
+        ttft_features=TtftFeatures(*features),
+    )
+
+
+def _horizon(holders: Sequence[str], mark: int, lightest: Sequence[Any], depths: Sequence[int]) -> Horizon:
+    return Horizon(tuple(holders), depths[mark - 1] if mark else 0, tuple(map(tuple, lightest)))
 
 
 def _observation(instance_ids: Sequence[str], seen: Sequence[Any], horizon: Horizon | None) -> Observation:

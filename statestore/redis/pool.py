@@ -9,19 +9,11 @@ from typing import Any
 import orjson
 
 from scheduling.chain import Chain
+from scheduling.decision import Decision
+from scheduling.idle_holder import idle_holder_rule
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import (
-    FinishFacts,
-    Grant,
-    Membership,
-    Observation,
-    PoolSnapshot,
-    RequestRecord,
-    Reservation,
-    ReserveOutcome,
-    ReserveStatus,
-)
+from statestore.base import FinishFacts, Grant, Membership, Observation, PoolSnapshot, RequestRecord
 from statestore.connection import Connection
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
@@ -33,6 +25,7 @@ from statestore.redis.packed_chains import PackedChain, PackedChains
 from statestore.redis.placed import MAX_MOVES, PlacedRequests
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.redis.views import Views
+from statestore.reservation import Newcomer, Reservation, ReserveOutcome, ReserveStatus
 from statestore.stream import Stream
 
 _HASH_BYTES = 8
@@ -65,6 +58,7 @@ class RedisPool(LeaderCalls):
         # What every call brings, put together once.
         self._load_keys = (keys.meta,)
         self._horizon_keys = (keys.meta, keys.lightest, *keys.holders)
+        self._idle_keys = (keys.meta, keys.requests, keys.replicas, keys.arrivals, *keys.holders)
         self._reserve_keys = (
             keys.meta,
             keys.requests,
@@ -78,6 +72,8 @@ class RedisPool(LeaderCalls):
             b"%d" % (scheduling.max_key_blocks * _HASH_BYTES),
         )
         self._holder_marks = b"%d" % scheduling.holder_marks
+        rule = idle_holder_rule(scheduling)
+        self._recompute_weight = b"" if rule is None else b"%.17g" % rule.recompute_weight
         self._views = Views(keys, calls, scheduling.bytes_per_token)
 
     async def close(self) -> None:
@@ -153,6 +149,36 @@ class RedisPool(LeaderCalls):
             return codec.observation_from(instance_ids, seen)
         seen = await self._calls.script("observe_horizon", keys, packed.hashes, packed.marks)
         return codec.wide_observation_from(instance_ids, seen, packed.mark_depths)
+
+    async def reserve_idle(
+        self, instance_ids: Sequence[str], newcomer: Newcomer
+    ) -> tuple[Observation, Decision | None]:
+        chain = newcomer.chain
+        packed, keys = self._chains.of(chain), [*self._idle_keys]
+        for instance_id in instance_ids:
+            keys += self._keys.account(instance_id)
+        keys += self._keys.granting
+        text = await self._calls.script(
+            "reserve_idle",
+            keys,
+            self._terms,
+            packed.hashes,
+            packed.marks,
+            newcomer.request_id,
+            newcomer.replica_id,
+            chain.prompt_tokens,
+            chain.block_tokens,
+            newcomer.expected_output_tokens,
+            newcomer.slo_ms,
+            self._recompute_weight,
+            *self._arrival_bounds,
+            self._holder_marks,
+            *instance_ids,
+        )
+        seen, decision = codec.idle_reservation_from(instance_ids, text, packed.mark_depths)
+        if decision is not None:
+            self._placed.put(newcomer.request_id, decision.instance_id)
+        return seen, decision
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         keys, target = self._keys, reservation.instance_id

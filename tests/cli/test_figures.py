@@ -11,8 +11,8 @@ from cli.live_status import LiveStatus, line, table
 from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import Reservation
 from statestore.memory import MemoryStore
+from statestore.reservation import Reservation
 
 PAGE = """\
 # HELP dualmap_requests_total Requests by how they ended

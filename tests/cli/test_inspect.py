@@ -19,9 +19,9 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.ring import DualRing
 from scheduling.settings import SchedulingSettings
-from statestore.base import Reservation
 from statestore.connect import open_store
 from statestore.embedded import EmbeddedValkey, server_binary
+from statestore.reservation import Reservation
 from statestore.settings import StoreSettings
 
 

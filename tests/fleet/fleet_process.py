@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 READY_S = 60.0
 STOP_S = 20.0
+_FIRST_PORT = 21_000 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+FREE_PORTS = ("--port", "0", "--emulator.port", str(_FIRST_PORT))
+"""Fleets that are started side by side look for free ports in places of their own."""
 
 
 def until(probe: Callable[[], T], what: str, deadline_s: float = 15.0) -> T:
@@ -121,7 +124,7 @@ def running_fleet(directory: Path, options: Sequence[str] = ()) -> Iterator[Flee
     output = directory / "up.out"
     with output.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "up", "--port", "0", "--time-scale", "20", *options],
+            [sys.executable, "-m", "cli.main", "up", *FREE_PORTS, "--time-scale", "20", *options],
             stdout=out,
             stderr=subprocess.STDOUT,
             env={name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}

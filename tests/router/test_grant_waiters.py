@@ -12,7 +12,8 @@ from router.errors import HoldTimeoutError, QueueFullError, SloUnreachableError
 from router.grant_waiters import GrantWaiters, ReservationLostError
 from router.metrics import RouterMetrics
 from scheduling.chain import Chain
-from statestore.base import Grant, RequestRecord, RequestState, Reservation
+from statestore.base import Grant, RequestRecord, RequestState
+from statestore.reservation import Reservation
 
 CHAIN = Chain((1, 2), 16, 1200)
 

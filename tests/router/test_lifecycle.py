@@ -20,8 +20,9 @@ from router.errors import (
 )
 from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from scheduling.instance import InstanceState
-from statestore.base import Grant, RequestState, ReserveOutcome, ReserveStatus
+from statestore.base import Grant, RequestState
 from statestore.errors import StoreUnavailableError
+from statestore.reservation import ReserveOutcome, ReserveStatus
 from statestore.settings import PoolSettings
 
 LONG = "word " * 1000

@@ -11,7 +11,7 @@ from router.outcome import Outcome
 from scheduling.chain import Chain
 from scheduling.decision import Reason
 from scheduling.settings import SchedulingSettings
-from statestore.base import Reservation
+from statestore.reservation import Reservation
 
 NAMES = ("a", "b", "c", "d")
 PROMPT = "one prefix " * 400
@@ -74,12 +74,12 @@ async def test_the_second_look_is_taken_only_by_requests_that_need_it(
     tampered.calls.clear()
 
     await runtime.lifecycle.place(tools.request(PROMPT))
-    assert tampered.calls == ["observe", "reserve"]
+    assert tampered.calls == ["reserve_idle"]
 
     await make_busy(store, *pair)
     tampered.calls.clear()
     await runtime.lifecycle.place(tools.request(PROMPT))
-    assert tampered.calls == ["observe", "observe", "reserve"]
+    assert tampered.calls == ["reserve_idle", "observe", "reserve"]
 
 
 async def test_a_prefix_is_found_again_outside_its_pair(start_runtime: Any, store: Any, tools: Any) -> None:

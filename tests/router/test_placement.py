@@ -15,8 +15,9 @@ from router.outcome import FailureKind, InstanceFailure, Outcome
 from router.runtime import Runtime
 from router.settings import RouterSettings
 from scheduling.settings import SchedulingSettings
-from statestore.base import ReserveOutcome, ReserveStatus, Store
+from statestore.base import Store
 from statestore.connect import open_store
+from statestore.reservation import ReserveOutcome, ReserveStatus
 from statestore.settings import PoolSettings, StoreSettings
 
 FLAGS = SchedulingSettings(policy="dualmap", block_tokens=16, virtual_nodes=16)

@@ -9,10 +9,11 @@ import pytest
 from router.outcome import Outcome
 from scheduling.chain import Chain
 from scheduling.instance import InstanceState
-from statestore.base import RequestState, Reservation
+from statestore.base import RequestState
 from statestore.errors import StoreUnavailableError
 from statestore.failover import FailoverStore
 from statestore.memory import MemoryStore
+from statestore.reservation import Reservation
 from statestore.settings import InstanceSettings, PoolSettings
 
 

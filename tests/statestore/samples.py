@@ -10,7 +10,7 @@ import xxhash
 from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import Reservation
+from statestore.reservation import Reservation
 
 BLOCK_TOKENS = 100
 SCHEDULING = SchedulingSettings(policy="dualmap", queue_order="fifo", hotness_window_requests=100)

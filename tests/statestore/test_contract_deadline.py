@@ -13,8 +13,9 @@ import pytest
 
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import MigrateStatus, PoolStore, QueueSnapshot, RequestState, ReserveOutcome, ReserveStatus
+from statestore.base import MigrateStatus, PoolStore, QueueSnapshot, RequestState
 from statestore.errors import LeaseLostError
+from statestore.reservation import ReserveOutcome, ReserveStatus
 from tests.statestore.samples import CHAIN, HandClock, chain, instance, reservation
 from tests.statestore.test_contract_requests import DISPATCHED, assert_sums_hold, record
 

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from statestore.base import MigrateStatus, PoolStore, ReserveStatus, Store
+from statestore.base import MigrateStatus, PoolStore, Store
 from statestore.redis import RedisStore
+from statestore.reservation import ReserveStatus
 from tests.statestore.samples import CHAIN, SCHEDULING, HandClock, instance, reservation
 from tests.statestore.test_contract_requests import assert_sums_hold
 

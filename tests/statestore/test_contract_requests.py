@@ -8,15 +8,8 @@ import pytest
 
 from scheduling.instance import InstanceState, Role
 from scheduling.ttft_model import PRIOR_WEIGHTS, TtftFeatures, modelled_ttft_s
-from statestore.base import (
-    FinishFacts,
-    Grant,
-    PoolStore,
-    RequestRecord,
-    RequestState,
-    ReserveOutcome,
-    ReserveStatus,
-)
+from statestore.base import FinishFacts, Grant, PoolStore, RequestRecord, RequestState
+from statestore.reservation import ReserveOutcome, ReserveStatus
 from tests.statestore.samples import CHAIN, HandClock, chain, instance, reservation
 
 DISPATCHED = ReserveOutcome(ReserveStatus.DISPATCHED)

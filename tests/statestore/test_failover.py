@@ -13,16 +13,7 @@ import redis
 
 from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import (
-    Grant,
-    Membership,
-    Observation,
-    PoolSnapshot,
-    PoolStore,
-    RequestRecord,
-    RequestState,
-    ReserveStatus,
-)
+from statestore.base import Grant, Membership, Observation, PoolSnapshot, PoolStore, RequestRecord, RequestState
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreUnavailableError
 from statestore.failover import FailoverPool, FailoverStore
@@ -30,9 +21,12 @@ from statestore.failover.pool import STEADY_S
 from statestore.keys import PoolKeys
 from statestore.memory import MemoryPool, MemoryStore, wall_clock_ms
 from statestore.redis import RedisStore
+from statestore.reservation import Newcomer, ReserveStatus
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, reservation
 from tests.statestore.test_contract_requests import assert_sums_hold
+
+WIDE = SchedulingSettings(policy="dualmap-wide")
 
 
 @pytest.fixture
@@ -53,7 +47,7 @@ async def shared(server: EmbeddedValkey) -> AsyncIterator[PoolStore]:
 
 async def _replica_on(server: EmbeddedValkey, scheduling: SchedulingSettings) -> tuple[FailoverStore, FailoverPool]:
     """A replica's store and pool, connected and told of the members."""
-    settings = StoreSettings(url=server.url, connect_timeout_s=0.5, command_timeout_s=0.4)
+    settings = StoreSettings(url=server.url, connect_timeout_s=2.0, command_timeout_s=2.0)
     primary = RedisStore(settings, scheduling=scheduling)
     await primary.open()
     store = FailoverStore(primary, scheduling)
@@ -359,7 +353,7 @@ async def test_a_replicas_clock_does_not_enter_the_store(
     shared: PoolStore, server: EmbeddedValkey, skew_s: int
 ) -> None:
     await shared.put_instance(instance("a"))
-    primary = RedisStore(StoreSettings(url=server.url, command_timeout_s=0.4), scheduling=SCHEDULING)
+    primary = RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING)
     await primary.open()
     pool = FailoverPool(primary.pool("default"), SCHEDULING, now_ms=lambda: wall_clock_ms() + 1000 * skew_s)
     await pool.membership()
@@ -380,6 +374,56 @@ async def test_a_replicas_clock_does_not_enter_the_store(
     times_ms = [time_ms for request in view.requests for time_ms in (request.enqueued_ms, request.dispatched_ms)]
     assert all(abs(time_ms - view.now_ms) < 600_000 for time_ms in times_ms)
     assert [request.prefilled_ms for request in view.requests] == [0, 0]
+
+
+@pytest.fixture
+async def wide_replica(server: EmbeddedValkey, shared: PoolStore) -> AsyncIterator[FailoverPool]:
+    """``replica`` of a policy by which placements can leave nothing to weigh."""
+    for instance_id in ("a", "b"):
+        await shared.put_instance(instance(instance_id))
+    store, pool = await _replica_on(server, WIDE)
+    yield pool
+    await store.close()
+
+
+def newcomer(request_id: str) -> Newcomer:
+    return Newcomer(request_id, "one", CHAIN, expected_output_tokens=50, slo_ms=5000)
+
+
+async def test_what_was_reserved_as_it_was_observed_is_known_when_the_store_goes(
+    wide_replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+) -> None:
+    _, before = await wide_replica.reserve_idle(("a", "b"), newcomer("before"))
+    assert "before" in await shared.records(["before"])
+    stop(server)
+
+    seen, during = await wide_replica.reserve_idle(("b",), newcomer("during"))
+
+    assert wide_replica.degraded
+    assert (before and before.instance_id, during and during.instance_id) == ("a", "b")
+    assert seen.loads["b"].pending_tokens == 0
+    loads = (await wide_replica.observe(["a", "b"], CHAIN)).loads
+    assert [load.pending_tokens for load in loads.values()] == [400, 400]
+
+
+async def test_what_a_store_without_its_members_reserved_is_over_after_the_hand_over(
+    wide_replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+) -> None:
+    client = redis.Redis.from_url(server.url)
+    client.flushall()
+    await shared.put_instance(instance("b"))
+
+    _, decision = await wide_replica.reserve_idle(("b", "a"), newcomer("r"))
+    assert decision is not None
+    assert wide_replica.degraded, "the store knew one member of two"
+    await wide_replica.first_token("r", decision.instance_id, CHAIN)
+    await until(lambda: not wide_replica.degraded)
+
+    view = await shared.snapshot()
+    assert [(each.request_id, each.state) for each in view.requests] == [("r", RequestState.PREFILLED)]
+    assert set(view.instances) == {"a", "b"}
+    assert [load.pending_tokens for load in view.loads.values()] == [0, 0]
+    client.close()
 
 
 class LateAnswers:

@@ -19,8 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from scheduling.chain import Chain
+from scheduling.decision import Decision, RouteQuery
 from scheduling.hotness import HotnessTree
+from scheduling.idle_holder import idle_holder_rule
 from scheduling.instance import InstanceState, Role
+from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
 from scheduling.ttft_model import TtftFeatures
 from statestore.base import FinishFacts, Grant, PoolStore, RequestRecord, RequestState
@@ -33,6 +36,7 @@ from statestore.ledger.live import LiveRequest
 from statestore.memory import MemoryStore
 from statestore.redis import RedisStore
 from statestore.redis.codec import unpack_chain
+from statestore.reservation import Newcomer
 from statestore.settings import StoreSettings
 from tests.statestore.samples import SCHEDULING, HandClock, chain, instance, reservation
 
@@ -64,6 +68,7 @@ attempts = st.integers(1, 3)
 slos_ms = st.sampled_from((20, 80, 500, 5000, 60_000))
 picks = st.integers(0, 7)
 uncached_tokens = st.integers(1, 600)
+pairs = st.sampled_from((("a", "b"), ("b", "a"), ("b", "c"), ("a",)))
 ready_instances = st.sampled_from(("a", "b"))
 ttft_features = st.none() | st.builds(
     TtftFeatures,
@@ -279,6 +284,42 @@ class Twins(RuleBasedStateMachine):
                 ttft_features=features,
             )
             self.both(lambda pool: pool.reserve(made))
+
+    @rule(
+        candidates=pairs,
+        request_id=requests,
+        replica_id=replicas,
+        request_chain=chains,
+        slo_ms=slos_ms,
+        quiet=st.booleans(),
+    )
+    def reserve_idle(
+        self,
+        candidates: tuple[str, ...],
+        request_id: str,
+        replica_id: str,
+        request_chain: Chain,
+        slo_ms: int,
+        quiet: bool,
+    ) -> None:
+        if idle_holder_rule(self.scheduling) is None:
+            return
+        if quiet:  # else hardly anybody would ever be idle
+            for each in [*self.memory.ledger.requests.values()]:
+                if each.instance_id in candidates:
+                    self.finish_of_anything(each.request_id, None, None)
+        self.newcomer(candidates, request_id, replica_id, request_chain, slo_ms)
+
+    def newcomer(
+        self, candidates: tuple[str, ...], request_id: str, replica_id: str, request_chain: Chain, slo_ms: int
+    ) -> Decision | None:
+        """What was reserved at once, which must be what the policy says."""
+        newcomer = Newcomer(request_id, replica_id, request_chain, expected_output_tokens=50, slo_ms=slo_ms)
+        seen, decision = self.both(lambda pool: pool.reserve_idle(candidates, newcomer))
+        if decision is not None:
+            query = RouteQuery(request_chain, slo_ms / 1000, pair=candidates)
+            assert build_policy(self.scheduling).choose_or_look(query, seen.loads, seen.horizon) == decision
+        return decision
 
     def pick(self, number: int, *wanted: RequestState) -> LiveRequest | None:
         """One of the live requests in the wanted states: rules that would mostly miss would prove little."""

@@ -128,6 +128,34 @@ class Traffic:
         self.twins.drift_and_repair(self.rng.choice(INSTANCES), sum_name, self.rng.randrange(-300, 300))
 
 
+class QuietTraffic(Traffic):
+    """The calls of a fleet that is idle more often than not."""
+
+    def __init__(self, twins: Twins, seed: int) -> None:
+        super().__init__(twins, seed)
+        self._calls = {
+            self.newcomer: 60,
+            self.arrive: 2,
+            self.pass_time: 15,
+            self.first_token: 50,
+            self.finish: 60,
+            self.change_instance: 2,
+            self.make_ready: 8,
+        }
+
+    def newcomer(self) -> None:
+        rng = self.rng
+        self.made["newcomers"] += 1
+        decision = self.twins.newcomer(
+            tuple(rng.sample(INSTANCES, rng.choice((1, 2, 2, 2)))),
+            f"n{self.made['newcomers']}",
+            rng.choice(REPLICAS),
+            rng.choice(CHAINS),
+            rng.choice((20, 150, 500, 2000, 60_000)),
+        )
+        self.made["reserved at once"] += decision is not None
+
+
 @pytest.mark.parametrize("scheduling", [SCHEDULING, DEADLINE], ids=["fifo", "deadline"])
 def test_memory_and_valkey_agree_all_through_a_busy_day(
     valkey_server: EmbeddedValkey, scheduling: SchedulingSettings
@@ -151,3 +179,21 @@ def test_memory_and_valkey_agree_all_through_a_busy_day(
     if scheduling is DEADLINE:
         assert made["late"] > 50
         assert made["holders"] > 100
+
+
+def test_memory_and_valkey_agree_all_through_a_quiet_day(valkey_server: EmbeddedValkey) -> None:
+    twins = type("TwinsOnThisServer", (Twins,), {"server": valkey_server, "scheduling": DEADLINE})()
+    try:
+        twins.two_ready_instances_and_a_leader()
+        for instance_id in INSTANCES:
+            twins.put_instance(instance_id, InstanceState.READY, 500, 4, 12, 9)
+        traffic = QuietTraffic(twins, seed=int(SEED or 1))
+        for _ in range(STEPS):
+            traffic.step()
+        twins.grants_agree()
+    finally:
+        twins.teardown()
+
+    made = traffic.made
+    assert made["reserved at once"] > 15
+    assert made["newcomers"] - made["reserved at once"] > 10

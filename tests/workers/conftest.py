@@ -16,9 +16,9 @@ import pytest
 from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import Reservation, ReserveStatus
 from statestore.errors import StoreError, StoreUnavailableError
 from statestore.memory import MemoryPool, MemoryStore
+from statestore.reservation import Reservation, ReserveStatus
 from workers.loop import LoopContext
 from workers.metrics import WorkerMetrics
 

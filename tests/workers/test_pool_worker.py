@@ -11,10 +11,10 @@ import pytest
 from scheduling.chain import Chain
 from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import Reservation
 from statestore.clock import RealClock
 from statestore.errors import LeaseLostError
 from statestore.memory import MemoryStore
+from statestore.reservation import Reservation
 from statestore.settings import InstanceSettings, PoolSettings
 from workers.loop import LoopContext
 from workers.metrics import WorkerMetrics

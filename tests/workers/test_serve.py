@@ -17,11 +17,12 @@ from scheduling.chain import Chain
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import PoolStore, Reservation
+from statestore.base import PoolStore
 from statestore.connect import open_store
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError, StoreConfigurationError, StoreUnavailableError
 from statestore.leases import Lease
+from statestore.reservation import Reservation
 from statestore.settings import InstanceSettings, PoolSettings, StoreSettings
 from workers.serve import serve
 from workers.settings import WorkerSettings

@@ -2,9 +2,18 @@
 -- each, shallowest first. Two generations: what is not stamped again while one fills up is forgotten.
 local HOLDERS_PER_MARK = 2
 local MARKS_PER_CALL = 500
+local MARK_TOKENS = 1024
 
 local function mark_at(marks, place)
   return string.sub(marks, place * 8 - 7, place * 8)
+end
+
+-- Depth in blocks of a place among so many marks, 0 for place 0; twin of mark_depths in scheduling/prefix_holders.py.
+local function mark_depth(place, marks, blocks, prompt_tokens, block_tokens)
+  if place > 0 and place == marks then
+    return math.min(blocks, math.floor(prompt_tokens / block_tokens))
+  end
+  return place * math.max(1, math.floor(MARK_TOKENS / block_tokens))
 end
 
 local function held_by(new_key, old_key, mark)

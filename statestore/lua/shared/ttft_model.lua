@@ -19,6 +19,12 @@ local function dot(one, first, other)
     + one[first + 4] * other[5]
 end
 
+-- The features in units that make all of them about one.
+local function scaled(features)
+  local queueing_ms, compute_ms, million_pairs, context_tokens = unpack(features)
+  return { 1, queueing_ms / 1000, compute_ms / 1000, million_pairs / 100, context_tokens / 1000000 }
+end
+
 local function least_variance(covariance)
   local least = covariance[1]
   for place = 1, FEATURES * FEATURES, FEATURES + 1 do
@@ -45,11 +51,10 @@ local function learn_ttft(account, features, ttft_s)
     end
   end
   local unit_s = math.max(LEAST_TTFT_S, ttft_s)
-  local queueing_ms, compute_ms, million_pairs, context_tokens = unpack(features)
-  local seen = {
-    1 / unit_s, queueing_ms / 1000 / unit_s, compute_ms / 1000 / unit_s, million_pairs / 100 / unit_s,
-    context_tokens / 1000000 / unit_s,
-  }
+  local seen = scaled(features)
+  for place = 1, FEATURES do
+    seen[place] = seen[place] / unit_s
+  end
   local surprise = ttft_s / unit_s - dot(weights, 1, seen)
   local trust = math.abs(surprise) > SURPRISE_SHARE and SURPRISE_SHARE / math.abs(surprise) or 1
   local spread, largest = {}, 0
