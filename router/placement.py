@@ -17,7 +17,7 @@ from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceSpec
 from scheduling.ttft import queueing_s
 from statestore.base import Grant, Observation
-from statestore.reservation import Newcomer, Reservation, ReserveStatus
+from statestore.reservation import IdlePlacement, Newcomer, Reservation, ReserveStatus
 
 CHECKED_ROUNDS = 2
 """Decisions whose loads the reservation re-checks; the next one is taken as it is, so that a storm of
@@ -150,9 +150,9 @@ class StorePlacer:
         policy = request.pool.policy
         excluded, candidates = self._candidates(request, search)
         if request.pool.reserves_idle and not excluded and request.store_attempt == 1:
-            seen, reserved = await self._reserve_idle(request, candidates)
-            if reserved is not None:
-                return reserved, ReserveStatus.DISPATCHED
+            seen, placement = await self._reserve_idle(request, candidates)
+            if placement is not None:
+                return placement.decision, ReserveStatus.DISPATCHED
         else:
             seen = await self._observe(request, candidates, horizon=policy.looks_beyond)
         pair = policy.candidates(_query(request), request.pool.view.view) if excluded else candidates
@@ -171,7 +171,7 @@ class StorePlacer:
 
     async def _reserve_idle(
         self, request: ScheduledRequest, candidates: tuple[str, ...]
-    ) -> tuple[Observation, Decision | None]:
+    ) -> tuple[Observation, IdlePlacement | None]:
         """Look at the candidates, and reserve the one that leaves nothing to weigh, if there is one."""
         newcomer = Newcomer(
             request.request_id,
@@ -181,14 +181,15 @@ class StorePlacer:
             round(request.slo_s * 1000),
         )
         request.may_be_reserved = True
-        seen, decision = await measured(self._reserving_idle, request.pool.store.reserve_idle(candidates, newcomer))
+        seen, placement = await measured(self._reserving_idle, request.pool.store.reserve_idle(candidates, newcomer))
         self._note(request.pool, seen)
-        if decision is None:
+        if placement is None:
             request.not_reserved()
         else:
-            request.reservation = newcomer.reservation(decision)
-            request.rounds.append(PlacementRound.of(candidates, seen.loads, decision, 1, ReserveStatus.DISPATCHED))
-        return seen, decision
+            request.reservation = placement.reservation
+            told = PlacementRound.of(candidates, seen.loads, placement.decision, 1, ReserveStatus.DISPATCHED)
+            request.rounds.append(told)
+        return seen, placement
 
     async def _observe(
         self, request: ScheduledRequest, instance_ids: tuple[str, ...], *, horizon: bool = False
@@ -200,7 +201,7 @@ class StorePlacer:
 
     def _note(self, pool: ServedPool, seen: Observation) -> None:
         pool.view.note(seen)
-        pool.loads.update(seen.loads)
+        pool.last_seen.note(seen.loads)
 
     def _not_blocked(self, pool: ServedPool, search: _Search, instance_ids: tuple[str, ...]) -> tuple[str, ...]:
         """Those of them that are not behind an open breaker."""
@@ -246,7 +247,7 @@ class StorePlacer:
         if self._context.settings.late_requests == "serve" or request.store_attempt > 1:
             return
         if decision.expected_ttft_s > request.slo_s:
-            load, pool = request.pool.loads[decision.instance_id], request.pool
+            load, pool = request.rounds[-1].loads[decision.instance_id], request.pool
             raise SloUnreachableError(
                 f"the first token is expected after {decision.expected_ttft_s:.1f} s, past the target of"
                 f" {request.slo_s:g} s; try again later, or allow more time with x-slo-ttft-ms",
@@ -292,9 +293,8 @@ class StorePlacer:
         """The request may go there now."""
         pool = request.pool
         spec = pool.view.view.instances.get(instance_id) or await self._joined(request, instance_id)
-        ahead = spec.dispatch_window_tokens if was_held else pool.dispatched_tokens(instance_id)
         pool.metrics.hold_s.observe(request.held_s)
-        request.dispatched(instance_id, spec.url, uncached_tokens, tokens_ahead=ahead)
+        request.dispatched(spec, uncached_tokens, was_held=was_held)
 
     async def _wait(self, request: ScheduledRequest, waiter: GrantWaiter) -> Grant:
         pool, reservation = request.pool, request.reservation

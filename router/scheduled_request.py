@@ -19,6 +19,7 @@ from router.pools import Route
 from router.prompt import ReadPrompt
 from router.served_pool import ServedPool
 from router.timers import TimerHandle, prefill_delay_s
+from scheduling.instance import InstanceSpec
 from statestore.base import FinishFacts, RequestRecord, RequestState
 from statestore.reservation import Reservation
 
@@ -124,16 +125,16 @@ class ScheduledRequest:
         since_s = self._held_since_s
         return self.held_s if since_s is None else self.held_s + self.age_s - since_s
 
-    def dispatched(self, instance_id: str, url: str, uncached_tokens: int, *, tokens_ahead: int) -> None:
-        """The instance may be given the request now: it will prefill ``tokens_ahead`` of others first."""
+    def dispatched(self, spec: InstanceSpec, uncached_tokens: int, *, was_held: bool) -> None:
+        """The instance may be given the request now."""
         self._uncached_tokens = uncached_tokens
-        self.instance_id, self.instance_url = instance_id, url
+        self.instance_id, self.instance_url = spec.instance_id, spec.url
         self.expected_cached_tokens = max(0, self.chain.prompt_tokens - uncached_tokens)
         self.attempts += 1
         self._dispatched = True
         if not self.inference_request.stream:
-            rate = self.pool.prefill_rate(instance_id)
-            delay_s = prefill_delay_s(tokens_ahead, uncached_tokens, rate)
+            ahead = spec.dispatch_window_tokens if was_held else self.pool.dispatched_tokens(spec.instance_id)
+            delay_s = prefill_delay_s(ahead, uncached_tokens, self.pool.prefill_rate(spec.instance_id))
             self._release = self._context.call_later(delay_s, self._prefill_presumed)
 
     def first_token(self) -> None:

@@ -12,9 +12,10 @@ from router.placement_limiter import PlacementLimiter
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
 from scheduling.decision import Policy
-from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceLoad
+from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S
 from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore
+from statestore.last_seen import LastSeenLoads
 from statestore.settings import PoolSettings
 
 
@@ -33,29 +34,28 @@ class ServedPool:
     breakers: CircuitBreakers
     metrics: PoolMetrics
     blocks: BlockRule
-    loads: dict[str, InstanceLoad] = field(default_factory=dict)
-    """The load of each instance as a decision of this replica last saw it: for estimates, never to decide."""
+    last_seen: LastSeenLoads = field(default_factory=LastSeenLoads)
+    """The load of each instance as a decision of this replica saw it last."""
 
     def forget_departed(self) -> None:
         """Drop what is kept about instances that left the fleet."""
         members = self.view.view.instances
         self.breakers.forget_all_but(members)
-        for instance_id in self.loads.keys() - members.keys():
-            del self.loads[instance_id]
+        self.last_seen.forget_all_but(members.keys())
 
     def expected_wait_s(self, instance_id: str) -> float:
         """Time until the instance has prefilled what is pending on it, by its last seen load."""
-        load = self.loads.get(instance_id)
+        load = self.last_seen.get(instance_id)
         return load.pending_tokens / max(1.0, load.prefill_tokens_per_s) if load is not None else 1.0
 
     def dispatched_tokens(self, instance_id: str) -> int:
         """Tokens on their way through the instance's prefill, as last seen."""
-        load = self.loads.get(instance_id)
+        load = self.last_seen.get(instance_id)
         return load.dispatched_tokens if load is not None else 0
 
     def prefill_rate(self, instance_id: str) -> float:
         """Prefill rate in tokens per second, as last seen; before that, the instance's prior."""
-        load = self.loads.get(instance_id)
+        load = self.last_seen.get(instance_id)
         if load is not None:
             return load.prefill_tokens_per_s
         spec = self.view.view.instances.get(instance_id)

@@ -21,12 +21,12 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from scheduling.chain import Chain
-from scheduling.decision import Decision, Horizon
+from scheduling.decision import Horizon
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.values import value
 from statestore.leases import Lease, ReplicaInfo
-from statestore.reservation import Newcomer, Reservation, ReserveOutcome
+from statestore.reservation import IdlePlacement, Newcomer, Reservation, ReserveOutcome
 from statestore.stream import Stream
 
 
@@ -208,11 +208,11 @@ class PoolStore(Protocol):
 
     async def reserve_idle(
         self, instance_ids: Sequence[str], newcomer: Newcomer
-    ) -> tuple[Observation, Decision | None]:
+    ) -> tuple[Observation, IdlePlacement | None]:
         """``observe`` with the horizon, and ``reserve`` in the same step where nothing is left to weigh.
 
         One of the instances is reserved if it is an ``idle_holder`` by ``scheduling.idle_holder``, has room, and the
-        request would not step behind its deadline there: then the decision is given, and the request is dispatched.
+        request would not step behind its deadline there: then it is dispatched.
         None: nothing was reserved. An id that is known, whoever's it is, reserves nothing: that is for ``reserve`` to
         settle. For one or two instances, and for pools whose policy has an ``idle_holder_rule``.
         """

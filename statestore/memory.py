@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scheduling.chain import Chain
-from scheduling.decision import Decision
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
@@ -29,7 +28,7 @@ from statestore.base import (
 from statestore.feed import GrantFeeds
 from statestore.leases import Lease
 from statestore.ledger import PoolLedger, upkeep
-from statestore.reservation import Newcomer, Reservation, ReserveOutcome
+from statestore.reservation import IdlePlacement, Newcomer, Reservation, ReserveOutcome
 from statestore.stream import Stream
 
 
@@ -107,7 +106,7 @@ class MemoryPool:
 
     async def reserve_idle(
         self, instance_ids: Sequence[str], newcomer: Newcomer
-    ) -> tuple[Observation, Decision | None]:
+    ) -> tuple[Observation, IdlePlacement | None]:
         return self.ledger.reserve_idle(instance_ids, newcomer, self._now_ms())
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:

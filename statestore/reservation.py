@@ -77,6 +77,14 @@ class Newcomer:
 
 
 @value
+class IdlePlacement:
+    """A newcomer that was reserved as its candidates were observed, and dispatched."""
+
+    decision: Decision
+    reservation: Reservation
+
+
+@value
 class ReserveOutcome:
     status: ReserveStatus
     queue_position: int = 0

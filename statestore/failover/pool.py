@@ -20,8 +20,6 @@ from typing import TypeVar
 
 from scheduling.backoff import backoff_s, worth_logging
 from scheduling.chain import Chain
-from scheduling.decision import Decision
-from scheduling.instance import InstanceLoad
 from scheduling.settings import SchedulingSettings
 from statestore.base import FinishFacts, Grant, Membership, Observation, PoolSnapshot, PoolStore, RequestRecord
 from statestore.clock import Clock, RealClock
@@ -30,9 +28,10 @@ from statestore.failover.delegate import SharedCalls
 from statestore.failover.handover import hand_back, local_ledger, lost_members
 from statestore.failover.own import OwnRequests
 from statestore.feed import GrantFeeds
+from statestore.last_seen import LastSeenLoads
 from statestore.ledger import upkeep
 from statestore.memory import MemoryPool, wall_clock_ms
-from statestore.reservation import Newcomer, Reservation, ReserveOutcome, ReserveStatus
+from statestore.reservation import IdlePlacement, Newcomer, Reservation, ReserveOutcome, ReserveStatus
 from statestore.stream import Stream
 
 FIRST_PROBE_S = 0.05
@@ -69,7 +68,7 @@ class FailoverPool(SharedCalls):
         self._feeds = GrantFeeds()
         self._own = OwnRequests()
         self._known: Membership | None = None
-        self._loads: dict[str, InstanceLoad] = {}
+        self._last_seen = LastSeenLoads()
         self._sequence = 0
         self._local: MemoryPool | None = None
         self._replica_ids: set[str] = set()
@@ -111,7 +110,7 @@ class FailoverPool(SharedCalls):
             else:
                 if self._known is None or not lost_members(found, self._known):
                     self._known = found
-                    self._loads = {name: load for name, load in self._loads.items() if name in found.instances}
+                    self._last_seen.forget_all_but(found.instances.keys())
                     return found
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
         return await local.membership()
@@ -133,27 +132,27 @@ class FailoverPool(SharedCalls):
         """Whether the store still has its members; if so, what was seen is remembered for a ledger to start from."""
         if self._known is not None and seen.epoch < self._known.epoch:
             return False
-        self._loads.update(seen.loads)
+        self._last_seen.note(seen.loads)
         self._sequence = max(self._sequence, seen.sequence)
         return True
 
     async def reserve_idle(
         self, instance_ids: Sequence[str], newcomer: Newcomer
-    ) -> tuple[Observation, Decision | None]:
+    ) -> tuple[Observation, IdlePlacement | None]:
         self._replica_ids.add(newcomer.replica_id)
         local = self._local if self._settled is None else await self._local_pool()
         if local is None:
             try:
-                seen, decision = await self._under_way(self._primary.reserve_idle(instance_ids, newcomer))
+                seen, placement = await self._under_way(self._primary.reserve_idle(instance_ids, newcomer))
             except StoreError as error:
                 local = self._degrade(error)
             else:
                 if self._trusts(seen):
-                    if decision is not None:
-                        reservation = newcomer.reservation(decision)
+                    if placement is not None:
+                        reservation = placement.reservation
                         self._own.reserved(reservation, _DISPATCHED, self._now_ms(), self._sequence)
                         self._pass_on(reservation)
-                    return seen, decision
+                    return seen, placement
                 # What was reserved all the same is over there at the hand-over: this replica's ledger has its own word.
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
         return await local.reserve_idle(instance_ids, newcomer)
@@ -306,7 +305,7 @@ class FailoverPool(SharedCalls):
             raise error
         _log.warning("pool %s: on its own, without the store: %s", self.name, error)
         own = self._own.records()
-        ledger = local_ledger(self._scheduling, self._known, self._loads, own, self._now_ms(), self._sequence)
+        ledger = local_ledger(self._scheduling, self._known, self._last_seen.all(), own, self._now_ms(), self._sequence)
         self._local = MemoryPool(self.name, ledger, self._now_ms, feeds=self._feeds)
         self._local.deliver_grants()
         self._returning = asyncio.get_running_loop().create_task(self._return())

@@ -34,7 +34,7 @@ from statestore.ledger.live import LiveRequest
 from statestore.ledger.order import grant_order
 from statestore.ledger.replicas import ReplicaLeases
 from statestore.ledger.text_ratio import TextRatio
-from statestore.reservation import Newcomer, Reservation, ReserveOutcome, ReserveStatus
+from statestore.reservation import IdlePlacement, Newcomer, Reservation, ReserveOutcome, ReserveStatus
 
 _DISPATCHED = ReserveOutcome(ReserveStatus.DISPATCHED)
 _EMPTY_CACHE = frozenset({InstanceState.DOWN, InstanceState.STARTING})
@@ -144,7 +144,7 @@ class PoolLedger:
 
     def reserve_idle(
         self, instance_ids: Iterable[str], newcomer: Newcomer, now_ms: int
-    ) -> tuple[Observation, Decision | None]:
+    ) -> tuple[Observation, IdlePlacement | None]:
         seen = self.observe(instance_ids, newcomer.chain, now_ms, horizon=True)
         decision = self._idle_holder(newcomer, seen)
         if decision is None or newcomer.request_id in self.requests:
@@ -153,7 +153,7 @@ class PoolLedger:
         if not self._goes_unlisted(self.accounts[decision.instance_id], reservation, now_ms):
             return seen, None
         self.reserve(reservation, now_ms)
-        return seen, decision
+        return seen, IdlePlacement(decision, reservation)
 
     def _idle_holder(self, newcomer: Newcomer, seen: Observation) -> Decision | None:
         assert self._idle_holder_rule is not None and seen.horizon is not None

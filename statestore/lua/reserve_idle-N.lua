@@ -4,7 +4,7 @@
 -- ARGV  1 test clock ms or '', 2 terms, 3 chain, packed, 4 marks of the chain, packed, 5 request id, 6 replica id,
 --       7 prompt tokens, 8 block tokens, 9 expected output tokens, 10 SLO ms, 11 recompute weight,
 --       12 arrival log entries, 13 arrival head bytes, 14 marks of a generation at most; then the candidates' ids
--- Reply JSON: [null | [place of the candidate from 0 on, uncached tokens, expected TTFT s, its features,
+-- Reply JSON: [null | [place of the candidate from 0 on, its hit, uncached tokens, expected TTFT s, its features,
 --       null | [place of the other, its uncached tokens]], as observe_horizon]
 -- Clock the server's, passed on so that the reader decays and measures with it
 -- include: idle_holder
@@ -53,7 +53,7 @@ local function reserve(request, chosen, features, ttft_s, other)
   take_place(place, account, request, chosen.uncached_tokens, true, now_ms)
   write_account(account)
   return json_list({
-    chosen.index, chosen.uncached_tokens, exact(ttft_s), json_list(features),
+    chosen.index, chosen.hit, chosen.uncached_tokens, exact(ttft_s), json_list(features),
     other and json_list({ other.index, other.uncached_tokens }) or 'null',
   })
 end

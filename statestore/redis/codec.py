@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -17,6 +18,7 @@ from scheduling.prefill_rate import learned_tokens_per_s
 from scheduling.queue_order import behind_tokens
 from scheduling.ttft_model import PRIOR_WEIGHTS, TtftFeatures
 from statestore.base import Grant, Observation, RequestRecord, RequestState
+from statestore.last_seen import UnreadLoads
 from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
 from statestore.reservation import Reservation
 
@@ -118,12 +120,11 @@ def idle_reservation_from(
 ) -> tuple[Observation, Decision | None]:
     """From the reply of ``reserve_idle``."""
     reserved, (holders, mark, lightest, figures) = orjson.loads(text)
-    seen = _observation(instance_ids, figures, _horizon(holders, mark, lightest, depths))
+    horizon = _horizon(holders, mark, lightest, depths)
     if reserved is None:
-        return seen, None
-    place, uncached_tokens, expected_ttft_s, features, other = reserved
-    hit_blocks = seen.loads[instance_ids[place]].hit_blocks
-    return seen, Decision(
+        return _observation(instance_ids, figures, horizon), None
+    place, hit_blocks, uncached_tokens, expected_ttft_s, features, other = reserved
+    return _unread_observation(instance_ids, figures, horizon), Decision(
         instance_ids[place],
         hit_blocks,
         uncached_tokens,
@@ -141,12 +142,14 @@ def _horizon(holders: Sequence[str], mark: int, lightest: Sequence[Any], depths:
 
 
 def _observation(instance_ids: Sequence[str], seen: Sequence[Any], horizon: Horizon | None) -> Observation:
+    observation = _unread_observation(instance_ids, seen, horizon)
+    return replace(observation, loads=dict(observation.loads))
+
+
+def _unread_observation(instance_ids: Sequence[str], seen: Sequence[Any], horizon: Horizon | None) -> Observation:
     epoch, tree_version, sequence, now_ms, *found = seen
-    loads = {
-        instance_id: load_from(instance_id, figures, now_ms)
-        for instance_id, figures in zip(instance_ids, found, strict=True)
-        if figures is not None
-    }
+    replied = {name: figures for name, figures in zip(instance_ids, found, strict=True) if figures is not None}
+    loads = UnreadLoads(replied, lambda name, figures: load_from(name, figures, now_ms))
     return Observation(epoch, tree_version, sequence, loads, horizon)
 
 

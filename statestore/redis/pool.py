@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 
 from scheduling.chain import Chain
-from scheduling.decision import Decision
 from scheduling.idle_holder import idle_holder_rule
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
@@ -25,7 +24,7 @@ from statestore.redis.packed_chains import PackedChain, PackedChains
 from statestore.redis.placed import MAX_MOVES, PlacedRequests
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.redis.views import Views
-from statestore.reservation import Newcomer, Reservation, ReserveOutcome, ReserveStatus
+from statestore.reservation import IdlePlacement, Newcomer, Reservation, ReserveOutcome, ReserveStatus
 from statestore.stream import Stream
 
 _HASH_BYTES = 8
@@ -152,7 +151,7 @@ class RedisPool(LeaderCalls):
 
     async def reserve_idle(
         self, instance_ids: Sequence[str], newcomer: Newcomer
-    ) -> tuple[Observation, Decision | None]:
+    ) -> tuple[Observation, IdlePlacement | None]:
         chain = newcomer.chain
         packed, keys = self._chains.of(chain), [*self._idle_keys]
         for instance_id in instance_ids:
@@ -176,9 +175,10 @@ class RedisPool(LeaderCalls):
             *instance_ids,
         )
         seen, decision = codec.idle_reservation_from(instance_ids, text, packed.mark_depths)
-        if decision is not None:
-            self._placed.put(newcomer.request_id, decision.instance_id)
-        return seen, decision
+        if decision is None:
+            return seen, None
+        self._placed.put(newcomer.request_id, decision.instance_id)
+        return seen, IdlePlacement(decision, newcomer.reservation(decision))
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:
         keys, target = self._keys, reservation.instance_id

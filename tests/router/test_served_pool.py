@@ -25,9 +25,9 @@ async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, 
         request = await runtime.lifecycle.place(tools.request())
         request.finish(Outcome.UPSTREAM_FAILED)
         await tools.settle()
-    assert set(pool.loads) == {"a", "b"}
+    assert set(pool.last_seen.all()) == {"a", "b"}
     await store.pool("default").remove_instance("a")
 
     await clock.advance(6.5)
 
-    assert set(pool.loads) == {"b"}
+    assert set(pool.last_seen.all()) == {"b"}

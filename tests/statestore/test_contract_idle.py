@@ -12,7 +12,7 @@ from scheduling.decision import Decision, Reason
 from scheduling.instance import InstanceState, Role
 from scheduling.settings import SchedulingSettings
 from scheduling.ttft_model import TtftFeatures
-from statestore.base import PoolStore, RequestState
+from statestore.base import Observation, PoolStore, RequestState
 from statestore.reservation import Newcomer, ReserveStatus
 from tests.statestore.samples import CHAIN, HandClock, chain, instance, reservation
 
@@ -33,7 +33,18 @@ def newcomer(request_id: str, asked: Chain = CHAIN, **changes: Any) -> Newcomer:
 
 
 async def reserved(pool: PoolStore, request: Newcomer, candidates: tuple[str, ...] = ("a", "b")) -> Decision | None:
-    return (await pool.reserve_idle(candidates, request))[1]
+    return (await reserve_idle(pool, request, candidates))[1]
+
+
+async def reserve_idle(
+    pool: PoolStore, request: Newcomer, candidates: tuple[str, ...] = ("a", "b")
+) -> tuple[Observation, Decision | None]:
+    """What was seen, and the decision of what was reserved."""
+    seen, placement = await pool.reserve_idle(candidates, request)
+    if placement is None:
+        return seen, None
+    assert placement.reservation == request.reservation(placement.decision)
+    return seen, placement.decision
 
 
 async def given(pool: PoolStore, instance_id: str, asked: Chain) -> None:
@@ -43,7 +54,7 @@ async def given(pool: PoolStore, instance_id: str, asked: Chain) -> None:
 
 
 async def test_an_idle_pair_takes_a_new_prompt_on_its_first_ring(pool: PoolStore) -> None:
-    seen, decision = await pool.reserve_idle(("a", "b"), newcomer("r1"))
+    seen, decision = await reserve_idle(pool, newcomer("r1"))
 
     assert decision == Decision(
         "a",
@@ -86,7 +97,7 @@ async def test_with_work_pending_where_it_is_cheapest_there_is_something_to_weig
     await given(pool, "b", CHAIN)
     await pool.reserve(reservation("busy", "b", chain=chain(7, 8)))
 
-    seen, decision = await pool.reserve_idle(("a", "b"), newcomer("r1"))
+    seen, decision = await reserve_idle(pool, newcomer("r1"))
 
     assert decision is None
     assert [load.hit_blocks for load in seen.loads.values()] == [0, 4]
@@ -96,7 +107,7 @@ async def test_with_work_pending_where_it_is_cheapest_there_is_something_to_weig
 async def test_with_more_of_the_prefix_beyond_the_pair_there_is_something_to_weigh(pool: PoolStore) -> None:
     await given(pool, "c", chain(*range(1, 21)))
 
-    seen, decision = await pool.reserve_idle(("a", "b"), newcomer("r1", chain(*range(1, 31))))
+    seen, decision = await reserve_idle(pool, newcomer("r1", chain(*range(1, 31))))
 
     assert decision is None
     assert seen.horizon is not None
@@ -171,7 +182,7 @@ async def test_what_was_reserved_lives_and_ends_like_any_request(pool: PoolStore
 
 
 async def test_candidates_that_are_gone_are_left_out(pool: PoolStore) -> None:
-    seen, decision = await pool.reserve_idle(("gone", "b"), newcomer("r1"))
+    seen, decision = await reserve_idle(pool, newcomer("r1"), ("gone", "b"))
 
     assert decision is not None
     assert (decision.instance_id, decision.alternative_id, [*seen.loads]) == ("b", None, ["b"])

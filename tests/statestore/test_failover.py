@@ -400,7 +400,7 @@ async def test_what_was_reserved_as_it_was_observed_is_known_when_the_store_goes
     seen, during = await wide_replica.reserve_idle(("b",), newcomer("during"))
 
     assert wide_replica.degraded
-    assert (before and before.instance_id, during and during.instance_id) == ("a", "b")
+    assert (before and before.decision.instance_id, during and during.decision.instance_id) == ("a", "b")
     assert seen.loads["b"].pending_tokens == 0
     loads = (await wide_replica.observe(["a", "b"], CHAIN)).loads
     assert [load.pending_tokens for load in loads.values()] == [400, 400]
@@ -413,10 +413,10 @@ async def test_what_a_store_without_its_members_reserved_is_over_after_the_hand_
     client.flushall()
     await shared.put_instance(instance("b"))
 
-    _, decision = await wide_replica.reserve_idle(("b", "a"), newcomer("r"))
-    assert decision is not None
+    _, placement = await wide_replica.reserve_idle(("b", "a"), newcomer("r"))
+    assert placement is not None
     assert wide_replica.degraded, "the store knew one member of two"
-    await wide_replica.first_token("r", decision.instance_id, CHAIN)
+    await wide_replica.first_token("r", placement.decision.instance_id, CHAIN)
     await until(lambda: not wide_replica.degraded)
 
     view = await shared.snapshot()

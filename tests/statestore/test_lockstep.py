@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -315,11 +315,12 @@ class Twins(RuleBasedStateMachine):
     ) -> Decision | None:
         """What was reserved at once, which must be what the policy says."""
         newcomer = Newcomer(request_id, replica_id, request_chain, expected_output_tokens=50, slo_ms=slo_ms)
-        seen, decision = self.both(lambda pool: pool.reserve_idle(candidates, newcomer))
-        if decision is not None:
-            query = RouteQuery(request_chain, slo_ms / 1000, pair=candidates)
-            assert build_policy(self.scheduling).choose_or_look(query, seen.loads, seen.horizon) == decision
-        return decision
+        seen, placement = self.both(lambda pool: pool.reserve_idle(candidates, newcomer))
+        if placement is None:
+            return None
+        query = RouteQuery(request_chain, slo_ms / 1000, pair=candidates)
+        assert build_policy(self.scheduling).choose_or_look(query, seen.loads, seen.horizon) == placement.decision
+        return placement.decision
 
     def pick(self, number: int, *wanted: RequestState) -> LiveRequest | None:
         """One of the live requests in the wanted states: rules that would mostly miss would prove little."""
@@ -592,7 +593,7 @@ class Twins(RuleBasedStateMachine):
 
 def plain(answer: Any) -> Any:
     """An answer as comparable parts: floats to nine digits, log positions left out."""
-    if isinstance(answer, dict):
+    if isinstance(answer, Mapping):
         return {key: plain(value) for key, value in answer.items()}
     if isinstance(answer, (list, tuple)):
         return [plain(value) for value in answer]
