@@ -52,8 +52,8 @@ async def test_every_request_is_answered_with_the_trace_s_lengths_and_hits(
     assert [request.index for request in record.requests] == list(range(8))
     assert [request.prompt_tokens for request in record.requests] == [1000] * 8
     assert [request.completion_tokens for request in record.requests] == [5 + index for index in range(8)]
-    # all but the first find the shared block, in blocks of the engine's 128 tokens
-    assert [request.cached_tokens for request in record.requests] == [0] + [512] * 7
+    # all but the one that comes first, on a busy machine not always the first, find the shared block
+    assert sorted(request.cached_tokens or 0 for request in record.requests) == [0] + [512] * 7
     assert report.hit_rate == pytest.approx(7 * 512 / 8000)
     assert all(request.ttft_s is not None and request.ttft_s > 0.05 for request in record.requests)
     assert [request.arrival_s for request in record.requests] == pytest.approx([index * 0.5 for index in range(8)])
