@@ -62,7 +62,7 @@ def read_request_id(header: str | None) -> str:
 
 
 def read_slo_s(header: str | None) -> float | None:
-    """The TTFT SLO of ``x-slo-ttft-ms`` in seconds; None when the header is absent.
+    """The TTFT SLO of ``x-slo-ttft-ms`` in seconds, to the millisecond; None when the header is absent.
 
     Raises:
         InvalidRequestError: not a number of milliseconds above 0 and up to one hour.
@@ -70,8 +70,8 @@ def read_slo_s(header: str | None) -> float | None:
     if header is None:
         return None
     try:
-        slo_s = float(header) / 1000.0
-    except ValueError:
+        slo_s = max(1, round(float(header))) / 1000 if float(header) > 0 else 0.0
+    except (ValueError, OverflowError):
         slo_s = 0.0
     if not 0.0 < slo_s <= MAX_SLO_S:
         raise InvalidRequestError(f"x-slo-ttft-ms must be milliseconds above 0 and up to {MAX_SLO_S * 1000:.0f}")

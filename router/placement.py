@@ -1,4 +1,7 @@
-"""Where a request goes: observe, decide, reserve; and again when the fleet has moved meanwhile."""
+"""Where a request goes: observe, decide, reserve; and again when the fleet has moved meanwhile.
+
+Where nothing is left to weigh, all three are one call of the store.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +53,9 @@ class StorePlacer:
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
         calls = context.metrics.store_calls
-        self._observing, self._reserving, self._reserving_idle = (
-            calls["observe"],
-            calls["reserve"],
-            calls["reserve_idle"],
-        )
+        self._observing = calls["observe"]
+        self._reserving = calls["reserve"]
+        self._reserving_idle = calls["reserve_idle"]
 
     async def place(self, request: ScheduledRequest) -> None:
         """Reserve an instance for the request, and wait for the grant if it is held there.
@@ -122,12 +123,12 @@ class StorePlacer:
     async def _decide(self, request: ScheduledRequest, search: _Search) -> _Decided:
         while True:
             try:
-                return await self._decide_limited(request, search)
+                return await self._decide_in_turn(request, search)
             except NoInstanceError:
                 await self._widen(request.pool, search)
 
-    async def _decide_limited(self, request: ScheduledRequest, search: _Search) -> _Decided:
-        """The caller reserves before it waits for anything else: whoever is next sees that reservation."""
+    async def _decide_in_turn(self, request: ScheduledRequest, search: _Search) -> _Decided:
+        """What is not reserved yet the caller reserves before it waits for anything else: whoever is next sees it."""
         limiter, tokens = request.pool.placement_limiter, request.chain.prompt_tokens
         has_slot = search.limited and (
             limiter.try_acquire(tokens) or await self._wait_for_slot(limiter, tokens, search)

@@ -31,7 +31,7 @@ from router.timers import CallLater
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
 from scheduling.breaker import BreakerRule
-from scheduling.idle_holder import idle_holder_rule
+from scheduling.idle_holder import idle_holder_cost
 from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
 from statestore.base import Store
@@ -183,7 +183,7 @@ def _served_pool(
             clock, context.call_later, together_tokens=scheduling.reserve_tolerance_tokens
         ),
         policy=build_policy(scheduling),
-        reserves_idle=idle_holder_rule(scheduling) is not None,
+        reserves_idle=idle_holder_cost(scheduling) is not None,
         breakers=CircuitBreakers(
             BreakerRule(settings.breaker_fault_limit, settings.breaker_cooldown_s, settings.breaker_max_cooldown_s)
         ),

@@ -98,7 +98,7 @@ class ScheduledRequest:
         return self._context.clock.monotonic_s() - self.started_s
 
     def not_reserved(self) -> None:
-        """The store made no reservation of this request, and has none of a former attempt."""
+        """The store has no reservation of this request."""
         self.may_be_reserved, self.reservation = False, None
 
     def rename(self) -> None:

@@ -12,33 +12,19 @@ from collections.abc import Mapping
 from scheduling.chain import Chain
 from scheduling.decision import Decision, Reason
 from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.placement_cost import PlacementCost
 from scheduling.settings import SchedulingSettings
-from scheduling.ttft import compute_s, ttft_features
+from scheduling.ttft import ttft_features
 from scheduling.ttft_model import modelled_ttft_s
-from scheduling.values import value
 
 
-@value
-class IdleHolderRule:
-    """What a policy weighs beside the wait for others, see ``DualMapWide``."""
-
-    recompute_weight: float
-    kv_weight_s: float
-
-    def least_cost_s(self, load: InstanceLoad, uncached_tokens: int) -> float:
-        """What a request costs on an instance that has nothing else to do; with more to do it costs more."""
-        return self.recompute_weight * compute_s(load, uncached_tokens) + self.kv_weight_s * load.kv_usage
-
-
-def idle_holder_rule(settings: SchedulingSettings) -> IdleHolderRule | None:
-    """The rule of the configured policy; None: it weighs every placement."""
-    if settings.policy != "dualmap-wide":
-        return None
-    return IdleHolderRule(settings.dualmap_wide.recompute_weight, settings.kv_weight_s)
+def idle_holder_cost(settings: SchedulingSettings) -> PlacementCost | None:
+    """By what the configured policy tells an idle holder; None: it weighs every placement."""
+    return PlacementCost.of(settings) if settings.policy == "dualmap-wide" else None
 
 
 def idle_holder(
-    rule: IdleHolderRule, chain: Chain, slo_s: float, loads: Mapping[str, InstanceLoad], holder_blocks: int
+    cost: PlacementCost, chain: Chain, slo_s: float, loads: Mapping[str, InstanceLoad], holder_blocks: int
 ) -> Decision | None:
     """The decision for a candidate of a pair that is idle, holds the most, is cheapest even if nobody had anything else
     to do, and is expected to meet the SLO; None if there is no such one.
@@ -51,10 +37,10 @@ def idle_holder(
     if not ready:
         return None
     uncached_tokens = [chain.uncached_tokens(load.hit_blocks) for load in ready]
-    costs_s = [rule.least_cost_s(load, tokens) for load, tokens in zip(ready, uncached_tokens, strict=True)]
+    costs_s = [cost.least_s(load, chain, load.hit_blocks) for load in ready]
     place = costs_s.index(min(costs_s))
     chosen, own_tokens = ready[place], uncached_tokens[place]
-    if chosen.pending_tokens > 0 or chosen.hit_blocks < max(holder_blocks, *[load.hit_blocks for load in ready]):
+    if chosen.pending_tokens != 0 or chosen.hit_blocks < max(holder_blocks, *[load.hit_blocks for load in ready]):
         return None
     features = ttft_features(chosen, 0.0, own_tokens, chain.prompt_tokens - own_tokens)
     expected_ttft_s = modelled_ttft_s(chosen.ttft_weights, features)

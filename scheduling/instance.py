@@ -88,9 +88,18 @@ class InstanceLoad:
     @property
     def kv_usage(self) -> float:
         """Share of KV memory taken by running requests, 0..1 (1 when they overcommit it)."""
-        return kv_usage(self.context_tokens, self.kv_capacity_tokens)
+        return min(1.0, self.kv_demand)
+
+    @property
+    def kv_demand(self) -> float:
+        """Context tokens over KV memory: above 1 where running requests share prefixes, or overcommit it."""
+        return kv_demand(self.context_tokens, self.kv_capacity_tokens)
+
+    def cached_share(self, block_tokens: int) -> float:
+        """Share of KV memory that the blocks listed for the instance fill, 0..1."""
+        return min(1.0, self.cached_blocks * block_tokens / max(1, self.kv_capacity_tokens))
 
 
-def kv_usage(context_tokens: int, kv_capacity_tokens: int) -> float:
-    """See ``InstanceLoad.kv_usage``."""
-    return min(1.0, context_tokens / max(1, kv_capacity_tokens))
+def kv_demand(context_tokens: int, kv_capacity_tokens: int) -> float:
+    """See ``InstanceLoad.kv_demand``."""
+    return context_tokens / max(1, kv_capacity_tokens)

@@ -42,6 +42,11 @@ class DualMapWideSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     recompute_weight: float = Field(3.0, ge=1, description="weight of a request's recompute beside work ahead of it")
+    eviction_weight: float = Field(
+        4.0,
+        ge=0,
+        description="how much more a recompute weighs where the cache is full, per KV memory's worth of running context",
+    )
     rebalance: bool = Field(False, description="let held requests migrate to the second best instance")
     miss_penalty: float = Field(2.0, ge=0, description="cost of an expected miss, in TTFT SLOs")
     late_weight: float = Field(
@@ -106,7 +111,10 @@ class SchedulingSettings(BaseModel):
     expected_output_tokens: int = Field(256, ge=1, description="assumed answer length when a request sets no limit")
     decode_stall_s: float = Field(3.0, gt=0, description="no prefill for this long counts as a decode bottleneck")
     kv_weight_s: float = Field(
-        4.0, ge=0, description="what a full KV memory counts for beside prefill work, seconds, in policy dualmap-wide"
+        4.0,
+        ge=0,
+        description="what a KV memory's worth of running context counts for beside prefill work, seconds, in"
+        " policy dualmap-wide",
     )
     reserve_tolerance_tokens: int = Field(4096, ge=0, description="load change a reservation accepts unseen")
     queue_order: Literal["auto", "fifo", "deadline"] = Field(

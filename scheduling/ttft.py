@@ -44,10 +44,10 @@ def remaining_queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STAL
     return remaining_s + overdue_s if overdue_s >= decode_stall_s else remaining_s
 
 
-def work_s(on_time_tokens: int, tokens_per_s: float, kv_usage: float, kv_weight_s: float) -> float:
+def work_s(on_time_tokens: int, tokens_per_s: float, kv_demand: float, kv_weight_s: float) -> float:
     """What an instance has to do, by which the lightest are found: the queueing time of its on-time work, and
-    ``kv_weight_s`` for a full KV memory. The store keeps a Lua twin."""
-    return on_time_tokens / tokens_per_s + kv_weight_s * kv_usage
+    ``kv_weight_s`` for a KV memory's worth of context. The store keeps a Lua twin."""
+    return on_time_tokens / tokens_per_s + kv_weight_s * kv_demand
 
 
 def ttft_features(load: InstanceLoad, waiting_s: float, uncached_tokens: int, cached_tokens: int) -> TtftFeatures:

@@ -214,7 +214,10 @@ class PoolStore(Protocol):
         One of the instances is reserved if it is an ``idle_holder`` by ``scheduling.idle_holder``, has room, and the
         request would not step behind its deadline there: then it is dispatched.
         None: nothing was reserved. An id that is known, whoever's it is, reserves nothing: that is for ``reserve`` to
-        settle. For one or two instances, and for pools whose policy has an ``idle_holder_rule``.
+        settle. What was seen is as it was before the reservation. For one or two instances, and for pools whose policy
+        has an ``idle_holder_cost``.
+
+        Unlike a transition it is not to be repeated after a lost answer: ``finish`` the request, or ``reserve`` it.
         """
 
     async def reserve(self, reservation: Reservation) -> ReserveOutcome:

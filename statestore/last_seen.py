@@ -40,8 +40,7 @@ class LastSeenLoads:
 
     def note(self, loads: Mapping[str, InstanceLoad]) -> None:
         """They were seen just now."""
-        for instance_id in loads:
-            self._among[instance_id] = loads
+        self._among.update(dict.fromkeys(loads, loads))
 
     def get(self, instance_id: str) -> InstanceLoad | None:
         among = self._among.get(instance_id)

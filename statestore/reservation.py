@@ -52,7 +52,7 @@ class Reservation:
 
 @value
 class Newcomer:
-    """A request that was never reserved, before anybody decided where it goes."""
+    """A request of which the store has no reservation, before anybody decided where it goes."""
 
     request_id: str
     replica_id: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Any
@@ -88,9 +88,11 @@ def _explanation(runtime: Runtime, request_id: str) -> Explanation | None:
 
 
 def _story(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
+    # Loads that nobody has read yet are read now.
+    rounds = tuple(replace(each, loads=dict(each.loads)) for each in explanation.rounds)
     return {
         "replica_id": runtime.context.replica_id,
-        **asdict(explanation),
+        **asdict(replace(explanation, rounds=rounds)),
         "hash_key": f"{explanation.hash_key:016x}",
     }
 

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from scheduling.decision import Decision, Horizon, Reason, RouteQuery, SecondLook
 from scheduling.instance import InstanceLoad
+from scheduling.placement_cost import PlacementCost
 from scheduling.policies.choice import decide, usable
 from scheduling.policies.pair import pair_of
 from scheduling.settings import DualMapWideSettings
@@ -44,7 +45,7 @@ class DualMapWide:
     name: str
     max_key_blocks: int
     decode_stall_s: float
-    kv_weight_s: float
+    cost: PlacementCost
     settings: DualMapWideSettings = field(default_factory=DualMapWideSettings)
     looks_beyond: ClassVar[bool] = True
 
@@ -78,7 +79,7 @@ class DualMapWide:
             if offer.load.pending_tokens == 0 and offer.load.hit_blocks == deepest:
                 return ()  # idle, and nobody is known to hold more
         best = offers[0]
-        recompute_s = self._recompute_s(query.chain.uncached_tokens(deepest), best.load)
+        recompute_s = self.cost.recompute_s(best.load, query.chain, deepest)
         if recompute_s >= best.cost_s:
             return ()
         lightest = [name for name, work_s in horizon.lightest if work_s + recompute_s < best.cost_s]
@@ -106,14 +107,8 @@ class DualMapWide:
         ttft_s = modelled_ttft_s(load.ttft_weights, features)
         behind_s = settings.late_weight * load.behind_tokens / load.prefill_tokens_per_s
         missed_s = settings.miss_penalty * query.slo_s if ttft_s > query.slo_s else 0.0
-        cost_s = queueing_s + behind_s + self._recompute_s(uncached_tokens, load) + self._kv_s(load) + missed_s
+        cost_s = queueing_s + behind_s + self.cost.least_s(load, query.chain, load.hit_blocks) + missed_s
         return _Offer(load, features, ttft_s, cost_s)
-
-    def _recompute_s(self, uncached_tokens: int, load: InstanceLoad) -> float:
-        return self.settings.recompute_weight * uncached_tokens / load.prefill_tokens_per_s
-
-    def _kv_s(self, load: InstanceLoad) -> float:
-        return self.kv_weight_s * load.kv_usage
 
     def _reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: InstanceLoad) -> Reason:
         if chosen.instance_id not in query.pair:

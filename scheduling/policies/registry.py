@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduling.decision import Policy
+from scheduling.placement_cost import PlacementCost
 from scheduling.policies.cache_affinity import CacheAffinity
 from scheduling.policies.dualmap import DualMap
 from scheduling.policies.dualmap_cache_affinity import DualMapCacheAffinity
@@ -46,7 +47,7 @@ BUILDERS: dict[PolicyName, Builder] = {
     "dualmap-min-ttft": _in_pair(DualMapMinTtft),
     "dualmap-no-rebalance": _dualmap(rebalances=False),
     "dualmap-wide": lambda name, settings: DualMapWide(
-        name, settings.max_key_blocks, settings.decode_stall_s, settings.kv_weight_s, settings=settings.dualmap_wide
+        name, settings.max_key_blocks, settings.decode_stall_s, PlacementCost.of(settings), settings.dualmap_wide
     ),
     "cache-affinity": _in_pair(CacheAffinity),
     "round-robin": _in_fleet(RoundRobin),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduling.chain import Chain
-from scheduling.instance import InstanceLoad, InstanceSpec, kv_usage
+from scheduling.instance import InstanceLoad, InstanceSpec, kv_demand
 from scheduling.lifecycle import SERVING
 from scheduling.load_window import LoadWindow
 from scheduling.overdue_work import OverdueWork
@@ -218,8 +218,8 @@ class InstanceAccount:
 
     def work_s(self, kv_weight_s: float) -> float:
         """See ``scheduling.ttft.work_s``."""
-        usage = kv_usage(self.context_tokens, self.spec.kv_capacity_tokens)
-        return work_s(self.pending_tokens - self._behind_tokens(), self.rate.tokens_per_s, usage, kv_weight_s)
+        demand = kv_demand(self.context_tokens, self.spec.kv_capacity_tokens)
+        return work_s(self.pending_tokens - self._behind_tokens(), self.rate.tokens_per_s, demand, kv_weight_s)
 
     def _behind_tokens(self) -> int:
         return behind_tokens(self.pending_tokens, self.dispatched_tokens, self.late_tokens, self.aside_tokens)

@@ -13,7 +13,7 @@ from typing import Any
 from scheduling.chain import Chain
 from scheduling.decision import Decision, Horizon
 from scheduling.hotness import HotnessTree
-from scheduling.idle_holder import idle_holder, idle_holder_rule
+from scheduling.idle_holder import idle_holder, idle_holder_cost
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.base import (
@@ -61,7 +61,7 @@ class PoolLedger:
         self.lightest = LightestInstances(scheduling.kv_weight_s)
         self.holders = PrefixHolders(scheduling.holder_marks)
         self._remembers_holders = scheduling.looks_beyond
-        self._idle_holder_rule = idle_holder_rule(scheduling)
+        self._idle_holder_cost = idle_holder_cost(scheduling)
         self.last_request_sequence = 0
         self._observations = 0
         self._outbox: list[tuple[str, Grant]] = []
@@ -152,13 +152,16 @@ class PoolLedger:
         reservation = newcomer.reservation(decision)
         if not self._goes_unlisted(self.accounts[decision.instance_id], reservation, now_ms):
             return seen, None
-        self.reserve(reservation, now_ms)
+        outcome = self.reserve(reservation, now_ms)
+        assert outcome.status is ReserveStatus.DISPATCHED
         return seen, IdlePlacement(decision, reservation)
 
     def _idle_holder(self, newcomer: Newcomer, seen: Observation) -> Decision | None:
-        assert self._idle_holder_rule is not None and seen.horizon is not None
+        if self._idle_holder_cost is None:
+            raise ValueError("the pool's policy weighs every placement: observe, and reserve")
+        assert seen.horizon is not None
         slo_s = newcomer.slo_ms / 1000
-        return idle_holder(self._idle_holder_rule, newcomer.chain, slo_s, seen.loads, seen.horizon.holder_blocks)
+        return idle_holder(self._idle_holder_cost, newcomer.chain, slo_s, seen.loads, seen.horizon.holder_blocks)
 
     def _goes_unlisted(self, account: InstanceAccount, reservation: Reservation, now_ms: int) -> bool:
         """Whether a request may go now where nobody else waits, by what was promised and by what was given."""

@@ -2,7 +2,8 @@
 -- KEYS  1 meta, 2 requests, 3 replicas, 4 arrivals, 5 holders of the new generation, 6 of the old; then 5 per candidate:
 --       account, queue, running, kv, late; then chains of held requests, lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 chain, packed, 4 marks of the chain, packed, 5 request id, 6 replica id,
---       7 prompt tokens, 8 block tokens, 9 expected output tokens, 10 SLO ms, 11 recompute weight,
+--       7 prompt tokens, 8 block tokens, 9 expected output tokens, 10 SLO ms, 11 weights of recompute
+--       and eviction,
 --       12 arrival log entries, 13 arrival head bytes, 14 marks of a generation at most; then the candidates' ids
 -- Reply JSON: [null | [place of the candidate from 0 on, its hit, uncached tokens, expected TTFT s, its features,
 --       null | [place of the other, its uncached tokens]], as observe_horizon]
@@ -44,13 +45,13 @@ local function reserve(request, chosen, features, ttft_s, other)
   if not takes_requests(account) or not may_go_unlisted(account, request, chain, now_ms) then
     return 'null'
   end
-  local place = {
+  local books = {
     meta_key = KEYS[1], requests_key = KEYS[2], replicas_key = KEYS[3], arrivals_key = KEYS[4], new_holders_key = KEYS[5],
     old_holders_key = KEYS[6], chain = chain, marks = marks, arrivals = ARGV[12], head_bytes = tonumber(ARGV[13]),
     max_marks = tonumber(ARGV[14]),
   }
-  arrive(place, request, now_ms)
-  take_place(place, account, request, chosen.uncached_tokens, true, now_ms)
+  arrive(books, request, now_ms)
+  take_place(books, account, request, chosen.uncached_tokens, true, now_ms)
   write_account(account)
   return json_list({
     chosen.index, chosen.hit, chosen.uncached_tokens, exact(ttft_s), json_list(features),
@@ -66,7 +67,7 @@ end
 local holders, mark, lightest = read_horizon(KEYS[5], KEYS[6], KEYS[#KEYS], marks)
 local request, reserved = newcomer(), 'null'
 local holder_blocks = mark_depth(mark, #marks / 8, #chain / 8, request.prompt_tokens, request.block_tokens)
-local chosen, features, ttft_s, other = idle_holder(candidates, request, tonumber(ARGV[11]), holder_blocks)
+local chosen, features, ttft_s, other = idle_holder(candidates, request, ARGV[11], holder_blocks)
 if chosen and redis.call('HEXISTS', KEYS[2], request.request_id) == 0 then
   reserved = reserve(request, chosen, features, ttft_s, other)
 end

@@ -14,7 +14,7 @@
 local now_ms = store_now_ms()
 local requests_key = KEYS[2]
 local request, chain = cjson.decode(ARGV[3]), ARGV[4]
-local place = {
+local books = {
   meta_key = KEYS[1], requests_key = KEYS[2], replicas_key = KEYS[3], arrivals_key = KEYS[4], new_holders_key = KEYS[6],
   old_holders_key = KEYS[7], chain = chain, marks = ARGV[11], arrivals = ARGV[9], head_bytes = tonumber(ARGV[10]),
   max_marks = tonumber(ARGV[12]),
@@ -98,9 +98,9 @@ end
 if former then
   succeed(former, former_account, account)
 else
-  arrive(place, request, now_ms)
+  arrive(books, request, now_ms)
 end
-take_place(place, account, request, placed_tokens, goes_now, now_ms)
+take_place(books, account, request, placed_tokens, goes_now, now_ms)
 if ARGV[7] == '1' then
   redis.call('ZADD', KEYS[5], 'NX', now_ms, request.instance_id)
 end

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -138,15 +137,22 @@ def idle_reservation_from(
 
 
 def _horizon(holders: Sequence[str], mark: int, lightest: Sequence[Any], depths: Sequence[int]) -> Horizon:
+    """``mark`` is the place of the holders' mark in ``depths``, counted from 1; 0 for none."""
     return Horizon(tuple(holders), depths[mark - 1] if mark else 0, tuple(map(tuple, lightest)))
 
 
 def _observation(instance_ids: Sequence[str], seen: Sequence[Any], horizon: Horizon | None) -> Observation:
-    observation = _unread_observation(instance_ids, seen, horizon)
-    return replace(observation, loads=dict(observation.loads))
+    epoch, tree_version, sequence, now_ms, *found = seen
+    loads = {
+        name: load_from(name, figures, now_ms)
+        for name, figures in zip(instance_ids, found, strict=True)
+        if figures is not None
+    }
+    return Observation(epoch, tree_version, sequence, loads, horizon)
 
 
 def _unread_observation(instance_ids: Sequence[str], seen: Sequence[Any], horizon: Horizon | None) -> Observation:
+    """The same where nobody may ever ask for the loads."""
     epoch, tree_version, sequence, now_ms, *found = seen
     replied = {name: figures for name, figures in zip(instance_ids, found, strict=True) if figures is not None}
     loads = UnreadLoads(replied, lambda name, figures: load_from(name, figures, now_ms))

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from scheduling.chain import Chain
-from scheduling.idle_holder import idle_holder_rule
+from scheduling.idle_holder import idle_holder_cost
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.base import FinishFacts, Grant, Membership, Observation, PoolSnapshot, RequestRecord
@@ -71,8 +71,8 @@ class RedisPool(LeaderCalls):
             b"%d" % (scheduling.max_key_blocks * _HASH_BYTES),
         )
         self._holder_marks = b"%d" % scheduling.holder_marks
-        rule = idle_holder_rule(scheduling)
-        self._recompute_weight = b"" if rule is None else b"%.17g" % rule.recompute_weight
+        cost = idle_holder_cost(scheduling)
+        self._idle_weights = None if cost is None else b"%.17g %.17g" % (cost.recompute_weight, cost.eviction_weight)
         self._views = Views(keys, calls, scheduling.bytes_per_token)
 
     async def close(self) -> None:
@@ -152,6 +152,8 @@ class RedisPool(LeaderCalls):
     async def reserve_idle(
         self, instance_ids: Sequence[str], newcomer: Newcomer
     ) -> tuple[Observation, IdlePlacement | None]:
+        if self._idle_weights is None:
+            raise ValueError("the pool's policy weighs every placement: observe, and reserve")
         chain = newcomer.chain
         packed, keys = self._chains.of(chain), [*self._idle_keys]
         for instance_id in instance_ids:
@@ -169,7 +171,7 @@ class RedisPool(LeaderCalls):
             chain.block_tokens,
             newcomer.expected_output_tokens,
             newcomer.slo_ms,
-            self._recompute_weight,
+            self._idle_weights,
             *self._arrival_bounds,
             self._holder_marks,
             *instance_ids,

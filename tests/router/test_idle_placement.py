@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from scheduling.decision import Reason
 from scheduling.settings import SchedulingSettings
 from statestore.base import RequestState
 from statestore.errors import StoreUnavailableError
+from statestore.last_seen import UnreadLoads
 from statestore.reservation import ReserveStatus
 
 PROMPT = "one prefix " * 400
@@ -59,6 +61,25 @@ async def test_an_idle_fleet_is_asked_once_and_the_story_is_told_in_full(started
     assert set(told.loads) == {"a", "b"}
     request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime)
+
+
+async def test_the_story_tells_loads_that_nobody_has_read_yet(
+    started: Any, store: Any, client_of: Any, tools: Any
+) -> None:
+    runtime, tampered = started
+
+    async def unread(candidates: Any, newcomer: Any) -> Any:
+        seen, placement = await store.pool("default").reserve_idle(candidates, newcomer)
+        return replace(seen, loads=UnreadLoads(seen.loads, lambda _, load: load)), placement
+
+    tampered.before["reserve_idle"] = unread
+    request = await runtime.lifecycle.place(tools.request(PROMPT, request_id="mine"))
+    request.finish(Outcome.COMPLETED)
+
+    story = (await client_of(runtime).get("/admin/explain/mine")).json()
+
+    assert set(story["rounds"][0]["loads"]) == {"a", "b"}
+    assert story["rounds"][0]["loads"]["a"]["pending_tokens"] == 0
 
 
 async def test_the_next_of_the_same_prefix_goes_where_the_first_one_went(started: Any, store: Any, tools: Any) -> None:

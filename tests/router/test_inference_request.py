@@ -22,7 +22,8 @@ def test_a_request_id_that_would_not_be_safe_to_pass_on_is_refused(sent: str) ->
 
 def test_an_slo_is_read_in_milliseconds() -> None:
     assert read_slo_s("2500") == 2.5
-    assert read_slo_s("0.5") == 0.0005
+    assert read_slo_s("1500.6") == 1.501
+    assert read_slo_s("0.4") == 0.001
     assert read_slo_s(None) is None
 
 

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from scheduling.chain import Chain
 from scheduling.decision import Decision, Horizon, Reason, RouteQuery
-from scheduling.idle_holder import IdleHolderRule, idle_holder, idle_holder_rule
+from scheduling.idle_holder import idle_holder, idle_holder_cost
 from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.placement_cost import PlacementCost
 from scheduling.policies import build_policy
 from scheduling.settings import POLICIES, SchedulingSettings
 
 Load = Callable[..., InstanceLoad]
 CHAIN = Chain(tuple(range(1, 11)), 100, 1000)
-RULE = IdleHolderRule(recompute_weight=3.0, kv_weight_s=4.0)
+COST = PlacementCost(recompute_weight=3.0, eviction_weight=4.0, kv_weight_s=4.0)
 WIDE = SchedulingSettings(policy="dualmap-wide")
 
 idle_or_busy = st.one_of(st.just(0), st.integers(0, 20_000))
@@ -29,12 +30,13 @@ random_loads = st.builds(
     context_tokens=st.sampled_from((0, 0, 10_000, 100_000, 900_000)),
     prefill_tokens_per_s=st.sampled_from((1000.0, 1000.0, 1010.0, 4000.0)),
     hit_blocks=st.integers(0, 10),
+    cached_blocks=st.sampled_from((0, 5000, 20_000)),
     ttft_weights=st.sampled_from(((0.03, 1.0, 1.0, 0.0, 0.0), (0.2, 0.9, 1.4, 0.1, 2.0))),
 )
 
 
 def among(*loads: InstanceLoad, chain: Chain = CHAIN, slo_s: float = 5.0, holder_blocks: int = 0) -> Decision | None:
-    return idle_holder(RULE, chain, slo_s, {load.instance_id: load for load in loads}, holder_blocks)
+    return idle_holder(COST, chain, slo_s, {load.instance_id: load for load in loads}, holder_blocks)
 
 
 def test_of_two_idle_ones_the_holder_is_taken(load: Load) -> None:
@@ -62,10 +64,10 @@ def test_there_is_none_where_something_is_left_to_weigh(load: Load) -> None:
     assert among() is None
 
 
-def test_only_policies_that_weigh_so_have_the_rule() -> None:
-    with_rule = [name for name in POLICIES if idle_holder_rule(SchedulingSettings(policy=name)) is not None]
+def test_only_policies_that_weigh_so_have_idle_holders() -> None:
+    with_cost = [name for name in POLICIES if idle_holder_cost(SchedulingSettings(policy=name)) is not None]
 
-    assert with_rule == ["dualmap-wide"]
+    assert with_cost == ["dualmap-wide"]
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -83,10 +85,10 @@ def test_it_is_what_the_policy_says_of_the_same_loads(
         each.instance_id = name
         each.hit_blocks = min(each.hit_blocks, blocks)
     seen = {each.instance_id: each for each in loads}
-    rule = idle_holder_rule(WIDE)
-    assert rule is not None
+    cost = idle_holder_cost(WIDE)
+    assert cost is not None
 
-    decision = idle_holder(rule, chain, slo_s, seen, holder_blocks)
+    decision = idle_holder(cost, chain, slo_s, seen, holder_blocks)
 
     if decision is not None:
         query = RouteQuery(chain, slo_s, pair=tuple(seen))

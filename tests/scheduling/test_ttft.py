@@ -26,5 +26,5 @@ def test_a_decode_bottleneck_adds_its_silence_once_it_is_long_enough() -> None:
 
 
 def test_work_is_what_queues_on_time_and_what_kv_memory_in_use_counts_for() -> None:
-    assert work_s(3000, tokens_per_s=1000.0, kv_usage=0.5, kv_weight_s=4.0) == 3.0 + 2.0
-    assert work_s(3000, tokens_per_s=1000.0, kv_usage=0.5, kv_weight_s=0.0) == 3.0
+    assert work_s(3000, tokens_per_s=1000.0, kv_demand=0.5, kv_weight_s=4.0) == 3.0 + 2.0
+    assert work_s(3000, tokens_per_s=1000.0, kv_demand=0.5, kv_weight_s=0.0) == 3.0

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scheduling.chain import Chain
 from scheduling.decision import Decision, RouteQuery
 from scheduling.hotness import HotnessTree
-from scheduling.idle_holder import idle_holder_rule
+from scheduling.idle_holder import idle_holder_cost
 from scheduling.instance import InstanceState, Role
 from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
@@ -302,7 +302,7 @@ class Twins(RuleBasedStateMachine):
         slo_ms: int,
         quiet: bool,
     ) -> None:
-        if idle_holder_rule(self.scheduling) is None:
+        if idle_holder_cost(self.scheduling) is None:
             return
         if quiet:  # else hardly anybody would ever be idle
             for each in [*self.memory.ledger.requests.values()]:

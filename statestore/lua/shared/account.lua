@@ -53,6 +53,11 @@ local function tokens_per_s(account)
   return math.max(1, account.rate_tokens / account.rate_busy_s)
 end
 
+-- Context tokens of running requests over KV memory; twin of kv_demand in scheduling/instance.py.
+local function kv_demand(account)
+  return account.context_tokens / math.max(1, account.kv_capacity_tokens)
+end
+
 -- The part of the pending tokens that a new request on time need not wait for; twin of scheduling/queue_order.py.
 local function behind_tokens(account)
   local waiting = account.pending_tokens - account.dispatched_tokens - account.late_tokens
@@ -67,8 +72,7 @@ end
 -- What an instance has to do, in seconds; twin of work_s in scheduling/ttft.py.
 local function work_s(account)
   local on_time_s = (account.pending_tokens - behind_tokens(account)) / tokens_per_s(account)
-  local kv_usage = math.min(1, account.context_tokens / math.max(1, account.kv_capacity_tokens))
-  return on_time_s + kv_weight_s * kv_usage
+  return on_time_s + kv_weight_s * kv_demand(account)
 end
 
 -- Keeps the ranking of instances that take requests by what they have to do; twin of statestore/ledger/horizon.py.

@@ -8,9 +8,9 @@ local function mark_at(marks, place)
   return string.sub(marks, place * 8 - 7, place * 8)
 end
 
--- Depth in blocks of a place among so many marks, 0 for place 0; twin of mark_depths in scheduling/prefix_holders.py.
-local function mark_depth(place, marks, blocks, prompt_tokens, block_tokens)
-  if place > 0 and place == marks then
+-- Depth in blocks of a place among COUNT marks, 0 for place 0; twin of mark_depths in scheduling/prefix_holders.py.
+local function mark_depth(place, count, blocks, prompt_tokens, block_tokens)
+  if place > 0 and place == count then
     return math.min(blocks, math.floor(prompt_tokens / block_tokens))
   end
   return place * math.max(1, math.floor(MARK_TOKENS / block_tokens))

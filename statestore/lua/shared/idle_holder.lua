@@ -1,33 +1,43 @@
--- include: prefill_rate
+-- include: account
+-- include: load
 -- include: ttft_model
--- Twin of scheduling/idle_holder.py: the candidate that leaves nothing to weigh. A candidate here has stored (see load.lua)
--- and hit, in blocks; a newcomer prompt_tokens, block_tokens and slo_ms.
+-- Twin of scheduling/idle_holder.py: the candidate that leaves nothing to weigh. A candidate here has first, the
+-- place of its first key, stored (see load.lua) and hit, in blocks; a newcomer prompt_tokens, block_tokens and slo_ms.
 
-local function weigh(candidate, newcomer, recompute_weight)
+-- Twin of scheduling/placement_cost.py.
+local function weigh(candidate, newcomer, recompute_weight, eviction_weight)
   local stored = candidate.stored
+  local figures = {
+    rate_tokens = tonumber(stored[RATE_TOKENS]), rate_busy_s = tonumber(stored[RATE_BUSY_S]),
+    context_tokens = tonumber(stored[CONTEXT_TOKENS]), kv_capacity_tokens = tonumber(stored[KV_CAPACITY_TOKENS]),
+  }
   local blocks = math.min(candidate.hit, math.floor((newcomer.prompt_tokens - 1) / newcomer.block_tokens))
+  candidate.context_tokens = figures.context_tokens
+  candidate.tokens_per_s = tokens_per_s(figures)
   candidate.uncached_tokens = newcomer.prompt_tokens - blocks * newcomer.block_tokens
-  candidate.tokens_per_s = math.max(1, tonumber(stored[7]) / tonumber(stored[8]))
-  candidate.compute_s = candidate.uncached_tokens / candidate.tokens_per_s
-  candidate.context_tokens = tonumber(stored[4])
-  local kv_usage = math.min(1, candidate.context_tokens / math.max(1, tonumber(stored[11])))
-  candidate.least_cost_s = recompute_weight * candidate.compute_s + kv_weight_s * kv_usage
+  local cached_tokens = redis.call('ZCARD', KEYS[candidate.first + 3]) * newcomer.block_tokens
+  local evicting = math.min(1, cached_tokens / math.max(1, figures.kv_capacity_tokens)) * kv_demand(figures)
+  local weight = recompute_weight * (1 + eviction_weight * evicting)
+  candidate.least_cost_s = weight * candidate.uncached_tokens / candidate.tokens_per_s
+    + kv_weight_s * kv_demand(figures)
 end
 
 local function ttft_features_of(candidate, newcomer)
   local uncached, cached = candidate.uncached_tokens, newcomer.prompt_tokens - candidate.uncached_tokens
   return {
-    0, math.floor(1000 * candidate.compute_s), math.floor(uncached * (2 * cached + uncached) / 2000000),
-    candidate.context_tokens,
+    0, math.floor(1000 * (uncached / candidate.tokens_per_s)),
+    math.floor(uncached * (2 * cached + uncached) / 2000000), candidate.context_tokens,
   }
 end
 
 -- The chosen one, its features and expected TTFT in seconds, and the other one if there is another; or nil.
-local function idle_holder(candidates, newcomer, recompute_weight, holder_blocks)
+local function idle_holder(candidates, newcomer, weights, holder_blocks)
+  local recompute_weight, eviction_weight = string.match(weights, '^(%S+) (%S+)$')
+  recompute_weight, eviction_weight = tonumber(recompute_weight), tonumber(eviction_weight)
   local ready, chosen, deepest = {}, nil, holder_blocks
   for _, candidate in ipairs(candidates) do
-    if candidate.stored and candidate.stored[1] == 'ready' then
-      weigh(candidate, newcomer, recompute_weight)
+    if candidate.stored and candidate.stored[STATE] == 'ready' then
+      weigh(candidate, newcomer, recompute_weight, eviction_weight)
       ready[#ready + 1] = candidate
       deepest = math.max(deepest, candidate.hit)
       if not chosen or candidate.least_cost_s < chosen.least_cost_s then
@@ -35,12 +45,12 @@ local function idle_holder(candidates, newcomer, recompute_weight, holder_blocks
       end
     end
   end
-  if not chosen or tonumber(chosen.stored[2]) > 0 or chosen.hit < deepest then
+  if not chosen or tonumber(chosen.stored[PENDING_TOKENS]) ~= 0 or chosen.hit < deepest then
     return nil
   end
-  local weights = chosen.stored[15] and cjson.decode(chosen.stored[15]) or prior()
+  local model = chosen.stored[TTFT_WEIGHTS] and cjson.decode(chosen.stored[TTFT_WEIGHTS]) or PRIOR_WEIGHTS
   local features = ttft_features_of(chosen, newcomer)
-  local expected_ttft_s = math.max(0, dot(weights, 1, scaled(features)))
+  local expected_ttft_s = math.max(0, dot(model, 1, scaled(features)))
   if expected_ttft_s > newcomer.slo_ms / 1000 then
     return nil
   end

@@ -6,12 +6,14 @@ local SURPRISE_SHARE = 0.2
 local LEAST_TTFT_S = 0.1
 local UNCERTAIN = 10
 
+local PRIOR_WEIGHTS = { 0.03, 1, 1, 0, 0 }
+
 local function prior()
   local covariance = {}
   for place = 1, FEATURES * FEATURES do
     covariance[place] = (place - 1) % (FEATURES + 1) == 0 and 1 or 0
   end
-  return { 0.03, 1, 1, 0, 0 }, covariance
+  return { unpack(PRIOR_WEIGHTS) }, covariance
 end
 
 local function dot(one, first, other)
