@@ -32,7 +32,7 @@ class DualMapWide:
 
     Builds on DualMap (ICLR 2026): the rings still say where a prefix belongs. Four things differ, each for a
     measured reason (``docs/scheduling.md``). A recomputed token delays everybody queued behind it, so it weighs
-    several times its own seconds, though less than an expected miss of the SLO. Work that has stepped behind its
+    several times its own seconds, and more where it evicts what others would have found (``PlacementCost``). Work that has stepped behind its
     deadline weighs little, since new requests overtake it: otherwise a long tail of late work would hide the cache. KV
     memory in use weighs as well: where prompts are short and answers long, it is decoding that instances run out of.
     And when the pair is busy, the instances that were last given the prefix and the least loaded ones are asked as
