@@ -32,11 +32,12 @@ class DualMapWide:
 
     Builds on DualMap (ICLR 2026): the rings still say where a prefix belongs. Four things differ, each for a
     measured reason (``docs/scheduling.md``). A recomputed token delays everybody queued behind it, so it weighs
-    several times its own seconds, and more where it evicts what others would have found (``PlacementCost``). Work that has stepped behind its
-    deadline weighs little, since new requests overtake it: otherwise a long tail of late work would hide the cache. KV
-    memory in use weighs as well: where prompts are short and answers long, it is decoding that instances run out of.
-    And when the pair is busy, the instances that were last given the prefix and the least loaded ones are asked as
-    well: few names, whatever the size of the fleet, and the prefix is found again wherever it went.
+    several times its own seconds, and more where it evicts what others would have found (``PlacementCost``). Work
+    that has stepped behind its deadline weighs little, since new requests overtake it: otherwise a long tail of late
+    work would hide the cache. KV memory in use weighs as well: where prompts are short and answers long, it is decoding
+    that instances run out of. And when the pair is busy, the instances that were last given the prefix and the least
+    loaded ones are asked as well: few names, whatever the size of the fleet, and the prefix is found again wherever it
+    went.
 
     Held requests stay where they are unless ``settings.rebalance`` says otherwise: near saturation the moves of the
     paper's rebalancing cost more cache than they win time, once late requests step behind anyway.
