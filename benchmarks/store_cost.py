@@ -22,13 +22,14 @@ import redis
 import uvloop
 
 from scheduling.chain import Chain
+from scheduling.idle_holder import idle_holder_cost
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore
 from statestore.embedded import EmbeddedValkey
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
-from statestore.reservation import Reservation
+from statestore.reservation import Newcomer, Reservation
 from statestore.settings import StoreSettings
 
 CONCURRENT = 64
@@ -120,9 +121,14 @@ async def measure(
             ),
             "observe again": lambda _, chain, pair: pool.observe(pair, chain),
             "with horizon": lambda _, chain, pair: pool.observe(pair, chain, horizon=True),
+            "look or reserve": lambda request_id, chain, pair: pool.reserve_idle(
+                pair, Newcomer(f"new-{request_id}", "replica", chain, 256, 5000)
+            ),
             "first token": lambda request_id, chain, pair: pool.first_token(request_id, pair[0], chain),
             "finish": lambda request_id, chain, pair: pool.finish(request_id),
         }
+        if idle_holder_cost(scheduling) is None:
+            del steps["look or reserve"]
         for name, step in steps.items():
             costs[name] = await timed(
                 cpu,

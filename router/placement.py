@@ -150,12 +150,13 @@ class StorePlacer:
         """Raises NoInstanceError."""
         policy = request.pool.policy
         excluded, candidates = self._candidates(request, search)
-        if request.pool.reserves_idle and not excluded and request.store_attempt == 1:
+        if request.pool.may_be_idle(candidates) and not excluded and request.store_attempt == 1:
             seen, placement = await self._reserve_idle(request, candidates)
             if placement is not None:
                 return placement.decision, ReserveStatus.DISPATCHED
         else:
             seen = await self._observe(request, candidates, horizon=policy.looks_beyond)
+        request.pool.weighed(seen.loads)
         pair = policy.candidates(_query(request), request.pool.view.view) if excluded else candidates
         query, loads = _query(request, excluded, pair, seen.sequence), seen.loads
         if seen.horizon is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router.breakers import CircuitBreakers
@@ -12,7 +13,7 @@ from router.placement_limiter import PlacementLimiter
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
 from scheduling.decision import Policy
-from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S
+from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceLoad
 from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore
 from statestore.last_seen import LastSeenLoads
@@ -36,12 +37,28 @@ class ServedPool:
     blocks: BlockRule
     last_seen: LastSeenLoads = field(default_factory=LastSeenLoads)
     """The load of each instance as a decision of this replica saw it last."""
+    busy: set[str] = field(default_factory=set)
+    """Instances that had prefill pending when a decision of this replica weighed them last."""
+
+    def weighed(self, loads: Mapping[str, InstanceLoad]) -> None:
+        """A decision looks at them now."""
+        for instance_id, load in loads.items():
+            if load.pending_tokens > 0:
+                self.busy.add(instance_id)
+            else:
+                self.busy.discard(instance_id)
+
+    def may_be_idle(self, candidates: tuple[str, ...]) -> bool:
+        """Whether it is worth it to ask for a reservation of one of them before anything is weighed: by what was seen
+        last, which the next look puts right."""
+        return self.reserves_idle and not self.busy.issuperset(candidates)
 
     def forget_departed(self) -> None:
         """Drop what is kept about instances that left the fleet."""
         members = self.view.view.instances
         self.breakers.forget_all_but(members)
         self.last_seen.forget_all_but(members.keys())
+        self.busy &= members.keys()
 
     def expected_wait_s(self, instance_id: str) -> float:
         """Time until the instance has prefilled what is pending on it, by its last seen load."""

@@ -45,7 +45,7 @@ class DualMapWideSettings(BaseModel):
     eviction_weight: float = Field(
         4.0,
         ge=0,
-        description="how much more a recompute weighs where the cache is full, per KV memory full of running context",
+        description="how much more a recompute weighs where it evicts what others would have found",
     )
     rebalance: bool = Field(False, description="let held requests migrate to the second best instance")
     miss_penalty: float = Field(2.0, ge=0, description="cost of an expected miss, in TTFT SLOs")

@@ -21,11 +21,15 @@ def test_with_room_in_the_cache_a_recompute_weighs_several_times_its_own_seconds
     assert COST.recompute_s(load("a", context_tokens=5000, kv_capacity_tokens=10_000), CHAIN, 4) == pytest.approx(1.8)
 
 
-def test_in_a_full_cache_it_weighs_more_the_more_running_requests_keep(load: Load) -> None:
-    assert COST.recompute_s(load("a", **FULL), CHAIN, 0) == 3.0, "nobody is running: what is evicted is old"
-    assert COST.recompute_s(load("a", **FULL, context_tokens=5000), CHAIN, 0) == 9.0
-    half = load("a", kv_capacity_tokens=10_000, cached_blocks=50, context_tokens=5000)
-    assert COST.recompute_s(half, CHAIN, 0) == 6.0
+def test_in_a_full_cache_it_weighs_more_once_running_requests_leave_little_of_it(load: Load) -> None:
+    def weighed_s(context_tokens: int, cached_blocks: int = 100) -> float:
+        held = {"kv_capacity_tokens": 10_000, "cached_blocks": cached_blocks, "context_tokens": context_tokens}
+        return COST.recompute_s(load("a", **held), CHAIN, 0)
+
+    assert weighed_s(7000) == pytest.approx(3.0), "what is evicted is old"
+    assert weighed_s(9000) == pytest.approx(9.0)
+    assert weighed_s(11_000) == weighed_s(30_000) == pytest.approx(15.0)
+    assert weighed_s(11_000, cached_blocks=50) == pytest.approx(9.0), "half of it is taken from nobody"
 
 
 def test_context_beyond_the_memory_still_tells_more_from_less(load: Load) -> None:

@@ -4,6 +4,8 @@
 -- Twin of scheduling/idle_holder.py: the candidate that leaves nothing to weigh. A candidate here has first, the
 -- place of its first key, stored (see load.lua) and hit, in blocks; a newcomer prompt_tokens, block_tokens and slo_ms.
 
+local EVICTING_FROM, EVICTING_FULLY = 0.7, 1.1
+
 -- Twin of scheduling/placement_cost.py.
 local function weigh(candidate, newcomer, recompute_weight, eviction_weight)
   local stored = candidate.stored
@@ -16,7 +18,9 @@ local function weigh(candidate, newcomer, recompute_weight, eviction_weight)
   candidate.tokens_per_s = tokens_per_s(figures)
   candidate.uncached_tokens = newcomer.prompt_tokens - blocks * newcomer.block_tokens
   local cached_tokens = redis.call('ZCARD', KEYS[candidate.first + 3]) * newcomer.block_tokens
-  local evicting = math.min(1, cached_tokens / math.max(1, figures.kv_capacity_tokens)) * kv_demand(figures)
+  local squeezed = (kv_demand(figures) - EVICTING_FROM) / (EVICTING_FULLY - EVICTING_FROM)
+  local evicting = math.min(1, cached_tokens / math.max(1, figures.kv_capacity_tokens))
+    * math.min(1, math.max(0, squeezed))
   local weight = recompute_weight * (1 + eviction_weight * evicting)
   candidate.least_cost_s = weight * candidate.uncached_tokens / candidate.tokens_per_s
     + kv_weight_s * kv_demand(figures)
