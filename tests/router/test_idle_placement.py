@@ -97,6 +97,30 @@ async def test_the_next_of_the_same_prefix_goes_where_the_first_one_went(started
     assert second.expected_cached_tokens > 1000
 
 
+async def test_candidates_that_were_busy_are_only_looked_at_until_a_look_finds_one_idle(
+    started: Any, store: Any, tools: Any
+) -> None:
+    runtime, tampered = started
+    running = [await runtime.lifecycle.place(tools.request(f"{number} {PROMPT}")) for number in range(2)]
+    assert {request.instance_id for request in running} == {"a", "b"}
+
+    async def asked() -> list[str]:
+        tampered.calls.clear()
+        request = await runtime.lifecycle.place(tools.request("a third prompt"))
+        calls = [call for call in tampered.calls if call != "finish"]
+        request.finish(Outcome.CLIENT_GONE)
+        await runtime.context.outbox.flush(5.0)
+        return calls
+
+    assert await asked() == ["reserve_idle", "reserve"], "both turn out to be busy"
+    assert await asked() == ["observe", "reserve"]
+    for request in running:
+        request.finish(Outcome.COMPLETED)
+    await runtime.context.outbox.flush(5.0)
+    assert await asked() == ["observe", "reserve"], "which finds them idle"
+    assert await asked() == ["reserve_idle"]
+
+
 async def test_who_leaves_while_the_store_is_asked_leaves_nothing(started: Any, store: Any, tools: Any) -> None:
     runtime, tampered = started
     reserved, for_ever = asyncio.Event(), asyncio.Event()
