@@ -70,12 +70,12 @@ def read_slo_s(header: str | None) -> float | None:
     if header is None:
         return None
     try:
-        slo_s = max(1, round(float(header))) / 1000 if float(header) > 0 else 0.0
-    except (ValueError, OverflowError):
-        slo_s = 0.0
-    if not 0.0 < slo_s <= MAX_SLO_S:
+        slo_ms = float(header)
+    except ValueError:
+        slo_ms = 0.0
+    if not 0.0 < slo_ms <= MAX_SLO_S * 1000:
         raise InvalidRequestError(f"x-slo-ttft-ms must be milliseconds above 0 and up to {MAX_SLO_S * 1000:.0f}")
-    return slo_s
+    return max(1, round(slo_ms)) / 1000
 
 
 def read_count(body: Mapping[str, Any], param: str) -> int | None:

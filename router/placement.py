@@ -156,7 +156,8 @@ class StorePlacer:
                 return placement.decision, ReserveStatus.DISPATCHED
         else:
             seen = await self._observe(request, candidates, horizon=policy.looks_beyond)
-        request.pool.weighed(seen.loads)
+        if request.pool.reserves_idle:
+            request.pool.weighed(seen.loads)
         pair = policy.candidates(_query(request), request.pool.view.view) if excluded else candidates
         query, loads = _query(request, excluded, pair, seen.sequence), seen.loads
         if seen.horizon is None:

@@ -41,7 +41,7 @@ class ServedPool:
     """Instances that had prefill pending when a decision of this replica weighed them last."""
 
     def weighed(self, loads: Mapping[str, InstanceLoad]) -> None:
-        """A decision looks at them now."""
+        """A decision of a pool that ``reserves_idle`` looks at them now."""
         for instance_id, load in loads.items():
             if load.pending_tokens > 0:
                 self.busy.add(instance_id)

@@ -149,9 +149,7 @@ class FailoverPool(SharedCalls):
             else:
                 if self._trusts(seen):
                     if placement is not None:
-                        reservation = placement.reservation
-                        self._own.reserved(reservation, _DISPATCHED, self._now_ms(), self._sequence)
-                        self._pass_on(reservation)
+                        self._reserved(placement.reservation, _DISPATCHED)
                     return seen, placement
                 # What was reserved all the same is over there at the hand-over: this replica's ledger has its own word.
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
@@ -166,8 +164,7 @@ class FailoverPool(SharedCalls):
             except StoreError as error:
                 local = self._degrade(error)
             else:
-                self._own.reserved(reservation, outcome, self._now_ms(), self._sequence)
-                self._pass_on(reservation)
+                self._reserved(reservation, outcome)
                 return outcome
         return await local.reserve(reservation)
 
@@ -311,8 +308,9 @@ class FailoverPool(SharedCalls):
         self._returning = asyncio.get_running_loop().create_task(self._return())
         return self._local
 
-    def _pass_on(self, reservation: Reservation) -> None:
-        """The store answered, but another call found it away meanwhile: the ledger has to know the request too."""
+    def _reserved(self, reservation: Reservation, outcome: ReserveOutcome) -> None:
+        """The store answered. Where another call found it away meanwhile, the ledger has to know the request too."""
+        self._own.reserved(reservation, outcome, self._now_ms(), self._sequence)
         if self._local is not None:
             records = [record for record in self._own.records() if record.request_id == reservation.request_id]
             upkeep.adopt(self._local.ledger, records, self._now_ms())

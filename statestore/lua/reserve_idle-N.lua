@@ -2,9 +2,9 @@
 -- KEYS  1 meta, 2 requests, 3 replicas, 4 arrivals, 5 holders of the new generation, 6 of the old; then 5 per candidate:
 --       account, queue, running, kv, late; then chains of held requests, lightest
 -- ARGV  1 test clock ms or '', 2 terms, 3 chain, packed, 4 marks of the chain, packed, 5 request id, 6 replica id,
---       7 prompt tokens, 8 block tokens, 9 expected output tokens, 10 SLO ms, 11 weights of recompute
---       and eviction,
---       12 arrival log entries, 13 arrival head bytes, 14 marks of a generation at most; then the candidates' ids
+--       7 prompt tokens, 8 block tokens, 9 expected output tokens, 10 SLO ms,
+--       11 weights of recompute and eviction, 12 arrival log entries, 13 arrival head bytes,
+--       14 marks of a generation at most; then the candidates' ids
 -- Reply JSON: [null | [place of the candidate from 0 on, its hit, uncached tokens, expected TTFT s, its features,
 --       null | [place of the other, its uncached tokens]], as observe_horizon]
 -- Clock the server's, passed on so that the reader decays and measures with it
@@ -62,7 +62,7 @@ end
 local candidates = read_candidates()
 local seen = begin_observation(KEYS[1], now_ms)
 for _, candidate in ipairs(candidates) do
-  seen[#seen + 1] = load_json(candidate.stored, candidate.first, candidate.hit)
+  seen[#seen + 1] = load_json(candidate.stored, candidate.hit)
 end
 local holders, mark, lightest = read_horizon(KEYS[5], KEYS[6], KEYS[#KEYS], marks)
 local request, reserved = newcomer(), 'null'

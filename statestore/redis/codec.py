@@ -122,8 +122,10 @@ def idle_reservation_from(
     horizon = _horizon(holders, mark, lightest, depths)
     if reserved is None:
         return _observation(instance_ids, figures, horizon), None
+    # Nothing was weighed by the loads: nobody may ever ask for them.
+    seen = _observation(instance_ids, figures, horizon, unread=True)
     place, hit_blocks, uncached_tokens, expected_ttft_s, features, other = reserved
-    return _unread_observation(instance_ids, figures, horizon), Decision(
+    return seen, Decision(
         instance_ids[place],
         hit_blocks,
         uncached_tokens,
@@ -141,21 +143,16 @@ def _horizon(holders: Sequence[str], mark: int, lightest: Sequence[Any], depths:
     return Horizon(tuple(holders), depths[mark - 1] if mark else 0, tuple(map(tuple, lightest)))
 
 
-def _observation(instance_ids: Sequence[str], seen: Sequence[Any], horizon: Horizon | None) -> Observation:
-    epoch, tree_version, sequence, now_ms, *found = seen
-    loads = {
-        name: load_from(name, figures, now_ms)
-        for name, figures in zip(instance_ids, found, strict=True)
-        if figures is not None
-    }
-    return Observation(epoch, tree_version, sequence, loads, horizon)
-
-
-def _unread_observation(instance_ids: Sequence[str], seen: Sequence[Any], horizon: Horizon | None) -> Observation:
-    """The same where nobody may ever ask for the loads."""
+def _observation(
+    instance_ids: Sequence[str], seen: Sequence[Any], horizon: Horizon | None, *, unread: bool = False
+) -> Observation:
     epoch, tree_version, sequence, now_ms, *found = seen
     replied = {name: figures for name, figures in zip(instance_ids, found, strict=True) if figures is not None}
-    loads = UnreadLoads(replied, lambda name, figures: load_from(name, figures, now_ms))
+    loads: Mapping[str, InstanceLoad]
+    if unread:
+        loads = UnreadLoads(replied, lambda name, figures: load_from(name, figures, now_ms))
+    else:
+        loads = {name: load_from(name, figures, now_ms) for name, figures in replied.items()}
     return Observation(epoch, tree_version, sequence, loads, horizon)
 
 

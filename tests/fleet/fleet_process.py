@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.ports import first_port
+
 T = TypeVar("T")
 
 READY_S = 60.0
 STOP_S = 20.0
-_FIRST_PORT = 21_000 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-FREE_PORTS = ("--port", "0", "--emulator.port", str(_FIRST_PORT))
-"""Fleets that are started side by side look for free ports in places of their own."""
+FREE_PORTS = ("--port", "0", "--emulator.port", str(first_port(21_000)))
 
 
 def until(probe: Callable[[], T], what: str, deadline_s: float = 15.0) -> T:

@@ -156,24 +156,31 @@ class QuietTraffic(Traffic):
         self.made["reserved at once"] += decision is not None
 
 
-@pytest.mark.parametrize("scheduling", [SCHEDULING, DEADLINE], ids=["fifo", "deadline"])
-def test_memory_and_valkey_agree_all_through_a_busy_day(
-    valkey_server: EmbeddedValkey, scheduling: SchedulingSettings
-) -> None:
-    twins = type("TwinsOnThisServer", (Twins,), {"server": valkey_server, "scheduling": scheduling})()
+def all_through(
+    traffic_of: Callable[[Twins, int], Traffic], server: EmbeddedValkey, scheduling: SchedulingSettings
+) -> Counter[str]:
+    """A day of such traffic on three instances, on which the twins agree; what it has led to."""
+    twins = type("TwinsOnThisServer", (Twins,), {"server": server, "scheduling": scheduling})()
     try:
         twins.two_ready_instances_and_a_leader()
         for instance_id in INSTANCES:
             twins.put_instance(instance_id, InstanceState.READY, 500, 4, 12, 9)
-        traffic = Traffic(twins, seed=int(SEED or 1))
+        traffic = traffic_of(twins, int(SEED or 1))
         for _ in range(STEPS):
             traffic.step()
         twins.grants_agree()
         twins.kv_metadata_and_arrivals_agree()
     finally:
         twins.teardown()
+    return traffic.made
 
-    made = traffic.made
+
+@pytest.mark.parametrize("scheduling", [SCHEDULING, DEADLINE], ids=["fifo", "deadline"])
+def test_memory_and_valkey_agree_all_through_a_busy_day(
+    valkey_server: EmbeddedValkey, scheduling: SchedulingSettings
+) -> None:
+    made = all_through(Traffic, valkey_server, scheduling)
+
     assert min(made["arrived"], made["queued"]) > 50
     assert made["migrated"] > 10
     if scheduling is DEADLINE:
@@ -182,18 +189,7 @@ def test_memory_and_valkey_agree_all_through_a_busy_day(
 
 
 def test_memory_and_valkey_agree_all_through_a_quiet_day(valkey_server: EmbeddedValkey) -> None:
-    twins = type("TwinsOnThisServer", (Twins,), {"server": valkey_server, "scheduling": DEADLINE})()
-    try:
-        twins.two_ready_instances_and_a_leader()
-        for instance_id in INSTANCES:
-            twins.put_instance(instance_id, InstanceState.READY, 500, 4, 12, 9)
-        traffic = QuietTraffic(twins, seed=int(SEED or 1))
-        for _ in range(STEPS):
-            traffic.step()
-        twins.grants_agree()
-    finally:
-        twins.teardown()
+    made = all_through(QuietTraffic, valkey_server, DEADLINE)
 
-    made = traffic.made
     assert made["reserved at once"] > 15
     assert made["newcomers"] - made["reserved at once"] > 10

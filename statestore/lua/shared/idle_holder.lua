@@ -1,29 +1,20 @@
--- include: account
--- include: load
+-- include: placement_cost
 -- include: ttft_model
--- Twin of scheduling/idle_holder.py: the candidate that leaves nothing to weigh. A candidate here has first, the
--- place of its first key, stored (see load.lua) and hit, in blocks; a newcomer prompt_tokens, block_tokens and slo_ms.
+-- Twin of scheduling/idle_holder.py: the candidate that leaves nothing to weigh. A candidate here has stored (see load.lua)
+-- and hit, in blocks; a newcomer prompt_tokens, block_tokens and slo_ms.
 
-local EVICTING_FROM, EVICTING_FULLY = 0.7, 1.1
-
--- Twin of scheduling/placement_cost.py.
 local function weigh(candidate, newcomer, recompute_weight, eviction_weight)
   local stored = candidate.stored
   local figures = {
     rate_tokens = tonumber(stored[RATE_TOKENS]), rate_busy_s = tonumber(stored[RATE_BUSY_S]),
     context_tokens = tonumber(stored[CONTEXT_TOKENS]), kv_capacity_tokens = tonumber(stored[KV_CAPACITY_TOKENS]),
+    cached_blocks = stored[CACHED_BLOCKS],
   }
-  local blocks = math.min(candidate.hit, math.floor((newcomer.prompt_tokens - 1) / newcomer.block_tokens))
   candidate.context_tokens = figures.context_tokens
   candidate.tokens_per_s = tokens_per_s(figures)
-  candidate.uncached_tokens = newcomer.prompt_tokens - blocks * newcomer.block_tokens
-  local cached_tokens = redis.call('ZCARD', KEYS[candidate.first + 3]) * newcomer.block_tokens
-  local squeezed = (kv_demand(figures) - EVICTING_FROM) / (EVICTING_FULLY - EVICTING_FROM)
-  local evicting = math.min(1, cached_tokens / math.max(1, figures.kv_capacity_tokens))
-    * math.min(1, math.max(0, squeezed))
-  local weight = recompute_weight * (1 + eviction_weight * evicting)
-  candidate.least_cost_s = weight * candidate.uncached_tokens / candidate.tokens_per_s
-    + kv_weight_s * kv_demand(figures)
+  candidate.uncached_tokens = uncached_tokens_after(newcomer, candidate.hit)
+  candidate.least_cost_s =
+    least_cost_s(figures, newcomer.block_tokens, candidate.uncached_tokens, recompute_weight, eviction_weight)
 end
 
 local function ttft_features_of(candidate, newcomer)

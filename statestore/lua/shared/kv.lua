@@ -48,13 +48,19 @@ local function capacity_blocks(account, block_tokens)
   return math.floor(account.kv_capacity_tokens / block_tokens)
 end
 
+-- Prompt tokens left to prefill after a hit of so many blocks, at least 1; twin of Chain.uncached_tokens.
+local function uncached_tokens_after(request, hit)
+  local blocks = math.min(hit, math.floor((request.prompt_tokens - 1) / request.block_tokens))
+  return request.prompt_tokens - blocks * request.block_tokens
+end
+
 -- Uncached tokens of a request, by what the instance has been given; its count until now is the guess. A request here
 -- has prompt_tokens, block_tokens and uncached_tokens.
 local function uncached_tokens_now(account, chain, request)
   local prompt_tokens, block_tokens = request.prompt_tokens, request.block_tokens
   local guess = math.floor((prompt_tokens - request.uncached_tokens) / block_tokens)
   local given = math.min(given_blocks(account.kv_key, chain, guess), capacity_blocks(account, block_tokens))
-  return prompt_tokens - math.min(given, math.floor((prompt_tokens - 1) / block_tokens)) * block_tokens
+  return uncached_tokens_after(request, given)
 end
 
 -- Enters a chain as the youngest, its first blocks as given, the others as promised.

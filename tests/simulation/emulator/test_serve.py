@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,6 +13,7 @@ import pytest
 
 from simulation.emulator.serve import emulated_instances
 from simulation.settings import EmulatorSettings
+from tests.ports import PORTS_EACH, first_port
 
 PROGRAM = """
 import sys
@@ -95,10 +95,8 @@ async def test_a_taken_port_leaves_nothing_open() -> None:
 
 
 async def two_free_ports() -> int:
-    """Outside of the range that the kernel gives to whoever wants any port, and not where another process of the test
-    run looks."""
-    start = 23_000 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    for port in range(start, start + 100):
+    start = first_port(23_000)
+    for port in range(start, start + PORTS_EACH):
         try:
             async with emulated_instances(EmulatorSettings(port=port, instances=2)):
                 return port
