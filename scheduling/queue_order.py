@@ -4,7 +4,10 @@
 deadline first, and when one would be late, the longest so far steps aside (J. M. Moore, "An n job, one machine
 sequencing algorithm for minimizing the number of late jobs", 1968, known as Moore-Hodgson; optimal for one machine
 and known jobs). A request that could not make its deadline even if it were next has *stepped behind*: it is served,
-oldest first, while nobody on time is waiting, and goes before everybody once it has been held for ``max_hold_ms``.
+oldest first, while nobody on time is waiting and the engine has room to spare, and goes before everybody once it has
+been held for ``max_hold_ms``. An engine has room to spare if it has no prefill left, and if the running requests leave
+some of its KV memory: where decoding fills that, prefill queues are empty for most of the time, and late work that is
+served whenever they are takes the memory, and with it the steps, that those on time would have had.
 As whoever is late goes first in the end, late work takes a share of the instance that requests on time have to do
 without, and under lasting overload it would take all of it. Therefore an instance takes on a limited amount, what it
 holds and what it has done for overdue requests lately (``scheduling.overdue_work``) together: a burst of
@@ -54,12 +57,16 @@ def steps_behind(request: Waiting, now_ms: int, tokens_per_s: float) -> bool:
     return now_ms + request.uncached_tokens * 1000 / tokens_per_s > request.deadline_ms
 
 
-def goes_at_once(queued_requests: int, dispatched_tokens: int, *, has_room: bool, is_behind: bool) -> bool:
-    """Whether a request that comes to an instance with so many queued is dispatched without a wait.
+def has_room_to_spare(dispatched_tokens: int, kv_demand: float) -> bool:
+    """Whether late work would take nothing from who is on time: no prefill is left, and running contexts, shared
+    prefixes counted for each, do not fill KV memory (``InstanceLoad.kv_demand``)."""
+    return dispatched_tokens == 0 and kv_demand < 1.0
 
-    One that has stepped behind waits for an idle engine, but in ``fifo``, where nobody steps behind.
-    """
-    return not queued_requests and has_room and not (is_behind and dispatched_tokens)
+
+def goes_at_once(queued_requests: int, *, has_room: bool) -> bool:
+    """Whether a request that comes to an instance with so many queued is dispatched without a wait. Room is
+    room to spare for one that has stepped behind."""
+    return not queued_requests and has_room
 
 
 def plan_on_time(queue: Sequence[Waiting], now_ms: int, dispatched_tokens: int, tokens_per_s: float) -> Plan:

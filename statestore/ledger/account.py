@@ -66,6 +66,11 @@ class InstanceAccount:
     def held_requests(self) -> int:
         return len(self.queue) + len(self.late)
 
+    @property
+    def kv_demand(self) -> float:
+        """See ``InstanceLoad.kv_demand``."""
+        return kv_demand(self.context_tokens, self.spec.kv_capacity_tokens)
+
     def takes_requests(self) -> bool:
         """Whether new requests may be placed on the instance, or held ones moved there."""
         return is_scheduled(self.spec)
@@ -218,8 +223,8 @@ class InstanceAccount:
 
     def work_s(self, kv_weight_s: float) -> float:
         """See ``scheduling.ttft.work_s``."""
-        demand = kv_demand(self.context_tokens, self.spec.kv_capacity_tokens)
-        return work_s(self.pending_tokens - self._behind_tokens(), self.rate.tokens_per_s, demand, kv_weight_s)
+        on_time_tokens = self.pending_tokens - self._behind_tokens()
+        return work_s(on_time_tokens, self.rate.tokens_per_s, self.kv_demand, kv_weight_s)
 
     def _behind_tokens(self) -> int:
         return behind_tokens(self.pending_tokens, self.dispatched_tokens, self.late_tokens, self.aside_tokens)

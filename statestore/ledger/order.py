@@ -13,6 +13,7 @@ from scheduling.queue_order import (
     Plan,
     Waiting,
     goes_at_once,
+    has_room_to_spare,
     is_calm,
     is_overdue,
     is_surplus,
@@ -50,7 +51,7 @@ class FifoOrder:
     rank: Rank = staticmethod(by_sequence)
 
     def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
-        return goes_at_once(len(account.queue), account.dispatched_tokens, has_room=account.has_room(), is_behind=False)
+        return goes_at_once(len(account.queue), has_room=account.has_room())
 
     def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
         return False
@@ -66,7 +67,7 @@ class FifoOrder:
 
 
 class DeadlineOrder:
-    """The most requests on time; who steps behind waits in ``account.late`` for an idle instance or ``max_hold_ms``.
+    """The most requests on time; who steps behind waits in ``account.late`` for room to spare or ``max_hold_ms``.
 
     Looking at a whole queue costs in proportion to it, so that is done when there is room to give away and by the
     sweep; arrivals at a busy instance are looked at alone. Whoever is looked at is counted anew first: a request is
@@ -84,9 +85,10 @@ class DeadlineOrder:
         has_room = account.has_room()
         if not has_room and not len(account.queue):
             return self._has_calm_room(account, deadline_ms, now_ms, uncached_tokens)
-        is_behind = steps_behind(Waiting(deadline_ms, uncached_tokens), now_ms, account.rate.tokens_per_s)
-        # Where the engine is idle and has room, nobody is late either, see dispatch_next.
-        return goes_at_once(len(account.queue), account.dispatched_tokens, has_room=has_room, is_behind=is_behind)
+        if steps_behind(Waiting(deadline_ms, uncached_tokens), now_ms, account.rate.tokens_per_s):
+            # Where there is room to spare nobody is late either, see dispatch_next.
+            has_room = has_room and _has_room_to_spare(account)
+        return goes_at_once(len(account.queue), has_room=has_room)
 
     def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
         return steps_behind(_waiting(request), now_ms, account.rate.tokens_per_s) or is_overdue(
@@ -111,7 +113,7 @@ class DeadlineOrder:
             account.overdue = account.overdue.after(work_ms, now_ms, self._late_work_share)
             yield request
         yield from self._on_time(account, now_ms, sweep=sweep)
-        while len(account.late) and account.dispatched_tokens == 0 and account.has_room():
+        while len(account.late) and account.has_room() and _has_room_to_spare(account):
             yield _dispatched(account, account.late.head(), now_ms)
 
     def _on_time(self, account: InstanceAccount, now_ms: int, *, sweep: bool) -> Iterator[LiveRequest]:
@@ -156,6 +158,10 @@ def grant_order(scheduling: SchedulingSettings) -> GrantOrder:
         max_hold_ms, max_late_work_ms = round(scheduling.max_hold_s * 1000), round(scheduling.max_late_work_s * 1000)
         return DeadlineOrder(max_hold_ms, max_late_work_ms, scheduling.late_work_share)
     return FifoOrder()
+
+
+def _has_room_to_spare(account: InstanceAccount) -> bool:
+    return has_room_to_spare(account.dispatched_tokens, account.kv_demand)
 
 
 def _plan(account: InstanceAccount, requests: list[LiveRequest], now_ms: int) -> Plan:

@@ -12,6 +12,7 @@ from scheduling.queue_order import (
     Plan,
     Waiting,
     behind_tokens,
+    has_room_to_spare,
     is_calm,
     is_overdue,
     is_surplus,
@@ -66,6 +67,15 @@ def test_it_is_calm_while_all_the_work_ends_before_the_earliest_deadline(earlies
 @pytest.mark.parametrize(("now_ms", "behind"), [(60, False), (61, True)])
 def test_a_request_steps_behind_once_it_would_be_late_even_if_it_were_next(now_ms: int, behind: bool) -> None:
     assert steps_behind(Waiting(100, 40), now_ms, TOKENS_PER_S) is behind
+
+
+@pytest.mark.parametrize(
+    ("dispatched_tokens", "kv_demand", "to_spare"), [(0, 0.999, True), (0, 1.0, False), (1, 0.0, False)]
+)
+def test_late_work_needs_an_engine_without_prefill_and_some_of_its_kv_memory(
+    dispatched_tokens: int, kv_demand: float, to_spare: bool
+) -> None:
+    assert has_room_to_spare(dispatched_tokens, kv_demand) is to_spare
 
 
 @pytest.mark.parametrize(("now_ms", "overdue"), [(1099, False), (1100, True)])

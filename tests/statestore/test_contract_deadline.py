@@ -321,6 +321,33 @@ async def test_who_is_late_waits_until_nothing_is_dispatched_and_nobody_else_wai
     await assert_sums_hold(pool)
 
 
+async def test_who_is_late_waits_until_the_running_requests_leave_kv_memory(pool: PoolStore) -> None:
+    # given an engine without prefill, whose KV memory the contexts of two running requests fill
+    await pool.put_instance(one_at_a_time(dispatch_window_tokens=10_000, max_queued_requests=1))
+    for request_id in ("one", "two"):
+        assert await pool.reserve(reservation(request_id, slo_ms=LONG_MS)) == DISPATCHED
+        await pool.first_token(request_id, "a", CHAIN)
+    context_tokens = (await queue_of(pool)).load.context_tokens
+    await pool.update_instance("a", {"kv_capacity_tokens": context_tokens})
+
+    # when two that are late and one that is not come
+    await hold(pool, "late", 1)
+    late_too = await pool.reserve(reservation("late, too", slo_ms=1))
+    in_time = await pool.reserve(reservation("in time", slo_ms=LONG_MS))
+    await pool.first_token("in time", "a", CHAIN)
+
+    # then only that one goes
+    assert late_too.status is ReserveStatus.QUEUE_FULL
+    assert in_time == DISPATCHED
+    assert await late_of(pool) == ["late"]
+    # and the late one once there is memory again
+    await pool.finish("one")
+    assert await late_of(pool) == ["late"]
+    await pool.finish("two")
+    assert await dispatched(pool, ["late"]) == ["late"]
+    await assert_sums_hold(pool)
+
+
 async def test_late_ones_go_oldest_first_and_one_at_a_time(pool: PoolStore, clock: HandClock) -> None:
     running = await busy(pool, one_at_a_time(dispatch_window_tokens=500))
     names = ["first", "second", "third"]

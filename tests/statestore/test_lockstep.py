@@ -24,6 +24,7 @@ from scheduling.hotness import HotnessTree
 from scheduling.idle_holder import idle_holder_cost
 from scheduling.instance import InstanceState, Role
 from scheduling.policies import build_policy
+from scheduling.queue_order import has_room_to_spare
 from scheduling.settings import SchedulingSettings
 from scheduling.ttft_model import TtftFeatures
 from statestore.base import FinishFacts, Grant, PoolStore, RequestRecord, RequestState
@@ -566,8 +567,8 @@ class Twins(RuleBasedStateMachine):
             kept = account.pending_tokens, account.dispatched_tokens, account.late_tokens, account.context_tokens
             assert account.sums() == kept
             assert not (len(account.queue) and account.has_room()), "room is never left unused"
-            idle = account.has_room() and account.dispatched_tokens == 0
-            assert not (len(account.late) and idle), "an idle instance takes whoever is late"
+            spare = account.has_room() and has_room_to_spare(account.dispatched_tokens, account.kv_demand)
+            assert not (len(account.late) and spare), "an instance with room to spare takes whoever is late"
 
     @invariant()
     def overdue_work_agrees(self) -> None:

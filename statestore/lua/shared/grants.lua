@@ -25,7 +25,8 @@ local function takes_at_once(account, uncached_tokens, deadline_ms, now_ms)
   if not by_deadline or not steps_behind(deadline_ms, uncached_tokens, now_ms, tokens_per_s(account)) then
     return true
   end
-  return account.dispatched_tokens == 0 -- then nobody is late either, see grant_by_deadline
+  -- Where there is room to spare nobody is late either, see grant_by_deadline.
+  return has_room_to_spare(account.dispatched_tokens, kv_demand(account))
 end
 
 local function is_full(account, uncached_tokens, deadline_ms, now_ms)
@@ -209,7 +210,7 @@ local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep
     end
   end
   granted = granted + grant_calmly(requests_key, account, now_ms, caller_id)
-  while late and account.dispatched_tokens == 0 and has_room(account) do
+  while late and has_room(account) and has_room_to_spare(account.dispatched_tokens, kv_demand(account)) do
     grant(requests_key, account, late, now_ms, caller_id)
     granted = granted + 1
     late = oldest_late(requests_key, account)

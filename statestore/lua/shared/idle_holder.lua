@@ -1,7 +1,7 @@
 -- include: placement_cost
 -- include: ttft_model
--- Twin of scheduling/idle_holder.py: the candidate that leaves nothing to weigh. A candidate here has stored (see load.lua)
--- and hit, in blocks; a newcomer prompt_tokens, block_tokens and slo_ms.
+-- Twin of scheduling/idle_holder.py: the candidate that leaves nothing to weigh. A candidate here has stored (see
+-- load.lua) and hit, in blocks; a newcomer prompt_tokens, block_tokens and slo_ms.
 
 local function weigh(candidate, newcomer, recompute_weight, eviction_weight)
   local stored = candidate.stored

@@ -18,6 +18,11 @@ local function is_surplus(late_tokens, rate, overdue_work_ms)
   return late_tokens * 1000 / rate + overdue_work_ms >= max_late_work_ms
 end
 
+-- Whether late work would take nothing from who is on time.
+local function has_room_to_spare(dispatched_tokens, kv_demand)
+  return dispatched_tokens == 0 and kv_demand < 1
+end
+
 -- A heap of positions: the longest request on top, of equal ones the latest.
 local function goes_above(waiting, one, other)
   local tokens, others = waiting[one].uncached_tokens, waiting[other].uncached_tokens
