@@ -7,7 +7,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.queue_order import Waiting, goes_at_once, has_room_to_spare, steps_behind
+from scheduling.queue_order import Waiting, goes_at_once, has_room_to_spare, step_rest_tokens, steps_behind
 from scheduling.rebalance import HeldRequest, Move
 from scheduling.ttft import DECODE_STALL_S, queueing_s
 from scheduling.view import is_scheduled
@@ -95,7 +95,10 @@ class _Targets:
         return goes_at_once(load.queued_requests, has_room=has_room)
 
     def _is_behind(self, load: InstanceLoad, newcomer: Waiting) -> bool:
-        return self._by_deadline and steps_behind(newcomer, 0, load.prefill_tokens_per_s)
+        # Late work counts as well here, if there is any: whom the instance then takes at once was not promised to it.
+        window_tokens = self._instances[load.instance_id].dispatch_window_tokens
+        step_tokens = step_rest_tokens(window_tokens, load.pending_tokens)
+        return self._by_deadline and steps_behind(newcomer, 0, step_tokens, load.prefill_tokens_per_s)
 
     def least_loaded(self, newcomer: Waiting) -> str | None:
         """The one with the shortest queueing time among those with room for the request."""

@@ -14,6 +14,9 @@ holds and what it has done for overdue requests lately (``scheduling.overdue_wor
 ``max_late_work_ms``, and ``late_work_share`` of its time in the long run. Whoever steps behind beyond that is
 *surplus*, and refused. What is served late while nobody on time waits costs nobody anything, and counts no longer.
 
+An engine takes requests in only between two steps. Whoever is next waits for the rest of the step under way, half of
+one on average, and a plan that leaves that out sends many a request just too late (``step_rest_tokens``).
+
 While no deadline is at stake the order decides nothing, and the engine is given more than one dispatch window: with
 the next prompts at hand it fills the last step of a long prefill, which would otherwise run half empty.
 
@@ -52,9 +55,16 @@ class Plan(NamedTuple):
 NOBODY_WAITS = Plan(0, 0)
 
 
-def steps_behind(request: Waiting, now_ms: int, tokens_per_s: float) -> bool:
-    """Whether the deadline would pass before the first token even if the request were next on an idle instance."""
-    return now_ms + request.uncached_tokens * 1000 / tokens_per_s > request.deadline_ms
+def step_rest_tokens(dispatch_window_tokens: int, other_tokens: int) -> int:
+    """What is left, on average, of the engine step that a request finds under way, in tokens of prefill: half a step,
+    of which a dispatch window holds two. A step is no fuller than others on time have work for."""
+    return min(dispatch_window_tokens // 4, other_tokens)
+
+
+def steps_behind(request: Waiting, now_ms: int, step_tokens: int, tokens_per_s: float) -> bool:
+    """Whether the deadline would pass before the first token even if the request were next, behind the rest of a step
+    (``step_rest_tokens``)."""
+    return now_ms + (step_tokens + request.uncached_tokens) * 1000 / tokens_per_s > request.deadline_ms
 
 
 def has_room_to_spare(dispatched_tokens: int, kv_demand: float) -> bool:
@@ -69,16 +79,16 @@ def goes_at_once(queued_requests: int, *, has_room: bool) -> bool:
     return not queued_requests and has_room
 
 
-def plan_on_time(queue: Sequence[Waiting], now_ms: int, dispatched_tokens: int, tokens_per_s: float) -> Plan:
+def plan_on_time(queue: Sequence[Waiting], now_ms: int, ahead_tokens: int, tokens_per_s: float) -> Plan:
     """The plan for a queue in order of deadline.
 
-    Moore-Hodgson over the first ``PLANNED_REQUESTS``, behind the tokens already dispatched. Next is the first of those
-    that the plan keeps on time; if it keeps none, the one with the fewest tokens, which is the likeliest to make it
-    after all. O(n log n).
+    Moore-Hodgson over the first ``PLANNED_REQUESTS``, behind the tokens ahead of them: those dispatched, and the rest
+    of a step (``step_rest_tokens``). Next is the first of those that the plan keeps on time; if it keeps none, the one
+    with the fewest tokens, which is the likeliest to make it after all. O(n log n).
     """
     if not queue:
         return NOBODY_WAITS
-    end_ms = now_ms + dispatched_tokens * 1000 / tokens_per_s
+    end_ms = now_ms + ahead_tokens * 1000 / tokens_per_s
     kept: list[tuple[int, int]] = []
     aside: set[int] = set()
     aside_tokens = 0

@@ -67,6 +67,11 @@ class InstanceAccount:
         return len(self.queue) + len(self.late)
 
     @property
+    def on_time_tokens(self) -> int:
+        """Pending tokens of those who did not step behind."""
+        return self.pending_tokens - self.late_tokens
+
+    @property
     def kv_demand(self) -> float:
         """See ``InstanceLoad.kv_demand``."""
         return kv_demand(self.context_tokens, self.spec.kv_capacity_tokens)

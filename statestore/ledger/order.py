@@ -18,6 +18,7 @@ from scheduling.queue_order import (
     is_overdue,
     is_surplus,
     plan_on_time,
+    step_rest_tokens,
     steps_behind,
 )
 from scheduling.settings import SchedulingSettings
@@ -85,15 +86,17 @@ class DeadlineOrder:
         has_room = account.has_room()
         if not has_room and not len(account.queue):
             return self._has_calm_room(account, deadline_ms, now_ms, uncached_tokens)
-        if steps_behind(Waiting(deadline_ms, uncached_tokens), now_ms, account.rate.tokens_per_s):
+        if _steps_behind(account, Waiting(deadline_ms, uncached_tokens), account.on_time_tokens, now_ms):
             # Where there is room to spare nobody is late either, see dispatch_next.
             has_room = has_room and _has_room_to_spare(account)
         return goes_at_once(len(account.queue), has_room=has_room)
 
     def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
-        return steps_behind(_waiting(request), now_ms, account.rate.tokens_per_s) or is_overdue(
-            request.enqueued_ms, now_ms, self._max_hold_ms
-        )
+        return self._is_late_behind(account, request, account.on_time_tokens, now_ms)
+
+    def _is_late_behind(self, account: InstanceAccount, request: LiveRequest, other_tokens: int, now_ms: int) -> bool:
+        behind = _steps_behind(account, _waiting(request), other_tokens, now_ms)
+        return behind or is_overdue(request.enqueued_ms, now_ms, self._max_hold_ms)
 
     def is_surplus(self, account: InstanceAccount, now_ms: int) -> bool:
         overdue_work_ms = account.overdue.read(now_ms, self._late_work_share)
@@ -103,7 +106,7 @@ class DeadlineOrder:
         if len(account.queue) and (sweep or account.has_room()):
             for request in islice(account.queue, PLANNED_REQUESTS):
                 account.recount(request)
-            for request in [request for request in account.queue if self.is_late(account, request, now_ms)]:
+            for request in self._late_in_queue(account, now_ms):
                 account.step_behind(request, surplus=self.is_surplus(account, now_ms))
         if not account.serves():
             return
@@ -115,6 +118,14 @@ class DeadlineOrder:
         yield from self._on_time(account, now_ms, sweep=sweep)
         while len(account.late) and account.has_room() and _has_room_to_spare(account):
             yield _dispatched(account, account.late.head(), now_ms)
+
+    def _late_in_queue(self, account: InstanceAccount, now_ms: int) -> list[LiveRequest]:
+        tokens = account.on_time_tokens
+        return [
+            request
+            for request in account.queue
+            if self._is_late_behind(account, request, tokens - request.uncached_tokens, now_ms)
+        ]
 
     def _on_time(self, account: InstanceAccount, now_ms: int, *, sweep: bool) -> Iterator[LiveRequest]:
         if sweep or account.has_room():
@@ -132,7 +143,7 @@ class DeadlineOrder:
         self, account: InstanceAccount, earliest_deadline_ms: int, now_ms: int, more_tokens: int = 0
     ) -> bool:
         """Whether one more request may be dispatched because no deadline is at stake."""
-        on_time_tokens = account.pending_tokens - account.late_tokens + more_tokens
+        on_time_tokens = account.on_time_tokens + more_tokens
         return (
             not len(account.late)
             and account.has_room(CALM_WINDOWS)
@@ -160,6 +171,11 @@ def grant_order(scheduling: SchedulingSettings) -> GrantOrder:
     return FifoOrder()
 
 
+def _steps_behind(account: InstanceAccount, request: Waiting, other_tokens: int, now_ms: int) -> bool:
+    step_tokens = step_rest_tokens(account.spec.dispatch_window_tokens, other_tokens)
+    return steps_behind(request, now_ms, step_tokens, account.rate.tokens_per_s)
+
+
 def _has_room_to_spare(account: InstanceAccount) -> bool:
     return has_room_to_spare(account.dispatched_tokens, account.kv_demand)
 
@@ -167,7 +183,8 @@ def _has_room_to_spare(account: InstanceAccount) -> bool:
 def _plan(account: InstanceAccount, requests: list[LiveRequest], now_ms: int) -> Plan:
     """For held requests in order of deadline."""
     waiting = [_waiting(request) for request in requests[:PLANNED_REQUESTS]]
-    return plan_on_time(waiting, now_ms, account.dispatched_tokens, account.rate.tokens_per_s)
+    step_tokens = step_rest_tokens(account.spec.dispatch_window_tokens, account.on_time_tokens)
+    return plan_on_time(waiting, now_ms, account.dispatched_tokens + step_tokens, account.rate.tokens_per_s)
 
 
 def _recount_sharing(account: InstanceAccount, requests: list[LiveRequest], given: Chain) -> None:

@@ -17,6 +17,7 @@ from scheduling.queue_order import (
     is_overdue,
     is_surplus,
     plan_on_time,
+    step_rest_tokens,
     steps_behind,
 )
 
@@ -66,7 +67,13 @@ def test_it_is_calm_while_all_the_work_ends_before_the_earliest_deadline(earlies
 
 @pytest.mark.parametrize(("now_ms", "behind"), [(60, False), (61, True)])
 def test_a_request_steps_behind_once_it_would_be_late_even_if_it_were_next(now_ms: int, behind: bool) -> None:
-    assert steps_behind(Waiting(100, 40), now_ms, TOKENS_PER_S) is behind
+    assert steps_behind(Waiting(100, 40), now_ms, 0, TOKENS_PER_S) is behind
+    assert steps_behind(Waiting(100, 30), now_ms, 10, TOKENS_PER_S) is behind
+
+
+@pytest.mark.parametrize(("other_tokens", "rest_tokens"), [(0, 0), (900, 900), (5_000, 1_024)])
+def test_the_rest_of_a_step_is_half_of_it_or_what_others_have_to_do(other_tokens: int, rest_tokens: int) -> None:
+    assert step_rest_tokens(4096, other_tokens) == rest_tokens
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ async def test_when_nobody_can_be_kept_on_time_the_shortest_goes(pool: PoolStore
     """Two thousand tokens are under way, but there is room."""
     await pool.put_instance(one_at_a_time(dispatch_window_tokens=3000, max_running_requests=1))
     await pool.reserve(reservation("first", slo_ms=LONG_MS, uncached_tokens=2000))
-    await hold(pool, "longer", 6_000, tokens=500)
-    await hold(pool, "shorter", 7_000, tokens=400)
+    await hold(pool, "longer", 16_000, tokens=500)
+    await hold(pool, "shorter", 17_000, tokens=400)
 
     await pool.put_instance(one_at_a_time(dispatch_window_tokens=3000, max_running_requests=2))
 
@@ -264,6 +264,22 @@ async def test_work_that_the_plan_sets_aside_is_ahead_of_nobody(pool: PoolStore)
     assert await late_of(pool) == []
     assert (planned.behind_tokens, planned.pending_tokens) == (1_500, 2_400)
     assert (planned_again.behind_tokens, planned_again.pending_tokens) == (0, 1_900)
+
+
+async def test_the_rest_of_a_step_is_ahead_of_who_would_be_next(pool: PoolStore) -> None:
+    # given five seconds of a step, where others have as much to do
+    await pool.put_instance(one_at_a_time(dispatch_window_tokens=2_000, max_running_requests=1))
+    await pool.reserve(reservation("running", slo_ms=LONG_MS, uncached_tokens=300))
+    await hold(pool, "waiting", LONG_MS, tokens=300)
+
+    await hold(pool, "in time", 9_000)
+    await hold(pool, "too late", 8_999)
+
+    assert await late_of(pool) == ["too late"]
+    # and given nobody else
+    await pool.put_instance(one_at_a_time("b", dispatch_window_tokens=2_000))
+    assert await pool.reserve(reservation("alone", "b", slo_ms=4_000, uncached_tokens=400)) == DISPATCHED
+    assert not (await record(pool, "alone")).late
 
 
 async def test_who_steps_behind_is_known_at_the_latest_when_there_is_room_to_give_away(

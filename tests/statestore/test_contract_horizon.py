@@ -197,8 +197,8 @@ async def test_work_that_stepped_behind_does_not_count_as_load(pool: PoolStore) 
 
 async def test_a_faster_rate_makes_lighter(pool: PoolStore, clock: HandClock) -> None:
     await pool.put_instance(instance("a", prefill_tokens_per_s=100.0))
-    await pool.reserve(reservation("one"))
-    await pool.reserve(reservation("two"))
+    await pool.reserve(reservation("one", slo_ms=60_000))
+    await pool.reserve(reservation("two", slo_ms=60_000))
     before_s = (await horizon(pool)).lightest[0][1]
 
     clock.advance(40)

@@ -6,12 +6,21 @@
 -- Who is granted and when; twin of statestore/ledger/order.py.
 local HELD_PER_CALL = 500
 
+-- Pending tokens of those who did not step behind.
+local function on_time_tokens(account)
+  return account.pending_tokens - account.late_tokens
+end
+
+local function is_behind(account, deadline_ms, uncached_tokens, other_tokens, now_ms)
+  local step_tokens = step_rest_tokens(account.dispatch_window_tokens, other_tokens)
+  return steps_behind(deadline_ms, uncached_tokens, now_ms, step_tokens, tokens_per_s(account))
+end
+
 -- Whether one more request may be dispatched because no deadline is at stake.
 local function has_calm_room(account, earliest_deadline_ms, now_ms, more_tokens)
-  local on_time_tokens = account.pending_tokens - account.late_tokens + more_tokens
   return account.late_requests == 0
     and has_room(account, CALM_WINDOWS)
-    and is_calm(earliest_deadline_ms, now_ms, on_time_tokens, tokens_per_s(account))
+    and is_calm(earliest_deadline_ms, now_ms, on_time_tokens(account) + more_tokens, tokens_per_s(account))
 end
 
 -- Whether one more request would be dispatched without a wait, so that no limit of the queue concerns it.
@@ -22,7 +31,7 @@ local function takes_at_once(account, uncached_tokens, deadline_ms, now_ms)
   if not has_room(account) then
     return by_deadline and has_calm_room(account, deadline_ms, now_ms, uncached_tokens)
   end
-  if not by_deadline or not steps_behind(deadline_ms, uncached_tokens, now_ms, tokens_per_s(account)) then
+  if not by_deadline or not is_behind(account, deadline_ms, uncached_tokens, on_time_tokens(account), now_ms) then
     return true
   end
   -- Where there is room to spare nobody is late either, see grant_by_deadline.
@@ -62,8 +71,9 @@ end
 
 -- Whether a request that is to be held on the instance steps behind right away.
 local function is_late(account, request, now_ms)
+  local deadline_ms = request.enqueued_ms + request.slo_ms
   return by_deadline
-    and (steps_behind(request.enqueued_ms + request.slo_ms, request.uncached_tokens, now_ms, tokens_per_s(account))
+    and (is_behind(account, deadline_ms, request.uncached_tokens, on_time_tokens(account), now_ms)
       or is_overdue(request.enqueued_ms, now_ms))
 end
 
@@ -138,8 +148,12 @@ local function part_queue(requests_key, account, now_ms)
   local waiting, rate = {}, tokens_per_s(account)
   local queue = read_queue(requests_key, account)
   recount(requests_key, account, queue)
+  local tokens = on_time_tokens(account)
   for _, held in ipairs(queue) do
-    if steps_behind(held.deadline_ms, held.uncached_tokens, now_ms, rate) or is_overdue(held.enqueued_ms, now_ms) then
+    local other_tokens = tokens - held.uncached_tokens
+    if is_behind(account, held.deadline_ms, held.uncached_tokens, other_tokens, now_ms)
+      or is_overdue(held.enqueued_ms, now_ms)
+    then
       local request = read_request(requests_key, held.request_id)
       delist(account, request)
       request.late, request.surplus = true, is_surplus(account.late_tokens, rate, overdue_work_ms(account, now_ms))
@@ -150,6 +164,11 @@ local function part_queue(requests_key, account, now_ms)
     end
   end
   return waiting
+end
+
+local function plan(account, waiting, now_ms)
+  local step_tokens = step_rest_tokens(account.dispatch_window_tokens, on_time_tokens(account))
+  return plan_on_time(waiting, now_ms, account.dispatched_tokens + step_tokens, tokens_per_s(account))
 end
 
 local function oldest_late(requests_key, account)
@@ -197,8 +216,8 @@ local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep
     late = oldest_late(requests_key, account)
   end
   if sweep or has_room(account) then
-    local rate, first = tokens_per_s(account), nil
-    first, account.aside_tokens = plan_on_time(waiting, now_ms, account.dispatched_tokens, rate)
+    local first
+    first, account.aside_tokens = plan(account, waiting, now_ms)
     while waiting[1] and has_room(account) do
       local request_id = table.remove(waiting, first).request_id
       local chain = grant(requests_key, account, read_request(requests_key, request_id), now_ms, caller_id)
@@ -206,7 +225,7 @@ local function grant_by_deadline(requests_key, account, now_ms, caller_id, sweep
       if chain then
         recount(requests_key, account, waiting, chain) -- it may have brought their prefix
       end
-      first, account.aside_tokens = plan_on_time(waiting, now_ms, account.dispatched_tokens, rate)
+      first, account.aside_tokens = plan(account, waiting, now_ms)
     end
   end
   granted = granted + grant_calmly(requests_key, account, now_ms, caller_id)

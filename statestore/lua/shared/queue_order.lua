@@ -2,8 +2,13 @@
 local PLANNED_REQUESTS = 256
 local CALM_WINDOWS = 4
 
-local function steps_behind(deadline_ms, uncached_tokens, now_ms, rate)
-  return now_ms + uncached_tokens * 1000 / rate > deadline_ms
+-- What is left, on average, of the engine step that a request finds under way.
+local function step_rest_tokens(dispatch_window_tokens, other_tokens)
+  return math.min(math.floor(dispatch_window_tokens / 4), other_tokens)
+end
+
+local function steps_behind(deadline_ms, uncached_tokens, now_ms, step_tokens, rate)
+  return now_ms + (step_tokens + uncached_tokens) * 1000 / rate > deadline_ms
 end
 
 local function is_calm(earliest_deadline_ms, now_ms, on_time_tokens, rate)
@@ -66,12 +71,12 @@ end
 
 -- The plan for a list of {deadline_ms, uncached_tokens}, earliest deadline first: position of the request to grant next,
 -- and the tokens of those set aside.
-local function plan_on_time(waiting, now_ms, dispatched_tokens, rate)
+local function plan_on_time(waiting, now_ms, ahead_tokens, rate)
   if #waiting == 0 then
     return 1, 0
   end
   local planned = math.min(#waiting, PLANNED_REQUESTS)
-  local end_ms = now_ms + dispatched_tokens * 1000 / rate
+  local end_ms = now_ms + ahead_tokens * 1000 / rate
   local kept, aside, aside_tokens = {}, {}, 0
   for position = 1, planned do
     push(kept, waiting, position)
