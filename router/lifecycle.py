@@ -128,7 +128,7 @@ class Lifecycle:
             lora=route.lora,
             rule=pool.blocks,
             bytes_per_token=pool.view.bytes_per_token,
-            default_output_tokens=pool.scheduling.expected_output_tokens,
+            expected_output_tokens=pool.scheduling.expected_output_tokens,
         )
         request.forget_body()
         return ScheduledRequest(

@@ -14,12 +14,6 @@ from scheduling.errors import PromptError
 from scheduling.prompt import chat_prompt, completion_prompt
 from scheduling.values import value
 
-MAX_EXPECTED_OUTPUT_TOKENS: Final = 32_768
-"""What an answer is expected to take at most, whatever its request allows: a limit is no forecast, and this is as long
-as the answers of reasoning models get. An instance's KV capacity would be no bound: one request that names a limit
-beyond it would make the instance look full to the whole fleet for as long as it runs. The instance gets the limit as
-it was sent."""
-
 _TRUNCATION: Final = "truncate_prompt_tokens"
 """vLLM's parameter that lets the engine see the end of a prompt only."""
 
@@ -31,7 +25,9 @@ class ReadPrompt:
     """Length of the rendered text; None for token ids, for prompts with media, and for those that the engine is to
     truncate, which teach nothing about bytes per token."""
     expected_output_tokens: int
-    """Enters the shared load: the request's limit, at most ``MAX_EXPECTED_OUTPUT_TOKENS``, or the configured guess."""
+    """Enters the shared load: the configured expectation, or the request's limit where that is less. A limit is no
+    forecast: most clients name one that few of their answers reach, and instances whose running requests were counted
+    by it would look full all the time. The instance gets the limit as it was sent."""
 
 
 def read_prompt(
@@ -41,7 +37,7 @@ def read_prompt(
     lora: str | None,
     rule: BlockRule,
     bytes_per_token: float,
-    default_output_tokens: int,
+    expected_output_tokens: int,
 ) -> ReadPrompt:
     """Render and hash the prompt of a scheduled request.
 
@@ -59,8 +55,7 @@ def read_prompt(
     text_bytes = None
     if isinstance(prompt, TextPrompt) and not prompt.has_media and body.get(_TRUNCATION) is None:
         text_bytes = len(prompt.data)
-    output_tokens = min(_output_limit(body) or 0, MAX_EXPECTED_OUTPUT_TOKENS)
-    return ReadPrompt(chain, text_bytes, output_tokens or default_output_tokens)
+    return ReadPrompt(chain, text_bytes, min(_output_limit(body) or expected_output_tokens, expected_output_tokens))
 
 
 @lru_cache(maxsize=1024)

@@ -108,7 +108,9 @@ class SchedulingSettings(BaseModel):
     max_key_blocks: int = Field(64, ge=1, le=256, description="longest hash key, in blocks")
     hot_share_factor: float = Field(2.0, gt=0, description="a prefix is hot above this / ready instances")
     cold_share_factor: float = Field(1.0, gt=0, description="a hot prefix is cold below this / ready instances")
-    expected_output_tokens: int = Field(256, ge=1, description="assumed answer length when a request sets no limit")
+    expected_output_tokens: int = Field(
+        256, ge=1, description="length of an answer that is reckoned with, or the request's limit where that is less"
+    )
     decode_stall_s: float = Field(3.0, gt=0, description="no prefill for this long counts as a decode bottleneck")
     kv_weight_s: float = Field(
         4.0,

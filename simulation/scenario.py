@@ -62,7 +62,7 @@ class Scenario:
     instance_name: str = "i{:03d}"
     """How instances are called, by number from 1: names decide where they stand on the rings."""
     output_limits_known: bool = False
-    """Requests say how long their answer may be, and use that up; else ``expected_output_tokens`` is assumed."""
+    """Requests say how long their answer may be, and use that up: no more of it is expected. Else they say nothing."""
     labels: dict[str, str] = field(default_factory=dict)
     """Free text that comes back with the result."""
 

@@ -254,7 +254,8 @@ class Simulation:
         return self._ledger.reserve(reservation, int(now_s * 1000)).status
 
     def _expected_output_tokens(self, request: TraceRequest) -> int:
-        return request.output_tokens if self._scenario.output_limits_known else self._scheduling.expected_output_tokens
+        expected_tokens = self._scheduling.expected_output_tokens
+        return min(request.output_tokens, expected_tokens) if self._scenario.output_limits_known else expected_tokens
 
     def _as_seen(self, loads: Mapping[str, InstanceLoad]) -> dict[str, InstanceLoad]:
         if not self._direct:

@@ -155,7 +155,7 @@ def _lookup(pool: ServedPool, body: dict[str, Any], path: str, model: str) -> di
         lora=model if model in pool.settings.loras else None,
         rule=pool.blocks,
         bytes_per_token=pool.view.bytes_per_token,
-        default_output_tokens=pool.scheduling.expected_output_tokens,
+        expected_output_tokens=pool.scheduling.expected_output_tokens,
     )
     return _pair(pool, _key(pool, prompt.chain)) | {
         "key_blocks": pool.view.view.tree.key_blocks(prompt.chain, pool.scheduling.max_key_blocks),
