@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from simulation.endless_kv_pool import EndlessKvPool
 from simulation.engine import Engine
 from simulation.engine_types import EngineConfig, EngineRequest, Event
 from simulation.event_queue import EventQueue, Priority
@@ -14,15 +15,17 @@ OnEvent = Callable[[str, Event], None]
 class Cluster:
     """Engines by instance id. Wakes each engine exactly when it next has something to say."""
 
-    def __init__(self, events: EventQueue, on_event: OnEvent) -> None:
+    def __init__(self, events: EventQueue, on_event: OnEvent, *, endless_cache: bool = False) -> None:
         self._events = events
         self._on_event = on_event
+        self._computed: set[int] | None = set() if endless_cache else None
         self._wake_s: dict[str, float | None] = {}
         self.engines: dict[str, Engine] = {}
 
     def add(self, instance_id: str, config: EngineConfig) -> None:
         """Start an instance with an empty cache."""
-        self.engines[instance_id] = Engine(config)
+        pool = None if self._computed is None else EndlessKvPool(config.kv_blocks, self._computed)
+        self.engines[instance_id] = Engine(config, pool)
         self._wake_s[instance_id] = None
 
     def submit(self, instance_id: str, request: EngineRequest, now_s: float) -> None:

@@ -24,6 +24,7 @@ from simulation.engine_types import (
     Event,
     RequestRefusedError,
 )
+from simulation.kv_pool import KvPool
 from simulation.run import Run
 
 _UNLIMITED_STEPS = 1 << 40
@@ -34,14 +35,17 @@ class Engine:
 
     Args:
         config: limits, memory and step costs.
+        pool: its KV memory; None: what the configuration says.
         max_run_steps: longest run of decode steps planned at once; only tests have a reason to lower it.
     """
 
-    def __init__(self, config: EngineConfig, *, max_run_steps: int = _UNLIMITED_STEPS) -> None:
+    def __init__(
+        self, config: EngineConfig, pool: KvPool | None = None, *, max_run_steps: int = _UNLIMITED_STEPS
+    ) -> None:
         self.config = config
         self._max_run_steps = max_run_steps
         self._events: list[Event] = []
-        self._scheduler = EngineScheduler(config, self._events)
+        self._scheduler = EngineScheduler(config, self._events, KvPool(config.kv_blocks) if pool is None else pool)
         self._run: Run | None = None
         self._boundary_s = 0.0
         """End of the last step, or when work came to an idle engine: the next step starts here."""

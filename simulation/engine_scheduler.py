@@ -33,8 +33,8 @@ class StepPlan:
 class EngineScheduler:
     """Waiting and running sequences of one engine and the memory they share. Appends to ``events`` what happens."""
 
-    def __init__(self, config: EngineConfig, events: list[Event]) -> None:
-        self.pool = KvPool(config.kv_blocks)
+    def __init__(self, config: EngineConfig, events: list[Event], pool: KvPool) -> None:
+        self.pool = pool
         self.batch = DecodeBatch(config.block_tokens)
         self.waiting: OrderedDict[str, EngineSequence] = OrderedDict()
         self.running: OrderedDict[str, EngineSequence] = OrderedDict()

@@ -63,6 +63,9 @@ class Scenario:
     """How instances are called, by number from 1: names decide where they stand on the rings."""
     output_limits_known: bool = False
     """Requests say how long their answer may be, and use that up: no more of it is expected. Else they say nothing."""
+    endless_cache: bool = False
+    """Every instance finds whatever any of them has computed, see ``simulation.endless_kv_pool``: a bound, not a fleet.
+    The scheduling code knows nothing of it."""
     labels: dict[str, str] = field(default_factory=dict)
     """Free text that comes back with the result."""
 

@@ -80,7 +80,7 @@ class Simulation:
         self._policy = build_policy(settings.scheduling)
         self._ledger = PoolLedger(settings.scheduling)
         self._events = EventQueue()
-        self._cluster = Cluster(self._events, self._on_engine_event)
+        self._cluster = Cluster(self._events, self._on_engine_event, endless_cache=scenario.endless_cache)
         self._keeper = HotnessKeeper(settings, self._ledger)
         self._rebalancer = Rebalancer(settings, self._ledger, self._events)
         self._engine = settings.engine

@@ -33,6 +33,7 @@ class ScenarioOptions(BaseModel):
     max_queued_requests: int | None = Field(None, ge=0)
     rebalance_interval_s: float | None = Field(None, gt=0)
     late_requests: Literal["serve", "refuse"] | None = None
+    endless_cache: bool | None = None
 
 
 SCENARIO_OPTIONS = tuple(ScenarioOptions.model_fields)

@@ -1,0 +1,61 @@
+"""KV memory that runs out for running requests alone: a bound on what any cache, and any placement, could save.
+
+Every block that was ever computed, on whichever instance, is a hit, and takes no memory until a request holds it. What
+running requests hold is as limited as in ``KvPool``. So a run with such pools tells what is lost to caches that are
+small, or apart from each other: what is left is prefill of what nobody computed before, decoding, and waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from simulation.kv_pool import KvPool
+
+
+class EndlessKvPool(KvPool):
+    """One instance's pool.
+
+    Args:
+        total_blocks: what running requests may hold.
+        computed: blocks computed so far, shared by the pools of a fleet.
+    """
+
+    def __init__(self, total_blocks: int, computed: set[int]) -> None:
+        super().__init__(total_blocks)
+        self._computed = computed
+
+    @property
+    def cached_blocks(self) -> int:
+        return len(self._computed)
+
+    def match(self, hashes: Sequence[int], limit: int) -> tuple[int, int]:
+        """As in ``KvPool``; hits that nobody here holds yet have to be taken, as idle ones."""
+        computed, holders = self._computed, self._holders
+        hits = idle = 0
+        for block in islice(hashes, limit):
+            if block not in computed:
+                break
+            hits += 1
+            idle += block not in holders
+        return hits, idle
+
+    def hold(self, hashes: Iterable[int]) -> None:
+        holders = self._holders
+        for block in hashes:
+            self._computed.add(block)
+            holders[block] = holders.get(block, 0) + 1
+
+    def drop(self, hashes: Sequence[int]) -> None:
+        holders = self._holders
+        for block in hashes:
+            holders[block] -= 1
+            if holders[block] == 0:
+                del holders[block]
+
+    def take_private(self, blocks: int) -> None:
+        self.private_blocks += blocks
+
+    def clear_idle(self) -> int:
+        """What was computed is never forgotten."""
+        return 0
