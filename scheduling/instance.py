@@ -75,7 +75,8 @@ class InstanceLoad:
     prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
     """Learned prefill rate."""
     stalled_s: float = 0.0
-    """Time since the last finished prefill (or since work came) while work is pending, else 0."""
+    """Time since the last finished prefill (or since work came) while work is pending, else 0. Held requests that
+    stepped behind are no such work: they may wait for KV memory, with nothing to prefill meanwhile."""
     kv_capacity_tokens: int = 1_000_000
     hit_blocks: int = 0
     """Blocks at the head of the chain in question that the instance is believed to hold, or to be about to: those of

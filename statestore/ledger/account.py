@@ -54,7 +54,7 @@ class InstanceAccount:
         self.ttft_model = TtftModel()
         self.last_prefill_ms = 0
         self.work_since_ms = 0
-        """When work came to the idle instance, or the instance changed its state while work was pending."""
+        """When work that is not late came to an instance without any, or its state changed while work was pending."""
         self.queue = HeldQueue(rank)
         self.late = HeldQueue(by_sequence)
         """Held requests that stepped behind, see ``scheduling.queue_order``."""
@@ -68,7 +68,7 @@ class InstanceAccount:
 
     @property
     def on_time_tokens(self) -> int:
-        """Pending tokens of those who did not step behind."""
+        """Pending tokens but for those of held requests that stepped behind: what the instance is to prefill now."""
         return self.pending_tokens - self.late_tokens
 
     @property
@@ -95,17 +95,22 @@ class InstanceAccount:
 
     def enter(self, request: LiveRequest, now_ms: int) -> None:
         """Count a request in the state it is in."""
+        is_held = request.state is RequestState.HELD
         if request.state is not RequestState.PREFILLED:
-            if self.pending_tokens == 0:
-                self.work_since_ms = now_ms
+            if not (is_held and request.late):
+                self._work_comes(now_ms)
             self.pending_tokens += request.uncached_tokens
-        if request.state is RequestState.HELD:
+        if is_held:
             self._list(request)
             return
         if request.state is RequestState.DISPATCHED:
             self.dispatched_tokens += request.uncached_tokens
         self.context_tokens += request.context_tokens
         self.running[request.request_id] = request
+
+    def _work_comes(self, now_ms: int) -> None:
+        if self.on_time_tokens == 0:
+            self.work_since_ms = now_ms
 
     def leave(self, request: LiveRequest) -> None:
         """Release all that ``enter`` and the transitions since then counted."""
@@ -178,6 +183,8 @@ class InstanceAccount:
     def dispatch(self, request: LiveRequest, now_ms: int) -> None:
         """Count a request that ``enter`` counted as held as the instance's own from now on."""
         self.recount(request)
+        if request.late:
+            self._work_comes(now_ms)
         self._delist(request)
         if request.chain is not None:
             self.give(request.chain)
@@ -236,7 +243,7 @@ class InstanceAccount:
 
     def load(self, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
         spec = self.spec
-        stalled_ms = now_ms - max(self.last_prefill_ms, self.work_since_ms) if self.pending_tokens > 0 else 0
+        stalled_ms = now_ms - max(self.last_prefill_ms, self.work_since_ms) if self.on_time_tokens > 0 else 0
         return InstanceLoad(
             spec.instance_id,
             spec.state,

@@ -190,7 +190,7 @@ def load_from(instance_id: str, figures: Sequence[Any], now_ms: int) -> Instance
         cached_blocks,
         decayed_tokens(window_tokens, window_ms, now_ms),
         learned_tokens_per_s(rate_tokens, rate_busy_s),
-        max(0, now_ms - max(last_prefill_ms, work_since_ms)) / 1000 if pending_tokens > 0 else 0.0,
+        max(0, now_ms - max(last_prefill_ms, work_since_ms)) / 1000 if pending_tokens > late_tokens else 0.0,
         kv_capacity_tokens,
         hit_blocks,
         behind_tokens(pending_tokens, dispatched_tokens, late_tokens, aside_tokens),

@@ -107,5 +107,17 @@ def test_in_order_of_deadline_who_is_late_waits_for_no_engine_that_has_to_be_idl
     assert targets(busy, other, by_deadline=True, **figures) == [("late", "other"), ("on-time", "busy")]
     assert targets(busy, by_deadline=True, **figures) == [("on-time", "busy")], "nobody is kept by one who must stay"
     assert targets(busy, other, by_deadline=False, **figures) == [("late", "busy"), ("on-time", "other")]
-    idle = load("busy")
+    idle, full = load("busy"), load("busy", context_tokens=1_000_000, kv_capacity_tokens=1_000_000)
     assert targets(idle, other, by_deadline=True, **figures) == [("late", "busy"), ("on-time", "other")]
+    assert targets(full, other, by_deadline=True, **figures) == [("late", "other"), ("on-time", "busy")]
+
+
+def test_in_order_of_deadline_the_rest_of_a_step_makes_late(load: Load) -> None:
+    # given an instance whose engine is under way, and which would hold nobody, and another that holds
+    short = HeldRequest("short", 500, 100, 5.0, 4.7)
+    figures: dict[str, Any] = {"busy": {"max_queued_requests": 0}, "requests": [short], "by_deadline": True}
+    little, much = (load("busy", pending_tokens=tokens, dispatched_tokens=tokens) for tokens in (99, 2_000))
+    other = load("other", pending_tokens=5_000)
+
+    assert targets(little, other, **figures) == [("short", "busy")]
+    assert targets(much, other, **figures) == [("short", "other")]

@@ -165,7 +165,7 @@ def test_late_requests_are_refused_where_the_operator_wants_it(seed: int) -> Non
 
     assert serving.refused == 0 < refusing.refused
     assert refusing.ttft_s.p90 < 6 < serving.ttft_s.p90, "those that are let in need not wait for the others"
-    assert refusing.effective_capacity == pytest.approx(serving.effective_capacity, abs=0.02)
+    assert refusing.effective_capacity >= serving.effective_capacity - 0.01
 
 
 def test_a_request_that_no_engine_can_serve_is_refused_and_counted() -> None:

@@ -282,6 +282,59 @@ async def test_the_rest_of_a_step_is_ahead_of_who_would_be_next(pool: PoolStore)
     assert not (await record(pool, "alone")).late
 
 
+async def full_of_running(pool: PoolStore, **changes: object) -> str:
+    """An instance with one request, which decodes, and no room for another; the request's id."""
+    running = await busy(pool, one_at_a_time(max_running_requests=1, **changes))
+    await pool.first_token(running, "a", CHAIN, seen=False)
+    return running
+
+
+async def test_the_own_tokens_are_no_rest_of_a_step(pool: PoolStore) -> None:
+    fence = await lead(pool)
+    await full_of_running(pool, dispatch_window_tokens=2_000)
+    await hold(pool, "alone", 4_500)
+
+    assert await pool.grant_overdue(fence=fence) == 0
+
+    assert await late_of(pool) == []
+
+
+async def test_a_plan_begins_with_the_rest_of_a_step(pool: PoolStore) -> None:
+    # given two that can make it one after the other, but not behind the rest of a step
+    running = await full_of_running(pool, dispatch_window_tokens=2_000)
+    await hold(pool, "longer", 9_000, tokens=400)
+    await hold(pool, "shorter", 10_000, tokens=300)
+
+    await pool.finish(running)
+
+    assert await dispatched(pool, ["longer", "shorter"]) == ["shorter"]
+
+
+async def test_late_work_that_waits_for_memory_is_no_stall(pool: PoolStore, clock: HandClock) -> None:
+    # given an instance whose running request fills its KV memory, and one that is late and waits for it
+    running = await full_of_running(pool)
+    await pool.put_instance(one_at_a_time(kv_capacity_tokens=1))
+    await hold(pool, "late", 1)
+    clock.advance(30_000)
+    assert (await queue_of(pool)).load.stalled_s == 0
+
+    # when work comes that does not wait, the clock starts with it
+    assert await pool.reserve(reservation("in time", slo_ms=LONG_MS)) == DISPATCHED
+    clock.advance(500)
+    assert (await queue_of(pool)).load.stalled_s == 0.5
+    await pool.first_token("in time", "a", CHAIN)
+    clock.advance(500)
+    assert (await queue_of(pool)).load.stalled_s == 0
+
+    # and so it does when the late one goes
+    clock.advance(10_000)
+    for request_id in (running, "in time"):
+        await pool.finish(request_id)
+    assert await dispatched(pool, ["late"]) == ["late"]
+    clock.advance(250)
+    assert (await queue_of(pool)).load.stalled_s == 0.25
+
+
 async def test_who_steps_behind_is_known_at_the_latest_when_there_is_room_to_give_away(
     pool: PoolStore, clock: HandClock
 ) -> None:

@@ -58,6 +58,11 @@ local function kv_demand(account)
   return account.context_tokens / math.max(1, account.kv_capacity_tokens)
 end
 
+-- Pending tokens but for those of held requests that stepped behind: what the instance is to prefill now.
+local function on_time_tokens(account)
+  return account.pending_tokens - account.late_tokens
+end
+
 -- The part of the pending tokens that a new request on time need not wait for; twin of scheduling/queue_order.py.
 local function behind_tokens(account)
   local waiting = account.pending_tokens - account.dispatched_tokens - account.late_tokens

@@ -6,11 +6,6 @@
 -- Who is granted and when; twin of statestore/ledger/order.py.
 local HELD_PER_CALL = 500
 
--- Pending tokens of those who did not step behind.
-local function on_time_tokens(account)
-  return account.pending_tokens - account.late_tokens
-end
-
 local function is_behind(account, deadline_ms, uncached_tokens, other_tokens, now_ms)
   local step_tokens = step_rest_tokens(account.dispatch_window_tokens, other_tokens)
   return steps_behind(deadline_ms, uncached_tokens, now_ms, step_tokens, tokens_per_s(account))

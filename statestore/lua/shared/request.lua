@@ -53,10 +53,16 @@ local function delist(account, request)
   redis.call('ZREM', account.queue_key, request.request_id)
 end
 
+local function work_comes(account, now_ms)
+  if on_time_tokens(account) == 0 then
+    account.work_since_ms = now_ms
+  end
+end
+
 local function enter(account, request, now_ms)
   if request.state ~= 'prefilled' then
-    if account.pending_tokens == 0 then
-      account.work_since_ms = now_ms
+    if not (request.state == 'held' and request.late) then
+      work_comes(account, now_ms)
     end
     account.pending_tokens = account.pending_tokens + request.uncached_tokens
   end
@@ -109,6 +115,9 @@ local function dispatch(account, request, now_ms)
   if chain then
     stamp_chain(account, chain, request.block_tokens, #chain / 8)
     forget_chain(request.request_id)
+  end
+  if request.late then
+    work_comes(account, now_ms)
   end
   delist(account, request)
   request.state = 'dispatched'
