@@ -150,9 +150,10 @@ def _replay(arguments: argparse.Namespace, url: str, report: Path) -> None:
     words = ["replay", "--url", url, "--trace", arguments.trace, "--requests", str(arguments.requests)]
     words += ["--max-input-tokens", str(arguments.max_input_tokens), "--rate", str(arguments.rate)]
     words += ["--skip", str(arguments.skip), "--time-scale", str(arguments.time_scale), "--json", str(report)]
-    subprocess.run(
-        [sys.executable, "-m", "cli.main", *words, "--quiet"], check=True, env={**os.environ, "COLUMNS": "120"}
-    )
+    command = [sys.executable, "-m", "cli.main", *words, "--quiet"]
+    ended = subprocess.run(command, check=False, env={**os.environ, "COLUMNS": "120"})
+    if not report.exists():
+        raise RuntimeError(f"dualmap replay ended with {ended.returncode}")  # 1 with a report: some were refused
 
 
 def _live_figures(report: Path) -> Figures:
