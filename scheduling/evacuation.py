@@ -7,7 +7,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.queue_order import Waiting, goes_at_once, has_room_to_spare, step_rest_tokens, steps_behind
+from scheduling.queue_order import Waiting, goes_at_once, step_rest_tokens, steps_behind
 from scheduling.rebalance import HeldRequest, Move
 from scheduling.ttft import DECODE_STALL_S, queueing_s
 from scheduling.view import is_scheduled
@@ -90,9 +90,9 @@ class _Targets:
         has_room = (
             load.dispatched_tokens < spec.dispatch_window_tokens and load.running_requests < spec.max_running_requests
         )
-        if is_behind:
-            has_room = has_room and has_room_to_spare(load.dispatched_tokens, load.kv_demand)
-        return goes_at_once(load.queued_requests, has_room=has_room)
+        return goes_at_once(
+            load.queued_requests, load.dispatched_tokens, load.kv_demand, has_room=has_room, is_behind=is_behind
+        )
 
     def _is_behind(self, load: InstanceLoad, newcomer: Waiting) -> bool:
         # Late work counts as well here, if there is any: whom the instance then takes at once was not promised to it.

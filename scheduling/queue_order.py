@@ -73,10 +73,14 @@ def has_room_to_spare(dispatched_tokens: int, kv_demand: float) -> bool:
     return dispatched_tokens == 0 and kv_demand < 1.0
 
 
-def goes_at_once(queued_requests: int, *, has_room: bool) -> bool:
-    """Whether a request that comes to an instance with so many queued is dispatched without a wait. Room is
-    room to spare for one that has stepped behind."""
-    return not queued_requests and has_room
+def goes_at_once(
+    queued_requests: int, dispatched_tokens: int, kv_demand: float, *, has_room: bool, is_behind: bool
+) -> bool:
+    """Whether a request that comes to an instance with so many queued is dispatched without a wait.
+
+    One that has stepped behind waits for room to spare, but in ``fifo``, where nobody steps behind.
+    """
+    return not queued_requests and has_room and (not is_behind or has_room_to_spare(dispatched_tokens, kv_demand))
 
 
 def plan_on_time(queue: Sequence[Waiting], now_ms: int, ahead_tokens: int, tokens_per_s: float) -> Plan:

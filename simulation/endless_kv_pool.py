@@ -41,21 +41,11 @@ class EndlessKvPool(KvPool):
         return hits, idle
 
     def hold(self, hashes: Iterable[int]) -> None:
-        holders = self._holders
-        for block in hashes:
-            self._computed.add(block)
-            holders[block] = holders.get(block, 0) + 1
+        blocks = tuple(hashes)
+        self._computed.update(blocks)
+        super().hold(blocks)
 
     def drop(self, hashes: Sequence[int]) -> None:
-        holders = self._holders
-        for block in hashes:
-            holders[block] -= 1
-            if holders[block] == 0:
-                del holders[block]
-
-    def take_private(self, blocks: int) -> None:
-        self.private_blocks += blocks
-
-    def clear_idle(self) -> int:
-        """What was computed is never forgotten."""
-        return 0
+        """As in ``KvPool``; those that nobody holds any more take no memory, and stay known as computed."""
+        super().drop(hashes)
+        self.clear_idle()

@@ -235,8 +235,8 @@ class InstanceAccount:
 
     def work_s(self, kv_weight_s: float) -> float:
         """See ``scheduling.ttft.work_s``."""
-        on_time_tokens = self.pending_tokens - self._behind_tokens()
-        return work_s(on_time_tokens, self.rate.tokens_per_s, self.kv_demand, kv_weight_s)
+        ahead_tokens = self.pending_tokens - self._behind_tokens()
+        return work_s(ahead_tokens, self.rate.tokens_per_s, self.kv_demand, kv_weight_s)
 
     def _behind_tokens(self) -> int:
         return behind_tokens(self.pending_tokens, self.dispatched_tokens, self.late_tokens, self.aside_tokens)

@@ -52,7 +52,7 @@ class FifoOrder:
     rank: Rank = staticmethod(by_sequence)
 
     def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
-        return goes_at_once(len(account.queue), has_room=account.has_room())
+        return _goes_at_once(account, is_behind=False)
 
     def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
         return False
@@ -83,13 +83,11 @@ class DeadlineOrder:
         self._late_work_share = late_work_share
 
     def takes_at_once(self, account: InstanceAccount, uncached_tokens: int, deadline_ms: int, now_ms: int) -> bool:
-        has_room = account.has_room()
-        if not has_room and not len(account.queue):
+        if not account.has_room() and not len(account.queue):
             return self._has_calm_room(account, deadline_ms, now_ms, uncached_tokens)
-        if _steps_behind(account, Waiting(deadline_ms, uncached_tokens), account.on_time_tokens, now_ms):
-            # Where there is room to spare nobody is late either, see dispatch_next.
-            has_room = has_room and _has_room_to_spare(account)
-        return goes_at_once(len(account.queue), has_room=has_room)
+        is_behind = _steps_behind(account, Waiting(deadline_ms, uncached_tokens), account.on_time_tokens, now_ms)
+        # Where there is room to spare nobody is late either, see dispatch_next.
+        return _goes_at_once(account, is_behind=is_behind)
 
     def is_late(self, account: InstanceAccount, request: LiveRequest, now_ms: int) -> bool:
         return self._is_late_behind(account, request, account.on_time_tokens, now_ms)
@@ -169,6 +167,16 @@ def grant_order(scheduling: SchedulingSettings) -> GrantOrder:
         max_hold_ms, max_late_work_ms = round(scheduling.max_hold_s * 1000), round(scheduling.max_late_work_s * 1000)
         return DeadlineOrder(max_hold_ms, max_late_work_ms, scheduling.late_work_share)
     return FifoOrder()
+
+
+def _goes_at_once(account: InstanceAccount, *, is_behind: bool) -> bool:
+    return goes_at_once(
+        len(account.queue),
+        account.dispatched_tokens,
+        account.kv_demand,
+        has_room=account.has_room(),
+        is_behind=is_behind,
+    )
 
 
 def _steps_behind(account: InstanceAccount, request: Waiting, other_tokens: int, now_ms: int) -> bool:
