@@ -87,6 +87,9 @@ class EmulatorSettings(EngineSettings):
     shutdown_timeout_s: float = Field(
         0.0, ge=0, description="time to finish running requests on SIGTERM, new ones get 500; 0: abort them, seconds"
     )
+    crash_on: str | None = Field(
+        None, min_length=1, description="the engine dies of a prompt that contains this text (none: of none)"
+    )
     max_body_bytes: int = Field(64 * 1024 * 1024, gt=0, description="longest request body, bytes")
 
     @model_validator(mode="after")

@@ -61,6 +61,7 @@ class Endpoints:
             block_tokens=generator.config.block_tokens,
             mean_output_tokens=settings.mean_output_tokens,
             seed=settings.seed,
+            crash_on=settings.crash_on.encode() if settings.crash_on is not None else None,
         )
         self._created = int(time.time())
         self._minted = count(1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -44,14 +45,18 @@ class Generation:
 
 
 class Generator:
-    """Runs one engine. Everything happens on one event loop; no call blocks."""
+    """Runs one engine. Everything happens on one event loop; no call blocks.
 
-    def __init__(self, settings: EmulatorSettings) -> None:
+    Args:
+        crash: what a prompt that kills the engine sets off; it must call ``kill``.
+    """
+
+    def __init__(self, settings: EmulatorSettings, crash: Callable[[], None]) -> None:
         self.config = settings.engine_config()
         self.clock = EngineClock(time.monotonic, settings.time_scale)
         self._settings = settings
-        self._engine = Engine(self.config)
-        self.metrics = InstanceMetrics(settings.served_model, self.config, self._engine.statistics)
+        self._crash = crash
+        self._boot()
         self._text = AnswerText()
         self._ids = count()
         self._generations: dict[str, Generation] = {}
@@ -136,9 +141,15 @@ class Generator:
                 generation.responder.send(error.status, error.body())
 
     def restart(self) -> None:
-        """A new engine process: nothing cached."""
-        self._engine.clear_cache()
+        """A new engine process: nothing cached, every counter at zero."""
+        self._boot()
         self._dead = False
+
+    def _boot(self) -> None:
+        self._engine = Engine(self.config)
+        self.metrics = InstanceMetrics(
+            self._settings.served_model, self.config, self._engine.statistics, started_s=time.time()
+        )
 
     # the clock ----------------------------------------------------------------------------------------------
     def _arm(self) -> None:
@@ -187,6 +198,8 @@ class Generator:
         if event.kind is EventKind.SCHEDULED and math.isnan(generation.started_s):
             generation.started_s = event.time_s
             self.metrics.queue_time_s.observe(self._wall_s(event.time_s - generation.arrived_s))
+            if generation.ask.kills_engine:
+                self._crash()
         elif event.kind is EventKind.FIRST_TOKEN:
             self._first_token(event, generation)
         elif event.kind is EventKind.FINISHED:

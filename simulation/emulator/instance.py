@@ -21,7 +21,7 @@ class EmulatedInstance:
     """Owns a listening socket and all its connections."""
 
     def __init__(self, settings: EmulatorSettings, port: int) -> None:
-        self.generator = Generator(settings)
+        self.generator = Generator(settings, crash=lambda: self.die(abruptly=False, revive_after_s=None))
         self.endpoints = Endpoints(settings, self.generator, self.die)
         self._settings = settings
         self._port = port

@@ -48,9 +48,15 @@ class Histogram:
 
 
 class InstanceMetrics(Collector):
-    """What one emulated server counts, and its page under ``/metrics``."""
+    """What one emulated server counts, and its page under ``/metrics``.
 
-    def __init__(self, model: str, config: EngineConfig, statistics: Callable[[], EngineStatistics]) -> None:
+    Args:
+        started_s: when its process started, Unix time.
+    """
+
+    def __init__(
+        self, model: str, config: EngineConfig, statistics: Callable[[], EngineStatistics], *, started_s: float
+    ) -> None:
         self.time_to_first_token_s = Histogram(_TTFT_BUCKETS_S)
         self.inter_token_s = Histogram(_TOKEN_BUCKETS_S)
         self.queue_time_s = Histogram(_REQUEST_BUCKETS_S)
@@ -59,6 +65,7 @@ class InstanceMetrics(Collector):
         self.prompt_tokens = 0
         self._labels = {"model_name": model, "engine": "0"}
         self._config = config
+        self._started_s = started_s
         self._statistics = statistics
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -94,6 +101,9 @@ class InstanceMetrics(Collector):
         )
         config.add_metric(("0", str(self._config.block_tokens), str(self._config.kv_blocks), "True"), 1.0)
         yield config
+        yield GaugeMetricFamily(
+            "process_start_time_seconds", "Start time of the process since unix epoch in seconds.", self._started_s
+        )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=tuple(self._labels))

@@ -23,6 +23,8 @@ class Limits:
     block_tokens: int
     mean_output_tokens: int
     seed: int
+    crash_on: bytes | None = None
+    """A prompt that contains this kills the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Ask:
     text_seed: int
     stream: bool
     include_usage: bool
+    kills_engine: bool
+    """The engine dies when it starts on this prompt."""
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -135,6 +139,7 @@ def _read_ask(
         text_seed=text_seed,
         stream=bool(payload.get("stream")),
         include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+        kills_engine=limits.crash_on is not None and limits.crash_on in prompt,
     )
 
 

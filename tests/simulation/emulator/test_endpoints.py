@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -301,6 +302,71 @@ async def test_a_dying_engine_ends_streams_with_an_error_event_and_closes_its_po
         # and it comes back on the same port
         await eventually(back)
         assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
+
+
+async def test_a_server_that_came_back_has_a_later_start_time_and_counts_from_zero(
+    emulator: EmulatedInstance, eventually: Eventually
+) -> None:
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
+
+        async def metric(name: str) -> float | None:
+            try:
+                page = (await client.get("/metrics")).text
+            except httpx.TransportError:
+                return None
+            return next(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
+
+        # given a server that has cached a prompt
+        body = {"model": MODEL, "prompt": "x" * 2000, "max_tokens": 1}
+        await client.post("/v1/completions", json=body)
+        first_start = await metric("process_start_time_seconds")
+        assert first_start == pytest.approx(time.time(), abs=60)
+        assert await metric("vllm:prefix_cache_queries_total") == 500
+        # when its process is killed and started again
+        await client.post("/emulator/die", json={"abruptly": True, "revive_after_s": 0})
+
+        async def started_again() -> bool:
+            start = await metric("process_start_time_seconds")
+            return start is not None and start > first_start
+
+        await eventually(started_again)
+        # then it knows nothing of before
+        assert await metric("vllm:prefix_cache_queries_total") == 0
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_marked_prompt_kills_the_engine_when_it_is_started_on(
+    start_emulator: Any, eventually: Eventually, stream: bool
+) -> None:
+    # given an engine that works on one request at a time, with a harmless one under way
+    emulator = await start_emulator(crash_on="poison", max_num_seqs=1, max_num_batched_tokens=512)
+    emulator.generator.pause()
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
+        harmless = asyncio.create_task(client.post("/v1/chat/completions", json=chat()))
+        await eventually(lambda: emulator.generator.active == 1)
+        # when a marked prompt waits behind it
+        marked = asyncio.create_task(client.post("/v1/chat/completions", json=chat("some poison", stream=stream)))
+        await eventually(lambda: emulator.generator.active == 2)
+        emulator.generator.resume()
+        # then the first is answered, and the marked one ends as with any dying engine
+        assert (await harmless).status_code == 200
+        answer = await marked
+        if stream:
+            assert answer.status_code == 200
+            assert events_of(answer.text)[-2]["error"]["code"] == 500
+        else:
+            assert answer.status_code == 500
+
+        async def port_closed() -> bool:
+            try:
+                await client.get("/health")
+            except httpx.TransportError:
+                return True
+            return False
+
+        await eventually(port_closed)
 
 
 async def test_a_killed_server_cuts_its_connections(emulator: EmulatedInstance, eventually: Eventually) -> None:
