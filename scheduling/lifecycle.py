@@ -8,6 +8,8 @@ that dies or hangs while draining is parked at once: it finishes nothing any mor
                             ▲   │                 │                                 │
                     HEALTHY │   │ UNHEALTHY       │ RESUME                          │ RESUME
                             └── down              └──▶ ready                        └──▶ starting
+
+A ready instance whose engine was RESTARTED unnoticed passes through starting, where its KV metadata is forgotten.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ class InstanceEvent(StrEnum):
     """Enough checks in a row succeeded."""
     UNHEALTHY = "unhealthy"
     """Enough checks in a row failed, or it makes no progress."""
+    RESTARTED = "restarted"
+    """It is well, but its process is another one than at the last check; legal only where KV metadata is kept."""
     DRAIN = "drain"
     """Take no new requests, finish what is there."""
     DRAINED = "drained"
@@ -45,6 +49,7 @@ TRANSITIONS: dict[tuple[InstanceState, InstanceEvent], InstanceState] = {
     (_S.STARTING, _E.PARK): _S.STANDBY,
     (_S.READY, _E.HEALTHY): _S.READY,
     (_S.READY, _E.UNHEALTHY): _S.DOWN,
+    (_S.READY, _E.RESTARTED): _S.STARTING,
     (_S.READY, _E.DRAIN): _S.DRAINING,
     (_S.READY, _E.RESUME): _S.READY,
     (_S.DRAINING, _E.HEALTHY): _S.DRAINING,

@@ -18,7 +18,7 @@ from statestore.open_files import ShortageLog
 from workers.health_rules import CheckResult, HealthRecord, Thresholds, conclude, evaluate, is_suspect, update_suspicion
 from workers.metrics import NOT_ASKED, WorkerMetrics
 from workers.pool_reader import PoolReader
-from workers.probe import NotAskedError, Prober
+from workers.probe import Health, NotAskedError, Prober
 from workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -143,15 +143,45 @@ class HealthChecker:
         """One instance: look, evaluate, remember, and change its state if that is due."""
         now_s = self._clock.monotonic_s()
         former = self._records.get(spec.instance_id, HealthRecord(now_s))
-        complaint = await self._prober.health(spec.url)
-        suspicion = None
-        if complaint is None and is_suspect(load, self._thresholds):
-            suspicion = update_suspicion(former.suspicion, await self._prober.progress(spec.url), now_s)
-        result = evaluate(complaint, suspicion, self._thresholds)
+        health = await self._prober.health(spec.url)
+        suspect = health.complaint is None and is_suspect(load, self._thresholds)
+        record, restarted, suspicion = former, False, None
+        if suspect or self._is_run_due(spec, health, former):
+            run = await self._prober.run(spec.url)
+            record, restarted = former.after_reading(run, now_s), former.shows_restart(run)
+            if suspect:
+                suspicion = update_suspicion(former.suspicion, run.tokens if run is not None else None, now_s)
+        result = evaluate(health.complaint, suspicion, self._thresholds)
         self._metrics.health_checks.labels(self._pool.name, result.value).inc()
-        record = replace(former.after(result, self._due_s(pause_s)), suspicion=suspicion)
+        record = replace(record.after(result, self._due_s(pause_s)), suspicion=suspicion)
         self._records[spec.instance_id] = record
-        self._tell(spec, record, complaint, former)
+        self._tell(spec, record, health.complaint, former)
+        if restarted and spec.state is InstanceState.READY:
+            self._records[spec.instance_id] = replace(record, run=former.run, run_due_s=now_s)  # until the store knows
+            await self._restart(spec)
+            self._records[spec.instance_id] = record
+            return
+        await self._conclude(spec, record, result, health.complaint)
+
+    def _is_run_due(self, spec: InstanceSpec, health: Health, former: HealthRecord) -> bool:
+        """Only an instance that is ready has KV metadata that a restart makes wrong."""
+        if spec.state is not InstanceState.READY or health.complaint is not None:
+            return False
+        return health.connected or self._clock.monotonic_s() >= former.run_due_s
+
+    async def _restart(self, spec: InstanceSpec) -> None:
+        """The engine was restarted between two checks: nothing of its KV cache is left.
+
+        It passes through ``starting``, at whose beginning the store forgets its KV metadata, and is ready again at
+        once, so that no request has to wait for the next check.
+        """
+        await self._learn(spec)
+        await self._change(spec, InstanceEvent.RESTARTED, "restarted between two checks")
+        await self._change(replace(spec, state=InstanceState.STARTING), InstanceEvent.HEALTHY, "checks succeed")
+
+    async def _conclude(
+        self, spec: InstanceSpec, record: HealthRecord, result: CheckResult, complaint: str | None
+    ) -> None:
         event = conclude(spec.state, record, result, self._thresholds)
         if event is None or next_state(spec.state, event) is spec.state:
             return

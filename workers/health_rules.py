@@ -5,6 +5,10 @@ or sleeping one keeps answering while requests hang. So an instance with work th
 long becomes a *suspect*, its token counters are read while it is one, and only their standing still condemns it:
 an engine that merely decodes for long, its KV memory full, makes progress there. Counters that cannot be read say
 nothing: a busy engine is slow to tell them, and one that has none is left to the time limits of its requests.
+
+An engine that is restarted between two checks answers both, with an empty KV cache. Only a connection that has to be
+opened again can hide a restart from the checker: then, and now and then in case a proxy keeps its connection open, it
+reads from the metrics which run of the process answers.
 """
 
 from __future__ import annotations
@@ -14,6 +18,10 @@ from enum import StrEnum
 
 from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.lifecycle import InstanceEvent
+from workers.engine_metrics import ServerRun
+
+RUN_INTERVAL_S = 15.0
+"""Time between two readings of a server's run over one connection. Frequent scrapes slow down a busy server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +63,24 @@ class HealthRecord:
     """In a row; at most one of the two is not 0."""
     failures: int = 0
     suspicion: Suspicion | None = None
+    run: ServerRun | None = None
+    """As last read; None before the first reading."""
+    run_due_s: float = 0.0
+    """When it is read again, even if the connection stays open."""
 
     def after(self, result: CheckResult, due_s: float) -> HealthRecord:
         """The record after one more check."""
         if result is CheckResult.OK:
             return replace(self, due_s=due_s, successes=self.successes + 1, failures=0)
         return replace(self, due_s=due_s, successes=0, failures=self.failures + 1)
+
+    def after_reading(self, run: ServerRun | None, now_s: float) -> HealthRecord:
+        """The record after the metrics were read, None: in vain."""
+        return replace(self, run=run or self.run, run_due_s=now_s + RUN_INTERVAL_S)
+
+    def shows_restart(self, run: ServerRun | None) -> bool:
+        """Whether the run just read is not the one read before."""
+        return self.run is not None and run is not None and run.is_restart_of(self.run)
 
 
 def is_suspect(load: InstanceLoad | None, thresholds: Thresholds) -> bool:

@@ -6,23 +6,18 @@ Never hangs, and raises ``NotAskedError`` alone: whatever else goes wrong is an 
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import httpx
 import orjson
 
 from statestore.open_files import out_of_files
-from statestore.settings import MAX_KV_CAPACITY_TOKENS
+from workers.engine_metrics import ServerRun, kv_capacity_of, server_run_of
 
 _MAX_BODY_BYTES = 4 << 20
 """A metrics page of a busy server is a few hundred kilobytes."""
-
-_PROGRESS_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})? ([0-9.eE+-]+)", re.MULTILINE)
-_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
 
 
 class NotAskedError(Exception):
@@ -39,10 +34,22 @@ class Answer:
     """None when the server answered at all, whatever the status."""
     asked: bool = True
     """False when this process could not even ask."""
+    connected: bool = False
+    """Whether a connection was opened for it; else it went over one that has been open since an earlier exchange."""
 
     @property
     def ok(self) -> bool:
         return self.error is None and 200 <= self.status < 300
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Answer to one health check."""
+
+    complaint: str | None
+    """None if ``/health`` answered with success, else what is wrong."""
+    connected: bool
+    """Whether a connection was opened for it. If not, the server's process is the one of the last exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +85,15 @@ class Prober:
     ) -> None:
         await self._client.aclose()
 
-    async def health(self, url: str) -> str | None:
-        """None if ``/health`` answers with success, else what is wrong. Raises NotAskedError."""
-        return _complaint(await self._ask("GET", f"{url}/health", self._timeout_s))
+    async def health(self, url: str) -> Health:
+        """Whether ``/health`` answers with success. Raises NotAskedError."""
+        answer = await self._ask("GET", f"{url}/health", self._timeout_s)
+        return Health(_complaint(answer), answer.connected)
 
-    async def progress(self, url: str) -> float | None:
-        """Tokens the engine has processed since it started; None if it does not say. Raises NotAskedError."""
+    async def run(self, url: str) -> ServerRun | None:
+        """The run of the server's process; None if its metrics cannot be read. Raises NotAskedError."""
         answer = _asked(await self._ask("GET", f"{url}/metrics", self._timeout_s))
-        return progress_of(answer.body.decode(errors="replace")) if answer.ok else None
+        return server_run_of(answer.body.decode(errors="replace")) if answer.ok else None
 
     async def facts(self, url: str) -> EngineFacts:
         """Version, served models and KV capacity. Three small requests: ask rarely."""
@@ -111,14 +119,24 @@ class Prober:
         return _complaint(answer)
 
     async def _ask(self, method: str, url: str, timeout_s: float, body: object = None) -> Answer:
+        connects: list[str] = []
+
+        async def trace(event: str, _info: dict[str, Any]) -> None:
+            if event == "connection.connect_tcp.started":
+                connects.append(event)
+
+        extensions = {"trace": trace}
         try:
-            async with asyncio.timeout(timeout_s), self._client.stream(method, url, json=body) as response:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._client.stream(method, url, json=body, extensions=extensions) as response,
+            ):
                 content = bytearray()
                 async for part in response.aiter_bytes():
                     content += part
                     if len(content) > _MAX_BODY_BYTES:
                         return Answer(response.status_code, b"", f"answer longer than {_MAX_BODY_BYTES} bytes")
-                return Answer(response.status_code, bytes(content), None)
+                return Answer(response.status_code, bytes(content), None, connected=bool(connects))
         except TimeoutError:
             return Answer(0, b"", f"no answer within {timeout_s:g} s")
         except Exception as error:  # whatever is wrong with one instance must not stop the checks of the others
@@ -135,31 +153,6 @@ def _complaint(answer: Answer) -> str | None:
     if _asked(answer).error is not None:
         return answer.error
     return None if answer.ok else f"status {answer.status}"
-
-
-def progress_of(metrics: str) -> float | None:
-    """Prompt and generated tokens over all engines in a Prometheus page; None if neither is listed."""
-    values = []
-    for name, value in _SAMPLE.findall(metrics):
-        if name in _PROGRESS_COUNTERS:
-            try:
-                values.append(float(value))
-            except ValueError:
-                continue
-    return sum(values) if values else None
-
-
-def kv_capacity_of(metrics: str) -> int | None:
-    """KV cache size in tokens, summed over the engines of the server; None if it does not say, or what cannot be."""
-    capacities = []
-    for labels in _CACHE_CONFIG.findall(metrics):
-        config = dict(_LABEL.findall(labels))
-        try:
-            capacities.append(int(config["block_size"]) * int(config["num_gpu_blocks"]))
-        except (KeyError, ValueError):
-            continue
-    capacity = sum(capacities)
-    return capacity if 0 < capacity <= MAX_KV_CAPACITY_TOKENS else None
 
 
 def version_of(body: bytes) -> str | None:

@@ -30,11 +30,16 @@ class Known:
 def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, InstanceSpec]) -> tuple[InstanceSpec, ...]:
     """What to enter when a worker starts: new instances, and known ones whose configuration changed.
 
-    A known instance keeps its state, and its KV capacity: mostly that is what it said of itself when it became
-    ready, and the store does not tell such a figure from a configured one.
+    None whose server is in the fleet under another id, see ``served_elsewhere``. A known instance keeps its state, and
+    its KV capacity: mostly that is what it said of itself when it became ready, and the store does not tell such a
+    figure from a configured one.
     """
+    configured = tuple(configured)
+    elsewhere = served_elsewhere(configured, stored)
     changed = []
     for instance in configured:
+        if instance.id in elsewhere:
+            continue
         wanted = instance.spec()
         known = stored.get(instance.id)
         if known is not None:
@@ -42,6 +47,19 @@ def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, Inst
         if wanted != known:
             changed.append(wanted)
     return tuple(changed)
+
+
+def served_elsewhere(
+    configured: Iterable[InstanceSettings], stored: Mapping[str, InstanceSpec]
+) -> dict[str, InstanceSpec]:
+    """Configured ids whose URL an instance serves that is not configured, and that instance.
+
+    An operator entered the server under this id: to enter it again would list it twice.
+    """
+    configured = tuple(configured)
+    ids = {instance.id for instance in configured}
+    added = {spec.url: spec for instance_id, spec in stored.items() if instance_id not in ids}
+    return {instance.id: added[instance.url] for instance in configured if instance.url in added}
 
 
 def kept_capacities(
@@ -92,6 +110,7 @@ class Registrar:
         starting = self._known is None
         if starting:
             self._tell_kept_capacities(now)
+            self._tell_served_elsewhere(now)
             for url, ids in shared_urls(self._configured).items():
                 log.warning("one server counts for several pool=%s url=%s instances=%s", self._pool.name, url, ids)
         missing = plan_start(self._configured, now.instances) if self._known is None else plan_tick(self._known, now)
@@ -114,6 +133,17 @@ class Registrar:
                 instance.id,
                 instance.kv_capacity_tokens,
                 kept_tokens,
+            )
+
+    def _tell_served_elsewhere(self, now: Membership) -> None:
+        for instance_id, spec in served_elsewhere(self._configured, now.instances).items():
+            log.warning(
+                "configured instance left out pool=%s instance=%s url=%s: the fleet lists this server as %s, which was"
+                " added at run time; remove one of the two",
+                self._pool.name,
+                instance_id,
+                spec.url,
+                spec.instance_id,
             )
 
     async def _enter_owed(self, cause: str) -> None:

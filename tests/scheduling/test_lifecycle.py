@@ -10,14 +10,14 @@ from scheduling.lifecycle import InstanceEvent as Event
 from scheduling.lifecycle import next_state
 
 EXPECTED = {
-    #                healthy, unhealthy, drain, drained, resume, park
-    State.STARTING: ("ready", "starting", "standby", None, "starting", "standby"),
-    State.READY: ("ready", "down", "draining", None, "ready", None),
-    State.DRAINING: ("draining", "standby", "draining", "standby", "ready", None),
-    State.DOWN: ("ready", "down", "standby", None, "starting", "standby"),
-    State.STANDBY: ("standby", "standby", "standby", None, "starting", "standby"),
+    #                healthy, unhealthy, restarted, drain, drained, resume, park
+    State.STARTING: ("ready", "starting", None, "standby", None, "starting", "standby"),
+    State.READY: ("ready", "down", "starting", "draining", None, "ready", None),
+    State.DRAINING: ("draining", "standby", None, "draining", "standby", "ready", None),
+    State.DOWN: ("ready", "down", None, "standby", None, "starting", "standby"),
+    State.STANDBY: ("standby", "standby", None, "standby", None, "starting", "standby"),
 }
-EVENTS = (Event.HEALTHY, Event.UNHEALTHY, Event.DRAIN, Event.DRAINED, Event.RESUME, Event.PARK)
+EVENTS = (Event.HEALTHY, Event.UNHEALTHY, Event.RESTARTED, Event.DRAIN, Event.DRAINED, Event.RESUME, Event.PARK)
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
@@ -38,5 +38,5 @@ def test_health_never_puts_back_into_service_what_somebody_took_out(state: State
 
 
 def test_an_illegal_event_says_what_would_be_possible() -> None:
-    with pytest.raises(TransitionError, match="possible: drain, healthy, resume, unhealthy"):
+    with pytest.raises(TransitionError, match="possible: drain, healthy, restarted, resume, unhealthy"):
         next_state(State.READY, Event.PARK)

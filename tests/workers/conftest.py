@@ -202,12 +202,16 @@ class ScriptedServer:
         host, port = self._server.sockets[0].getsockname()
         self.url = f"http://{host}:{port}"
 
-    async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
+    async def drop_connections(self) -> None:
+        """Close every open connection, as a restart of the process does."""
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self.drop_connections()
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

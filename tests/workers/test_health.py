@@ -8,11 +8,12 @@ import random
 
 import pytest
 
+from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
-from statestore.errors import LeaseLostError
+from statestore.errors import LeaseLostError, StoreUnavailableError
 from workers.health import HealthChecker, check_pause_s, plan_tick
 from workers.health_rules import HealthRecord
-from workers.probe import Prober
+from workers.probe import Health, Prober
 from workers.settings import WorkerSettings
 
 SETTINGS = WorkerSettings(
@@ -222,15 +223,141 @@ async def test_a_busy_engine_that_is_slow_to_tell_its_counters_stays_in_service(
     assert not value("dualmap_worker_health_checks_total", outcome="stalled")
 
 
-async def test_counters_are_read_only_while_an_instance_is_suspect(check, servers, add_instance, reserve) -> None:
+async def test_counters_are_read_rarely_unless_an_instance_is_suspect(
+    check, servers, add_instance, reserve, asked_for
+) -> None:
     server = await servers()
     await add_instance("a", url=server.url)
-    await reserve("r1", "a")
 
+    await check(60)
+    assert 2 <= asked_for(server, "/metrics") <= 5
+    await reserve("r1", "a")
     await check(9)
-    assert "/metrics" not in {path for path, _ in server.requests}
-    await check(4)
-    assert "/metrics" in {path for path, _ in server.requests}
+    before = asked_for(server, "/metrics")
+    await check(10)
+    assert asked_for(server, "/metrics") >= before + 8
+
+
+METADATA = (1, 2, 3)
+"""Blocks of the chain that the tests of restarts give to an instance."""
+
+
+@pytest.fixture
+def believed_blocks(pool):
+    async def read(instance_id: str) -> int:
+        return (await pool.observe([instance_id], Chain(METADATA, 128, 3 * 128))).loads[instance_id].hit_blocks
+
+    return read
+
+
+@pytest.fixture
+def asked_for():
+    def count(server, path: str) -> int:
+        return sum(asked == path for asked, _ in server.requests)
+
+    return count
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("process_start_time_seconds 100.0\n", "process_start_time_seconds 160.5\n"),
+        ("vllm:prompt_tokens_total 900.0\n", "vllm:prompt_tokens_total 0.0\n"),
+    ],
+)
+async def test_a_restart_between_two_checks_is_noticed_and_its_kv_metadata_forgotten(
+    check, servers, add_instance, reserve, pool, state_of, believed_blocks, value, before: str, after: str
+) -> None:
+    server = await servers()
+    server.answers["/metrics"] = (200, before)
+    await add_instance("a", url=server.url)
+    await reserve("r1", "a", hashes=METADATA)
+    await pool.finish("r1")
+    await check(3)
+    assert await believed_blocks("a") == 3
+
+    server.answers["/metrics"] = (200, after)
+    await server.drop_connections()
+    await check()
+
+    assert await believed_blocks("a") == 0
+    assert await state_of("a") is InstanceState.READY
+    assert value("dualmap_worker_health_transitions_total", source="ready", target="starting") == 1
+
+    await reserve("r2", "a", hashes=METADATA)
+    await pool.finish("r2")
+    await check(40)
+    assert await believed_blocks("a") == 3, "one restart is noticed once"
+
+
+async def test_a_restart_that_the_store_could_not_be_told_of_is_told_again(
+    check, servers, add_instance, reserve, pool, believed_blocks, monkeypatch
+) -> None:
+    server = await servers()
+    server.answers["/metrics"] = (200, "process_start_time_seconds 100.0\n")
+    await add_instance("a", url=server.url)
+    await reserve("r1", "a", hashes=METADATA)
+    await check(2)
+    server.answers["/metrics"] = (200, "process_start_time_seconds 160.0\n")
+    await server.drop_connections()
+
+    async def unavailable(*_arguments: object, **_named: object) -> bool:
+        raise StoreUnavailableError("the store is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(pool, "set_instance_state", unavailable)
+        with pytest.raises(StoreUnavailableError):
+            await check()
+    assert await believed_blocks("a") == 3
+
+    await check(2)
+    assert await believed_blocks("a") == 0
+
+
+async def test_a_connection_that_was_closed_alone_is_no_restart(
+    check, servers, add_instance, reserve, believed_blocks, asked_for
+) -> None:
+    server = await servers()
+    server.answers["/metrics"] = (200, "process_start_time_seconds 100.0\nvllm:prompt_tokens_total 5.0\n")
+    await add_instance("a", url=server.url)
+    await reserve("r1", "a", hashes=METADATA)
+    await check(2)
+    read = asked_for(server, "/metrics")
+
+    await server.drop_connections()
+    await check()
+
+    assert asked_for(server, "/metrics") == read + 1
+    assert await believed_blocks("a") == 3
+
+
+async def test_a_restart_behind_a_proxy_that_keeps_its_connection_is_noticed_a_little_later(
+    check, servers, add_instance, reserve, believed_blocks
+) -> None:
+    server = await servers()
+    server.answers["/metrics"] = (200, "process_start_time_seconds 100.0\n")
+    await add_instance("a", url=server.url)
+    await reserve("r1", "a", hashes=METADATA)
+    await check(3)
+
+    server.answers["/metrics"] = (200, "process_start_time_seconds 104.0\n")
+    await check(16)
+
+    assert await believed_blocks("a") == 0
+
+
+async def test_a_restarted_engine_is_asked_for_its_capacity_again(check, servers, pool, add_instance) -> None:
+    server = await servers()
+    page = 'process_start_time_seconds {}\nvllm:cache_config_info{{kv_cache_size_tokens="{}"}} 1.0\n'
+    server.answers["/metrics"] = (200, page.format(100, 64_000))
+    await add_instance("a", InstanceState.STARTING, url=server.url)
+    await check(2)
+
+    server.answers["/metrics"] = (200, page.format(130, 32_000))
+    await server.drop_connections()
+    await check()
+
+    assert (await pool.membership()).instances["a"].kv_capacity_tokens == 32_000
 
 
 @pytest.mark.parametrize("state", [InstanceState.DRAINING, InstanceState.STANDBY])
@@ -334,12 +461,15 @@ class GatedProber:
         self.open = 0
         self.most_open = 0
 
-    async def health(self, url: str) -> str | None:
+    async def health(self, url: str) -> Health:
         self.asked += 1
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         await self.gate.wait()
         self.open -= 1
+        return Health(None, connected=False)
+
+    async def run(self, url: str) -> None:
         return None
 
 

@@ -8,17 +8,14 @@ import json
 
 import pytest
 
-from workers.probe import EngineFacts, NotAskedError, Prober, kv_capacity_of, models_of, progress_of, version_of
+from workers.engine_metrics import ServerRun
+from workers.probe import EngineFacts, Health, NotAskedError, Prober, models_of, version_of
 
 METRICS = """\
-# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
 # TYPE vllm:prompt_tokens_total counter
 vllm:prompt_tokens_total{engine="0",model_name="m"} 1200.0
-vllm:prompt_tokens_total{engine="1",model_name="m"} 1.0e+03
-vllm:generation_tokens_total{engine="0",model_name="m"} 34.0
-vllm:num_requests_running{engine="0",model_name="m"} 3.0
-vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="0",num_gpu_blocks="4096"} 1.0
-vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="1",num_gpu_blocks="4096"} 1.0
+vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="4096"} 1.0
+process_start_time_seconds 1.5e+09
 """
 
 
@@ -34,28 +31,6 @@ async def impatient():
         yield asking
 
 
-def test_a_metrics_page_tells_progress_and_capacity_over_all_engines() -> None:
-    assert progress_of(METRICS) == 2234.0
-    assert kv_capacity_of(METRICS) == 2 * 128 * 4096
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "",
-        "other_metric 1",
-        'vllm:cache_config_info{block_size="128"} 1.0',
-        'vllm:cache_config_info{block_size="128",num_gpu_blocks="None"} 1.0',
-        'vllm:cache_config_info{block_size="128",num_gpu_blocks="-1"} 1.0',
-        f'vllm:cache_config_info{{block_size="128",num_gpu_blocks="{10**30}"}} 1.0',
-        "vllm:prompt_tokens_total 1.2.3",
-    ],
-)
-def test_a_metrics_page_without_the_figures_tells_nothing(page: str) -> None:
-    assert progress_of(page) is None
-    assert kv_capacity_of(page) is None
-
-
 @pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"{", b'{"version": 3, "data": {}}', b'{"data": [3, {"id": 4}]}'])
 def test_answers_of_a_wrong_shape_tell_nothing(body: bytes) -> None:
     assert version_of(body) is None
@@ -65,7 +40,17 @@ def test_answers_of_a_wrong_shape_tell_nothing(body: bytes) -> None:
 async def test_a_healthy_server_has_no_complaint(prober, servers) -> None:
     server = await servers()
 
-    assert await prober.health(server.url) is None
+    assert await prober.health(server.url) == Health(None, connected=True)
+
+
+async def test_a_connection_that_stays_open_shows_that_the_process_is_the_same(prober, servers) -> None:
+    server = await servers()
+
+    seen = [(await prober.health(server.url)).connected for _ in range(3)]
+    await server.drop_connections()
+    seen += [(await prober.health(server.url)).connected for _ in range(2)]
+
+    assert seen == [True, False, False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -76,14 +61,14 @@ async def test_every_kind_of_failure_is_a_complaint(prober, servers, answer, com
     server = await servers()
     server.answers["/health"] = answer
 
-    assert complaint in str(await prober.health(server.url))
+    assert complaint in str((await prober.health(server.url)).complaint)
 
 
 async def test_a_server_that_hangs_is_cut_off(impatient, servers) -> None:
     server = await servers()
     server.answers |= {"/health": 60.0, "/v1/completions": 60.0}
 
-    assert await impatient.health(server.url) == "no answer within 0.3 s"
+    assert (await impatient.health(server.url)).complaint == "no answer within 0.3 s"
     assert await impatient.canary(server.url, "qwen") == "no answer within 0.3 s"
 
 
@@ -91,12 +76,12 @@ async def test_a_closed_port_is_a_complaint(prober, servers) -> None:
     server = await servers()
     await server.stop()
 
-    assert "ConnectError" in str(await prober.health(server.url))
+    assert "ConnectError" in str((await prober.health(server.url)).complaint)
 
 
 @pytest.mark.parametrize("url", ["http://[", "http://127.0.0.1:99999", f"http://{'x' * 300}:1", "http://h ost:1"])
 async def test_a_nonsense_url_is_a_complaint(prober, url: str) -> None:
-    assert await prober.health(url) is not None
+    assert (await prober.health(url)).complaint is not None
 
 
 async def test_a_server_that_trickles_its_answer_is_cut_off(impatient) -> None:
@@ -111,20 +96,20 @@ async def test_a_server_that_trickles_its_answer_is_cut_off(impatient) -> None:
     server = await asyncio.start_server(trickle, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        assert await impatient.health(f"http://127.0.0.1:{port}") == "no answer within 0.3 s"
+        assert (await impatient.health(f"http://127.0.0.1:{port}")).complaint == "no answer within 0.3 s"
 
 
 async def test_without_files_nothing_is_asked_and_no_server_blamed(prober, servers, no_files_left) -> None:
     server = await servers()
 
     with no_files_left():
-        for question in (prober.health(server.url), prober.progress(server.url), prober.canary(server.url, "qwen")):
+        for question in (prober.health(server.url), prober.run(server.url), prober.canary(server.url, "qwen")):
             with pytest.raises(NotAskedError):
                 await question
         assert await prober.facts(server.url) == EngineFacts(None, (), None)
 
     assert server.requests == []
-    assert await prober.health(server.url) is None
+    assert (await prober.health(server.url)).complaint is None
 
 
 async def test_facts_are_what_the_server_says(prober, servers) -> None:
@@ -135,15 +120,15 @@ async def test_facts_are_what_the_server_says(prober, servers) -> None:
         "/metrics": (200, METRICS),
     }
 
-    assert await prober.facts(server.url) == EngineFacts("0.32.0", ("qwen", "lora-1"), 1_048_576)
-    assert await prober.progress(server.url) == 2234.0
+    assert await prober.facts(server.url) == EngineFacts("0.32.0", ("qwen", "lora-1"), 524_288)
+    assert await prober.run(server.url) == ServerRun(1.5e9, 1200.0)
 
 
 async def test_facts_of_a_server_that_says_nothing_are_unknown(prober, servers) -> None:
     server = await servers()
 
     assert await prober.facts(server.url) == EngineFacts(None, (), None)
-    assert await prober.progress(server.url) is None
+    assert await prober.run(server.url) is None
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,38 @@ async def test_what_an_operator_removes_stays_removed_until_a_worker_starts(pool
     assert list((await pool.membership()).instances) == ["a", "b"]
 
 
+async def test_a_configured_instance_whose_server_was_added_under_another_id_is_left_out_and_named(
+    pool, registrar_of, caplog
+) -> None:
+    await registrar_of(pool).tick()
+    await pool.remove_instance("a")
+    await pool.put_instance(InstanceSpec("renamed", A.url))
+
+    starting = registrar_of(pool)
+    for _ in range(2):
+        await starting.tick()
+
+    assert list((await pool.membership()).instances) == ["b", "renamed"]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "instance=a url=http://a:8000" in warnings[0] and "as renamed" in warnings[0]
+
+
+def test_a_known_instance_does_not_move_to_a_server_that_was_added_under_another_id() -> None:
+    stored = {"a": replace(A.spec(), url="http://old:8000"), "renamed": InstanceSpec("renamed", A.url)}
+
+    assert plan_start([A], stored) == ()
+    assert plan_start([A, B], {**stored, "renamed": InstanceSpec("renamed", B.url)}) == (A.spec(),)
+
+
+def test_configured_instances_may_change_their_servers() -> None:
+    moved = [A.model_copy(update={"url": B.url}), B.model_copy(update={"url": A.url})]
+
+    planned = plan_start(moved, {"a": A.spec(), "b": B.spec()})
+
+    assert {spec.instance_id: spec.url for spec in planned} == {"a": B.url, "b": A.url}
+
+
 async def test_a_changed_configuration_reaches_a_known_instance_and_keeps_what_was_learned() -> None:
     known = replace(A.spec(), state=InstanceState.READY, kv_capacity_tokens=123_456)
     moved = InstanceSettings(id="a", url="http://elsewhere:8000")

@@ -1,0 +1,98 @@
+"""A metrics page tells capacity and run of a server, whatever else is on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from statestore.settings import MAX_KV_CAPACITY_TOKENS
+from workers.engine_metrics import ServerRun, kv_capacity_of, server_run_of
+
+METRICS = """\
+# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="m"} 1200.0
+vllm:prompt_tokens_total{engine="1",model_name="m"} 1.0e+03
+vllm:generation_tokens_total{engine="0",model_name="m"} 34.0
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:cache_config_info{block_size="64",cache_dtype="auto",engine="0",num_gpu_blocks="300"} 1.0
+vllm:cache_config_info{block_size="64",cache_dtype="auto",engine="1",num_gpu_blocks="300"} 1.0
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.76e+09
+"""
+
+
+def config(**labels: str) -> str:
+    return "vllm:cache_config_info{" + ",".join(f'{name}="{text}"' for name, text in labels.items()) + "} 1.0\n"
+
+
+def test_the_run_of_a_server_is_its_start_and_the_tokens_of_all_its_engines() -> None:
+    assert server_run_of(METRICS) == ServerRun(1.76e9, 2234.0)
+
+
+def test_blocks_that_every_engine_repeats_are_counted_once() -> None:
+    assert kv_capacity_of(METRICS) == 300 * 64
+
+
+def test_the_tokens_of_each_engine_add_up_and_come_before_its_blocks() -> None:
+    page = config(block_size="4", num_gpu_blocks="900", kv_cache_size_tokens="9600", engine="0") + config(
+        block_size="4", num_gpu_blocks="900", kv_cache_size_tokens="9600", engine="1"
+    )
+
+    assert kv_capacity_of(page) == 19_200
+
+
+def test_tokens_that_are_not_known_leave_the_blocks() -> None:
+    assert kv_capacity_of(config(block_size="16", num_gpu_blocks="100", kv_cache_size_tokens="None")) == 1600
+
+
+def test_a_label_with_braces_commas_and_escapes_is_read_as_text() -> None:
+    assert kv_capacity_of(config(dtype='a,{b}=\\"c', block_size="16", num_gpu_blocks="100")) == 1600
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "",
+        "other_metric 1",
+        config(block_size="128"),
+        config(block_size="128", num_gpu_blocks="None"),
+        config(block_size="128", num_gpu_blocks="-1"),
+        config(block_size="128", num_gpu_blocks=str(10**30)),
+        config(kv_cache_size_tokens=str(MAX_KV_CAPACITY_TOKENS + 1)),
+        'vllm:cache_config_info{block_size="128',
+        "vllm:prompt_tokens_total 1.2.3",
+        "vllm:prompt_tokens_total NaN\nprocess_start_time_seconds +Inf",
+    ],
+)
+def test_a_metrics_page_without_the_figures_tells_nothing(page: str) -> None:
+    assert server_run_of(page) == ServerRun()
+    assert kv_capacity_of(page) is None
+
+
+def test_a_malformed_line_costs_itself_alone() -> None:
+    assert server_run_of("vllm:prompt_tokens_total{\nvllm:generation_tokens_total 7\n").tokens == 7.0
+
+
+def test_a_line_that_would_take_long_to_parse_is_left_out() -> None:
+    slow = 'vllm:prompt_tokens_total{a="' + '\\"' * 5000 + '"} 1\n'
+
+    assert server_run_of(slow + "vllm:generation_tokens_total 7\n").tokens == 7.0
+
+
+@pytest.mark.parametrize(
+    ("former", "now", "restarted"),
+    [
+        (ServerRun(100.0, 50.0), ServerRun(100.0, 60.0), False),
+        (ServerRun(100.0, 50.0), ServerRun(101.0, 60.0), True),
+        (ServerRun(100.0, 50.0), ServerRun(99.0, 10.0), False),  # another of several processes behind one URL
+        (ServerRun(None, 50.0), ServerRun(None, 50.0), False),
+        (ServerRun(None, 50.0), ServerRun(None, 49.0), True),
+        (ServerRun(None, 50.0), ServerRun(101.0, 0.0), True),
+        (ServerRun(None, 50.0), ServerRun(None, None), False),
+        (ServerRun(None, None), ServerRun(100.0, 0.0), False),
+    ],
+)
+def test_a_later_start_or_counters_that_went_back_are_a_restart(
+    former: ServerRun, now: ServerRun, restarted: bool
+) -> None:
+    assert now.is_restart_of(former) is restarted

@@ -1,0 +1,87 @@
+"""What the ``/metrics`` page of a vLLM server says: KV capacity, tokens processed, start of the process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from statestore.settings import MAX_KV_CAPACITY_TOKENS
+
+_TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+_START_TIME = "process_start_time_seconds"
+_CACHE_CONFIG = "vllm:cache_config_info"
+_READ = (*_TOKEN_COUNTERS, _START_TIME, _CACHE_CONFIG)
+_MAX_LINE_CHARS = 8192
+"""The parser takes quadratic time over a long line. Lines of ``cache_config_info`` have about a thousand characters."""
+_MAX_LINES = 4096
+"""Lines that are parsed: a server has three for each of its engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRun:
+    """One run of a server's process, as far as its metrics identify it; a field is None if the server does not say."""
+
+    started_s: float | None = None
+    """Start of the process, Unix time on the server's clock."""
+    tokens: float | None = None
+    """Prompt and generated tokens since the start, summed over all engines."""
+
+    def is_restart_of(self, former: ServerRun) -> bool:
+        """Whether the process was restarted between two readings.
+
+        Start times decide if both readings have one: only a later one is a restart, so that several processes behind
+        one URL are not taken for a process that restarts for ever. Otherwise, counters that went back are.
+        """
+        if former.started_s is not None and self.started_s is not None:
+            return self.started_s > former.started_s
+        return former.tokens is not None and self.tokens is not None and self.tokens < former.tokens
+
+
+def server_run_of(metrics: str) -> ServerRun:
+    """The run that a metrics page belongs to."""
+    tokens: list[float] = []
+    started_s: list[float] = []
+    for sample in _samples(metrics):
+        if sample.name in _TOKEN_COUNTERS and math.isfinite(sample.value):
+            tokens.append(sample.value)
+        elif sample.name == _START_TIME and math.isfinite(sample.value):
+            started_s.append(sample.value)
+    return ServerRun(max(started_s, default=None), sum(tokens) if tokens else None)
+
+
+def kv_capacity_of(metrics: str) -> int | None:
+    """KV cache size of the server in tokens; None if it does not say, or says what cannot be.
+
+    With data parallelism every engine has a line of its own. ``kv_cache_size_tokens`` is the engine's own and adds up.
+    ``num_gpu_blocks``, all that older versions have, is already the server's sum, repeated in every line.
+    """
+    configs = [sample.labels for sample in _samples(metrics) if sample.name == _CACHE_CONFIG]
+    own_tokens = [_count(config, "kv_cache_size_tokens") for config in configs]
+    if any(own_tokens):
+        capacity = sum(own_tokens)
+    else:
+        capacity = max(
+            [_count(config, "block_size") * _count(config, "num_gpu_blocks") for config in configs], default=0
+        )
+    return capacity if 0 < capacity <= MAX_KV_CAPACITY_TOKENS else None
+
+
+def _count(labels: dict[str, str], name: str) -> int:
+    """A label as a positive number; 0 if it is not one."""
+    text = labels.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 20 else 0
+
+
+def _samples(metrics: str) -> Iterator[Sample]:
+    """The samples that are read, line by line: a malformed line costs itself alone, and the histograms no time."""
+    lines = (line for line in metrics.splitlines() if line.startswith(_READ) and len(line) <= _MAX_LINE_CHARS)
+    for _, line in zip(range(_MAX_LINES), lines, strict=False):
+        try:
+            for family in text_string_to_metric_families(line):
+                yield from family.samples
+        except ValueError:
+            continue
