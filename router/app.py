@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -73,6 +74,12 @@ def _warn_of_open_admin(settings: RouterSettings) -> None:
 def _add_operation(app: FastAPI, runtime: Runtime) -> None:
     needs_api_key = require_key(runtime.context.settings.api_keys)
 
+    async def model_cards() -> dict[str, Any]:
+        pools = runtime.pools.pools
+        lengths = await asyncio.gather(*map(runtime.model_lengths.of, pools.values()))
+        known = {name: length for name, length in zip(pools, lengths, strict=True) if length is not None}
+        return runtime.pools.model_cards(app.state.started_unix_s, known)
+
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, Any]:
         """Alive. Says when the replica runs without its shared state."""
@@ -90,19 +97,34 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
         await runtime.read_metrics()
         return Response(generate_latest(runtime.context.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    @app.post("/ping", include_in_schema=False)
+    @app.get("/ping", tags=["operation"])
+    async def ping() -> Response:
+        """The status of `/ready` without a body, for platforms that ask for it."""
+        return Response(status_code=200 if runtime.accepts_traffic else 503)
+
+    @app.get("/version", tags=["operation"])
+    async def version() -> dict[str, str]:
+        """Version of this replica's package."""
+        return {"version": package_version()}
+
+    @app.get("/load", tags=["operation"])
+    async def load() -> dict[str, int]:
+        """Requests in flight and held on this replica."""
+        return {"server_load": len(runtime.context.live)}
+
     # The second path is else that of a model without a name.
     @app.get("/v1/models/", include_in_schema=False, dependencies=[Depends(needs_api_key)])
     @app.get("/v1/models", tags=["models"], dependencies=[Depends(needs_api_key)])
     async def models() -> dict[str, Any]:
         """Every model, alias and LoRA adapter of all pools, in OpenAI's shape."""
-        return runtime.pools.model_cards(app.state.started_unix_s)
+        return await model_cards()
 
     @app.get("/v1/models/{model:path}", tags=["models"], dependencies=[Depends(needs_api_key)])
     async def model(model: str) -> dict[str, Any]:
         """One model by its name."""
         runtime.pools.resolve(model)
-        cards = runtime.pools.model_cards(app.state.started_unix_s)["data"]
-        card: dict[str, Any] = next(card for card in cards if card["id"] == model)
+        card: dict[str, Any] = next(card for card in (await model_cards())["data"] if card["id"] == model)
         return card
 
 

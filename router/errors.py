@@ -1,14 +1,26 @@
-"""Everything the router refuses or fails with, and the one table that turns it into an OpenAI-style answer."""
+"""Everything the router refuses or fails with, and the one table that turns it into an answer."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from statestore.errors import StoreError, StoreUnavailableError
 
 NO_INSTANCE_RETRY_S = 2.0
 """About when a health check may have made one ready."""
+
+_ANTHROPIC_PATHS: Final = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    502: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class RouterError(Exception):
@@ -152,8 +164,11 @@ def from_exception(error: BaseException) -> RouterError:
     return RouterError("internal error of the router; its log has the details under this request id")
 
 
-def error_body(error: RouterError) -> dict[str, Any]:
-    """OpenAI's error object."""
+def error_body(error: RouterError, path: str = "") -> dict[str, Any]:
+    """The error as clients of the path read it: Anthropic's object for its API, OpenAI's for every other path."""
+    if path in _ANTHROPIC_PATHS:
+        kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
     return {
         "error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code},
     }

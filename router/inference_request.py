@@ -23,7 +23,7 @@ class InferenceRequest:
 
     request_id: str
     model: str
-    """As the client sent it: a model name, an alias or a LoRA name; "" when the path names none."""
+    """As the client sent it: a model name, an alias or a LoRA name; "" when it named none."""
     path: str
     body: Mapping[str, Any]
     """The parsed JSON body until it is forgotten; empty for requests without one."""

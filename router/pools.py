@@ -72,12 +72,13 @@ class PoolDirectory(Generic[P]):
             return Route(pool, pool.settings.model)
         raise InvalidRequestError("name a model: this fleet serves several", param="model")
 
-    def model_cards(self, created_s: int) -> dict[str, Any]:
+    def model_cards(self, created_s: int, lengths: Mapping[str, int]) -> dict[str, Any]:
         """The answer of ``GET /v1/models``: every name that ``resolve`` knows, in OpenAI's shape.
 
-        ``created_s`` is a Unix time; aliases and adapters name the model they stand for as ``root``.
+        ``created_s`` is a Unix time, ``lengths`` the longest context by pool, in tokens, where it is known; aliases and
+        adapters name the model they stand for as ``root``.
         """
-        cards = [
+        cards: list[dict[str, Any]] = [
             {
                 "id": name,
                 "object": "model",
@@ -89,4 +90,7 @@ class PoolDirectory(Generic[P]):
             }
             for name, route in self._routes.items()
         ]
+        for card in cards:
+            if card["pool"] in lengths:
+                card["max_model_len"] = lengths[card["pool"]]
         return {"object": "list", "data": cards}

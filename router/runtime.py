@@ -17,6 +17,7 @@ from router.grant_waiters import GrantWaiters
 from router.instance_loss import InstanceLossNotifier
 from router.lifecycle import Lifecycle
 from router.metrics import RouterMetrics
+from router.model_lengths import ModelLengths
 from router.outbox import Outbox
 from router.outcome import Outcome
 from router.placement_limiter import PlacementLimiter
@@ -84,6 +85,7 @@ class Runtime:
             call=self.context.metrics.store_calls["snapshot"],
         )
         FleetGauges(self.fleet, self.context.metrics.registry)
+        self.model_lengths = ModelLengths(self.context.clock, settings.upstream_api_key)
         self._supervisor = Supervisor(self.context.clock)
         self.joined = False
 

@@ -57,11 +57,9 @@ def read_inference_request(request: Request, request_id: str) -> InferenceReques
     model = body.get("model")
     scheduled_field = _PROMPT_FIELDS.get(request.path)
     if scheduled_field is not None:
-        if model is None:
-            raise InvalidRequestError("the body names no model", param="model")
         _check_prompt(body, scheduled_field)
-    if model is not None and (not isinstance(model, str) or not model):
-        raise InvalidRequestError("model must be a non-empty string", param="model")
+    if model is not None and not isinstance(model, str):
+        raise InvalidRequestError("model must be a string", param="model")
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequestError("stream must be true or false", param="stream")

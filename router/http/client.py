@@ -92,6 +92,7 @@ class ClientConnection(asyncio.Protocol):
         self._cut: RouterError | None = None
         # Of the present answer (see Downstream):
         self._keep_alive = True
+        self.path = ""
         self.asked_s = self._since_s
         self.http_10 = False
         self.bodiless = False
@@ -203,6 +204,7 @@ class ClientConnection(asyncio.Protocol):
             self._after_last()
             return
         request = self._request = self._waiting.popleft()
+        self.path = request.path
         self.asked_s = self._loop.time()
         self.http_10 = request.http_10
         self.bodiless = request.method == "HEAD"
@@ -271,6 +273,7 @@ class ClientConnection(asyncio.Protocol):
         """Answer what could not be read as a request, and close."""
         self.committed = False
         self.bodiless = False
+        self.path = self._reader.path
         self._keep_alive = False
         self.refuse(error)
         self._linger()
@@ -315,7 +318,8 @@ class ClientConnection(asyncio.Protocol):
             return
         self._plane.observer.refused(error.status, error.code)
         fields = [*self._server_state.default_headers, *fields]  # uvicorn's: the date, made once per second
-        self.write_head(error_answer(error, close=not self.keeps_alive(), bodiless=self.bodiless, fields=fields))
+        close = not self.keeps_alive()
+        self.write_head(error_answer(error, close=close, path=self.path, bodiless=self.bodiless, fields=fields))
 
     def set_source(self, source: ByteSource | None) -> None:
         self._source = source

@@ -23,6 +23,8 @@ class ByteSource(Protocol):
 class Downstream(Protocol):
     """The client side of one answer. Writes are never awaited: pressure goes back through the byte source."""
 
+    path: str
+    """Of the request: it decides the shape of errors."""
     asked_s: float
     """When the request was taken up, by the loop's clock."""
     http_10: bool

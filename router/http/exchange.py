@@ -262,7 +262,7 @@ class Exchange:
         """The client must notice: no end of the framing, and in a stream an error event where one fits."""
         words = b""
         if self._event_stream and b"".join(self._tail()).endswith((b"\n\n", b"\r\n\r\n")):
-            words = self._framed(error_event(error_body(error)))
+            words = self._framed(error_event(error_body(error, self._downstream.path)))
         self._downstream.break_off(words)
 
     def _framed(self, event: bytes) -> bytes:

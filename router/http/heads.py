@@ -101,9 +101,12 @@ def fields_for_client(fields: list[Header]) -> list[Header]:
     return [field for field in fields if field[0] not in dropped]
 
 
-def error_answer(error: RouterError, *, close: bool, bodiless: bool = False, fields: Iterable[Header] = ()) -> bytes:
-    """A whole answer for a refusal; ``bodiless`` for HEAD, which announces the length and sends nothing."""
-    body = orjson.dumps(error_body(error))
+def error_answer(
+    error: RouterError, *, close: bool, path: str = "", bodiless: bool = False, fields: Iterable[Header] = ()
+) -> bytes:
+    """A whole answer for a refusal of a request for ``path``; ``bodiless`` for HEAD, which announces the length and
+    sends nothing."""
+    body = orjson.dumps(error_body(error, path))
     head: list[Header] = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),

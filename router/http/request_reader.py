@@ -111,6 +111,11 @@ class RequestReader:
         self._body_limit = 0
         self.expects_continue = False
 
+    @property
+    def path(self) -> str:
+        """Of the request being read; empty before its head is complete."""
+        return self._request.path if self._request is not None else ""
+
     def feed(self, data: bytes) -> list[Request]:
         """Read on; returns the requests completed by ``data`` (which may be several, or none)."""
         self._complete = []

@@ -150,5 +150,6 @@ def _count(found: re.Match[bytes] | None) -> int | None:
 
 
 def error_event(body: Mapping[str, Any]) -> bytes:
-    """An in-stream error as vLLM and OpenAI send it."""
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+    """An in-stream error as vLLM and OpenAI send it; Anthropic's, which say their type, are named events."""
+    name = b"event: error\n" if body.get("type") == "error" else b""
+    return name + b"data: " + orjson.dumps(body) + b"\n\n"

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from router.app import create_app
-from router.runtime import Runtime
+from router.outcome import Outcome
+from router.runtime import Runtime, package_version
 from router.settings import RouterSettings
 from statestore.errors import StoreUnavailableError
 from statestore.settings import PoolSettings
@@ -80,6 +81,22 @@ async def test_models_are_listed_and_one_is_found_by_name(start_runtime: Any, cl
     assert (await client.get("/v1/models/org/base")).json()["id"] == "org/base"
     missing = await client.get("/v1/models/none")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_replica_answers_what_platforms_ask_of_vllm(start_runtime: Any, client_of: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),), api_keys=["user"])
+    client = client_of(runtime)
+
+    assert (await client.get("/version")).json() == {"version": package_version()}
+    assert (await client.get("/load")).json() == {"server_load": 0}
+    placed = await runtime.lifecycle.place(tools.request())
+    assert (await client.get("/load")).json() == {"server_load": 1}
+    placed.finish(Outcome.COMPLETED)
+    assert [(await client.request(method, "/ping")).status_code for method in ("GET", "POST")] == [200, 200]
+
+    runtime.context.draining = True
+
+    assert (await client.get("/ping")).status_code == 503
 
 
 async def test_keys_guard_models_and_admin_each_their_own(start_runtime: Any, client_of: Any) -> None:

@@ -10,6 +10,16 @@ from statestore.errors import StoreConfigurationError, StoreUnavailableError
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RouterError)]
 
+ANTHROPIC_SERVER_TYPES = {
+    "authentication_error",
+    "not_found_error",
+    "request_too_large",
+    "rate_limit_error",
+    "api_error",
+    "overloaded_error",
+    "timeout_error",
+}
+
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_kind_has_a_status_and_leaves_in_openais_shape(kind: type[RouterError]) -> None:
@@ -19,6 +29,25 @@ def test_every_kind_has_a_status_and_leaves_in_openais_shape(kind: type[RouterEr
     assert error_body(error) == {
         "error": {"message": "what went wrong", "type": kind.type, "param": "model", "code": kind.code}
     }
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_kind_leaves_in_anthropics_shape_on_its_paths(kind: type[RouterError]) -> None:
+    body = error_body(kind("what went wrong", param="model"), "/v1/messages")
+
+    assert body == {"type": "error", "error": {"type": body["error"]["type"], "message": "what went wrong"}}
+    expected = {"invalid_request_error"} if kind.status in (400, 405, 408, 409, 422, 431) else ANTHROPIC_SERVER_TYPES
+    assert body["error"]["type"] in expected
+
+
+def test_a_full_replica_is_a_rate_limit_and_no_instance_an_overload_to_anthropics_clients() -> None:
+    def kind(error: RouterError) -> str:
+        name: str = error_body(error, "/v1/messages/count_tokens")["error"]["type"]
+        return name
+
+    assert kind(errors.QueueFullError("full")) == "rate_limit_error"
+    assert kind(UnavailableError("none")) == "overloaded_error"
+    assert kind(errors.InvalidApiKeyError("no")) == "authentication_error"
 
 
 def test_no_two_kinds_share_status_and_code() -> None:

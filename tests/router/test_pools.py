@@ -56,9 +56,10 @@ def test_a_name_claimed_twice_stops_the_start_and_is_named() -> None:
 
 
 def test_models_are_listed_in_openais_shape() -> None:
-    listed = PoolDirectory([SMALL, LARGE]).model_cards(created_s=7)
+    listed = PoolDirectory([SMALL, LARGE]).model_cards(created_s=7, lengths={"small": 32_768})
 
     assert listed["object"] == "list"
     assert [card["id"] for card in listed["data"]] == ["qwen-7b", "gpt-4o-mini", "sql", "qwen-72b"]
     assert all(card["object"] == "model" and card["created"] == 7 for card in listed["data"])
     assert {card["id"]: card["parent"] for card in listed["data"] if card["parent"]} == {"sql": "qwen-7b"}
+    assert [card.get("max_model_len") for card in listed["data"]] == [32_768, 32_768, 32_768, None]

@@ -478,6 +478,37 @@ async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet, kit) -> 
     assert lifecycle.placed_request.outcome is Outcome.CUT_OFF
 
 
+async def test_anthropics_clients_get_errors_as_anthropic_sends_them(fleet, kit) -> None:
+    async def script(talk):
+        await talk.begin_stream()
+        await talk.chunk(b'event: message_start\ndata: {"type":"message_start"}\n\n')
+        await talk.until_closed()
+
+    _, _, router = await fleet(script, max_body_bytes=2048, max_buffered_body_bytes=2048)
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "q"}]}
+
+    client = await router.connect()
+    client.request("/v1/messages", b"[]")
+    refused = (await client.answer()).json()
+    assert refused == {
+        "type": "error",
+        "error": {"type": "invalid_request_error", "message": "the body must be a JSON object"},
+    }
+    client.send(b"POST /v1/messages HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: 4096\r\n\r\n")
+    assert (await client.answer()).json()["type"] == "error", "refused by its head"
+
+    client = await router.connect()
+    client.request("/v1/messages", body)
+    await client.head()
+    await client.chunk()
+    for connection in list(router.state.connections):
+        connection.cut_off(ENDING)
+    name, _, data = (await client.chunk()).partition(b"\n")
+    assert name == b"event: error"
+    error = orjson.loads(data.removeprefix(b"data: "))
+    assert error == {"type": "error", "error": {"type": "overloaded_error", "message": ENDING.message}}
+
+
 async def test_connections_over_the_limit_are_refused(fleet, kit) -> None:
     _, _, router = await fleet(max_connections=1)
     first, second = await router.connect(), await router.connect()

@@ -1,0 +1,70 @@
+"""The longest context of each pool's model, as one of its instances tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from typing import Any, Final
+
+import httpx
+from pydantic import SecretStr
+
+from router.served_pool import ServedPool
+from statestore.clock import Clock
+
+ASK_TIMEOUT_S: Final = 1.0
+KEPT_S: Final = 60.0
+"""An answer is kept this long: an instance that is replaced may have another limit."""
+ASK_AGAIN_S: Final = 5.0
+"""After no answer. The former length, if any, stays meanwhile."""
+
+
+class ModelLengths:
+    """Asks an instance's ``/v1/models``, and remembers."""
+
+    def __init__(self, clock: Clock, api_key: SecretStr | None, *, transport: httpx.AsyncBaseTransport | None = None):
+        """``api_key`` is sent to instances; ``transport`` stands in for the network in tests."""
+        self._clock = clock
+        self._headers = {"authorization": f"Bearer {api_key.get_secret_value()}"} if api_key is not None else {}
+        self._transport = transport
+        self._lengths: dict[str, int] = {}
+        self._due_s: dict[str, float] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def of(self, pool: ServedPool) -> int | None:
+        """``max_model_len`` of the pool's model; None while no instance told it. Waits for ``ASK_TIMEOUT_S`` at most;
+        callers at the same time share one question."""
+        name = pool.settings.name
+        async with self._locks[name]:
+            now_s = self._clock.monotonic_s()
+            if now_s >= self._due_s.get(name, now_s):
+                length = await self._ask(pool)
+                self._due_s[name] = now_s + (ASK_AGAIN_S if length is None else KEPT_S)
+                if length is not None:
+                    self._lengths[name] = length
+        return self._lengths.get(name)
+
+    async def _ask(self, pool: ServedPool) -> int | None:
+        view = pool.view.view
+        if not view.ready:
+            return None
+        url = view.instances[random.choice(view.ready)].url
+        try:
+            async with (
+                asyncio.timeout(ASK_TIMEOUT_S),
+                httpx.AsyncClient(headers=self._headers, trust_env=False, transport=self._transport) as client,
+            ):
+                return _length_in((await client.get(f"{url}/v1/models")).json(), pool.settings.model)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):  # TimeoutError is an OSError
+            return None
+
+
+def _length_in(answer: Any, model: str) -> int | None:
+    """The model's own length, else that of the first card which has one: adapters share their model's."""
+    cards = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(cards, list):
+        return None
+    lengths = {card.get("id"): card.get("max_model_len") for card in cards if isinstance(card, dict)}
+    known = [length for length in (lengths.get(model), *lengths.values()) if isinstance(length, int) and length > 0]
+    return known[0] if known else None
