@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from scheduling.settings import SchedulingSettings
+from statestore.key import Key
 
 OVERDUE_GRACE_S = 10.0
 """Within this an overdue request is granted: the leader's sweep, and a new leader if there is none."""
@@ -18,9 +19,6 @@ FLUSH_TIMEOUT_S = 5.0
 """Beyond that, for what is owed to the store to be delivered."""
 LEAVING_S = 3.0
 """Beyond that, to give the leases up and to end."""
-
-Key = Annotated[SecretStr, Field(min_length=1)]
-"""Not empty: a request without a key must never have the right one."""
 
 
 class RouterSettings(BaseModel):
@@ -43,7 +41,7 @@ class RouterSettings(BaseModel):
     # keys ----------------------------------------------------------------------------------------------------
     api_keys: tuple[Key, ...] = Field((), description="inference needs one of these keys when any is set")
     admin_key: Key | None = Field(None, description="/admin needs this key when it is set")
-    upstream_api_key: SecretStr | None = Field(
+    upstream_api_key: Key | None = Field(
         None, description="key the instances ask for; replaces the client's authorization"
     )
 

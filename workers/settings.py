@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from statestore.key import Key
 
 
 class WorkerSettings(BaseModel):
@@ -37,7 +39,7 @@ class WorkerSettings(BaseModel):
     health_concurrency: int = Field(64, ge=1, description="checks under way at once")
     health_down_after: int = Field(3, ge=1, description="failed checks in a row that take an instance down")
     health_up_after: int = Field(2, ge=1, description="good checks in a row that bring it back")
-    upstream_api_key: SecretStr | None = Field(None, description="key the instances ask for, sent with checks")
+    upstream_api_key: Key | None = Field(None, description="key the instances ask for, sent with checks")
     health_canary: bool = Field(True, description="a returning instance must answer a one-token completion first")
     health_canary_timeout_s: float = Field(10.0, gt=0, description="time for that completion, seconds")
     stall_suspect_s: float = Field(15.0, gt=0, description="work pending and no finished prefill: look closer, seconds")

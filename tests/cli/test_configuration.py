@@ -152,6 +152,7 @@ def test_the_command_warns_of_a_variable_that_does_nothing(
         ('pools: [{nam: "a"}]', "pools.0.nam: there is no such setting"),
         ("pools: []", "pools: must not be empty"),
         ('router: {admin_key: ""}', "router.admin_key: must not be empty"),
+        ('router: {api_keys: ["a\\nb"]}', "router.api_keys.0: must not contain a line break"),
         ("router: {api_keys: secret}", "router.api_keys: input should be a list"),
         ("worker: {stall_down_s: 1}", "worker: stall_down_s must not be smaller than stall_suspect_s"),
     ],

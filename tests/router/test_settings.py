@@ -23,7 +23,11 @@ def test_every_setting_is_described() -> None:
         ("max_attempts", 0),
         ("retry_budget_share", 2),
         ("admin_key", ""),
+        ("admin_key", " \n"),
         ("api_keys", ["good", ""]),
+        ("api_keys", ["two\nlines"]),
+        ("upstream_api_key", "a\r\nhost: elsewhere"),
+        ("upstream_api_key", "bell\a"),
         ("x", 1),
     ],
 )
@@ -41,6 +45,16 @@ def test_keys_do_not_show_when_settings_are_printed() -> None:
     settings = RouterSettings.model_validate({"api_keys": ["k-secret"], "admin_key": "a-secret"})
     assert "secret" not in repr(settings).replace("SecretStr", "")
     assert "secret" not in settings.model_dump_json()
+
+
+def test_a_key_is_read_without_the_line_break_that_mounted_secrets_end_with() -> None:
+    settings = RouterSettings.model_validate(
+        {"api_keys": ["cli\n", " two words\r\n"], "admin_key": "boss\n", "upstream_api_key": "\ttheirs\n"}
+    )
+
+    assert [key.get_secret_value() for key in settings.api_keys] == ["cli", "two words"]
+    assert settings.admin_key is not None and settings.admin_key.get_secret_value() == "boss"
+    assert settings.upstream_api_key is not None and settings.upstream_api_key.get_secret_value() == "theirs"
 
 
 @pytest.mark.parametrize(

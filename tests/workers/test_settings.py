@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -24,8 +26,9 @@ def test_every_setting_is_described_and_names_its_unit() -> None:
         {"health_jitter": 1.0},
         {"stall_suspect_s": 60.0, "stall_down_s": 30.0},
         {"lease_s": 3},
+        {"upstream_api_key": "a\r\nhost: elsewhere"},
     ],
 )
-def test_a_wrong_value_is_refused_by_name(wrong: dict[str, float]) -> None:
+def test_a_wrong_value_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         WorkerSettings(**wrong)
