@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,10 +56,11 @@ class FleetPlan:
         """The base URL that clients use."""
         return endpoint(self.settings)
 
-    def with_store(self, url: str, *, shown_as: str) -> FleetPlan:
-        """The same fleet on another store; ``url`` is for its processes."""
+    def with_store(self, url: str) -> FleetPlan:
+        """The same fleet on another store."""
         store = self.settings.store.model_copy(update={"url": url})
-        return replace(self, settings=self.settings.model_copy(update={"store": store}), store_shown_as=shown_as)
+        settings = self.settings.model_copy(update={"store": store})
+        return replace(self, settings=settings, store_shown_as=without_password(url))
 
 
 def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str], config_file: str) -> FleetPlan:
@@ -70,11 +72,11 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
     router = settings.router
     port = router.port or free_ports(1, router.host)[0]
     require_free_port(router.host, port)
-    ops_ports = free_ports(size.replicas)
+    ops_ports = free_ports(size.replicas, taken=(port,))
     pool, emulator = settings.pools[0], settings.emulator
     emulated = not instance_urls and not any(known.instances for known in settings.pools)
     if emulated:
-        first_port = first_of_free_ports(emulator.port or 8100, size.instances, emulator.host)
+        first_port = first_of_free_ports(emulator.port or 8100, size.instances, emulator.host, taken=(port, *ops_ports))
         model = pool.model if "model" in pool.model_fields_set else emulator.served_model
         emulator = emulator.model_copy(update={"instances": size.instances, "port": first_port, "model": model})
         pool = emulated_pool(pool, emulator)
@@ -163,27 +165,28 @@ def emulated_pool(pool: PoolSettings, emulator: EmulatorSettings) -> PoolSetting
     return pool.model_copy(update={"model": emulator.served_model, "instances": instances})
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> tuple[int, ...]:
-    """Ports that nobody listens on right now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((host, 0))
-        return tuple(each.getsockname()[1] for each in sockets)
-    finally:
-        for each in sockets:
-            each.close()
+def free_ports(count: int, host: str = "127.0.0.1", *, taken: Collection[int] = ()) -> tuple[int, ...]:
+    """Ports that nobody listens on right now, all different, and none that is ``taken`` already by this fleet."""
+    ports: list[int] = []
+    with contextlib.ExitStack() as bound:
+        while len(ports) < count:
+            probe = bound.enter_context(socket.socket())
+            probe.bind((host, 0))
+            if (port := probe.getsockname()[1]) not in taken:
+                ports.append(port)
+    return tuple(ports)
 
 
-def first_of_free_ports(wanted: int, count: int, host: str) -> int:
-    """The first of ``count`` free ports in a row: ``wanted``, or else as near above it as there are some.
+def first_of_free_ports(wanted: int, count: int, host: str, *, taken: Collection[int] = ()) -> int:
+    """The first of ``count`` free ports in a row: ``wanted``, or else as near above it as there are some. None of them
+    is ``taken`` already by this fleet, which does not listen yet.
 
     Raises:
         CommandError: there is no such run of ports.
     """
     first = wanted
     for port in range(wanted, 65536):
-        if not is_free(host, port):
+        if port in taken or not is_free(host, port):
             first = port + 1
         elif port - first + 1 == count:
             return first

@@ -1,4 +1,4 @@
-"""The private store of a fleet on one machine: started again, empty, on the same port if it dies."""
+"""The private store of a fleet on one machine: started again, empty, on the same socket if it dies."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from cli.errors import CommandError
+from cli.fleet_folder import STORE_SOCKET
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreError
 
 _LOOK_EVERY_S = 0.25
-_LONGEST_SOCKET_PATH = 103
-"""Bytes that every platform takes; in a deeper folder the port has to do."""
 
 
 @contextlib.asynccontextmanager
-async def private_store(port: int, directory: Path, say: Callable[[str], None]) -> AsyncIterator[EmbeddedValkey]:
-    """A running store, kept running for the time of the context; its socket and its pid file are in ``directory``.
+async def private_store(directory: Path, say: Callable[[str], None]) -> AsyncIterator[str]:
+    """The URL of a running store, kept running for the time of the context; its socket, which is open to this user
+    alone, and its pid file are in ``directory``.
 
     Raises:
         CommandError: it does not start.
     """
-    path, pid_file = directory / "store.sock", directory / "store.pid"
-    valkey = EmbeddedValkey(port=port, unix_socket=path if len(bytes(path)) <= _LONGEST_SOCKET_PATH else None)
+    pid_file = directory / "store.pid"
+    valkey = EmbeddedValkey(unix_socket=directory / STORE_SOCKET)
     try:
         await asyncio.to_thread(_start, valkey, pid_file)
     except StoreError as error:
         raise CommandError(str(error)) from error
     keeper = asyncio.create_task(_keep(valkey, pid_file, say), name="keep store")
     try:
-        yield valkey
+        yield valkey.url
     finally:
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)

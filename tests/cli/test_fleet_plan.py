@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from cli.configuration import load_settings, split_flags
 from cli.errors import CommandError
 from cli.fleet_plan import FleetSize, first_of_free_ports, free_ports, plain, plan_fleet
 from cli.settings import Settings
+from tests.ports import first_port
 
 SIZE = FleetSize(replicas=3, workers=2, instances=4)
 
@@ -85,6 +87,27 @@ def test_ports_in_a_row_skip_those_that_are_taken() -> None:
         taken.bind(("127.0.0.1", base))
         taken.listen()
         assert first_of_free_ports(base, 2, "127.0.0.1") > base
+
+
+def test_emulators_keep_off_the_ports_of_the_routers() -> None:
+    # given an endpoint on the port that emulators would take first, with enough free ports above it
+    port = first_of_free_ports(first_port(26_000), 1, "127.0.0.1")
+
+    plan = plan_fleet(settings("--router.port", str(port), "--emulator.port", str(port - 1)), SIZE, (), "f")
+
+    emulators = range(plan.settings.emulator.port, plan.settings.emulator.port + SIZE.instances)
+    assert plan.settings.router.port == port
+    assert not {port, *plan.ops_ports} & {*emulators}
+    assert plan.settings.emulator.port > port
+
+
+def test_a_replicas_own_port_is_never_the_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a kernel that offers the endpoint's port first, on which nobody listens yet
+    offered = MagicMock()
+    offered.return_value.__enter__.return_value.getsockname.side_effect = [("", 7001), ("", 7002), ("", 7003)]
+    monkeypatch.setattr("cli.fleet_plan.socket.socket", offered)
+
+    assert free_ports(2, taken=(7001,)) == (7002, 7003)
 
 
 def test_secrets_reach_the_children_and_the_file_can_be_read_back() -> None:

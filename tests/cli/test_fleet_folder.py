@@ -1,0 +1,81 @@
+"""The folder of a fleet: gone at the end, kept for its logs after a failure, swept up after a killed owner."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.fleet_folder import STORE_SOCKET, fleet_folder
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from cli.fleet_folder import fleet_folder
+with fleet_folder(Path(sys.argv[1])) as folder:
+    (folder / "router-1.log").write_text("hello")
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def parent() -> Iterator[Path]:
+    """A folder of a short name, as a socket's path has to fit."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_folder_is_for_its_user_alone_and_gone_at_the_end(parent: Path) -> None:
+    with fleet_folder(parent) as folder:
+        assert folder.parent == parent
+        assert folder.stat().st_mode & 0o077 == 0
+        (folder / "router-1.log").write_text("hello")
+
+    assert list(parent.iterdir()) == []
+
+
+def test_after_a_failure_logs_are_kept_and_named(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError), fleet_folder(parent) as folder:
+        (folder / "router-1.log").write_text("it broke")
+        raise RuntimeError
+
+    assert f"logs are in {folder}" in capsys.readouterr().err
+    with fleet_folder(parent):  # the next fleet leaves them alone
+        assert [path.name for path in folder.iterdir()] == ["router-1.log"]
+
+
+def test_after_a_failure_an_empty_folder_goes(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError), fleet_folder(parent):
+        raise RuntimeError
+
+    assert list(parent.iterdir()) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_killed_owner_left_behind_is_removed_by_the_next_and_what_a_living_one_has_is_not(parent: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(parent)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    with owner.stdout:
+        left = Path(owner.stdout.readline().strip())
+        with fleet_folder(parent):
+            assert (left / "router-1.log").exists()
+        owner.kill()
+        owner.wait()
+    assert (left / "router-1.log").exists()
+
+    with fleet_folder(parent) as folder:
+        assert list(parent.iterdir()) == [folder]
+
+
+def test_where_a_sockets_path_would_be_too_long_the_folder_is_elsewhere(tmp_path: Path) -> None:
+    deep = tmp_path / ("deep" * 20)
+    deep.mkdir()
+
+    with fleet_folder(deep) as folder:
+        assert len(bytes(folder / STORE_SOCKET)) <= 103
+        assert list(deep.iterdir()) == []
