@@ -8,7 +8,7 @@ from typing import Any
 
 from statestore.connection import Connection
 from statestore.errors import StoreError
-from statestore.packing import Argument, ScriptPacker, pack
+from statestore.packing import Argument, pack
 from statestore.replies import ScriptMissingError
 from statestore.scripts import Script
 
@@ -25,7 +25,6 @@ class Calls:
         self.connection = connection
         self._scripts = scripts
         self._test_clock = test_clock
-        self._packer = ScriptPacker()
 
     async def script(self, name: str, keys: Sequence[bytes], *arguments: Argument) -> Any:
         """Run a script by its hash, or with its source where the server does not know it. ARGV[1] is put in front."""
@@ -33,9 +32,8 @@ class Calls:
         if script.key_count is not None and len(keys) != script.key_count:
             raise StoreError(f"script {name} takes {script.key_count} keys, not {len(keys)}")
         clock = "" if self._test_clock is None else self._test_clock()
-        call = self._packer.pack(script.sha, keys, (clock, *arguments))
         try:
-            return await self.connection.send(call)
+            return await self.connection.command("EVALSHA", script.sha, len(keys), *keys, clock, *arguments)
         except ScriptMissingError:
             await self.connection.command("SCRIPT", "LOAD", script.source)  # so that it is never evicted
             # Whoever flushes scripts may do so again before the next call; the source needs nothing of the server.
