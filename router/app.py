@@ -28,6 +28,7 @@ from router.errors import (
     from_exception,
 )
 from router.health import health_report
+from router.http.paths import is_inference, similar_paths
 from router.listeners import is_loopback
 from router.runtime import Runtime, package_version
 from router.settings import RouterSettings
@@ -49,7 +50,8 @@ _ADMIN = (instances, inspection, explanations)
 def create_app(runtime: Runtime) -> FastAPI:
     """The app over a started or starting runtime; it starts and stops nothing itself."""
     settings = runtime.context.settings
-    app = FastAPI(title="DualMap router", version=package_version(), description=DESCRIPTION)
+    # No redirects: they would name whatever host the client named.
+    app = FastAPI(title="DualMap router", version=package_version(), description=DESCRIPTION, redirect_slashes=False)
     app.state.runtime = runtime
     app.state.started_unix_s = int(time.time())
     _answer_errors(app)
@@ -150,7 +152,7 @@ def _answer_errors(app: FastAPI) -> None:
             response.headers["allow"] = allowed
             return response
         if error.status_code == HTTPStatus.NOT_FOUND:
-            return answer(NotFoundError(f"there is nothing at {request.url.path}; see /docs"))
+            return answer(NotFoundError(f"there is nothing at {request.url.path}; {_path_hint(request)}"))
         return answer(InvalidRequestError(str(error.detail)))
 
     for kind in (RouterError, StoreError, Exception):
@@ -171,13 +173,27 @@ def _invalid_request(first: Mapping[str, Any]) -> InvalidRequestError:
     return InvalidRequestError(f"{where}: {first['msg']}" if where else first["msg"], param=where or None)
 
 
-def _allowed_methods(request: Request) -> str:
-    """Every method of the path; Starlette's error knows those of the first route that matches it alone."""
+def _methods_at(path: str, request: Request) -> set[str]:
+    """Every method of a path of the app; empty for one that it has not."""
     routes = [*request.app.routes, *(route for part in _ADMIN for route in part.routes.routes)]
-    methods = {
+    scope = {**request.scope, "path": path}
+    return {
         method
         for route in routes
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
         for method in route.methods or ()
     }
+
+
+def _path_hint(request: Request) -> str:
+    """Where a client with a wrong base URL meant to go."""
+    for path in similar_paths(request.url.path):
+        if is_inference(path) or _methods_at(path, request):
+            return f"did you mean {path}?"
+    return "see /docs"
+
+
+def _allowed_methods(request: Request) -> str:
+    """Every method of the path; Starlette's error knows those of the first route that matches it alone."""
+    methods = _methods_at(request.url.path, request)
     return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))

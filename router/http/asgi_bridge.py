@@ -18,7 +18,6 @@ Message = MutableMapping[str, Any]
 AsgiApp = Callable[
     [MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
 ]
-Address = tuple[str, int] | None
 
 _FRAMING_FIELDS: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding"})
 
@@ -34,9 +33,9 @@ class WaitingDownstream(Downstream, Protocol):
 
 
 def build_scope(
-    request: Request, *, scheme: str, client: Address, server: Address, state: dict[str, Any]
+    request: Request, *, scheme: str, client: object, server: object, state: dict[str, Any]
 ) -> dict[str, Any]:
-    """The ASGI scope of a request."""
+    """The ASGI scope of a request; ``client`` and ``server`` as the socket names them."""
     raw_path = request.path.encode("latin-1")
     return {
         "type": "http",
@@ -50,10 +49,16 @@ def build_scope(
         "query_string": request.query,
         "root_path": "",
         "headers": request.fields,
-        "client": client,
-        "server": server,
+        "client": _address(client),
+        "server": _address(server),
         "state": state,
     }
+
+
+def _address(name: object) -> tuple[str, int] | None:
+    if isinstance(name, tuple) and len(name) >= 2:
+        return str(name[0]), int(name[1])
+    return None
 
 
 async def serve_asgi(

@@ -13,10 +13,11 @@ from uvicorn.server import ServerState
 
 from router.errors import ReplicaFullError, RequestTimeoutError, RouterError
 from router.http.admission import make_head_check
-from router.http.asgi_bridge import Address, AsgiApp, build_scope, serve_asgi
+from router.http.asgi_bridge import AsgiApp, build_scope, serve_asgi
 from router.http.connection_limit import ConnectionLimit, connection_limit_finder
 from router.http.downstream import ByteSource
 from router.http.forward import serve_inference
+from router.http.half_closed import DepartureProbes
 from router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Header, error_answer, options_answer
 from router.http.paths import is_inference
 from router.http.plane import DataPlane
@@ -89,6 +90,7 @@ class ClientConnection(asyncio.Protocol):
         self._since_s = self._loop.time()
         """Start of the present wait: for a request, for its rest, for the client to read, for the linger."""
         self._lingering = False
+        self._probes: DepartureProbes | None = None
         self._cut: RouterError | None = None
         # Of the present answer (see Downstream):
         self._keep_alive = True
@@ -123,17 +125,31 @@ class ClientConnection(asyncio.Protocol):
             request.drop_body()
         self._waiting.clear()
         self._reader.drop_body()
+        if self._probes is not None:
+            self._probes.stop()
         self._release_waiters()
         if self._task is not None and self._request is not None and is_inference(self._request.path):
             self._task.cancel()  # frees the instance; an app hears of it by receive() and send()
 
-    def eof_received(self) -> None:
-        """A client that stops sending has left: there is no telling a half-closed one, and its instance is dear.
+    def eof_received(self) -> bool:
+        """The client has closed its sending half, or left: probes tell. It is answered what it has sent whole.
 
-        Returning None closes the transport, behind what is still to be written.
+        Returning False closes the transport, behind what is still to be written.
         """
-        if self._task is not None:
-            self._transport.abort()
+        if self._closing or self._task is None:
+            return False
+        if self.http_10 or self._transport.get_extra_info("sslcontext") is not None:
+            self._transport.abort()  # no probe for the one, no half for the other: it counts as gone
+            return False
+        self._reader.end()
+        self._probes = DepartureProbes(self._loop, self._probe)
+        return True
+
+    def _probe(self) -> None:
+        if not self.committed:
+            self._transport.write(CONTINUE)
+        elif self._source is not None:
+            self._source.probe()
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
@@ -233,8 +249,8 @@ class ClientConnection(asyncio.Protocol):
             scope = build_scope(
                 request,
                 scheme="https" if self._transport.get_extra_info("sslcontext") else "http",
-                client=_address(self._transport.get_extra_info("peername")),
-                server=_address(self._transport.get_extra_info("sockname")),
+                client=self._transport.get_extra_info("peername"),
+                server=self._transport.get_extra_info("sockname"),
                 state=self._app_state.copy(),
             )
             await serve_asgi(self._app, scope, request, self, self._server_state.default_headers)
@@ -304,11 +320,12 @@ class ClientConnection(asyncio.Protocol):
         return self._keep_alive
 
     def write(self, data: bytes) -> None:
-        self._transport.write(data)
+        if not self.gone:  # what the instance sends until it hears of it
+            self._transport.write(data)
 
     def write_head(self, head: bytes) -> None:
         self.committed = True
-        self._transport.write(head)
+        self.write(head)
 
     def refuse(self, error: RouterError, fields: Iterable[Header] = ()) -> None:
         if self.gone:
@@ -335,7 +352,7 @@ class ClientConnection(asyncio.Protocol):
 
     def break_off(self, last_words: bytes) -> None:
         if last_words:
-            self._transport.write(last_words)
+            self.write(last_words)
             self._close()
         else:
             self.abort()
@@ -381,9 +398,3 @@ class ClientConnection(asyncio.Protocol):
 
 def _too_slow(time_s: float) -> str:
     return f"the request did not come within {time_s:g} s; send it faster, or raise router.client_timeout_s"
-
-
-def _address(name: object) -> Address:
-    if isinstance(name, tuple) and len(name) >= 2:
-        return str(name[0]), int(name[1])
-    return None

@@ -16,6 +16,9 @@ class ByteSource(Protocol):
 
     def resume_reading(self) -> None: ...
 
+    def probe(self) -> None:
+        """Send the client what it skips, if the framing has a place for it: a write to one that has left fails."""
+
     def give_up(self, error: RouterError) -> None:
         """Break the answer off with ``error``, in the way that its client understands."""
 

@@ -105,6 +105,10 @@ class Exchange:
         else:
             self._fail(failure)
 
+    def probe(self) -> None:
+        if self._between_events():
+            self._downstream.write(self._framed(b":\n\n"))
+
     def cut_off(self, error: RouterError) -> None:
         head = self._head
         assert head is not None
@@ -261,9 +265,12 @@ class Exchange:
     def _break_off(self, error: RouterError) -> None:
         """The client must notice: no end of the framing, and in a stream an error event where one fits."""
         words = b""
-        if self._event_stream and b"".join(self._tail()).endswith((b"\n\n", b"\r\n\r\n")):
+        if self._between_events():
             words = self._framed(error_event(error_body(error, self._downstream.path)))
         self._downstream.break_off(words)
+
+    def _between_events(self) -> bool:
+        return self._event_stream and b"".join(self._tail()).endswith((b"\n\n", b"\r\n\r\n"))
 
     def _framed(self, event: bytes) -> bytes:
         """``event`` as the client's framing wants it; empty where it would land inside of a chunk, or of a length."""

@@ -19,6 +19,9 @@ from router.http.paths import is_inference
 MAX_PIPELINED_REQUESTS = 32
 """Requests read ahead of their answers at most; the connection closes after those (RFC 9112 section 9.3.2)."""
 
+CHUNK_OVERHEAD_BYTES = 16
+"""A chunk's size and line ends take no more than this; what is more is an extension."""
+
 DISCARDED_BODY_BYTES = 64 << 10
 """A refused request keeps its connection if its body is announced to be no longer than this."""
 
@@ -84,6 +87,7 @@ class RequestReader:
         self._max_header_bytes = max_header_bytes
         self._max_headers = max_headers
         self._parser = httptools.HttpRequestParser(self)
+        self._fed = b""
         self._complete: list[Request] = []
         self._seen = False
         """The present feed made the parser hand over a head, a piece of a body or the end of a request."""
@@ -99,6 +103,10 @@ class RequestReader:
         self._begin()
 
     def _begin(self) -> None:
+        self._earlier: list[bytes] = []
+        """What was fed before since the request began, while its head is not whole."""
+        self._pipelined = bool(self._complete)
+        """It began behind another one in the same feed."""
         self._target = b""
         self._fields: list[Header] = []
         self._field_count = 0
@@ -109,6 +117,9 @@ class RequestReader:
         """One buffer, as a piece may be as small as a byte; a body that comes in one piece is never copied."""
         self._body_bytes = 0
         self._body_limit = 0
+        self._chunks = 0
+        self._extension_bytes = 0
+        """Of the body's framing, above what its chunks need; below 0 where a feed cut them."""
         self.expects_continue = False
 
     @property
@@ -120,12 +131,22 @@ class RequestReader:
         """Read on; returns the requests completed by ``data`` (which may be several, or none)."""
         self._complete = []
         self._seen = False
+        request, body_bytes, chunks = self._request, self._body_bytes, self._chunks
         left = data
         while left:
             left = self._parse(left)
-        if self.reading and not self._seen and not self.stopped:
-            self._count_unseen(len(data))
+        if self.reading and not self.stopped:
+            if not self._seen:
+                self._count_unseen(len(data))
+            elif request is not None and request is self._request:
+                self._count_extensions(len(data) - (self._body_bytes - body_bytes), self._chunks - chunks)
         return self._complete
+
+    def end(self) -> None:
+        """The client sends no more: the request being read will not be complete."""
+        self.drop_body()
+        self.reading = False
+        self.stopped = True
 
     def _count_unseen(self, fed_bytes: int) -> None:
         """A field that never ends, of the head or of a trailer, grows inside the parser, unseen by on_header: count
@@ -135,6 +156,12 @@ class RequestReader:
             part = "trailer" if self._head_done else "head"
             refused = self._request.refusal if self._request is not None else None
             self._stop(refused or self._too_long(part))
+
+    def _count_extensions(self, framing_bytes: int, chunks: int) -> None:
+        self._extension_bytes += framing_bytes - chunks * CHUNK_OVERHEAD_BYTES
+        if self._extension_bytes > self._max_header_bytes:
+            assert self._request is not None
+            self._stop(self._request.refusal or self._too_long("framing (chunk extensions)"))
 
     def _too_long(self, part: str) -> HeadersTooLargeError:
         return HeadersTooLargeError(
@@ -152,12 +179,15 @@ class RequestReader:
 
     def _parse(self, data: bytes) -> bytes:
         """Feed the parser; returns what must be fed again."""
+        self._fed = data
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             return self._without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._stop_after(error)
+        if self.reading and not self._head_done:
+            self._earlier.append(data)
         return b""
 
     def drop_body(self) -> None:
@@ -248,6 +278,9 @@ class RequestReader:
         # RFC 9110 section 10.1.1: HTTP/1.0 knows no informational answers.
         self.expects_continue = expects and request.refusal is None and not request.http_10
 
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+
     def on_body(self, piece: bytes) -> None:
         self._handed_over()
         request = self._request
@@ -287,19 +320,28 @@ class RequestReader:
 
     # the head ------------------------------------------------------------------------------------------------
     def _head(self) -> Request:
-        target = self._target
+        target, method, version = self._target, self._parser.get_method(), self._parser.get_http_version()
+        self._check_line(b"%b %b HTTP/%b\r\n" % (method, target, version.encode()), version)
         if not target.startswith(b"/"):
             target = self._origin_form(target)
         raw_path, _, query = target.partition(b"?")
-        version = self._parser.get_http_version()
         return Request(
-            method=self._parser.get_method().decode("ascii"),
+            method=method.decode("ascii"),
             path=raw_path.decode("latin-1"),
             query=query.partition(b"#")[0],
             fields=self._fields,
             http_10=version != "1.1",
             keep_alive=version == "1.1" and self._parser.should_keep_alive(),
         )
+
+    def _check_line(self, line: bytes, version: str) -> None:
+        """The parser takes other protocols (RTSP) and versions, or none, for HTTP, and tells only their numbers."""
+        fed = b"".join((*self._earlier, self._fed)) if self._earlier else self._fed
+        at_hand = fed.startswith(line) or (
+            line in fed if self._pipelined else fed.lstrip(b"\r\n").startswith(line)  # behind empty lines
+        )
+        if not at_hand or version not in ("1.1", "1.0"):
+            self._refuse(InvalidRequestError("the request line must end with one blank and HTTP/1.1 or HTTP/1.0"))
 
     def _origin_form(self, target: bytes) -> bytes:
         """``http://host/path`` is legal towards any server; ``*`` and CONNECT's authority stay as they are."""
@@ -315,6 +357,8 @@ class RequestReader:
         """What the parser lets through although two readers of it could disagree where the body ends."""
         coding = request.get(b"transfer-encoding")
         if coding is not None:
+            if request.count(b"transfer-encoding") > 1:
+                self._refuse(InvalidRequestError("a request has one transfer-encoding at most"))
             if request.http_10:
                 self._refuse(InvalidRequestError("HTTP/1.0 knows no transfer-encoding; send a content-length"))
             if coding.strip().lower() != b"chunked":

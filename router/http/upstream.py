@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import termios
 from enum import StrEnum
 from typing import Final, Protocol, cast
 
@@ -14,7 +16,9 @@ from router.outcome import FailureKind, InstanceFailure
 from scheduling.values import value
 
 MAX_HEAD_BYTES: Final = 64 << 10
-"""Largest head of an answer; a longer one is a broken instance."""
+"""Largest head of an answer, largest trailer and largest extension of a chunk; a longer one is a broken instance."""
+
+_NOTHING_UNREAD: Final = bytes(4)
 
 _HEAD_END: Final = b"\r\n\r\n"
 _LINE_ENDS: Final = b"\r\n"
@@ -54,6 +58,9 @@ class AnswerSink(Protocol):
     def failed(self, failure: InstanceFailure) -> None:
         """The answer will not be completed."""
 
+    def probe(self) -> None:
+        """See ``ByteSource.probe``."""
+
     def cut_off(self, error: RouterError) -> None:
         """This replica ends an answer that has begun; the connection is closed."""
 
@@ -73,6 +80,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.between_chunks = False
         """A chunk may be put in here without breaking the framing."""
         self._transport: asyncio.Transport | None = None
+        self._file = -1
+        """Descriptor of a plain connection."""
         self._parser = httptools.HttpResponseParser(self)
         self._sink: AnswerSink | None = None
         self._paused = False
@@ -84,6 +93,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._head: AnswerHead | None = None
         self._pieces: list[bytes] = []
         self._informational = 0
+        self._unseen_bytes = 0
+        """Fed to the parser since it last handed over a piece of the body."""
         self._complete = False
         self._keep_alive = False
 
@@ -110,6 +121,14 @@ class UpstreamConnection(asyncio.Protocol):
             and self._transport.get_write_buffer_size() == 0  # answered before it had read the whole request
         )
 
+    @property
+    def spoke_unasked(self) -> bool:
+        """Bytes that belong to no request wait to be read: whoever used the connection would take them for its answer.
+
+        Those that are still under way cannot be seen, nor can any by TLS.
+        """
+        return self._file >= 0 and fcntl.ioctl(self._file, termios.FIONREAD, _NOTHING_UNREAD) != _NOTHING_UNREAD
+
     def pause_reading(self) -> None:
         """The client is slower than the instance."""
         if not self._paused and self._transport is not None and not self._transport.is_closing():
@@ -120,6 +139,10 @@ class UpstreamConnection(asyncio.Protocol):
         if self._paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         self._paused = False
+
+    def probe(self) -> None:
+        if self._sink is not None:
+            self._sink.probe()
 
     def give_up(self, error: RouterError) -> None:
         """Close, and let the sink end its answer with ``error``."""
@@ -141,6 +164,8 @@ class UpstreamConnection(asyncio.Protocol):
     # the transport's side ------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from asyncio's
+        plain = transport.get_extra_info("sslcontext") is None
+        self._file = transport.get_extra_info("socket").fileno() if plain else -1
 
     def data_received(self, data: bytes) -> None:
         if self._sink is None:  # an idle instance has nothing to say: never mistake it for the next answer
@@ -159,8 +184,19 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if before is None:
             self._receive_head(data)
-        else:
+        elif self._pieces or self._complete:
+            self._unseen_bytes = 0
             self._hand_on(data)
+        elif self._within_bounds(len(data)):
+            self._hand_on(data)
+
+    def _within_bounds(self, fed_bytes: int) -> bool:
+        """A trailer, or a chunk's extension, that never ends grows inside the parser."""
+        self._unseen_bytes += fed_bytes
+        if self._unseen_bytes > MAX_HEAD_BYTES:
+            self._fail(FailureKind.PROTOCOL, f"the framing of the answer has a part over {MAX_HEAD_BYTES} bytes")
+            return False
+        return True
 
     def _feed_line_end(self, data: bytes) -> bytes:
         """Feed what may begin with the rest of the answer's last line; returns it without what comes behind that."""
@@ -217,6 +253,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
+        self._file = -1
         sink, head = self._sink, self._head
         if sink is None:
             return
@@ -251,7 +288,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._keep_alive = self._parser.should_keep_alive()
         index = dict(self._fields)
-        framing = _framing(status, index)
+        framing = _framing(status, self._fields, index)
         self._head = AnswerHead(status, self._fields, framing, index)
         self.between_chunks = framing is Framing.CHUNKED
 
@@ -268,13 +305,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._complete = self._head is not None  # not the end of an informational answer
 
 
-def _framing(status: int, index: dict[bytes, bytes]) -> Framing:
+def _framing(status: int, fields: list[Header], index: dict[bytes, bytes]) -> Framing:
     """How the body ends. Raises ValueError when the client could not be told the same."""
     if status in (204, 304):
         return Framing.EMPTY
     coding = index.get(b"transfer-encoding")
     if coding is not None:
-        if coding.strip().lower() != b"chunked":
+        alone = len(index) == len(fields) or sum(name == b"transfer-encoding" for name, _ in fields) == 1
+        if not alone or coding.strip().lower() != b"chunked":
             raise ValueError("a transfer-encoding beside chunked")  # the parser would read until the end
         return Framing.CHUNKED
     return Framing.LENGTH if b"content-length" in index else Framing.UNTIL_CLOSE

@@ -92,7 +92,7 @@ class UpstreamPool:
         oldest_s = stack[-1].loop.time() - self._idle_s
         while stack:
             connection = stack.pop()
-            if connection.reusable and connection.idle_since_s >= oldest_s:
+            if connection.reusable and connection.idle_since_s >= oldest_s and not connection.spoke_unasked:
                 connection.reused = True
                 return connection
             connection.abort()

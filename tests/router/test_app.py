@@ -166,6 +166,30 @@ async def test_every_error_has_openais_shape(start_runtime: Any, client_of: Any,
     assert wrong_body.json()["error"]["param"] == "id"
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/chat/completions/", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/embeddings", "did you mean /v1/embeddings?"),
+        ("/openai/v1/models", "did you mean /v1/models?"),
+        ("/models", "did you mean /v1/models?"),
+        ("/health/", "did you mean /health?"),
+        ("/admin/instances/", "did you mean /admin/instances?"),
+        ("/v1/nothing", "see /docs"),
+        ("/", "see /docs"),
+    ],
+)
+async def test_a_wrong_path_is_answered_with_the_one_that_was_meant(
+    start_runtime: Any, client_of: Any, path: str, hint: str
+) -> None:
+    missing = await client_of(await start_runtime(admin_key="root")).post(path, json={})
+
+    assert missing.status_code == 404
+    assert missing.json()["error"]["message"] == f"there is nothing at {path}; {hint}"
+
+
 NO_OBJECT = "the body must be a JSON object, sent with content-type: application/json"
 
 

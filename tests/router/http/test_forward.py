@@ -807,9 +807,89 @@ async def test_a_client_that_leaves_while_held_is_forgotten(fleet, kit) -> None:
     assert not instance.talks and not lifecycle.placed_requests
 
 
-async def test_a_half_closed_client_counts_as_gone(fleet, kit) -> None:
-    lifecycle, _, client = await fleet(whole_answer, gate=asyncio.Event())
+async def test_a_client_that_leaves_while_its_answer_flows_leaves_no_trace_in_the_log(
+    kit, start_instance, start_router, caplog
+) -> None:
+    async def flood(talk):
+        await talk.begin_stream()
+        while True:
+            for _ in range(5):
+                await talk.token("word " * 400)
+            await asyncio.sleep(0)
+
+    instance = await start_instance(flood)
+    lifecycle = kit.Lifecycle([instance.url])
+    router = await start_router(lifecycle)
+
+    async def leave() -> None:
+        client = await router.connect()
+        client.chat(stream=True)
+        await client.head()
+        client.close()
+
+    await asyncio.gather(*[leave() for _ in range(40)])
+    await kit.eventually(lambda: all(placed.finished for placed in lifecycle.placed_requests))
+    assert [placed.outcome for placed in lifecycle.placed_requests] == [Outcome.CLIENT_GONE] * 40
+    assert not caplog.records
+
+
+# clients that close their half -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("script", [whole_answer, whole_stream])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_client_that_closed_its_half_gets_its_whole_answer(fleet, kit, script, begun: bool) -> None:
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(talk):
+        if begun:
+            await talk.begin_stream()
+            await talk.token("a")
+        arrived.set()
+        await go_on.wait()
+        if begun:
+            await talk.token("b")
+            await talk.end_stream()
+        else:
+            await script(talk)
+
+    lifecycle, _, client = await fleet(slow)
+    client.chat(stream=True)
+    await arrived.wait()
+    if begun:
+        await kit.eventually(lambda: lifecycle.placed_request.first_tokens == 1)
+    client.writer.write_eof()
+    await asyncio.sleep(0.3)  # until it was asked more than once whether it is there
+    go_on.set()
+    raw = await asyncio.wait_for(client.reader.read(), 10)
+    answer = raw.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") or b'"usage"' in answer
+    assert (b"\r\nconnection: close\r\n" in answer) is not begun
+    assert lifecycle.placed_request.outcome is Outcome.COMPLETED
+
+
+async def test_requests_pipelined_before_a_client_closed_its_half_are_all_answered(fleet) -> None:
+    _, _, client = await fleet(whole_answer)
+    for _ in range(3):
+        client.chat()
+    client.writer.write_eof()
+    raw = await asyncio.wait_for(client.reader.read(), 10)
+    assert raw.count(b"HTTP/1.1 200 OK") == 3 and raw.count(b"connection: close") == 1
+
+
+async def test_half_a_request_is_not_waited_for_once_its_client_closed_its_half(fleet) -> None:
+    _, _, client = await fleet(whole_answer)
     client.chat()
+    client.send(b"POST /v1/chat/completions HTTP/1.1\r\n")
+    client.writer.write_eof()
+    raw = await asyncio.wait_for(client.reader.read(), 1.0)
+    assert raw.count(b"HTTP/1.1 200 OK") == 1
+
+
+async def test_a_client_of_http_10_that_closes_its_half_counts_as_gone(fleet, kit) -> None:
+    """It cannot be asked whether it is there."""
+    lifecycle, _, client = await fleet(whole_answer, gate=asyncio.Event())
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    client.send(b"POST %b HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % (kit.CHAT.encode(), len(body)) + body)
     await kit.eventually(lambda: bool(lifecycle.requests))
     client.writer.write_eof()
     await kit.eventually(lambda: lifecycle.ended == [Outcome.CLIENT_GONE], within_s=1.0)

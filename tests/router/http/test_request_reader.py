@@ -63,6 +63,8 @@ def test_a_chunked_body_is_joined_and_its_trailers_are_dropped() -> None:
         b"Content-Length: 99999999999999999999999\r\n",
         b"Transfer-Encoding: gzip, chunked\r\n",
         b"Transfer-Encoding: gzip\r\n",
+        b"Transfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
         b"X : y\r\n",
         b"X: y\r\n folded\r\n",
         b"X: a\x00b\r\n",
@@ -84,14 +86,24 @@ def test_a_head_that_two_readers_could_understand_differently_is_refused(head: b
         b"GET /a b HTTP/1.1\r\n\r\n",
         b"BREW /pot HTTP/1.1\r\n\r\n",
         b"GET / HTTP/3.7\r\n\r\n",
+        b"POST / HTTP/2.0\r\nhost: h\r\ncontent-length: 0\r\n\r\n",
+        b"POST / HTTP/0.9\r\nhost: h\r\n\r\n",
+        b"POST /\r\nhost: h\r\n\r\n",
+        b"POST / RTSP/1.0\r\nhost: h\r\ncontent-length: 0\r\n\r\n",
+        b"GET / RTSP/1.1\r\nhost: h\r\n\r\n",
+        b"GET / RTSP/1.1\r\nhost: h\r\nx: / HTTP/1.1\r\n\r\n",
+        b"GET /  HTTP/1.1\r\nhost: h\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET / HTTP/1.1\nhost: h\n\n",
     ],
 )
 def test_what_is_not_http_is_refused_with_400(wire: bytes) -> None:
-    subject = reader()
-    assert subject.feed(wire) == []
-    assert subject.stopped and status_of(subject.refusal) == 400
+    for size in (1, 7, len(wire)):
+        subject = reader()
+        for start in range(0, len(wire), size):
+            if not subject.stopped:
+                assert subject.feed(wire[start : start + size]) == []
+        assert subject.stopped and status_of(subject.refusal) == 400
 
 
 def test_a_broken_chunk_size_is_refused() -> None:
@@ -168,6 +180,24 @@ def test_a_trailer_that_never_ends_is_refused_while_it_grows(check_head: HeadChe
         fed += 100
         assert fed < 4000
     assert status_of(subject.refusal) == status
+
+
+def test_chunk_extensions_are_bounded_in_all() -> None:
+    subject = reader()
+    subject.feed(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+    for _ in range(3):
+        assert not subject.stopped
+        subject.feed(b"1;" + b"x" * 900 + b"\r\n!\r\n")
+    assert status_of(subject.refusal) == 431
+
+
+def test_chunks_of_one_byte_do_not_count_as_extensions() -> None:
+    subject = reader()
+    subject.feed(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+    for _ in range(900):
+        assert subject.feed(b"0001\r\n!\r\n") == []
+    [request] = subject.feed(b"0\r\n\r\n")
+    assert len(request.body) == 900
 
 
 def test_a_body_in_many_small_chunks_of_many_pieces_does_not_count_as_trailer() -> None:

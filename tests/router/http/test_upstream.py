@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.http.upstream import AnswerHead, UpstreamConnection
-from router.outcome import InstanceFailure
+from router.outcome import FailureKind, InstanceFailure
 
 
 class Wire:
@@ -21,11 +21,15 @@ class Wire:
 
     def abort(self) -> None: ...
 
+    def get_extra_info(self, name: str) -> object:
+        return self if name == "sslcontext" else None
+
 
 class Sink:
     def __init__(self) -> None:
         self.wire = b""
         self.complete = False
+        self.failure: InstanceFailure | None = None
 
     def head_received(self, head: AnswerHead) -> None: ...
 
@@ -34,7 +38,17 @@ class Sink:
         self.complete = complete
 
     def failed(self, failure: InstanceFailure) -> None:
-        raise AssertionError(failure)
+        self.failure = failure
+
+
+def feed(*pieces: bytes) -> Sink:
+    sink, connection = Sink(), UpstreamConnection("http://instance")
+    connection.connection_made(Wire())  # type: ignore[arg-type]
+    connection.start(sink, b"", b"")
+    for piece in pieces:
+        if sink.failure is None:
+            connection.data_received(piece)
+    return sink
 
 
 def cuts(wire: bytes) -> list[list[bytes]]:
@@ -63,3 +77,31 @@ async def test_line_ends_behind_an_answer_are_cut_and_its_connection_is_not_kept
             connection.data_received(piece)
         assert sink.complete and sink.wire == answer.partition(b"\r\n\r\n")[2], [*pieces, last]
         assert connection.reusable is not bool(excess), [*pieces, last]
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("fields", [b"identity|chunked", b"chunked|identity", b"chunked|chunked", b"gzip, chunked"])
+async def test_an_answer_of_doubtful_framing_is_refused(fields: bytes) -> None:
+    lines = b"".join(b"transfer-encoding: %b\r\n" % field for field in fields.split(b"|"))
+    sink = feed(b"HTTP/1.1 200 OK\r\nx: y\r\n%b\r\n2\r\n{}\r\n0\r\n\r\n" % lines)
+    assert sink.failure is not None and sink.failure.kind is FailureKind.PROTOCOL
+    assert not sink.wire
+
+
+@pytest.mark.parametrize("before", [b"0\r\nx: ", b"1;"])
+async def test_a_trailer_or_an_extension_that_never_ends_is_a_failure(before: bytes) -> None:
+    sink = feed(CHUNKED + b"2\r\n{}\r\n" + before, *[b"y" * 5000] * 20)
+    assert sink.failure is not None and sink.failure.kind is FailureKind.PROTOCOL
+    assert len(sink.wire) < 80_000
+
+
+async def test_trailers_that_never_end_are_a_failure() -> None:
+    sink = feed(CHUNKED + b"2\r\n{}\r\n0\r\n", *[b"x: y\r\n" * 1000] * 20)
+    assert sink.failure is not None and sink.failure.kind is FailureKind.PROTOCOL
+
+
+async def test_a_long_stream_in_small_pieces_is_not_taken_for_a_trailer() -> None:
+    sink = feed(CHUNKED, *[piece for _ in range(40_000) for piece in (b"1\r\n", b"x", b"\r\n")], b"0\r\n\r\n")
+    assert sink.complete and sink.failure is None

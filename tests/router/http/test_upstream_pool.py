@@ -5,6 +5,7 @@ import contextlib
 import resource
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -121,6 +122,35 @@ async def test_an_instance_that_speaks_unasked_is_not_listened_to(pool, start_in
     subject.release(connection)
     await kit.eventually(lambda: connection.closed)
     assert not connection.reusable
+
+
+async def test_a_connection_whose_instance_spoke_unasked_is_not_used_even_before_it_was_heard(
+    pool, start_instance
+) -> None:
+    sent = threading.Event()
+
+    async def answer_twice(talk):
+        await talk.answer({"ok": 1})
+        sender = talk.writer.get_extra_info("socket").dup()
+        threading.Thread(target=speak, args=(sender,)).start()
+
+    def speak(sender: socket.socket) -> None:
+        spoken.wait(5)
+        sender.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nno")
+        sender.close()
+        sent.set()
+
+    spoken = threading.Event()
+    instance, subject = await start_instance(answer_twice), pool()
+    connection = await subject.acquire(instance.url)
+    await ask(connection)
+    subject.release(connection)
+    await asyncio.sleep(0)
+    spoken.set()
+    assert sent.wait(5)  # the loop stands still meanwhile: it has not read what came
+    fresh = await subject.acquire(instance.url)
+    assert fresh is not connection and not fresh.reused
+    fresh.abort()
 
 
 @pytest.mark.parametrize("closing", ["connection: close\r\n", ""])
