@@ -23,8 +23,13 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
 
 def endpoint(settings: Settings) -> str:
     """Where this configuration's routers are reached from this machine."""
+    return base_url(settings, settings.router.port)
+
+
+def base_url(settings: Settings, port: int) -> str:
+    """Where a router is reached from this machine that listens on ``port``, the endpoint's or its own."""
     host = "127.0.0.1" if settings.router.host in _EVERYWHERE else settings.router.host
-    return f"http://{host}:{settings.router.port}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class AdminApi:

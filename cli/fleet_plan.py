@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from cli.admin_api import endpoint
+from cli.admin_api import base_url, endpoint
 from cli.errors import CommandError
 from cli.processes import ChildSpec
 from cli.settings import Settings
@@ -41,8 +41,8 @@ class FleetPlan:
 
     settings: Settings
     children: tuple[ChildSpec, ...]
-    ops_ports: tuple[int, ...]
-    """Each replica's own port, in order."""
+    ops_urls: tuple[str, ...]
+    """Each replica's own address, in order."""
     store_shown_as: str
     """The store's URL for people, without a password."""
 
@@ -72,7 +72,7 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
     router = settings.router
     port = router.port or free_ports(1, router.host)[0]
     require_free_port(router.host, port)
-    ops_ports = free_ports(size.replicas, taken=(port,))
+    ops_ports = free_ports(size.replicas, router.host, taken=(port,))
     pool, emulator = settings.pools[0], settings.emulator
     emulated = not instance_urls and not any(known.instances for known in settings.pools)
     if emulated:
@@ -88,8 +88,10 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
         "router": router.model_copy(update={"port": port, **_unset(_HASTE, router)}),
         "emulator": emulator,
     }
-    children = _children(config_file, size, ops_ports, emulated)
-    return FleetPlan(settings.model_copy(update=changed), children, ops_ports, without_password(settings.store.url))
+    planned = settings.model_copy(update=changed)
+    ops_urls = tuple(base_url(planned, ops_port) for ops_port in ops_ports)
+    children = _children(config_file, size, dict(zip(ops_ports, ops_urls, strict=True)), emulated)
+    return FleetPlan(planned, children, ops_urls, without_password(settings.store.url))
 
 
 def _unset(values: Mapping[str, Any], settings: BaseModel) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def given_instances(urls: Sequence[str]) -> tuple[InstanceSettings, ...]:
     return tuple(instances)
 
 
-def _children(config_file: str, size: FleetSize, ops_ports: Sequence[int], emulated: bool) -> tuple[ChildSpec, ...]:
+def _children(config_file: str, size: FleetSize, ops_urls: Mapping[int, str], emulated: bool) -> tuple[ChildSpec, ...]:
     config = ("--config", config_file)
     emulator = ChildSpec("instances", ("emulate", *config), STOP_INSTANCES)
     routers = [
@@ -121,8 +123,9 @@ def _children(config_file: str, size: FleetSize, ops_ports: Sequence[int], emula
             f"router-{number}",
             ("router", *config, "--name", f"router-{number}", "--router.ops_port", str(ops_port)),
             STOP_ROUTERS,
+            health_url=f"{ops_url}/health",
         )
-        for number, ops_port in enumerate(ops_ports, 1)
+        for number, (ops_port, ops_url) in enumerate(ops_urls.items(), 1)
     ]
     workers = [
         ChildSpec(f"worker-{number}", ("worker", *config, "--name", f"worker-{number}"), STOP_WORKERS)
@@ -167,11 +170,12 @@ def emulated_pool(pool: PoolSettings, emulator: EmulatorSettings) -> PoolSetting
 
 def free_ports(count: int, host: str = "127.0.0.1", *, taken: Collection[int] = ()) -> tuple[int, ...]:
     """Ports that nobody listens on right now, all different, and none that is ``taken`` already by this fleet."""
+    family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     ports: list[int] = []
     with contextlib.ExitStack() as bound:
         while len(ports) < count:
-            probe = bound.enter_context(socket.socket())
-            probe.bind((host, 0))
+            probe = bound.enter_context(socket.socket(family, kind))
+            probe.bind(address)
             if (port := probe.getsockname()[1]) not in taken:
                 ports.append(port)
     return tuple(ports)

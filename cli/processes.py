@@ -28,6 +28,8 @@ class ChildSpec:
     name: str
     arguments: tuple[str, ...]
     stop_stage: int
+    health_url: str = ""
+    """Where it answers as long as it works; empty if nowhere."""
 
 
 @dataclass(slots=True)
@@ -44,6 +46,11 @@ class Child:
     def pid(self) -> int | None:
         running = self.process is not None and self.process.returncode is None
         return self.process.pid if running and self.process else None
+
+    def kill(self) -> None:
+        """End the process at once, if one runs."""
+        if self.pid is not None and self.process is not None:
+            self.process.kill()
 
 
 class ProcessGroup:

@@ -9,6 +9,7 @@ import secrets
 from cli.errors import not_listening, of_store
 from cli.logs import log_to_stderr
 from cli.parent import end_with_parent
+from cli.service_manager import ServiceManager
 from cli.settings import Settings
 
 
@@ -26,24 +27,28 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     name = f"{arguments.name}-{secrets.token_hex(3)}" if arguments.name else None
     log_to_stderr(settings.router.log_level)
     end_with_parent(os.environ)
-    try:
-        uvloop.run(
-            serve(
+    manager = ServiceManager(os.environ)
+
+    def announce(port: int, ops_port: int | None) -> None:
+        own = f", its own port is {ops_port}" if ops_port is not None else ""
+        print(f"a router replica serves port {port}{own}", flush=True)
+        manager.ready()
+
+    async def serve_as_a_service() -> None:
+        async with manager.watched():
+            await serve(
                 settings.router,
                 settings.scheduling,
                 settings.store,
                 settings.pools,
                 replica_id=settings.router.replica_id or name,
-                on_ready=_announce,
+                on_ready=announce,
             )
-        )
+
+    try:
+        uvloop.run(serve_as_a_service())
     except StoreError as error:
         raise of_store(error) from error
     except OSError as error:
         raise not_listening(error, "--router.port PORT or --router.ops_port") from error
     return 0
-
-
-def _announce(port: int, ops_port: int | None) -> None:
-    own = f", its own port is {ops_port}" if ops_port is not None else ""
-    print(f"a router replica serves port {port}{own}", flush=True)

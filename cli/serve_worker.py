@@ -10,6 +10,7 @@ import secrets
 from cli.errors import not_listening, of_store
 from cli.logs import log_to_stderr
 from cli.parent import end_with_parent
+from cli.service_manager import ServiceManager
 from cli.settings import Settings
 
 
@@ -25,8 +26,15 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     worker_id = f"{arguments.name}-{secrets.token_hex(3)}" if arguments.name else None
     log_to_stderr(settings.router.log_level)
     end_with_parent(os.environ)
+    manager = ServiceManager(os.environ)
+
+    async def serve_as_a_service() -> None:
+        async with manager.watched():
+            manager.ready()
+            await serve(settings.worker, settings.scheduling, settings.store, settings.pools, worker_id=worker_id)
+
     try:
-        asyncio.run(serve(settings.worker, settings.scheduling, settings.store, settings.pools, worker_id=worker_id))
+        asyncio.run(serve_as_a_service())
     except StoreError as error:
         raise of_store(error) from error
     except OSError as error:

@@ -21,6 +21,7 @@ from cli.fetch import fetch
 from cli.figures import ReplicaCounts, count_replicas, fleet_figures
 from cli.fleet_folder import fleet_folder
 from cli.fleet_plan import FleetPlan, FleetSize, plain, plan_fleet
+from cli.hang_watch import hung_ones_killed
 from cli.live_status import LiveStatus
 from cli.private_store import private_store
 from cli.processes import ProcessGroup
@@ -119,7 +120,8 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
                 status.say(welcome(plan, time.monotonic() - started_s, directory))
                 for warning in await unserved_models(plan):
                     status.say(warning)
-                await _show_until(stopping, plan, store, status, arguments.status_interval_s)
+                async with hung_ones_killed(group.children, status.say):
+                    await _show_until(stopping, plan, store, status, arguments.status_interval_s)
             status.say("stopping … (another Ctrl-C kills what still runs)")
     return 0
 
@@ -194,8 +196,8 @@ async def _missing(plan: FleetPlan, store: Store) -> str:
             return f"{', '.join(waiting)} not ready (are the servers reachable?)"
         if snapshot.leader is None:
             return "no worker leads yet"
-    for port in plan.ops_ports:
-        answer = await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}/ready", timeout_s=1.0)
+    for url in plan.ops_urls:
+        answer = await asyncio.to_thread(fetch, f"{url}/ready", timeout_s=1.0)
         if answer.status != HTTPStatus.OK:
             return "a router replica is not ready"
     return ""
@@ -204,10 +206,9 @@ async def _missing(plan: FleetPlan, store: Store) -> str:
 async def _show_until(
     stopping: asyncio.Event, plan: FleetPlan, store: Store, status: LiveStatus, interval_s: float
 ) -> None:
-    ops_urls = [f"http://127.0.0.1:{port}" for port in plan.ops_ports]
     before, before_s = ReplicaCounts(), time.monotonic()
     while not stopping.is_set():
-        counts, now_s = await count_replicas(ops_urls), time.monotonic()
+        counts, now_s = await count_replicas(plan.ops_urls), time.monotonic()
         rate = max(0, counts.requests - before.requests) / max(now_s - before_s, 1e-3)
         before, before_s = counts, now_s
         try:

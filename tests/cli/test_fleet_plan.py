@@ -27,7 +27,8 @@ def test_a_fleet_has_replicas_with_ports_of_their_own_workers_and_emulated_insta
 
     names = [child.name for child in plan.children]
     assert names == ["instances", "worker-1", "worker-2", "router-1", "router-2", "router-3"]
-    assert len(set(plan.ops_ports)) == 3
+    assert len(set(plan.ops_urls)) == 3
+    assert [child.health_url for child in plan.children[3:]] == [f"{url}/health" for url in plan.ops_urls]
     assert [instance.id for instance in plan.settings.pools[0].instances] == [f"instance-{i}" for i in range(1, 5)]
     assert plan.settings.router.port > 0
 
@@ -81,6 +82,16 @@ def test_a_shared_port_counts_as_taken_although_the_kernel_would_let_us_in() -> 
             plan_fleet(settings("--router.port", str(taken.getsockname()[1])), SIZE, (), "f")
 
 
+@pytest.mark.parametrize(
+    ("host", "reached_at"),
+    [("0.0.0.0", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("::", "127.0.0.1"), ("::1", "[::1]")],
+)
+def test_replicas_are_asked_where_they_listen(host: str, reached_at: str) -> None:
+    plan = plan_fleet(settings("--router.host", host), SIZE, (), "f")
+
+    assert {url.rpartition(":")[0] for url in (plan.endpoint, *plan.ops_urls)} == {f"http://{reached_at}"}
+
+
 def test_ports_in_a_row_skip_those_that_are_taken() -> None:
     base = free_ports(1)[0]
     with socket.socket() as taken:
@@ -97,12 +108,12 @@ def test_emulators_keep_off_the_ports_of_the_routers() -> None:
 
     emulators = range(plan.settings.emulator.port, plan.settings.emulator.port + SIZE.instances)
     assert plan.settings.router.port == port
-    assert not {port, *plan.ops_ports} & {*emulators}
+    assert port not in emulators
     assert plan.settings.emulator.port > port
 
 
 def test_a_replicas_own_port_is_never_the_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a kernel that offers the endpoint's port first, on which nobody listens yet
+    # given a kernel that offers the endpoint's port, on which nobody listens yet
     offered = MagicMock()
     offered.return_value.__enter__.return_value.getsockname.side_effect = [("", 7001), ("", 7002), ("", 7003)]
     monkeypatch.setattr("cli.fleet_plan.socket.socket", offered)

@@ -78,6 +78,18 @@ def test_a_killed_replica_is_replaced_and_its_requests_are_released(
     assert client.with_options(max_retries=5).completions.create(model=fleet.model, prompt="x", max_tokens=1)
 
 
+def test_a_replica_that_hangs_is_replaced_and_the_shared_port_is_free_of_it(fleet: Fleet, client: OpenAI) -> None:
+    hung = fleet.pid("router-2")
+
+    os.kill(hung, signal.SIGSTOP)
+
+    until(lambda: not alive(hung) and fleet.pid("router-2") != hung, "a new replica runs in its place", 30.0)
+    assert "router-2 has not answered" in fleet.output
+    for number in range(20):  # each over a connection of its own: one in three would meet a replica that hangs
+        assert fleet.placement(f"{number} after a hang")
+    fleet.until_idle()
+
+
 def test_the_lead_passes_on_when_the_leader_is_killed(fleet: Fleet, client: OpenAI) -> None:
     def leader() -> str:
         text = fleet.dualmap("inspect", "overview", "--store.url", fleet.store_url)
