@@ -83,6 +83,12 @@ class BodyTooLargeError(RouterError):
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
+class UnsupportedEncodingError(RouterError):
+    """The body is compressed, and neither replicas nor instances read that."""
+
+    status, type, code = 415, "invalid_request_error", "unsupported_encoding"
+
+
 class HeadersTooLargeError(RouterError):
     status, type, code = 431, "invalid_request_error", "headers_too_large"
 

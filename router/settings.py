@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -19,6 +19,10 @@ FLUSH_TIMEOUT_S = 5.0
 """Beyond that, for what is owed to the store to be delivered."""
 LEAVING_S = 3.0
 """Beyond that, to give the leases up and to end."""
+
+
+Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
+"""As browsers send it: no path, and no slash at the end."""
 
 
 class RouterSettings(BaseModel):
@@ -43,6 +47,11 @@ class RouterSettings(BaseModel):
     admin_key: Key | None = Field(None, description="/admin needs this key when it is set")
     upstream_api_key: Key | None = Field(
         None, description="key the instances ask for; replaces the client's authorization"
+    )
+
+    # browsers ------------------------------------------------------------------------------------------------
+    cors_origins: tuple[Origin, ...] = Field(
+        (), description="origins whose pages may call inference and /v1/models from a browser (https://HOST, or *)"
     )
 
     # limits --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from router.api_keys import ApiKeys
-from router.errors import InvalidRequestError, MethodNotAllowedError
+from router.errors import InvalidRequestError, MethodNotAllowedError, UnsupportedEncodingError
 from router.http.model_field import form_model
 from router.http.paths import is_inference, needs_api_key
 from router.http.request_reader import HeadCheck, Request
@@ -28,12 +28,16 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
         if request.method == "CONNECT":
             raise MethodNotAllowedError("this is no forward proxy: CONNECT is not supported")
         inference = is_inference(request.path)
-        if request.method == "OPTIONS" and inference:
+        if request.method == "OPTIONS":  # a browser sends no key with it
             return OPS_BODY_BYTES
         if inference and request.method != "POST":
             raise MethodNotAllowedError(f"{request.path} takes POST, not {request.method}")
         if needs_api_key(request.path):
             keys.check(request.get)
+        encoding = request.get(b"content-encoding")
+        if encoding is not None and encoding.lower() not in (b"", b"identity"):
+            named = encoding.decode("latin-1")
+            raise UnsupportedEncodingError(f"content-encoding {named} is not supported; send the body as it is")
         return max_body_bytes if inference else min(OPS_BODY_BYTES, max_body_bytes)
 
     return check_head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from asyncio import BaseTransport
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Protocol
 from urllib.parse import unquote_to_bytes
@@ -32,10 +33,8 @@ class WaitingDownstream(Downstream, Protocol):
         """Return when the client is gone."""
 
 
-def build_scope(
-    request: Request, *, scheme: str, client: object, server: object, state: dict[str, Any]
-) -> dict[str, Any]:
-    """The ASGI scope of a request; ``client`` and ``server`` as the socket names them."""
+def build_scope(request: Request, transport: BaseTransport, state: dict[str, Any]) -> dict[str, Any]:
+    """The ASGI scope of a request that came over ``transport``."""
     raw_path = request.path.encode("latin-1")
     return {
         "type": "http",
@@ -43,14 +42,14 @@ def build_scope(
         "http_version": "1.0" if request.http_10 else "1.1",
         # The same answer, whose body is not sent: an app need not know of HEAD.
         "method": "GET" if request.method == "HEAD" else request.method,
-        "scheme": scheme,
+        "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
         "path": unquote_to_bytes(raw_path).decode("utf-8", "replace"),
         "raw_path": raw_path,
         "query_string": request.query,
         "root_path": "",
         "headers": request.fields,
-        "client": _address(client),
-        "server": _address(server),
+        "client": _address(transport.get_extra_info("peername")),
+        "server": _address(transport.get_extra_info("sockname")),
         "state": state,
     }
 

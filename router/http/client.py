@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
 from uvicorn.config import Config
@@ -95,6 +95,7 @@ class ClientConnection(asyncio.Protocol):
         # Of the present answer (see Downstream):
         self._keep_alive = True
         self.path = ""
+        self.page_fields: Sequence[Header] = ()
         self.asked_s = self._since_s
         self.http_10 = False
         self.bodiless = False
@@ -221,6 +222,7 @@ class ClientConnection(asyncio.Protocol):
             return
         request = self._request = self._waiting.popleft()
         self.path = request.path
+        self.page_fields = self._plane.cors.fields(request) if self._plane.cors is not None else ()
         self.asked_s = self._loop.time()
         self.http_10 = request.http_10
         self.bodiless = request.method == "HEAD"
@@ -245,17 +247,11 @@ class ClientConnection(asyncio.Protocol):
     async def _answer(self, request: Request) -> None:
         if request.refusal is not None:
             self.refuse(request.refusal)
+        elif request.method == "OPTIONS" and (is_inference(request.path) or self.page_fields):
+            self.write_head(options_answer(close=not self.keeps_alive(), fields=self._own_fields()))
         elif not is_inference(request.path):
-            scope = build_scope(
-                request,
-                scheme="https" if self._transport.get_extra_info("sslcontext") else "http",
-                client=self._transport.get_extra_info("peername"),
-                server=self._transport.get_extra_info("sockname"),
-                state=self._app_state.copy(),
-            )
-            await serve_asgi(self._app, scope, request, self, self._server_state.default_headers)
-        elif request.method == "OPTIONS":
-            self.write_head(options_answer(close=not self.keeps_alive(), fields=self._server_state.default_headers))
+            scope = build_scope(request, self._transport, self._app_state.copy())
+            await serve_asgi(self._app, scope, request, self, self._own_fields())
         else:
             await serve_inference(request, self, self._plane)
 
@@ -289,7 +285,7 @@ class ClientConnection(asyncio.Protocol):
         """Answer what could not be read as a request, and close."""
         self.committed = False
         self.bodiless = False
-        self.path = self._reader.path
+        self.path, self.page_fields = self._reader.path, ()
         self._keep_alive = False
         self.refuse(error)
         self._linger()
@@ -334,9 +330,12 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
             return
         self._plane.observer.refused(error.status, error.code)
-        fields = [*self._server_state.default_headers, *fields]  # uvicorn's: the date, made once per second
+        fields = [*self._own_fields(), *fields]
         close = not self.keeps_alive()
         self.write_head(error_answer(error, close=close, path=self.path, bodiless=self.bodiless, fields=fields))
+
+    def _own_fields(self) -> list[Header]:
+        return [*self._server_state.default_headers, *self.page_fields]  # uvicorn's: the date, made once per second
 
     def set_source(self, source: ByteSource | None) -> None:
         self._source = source

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from router.errors import RouterError
@@ -28,6 +28,8 @@ class Downstream(Protocol):
 
     path: str
     """Of the request: it decides the shape of errors."""
+    page_fields: Sequence[Header]
+    """For the browser of a page that asks (CORS); part of every answer's head."""
     asked_s: float
     """When the request was taken up, by the loop's clock."""
     http_10: bool

@@ -199,6 +199,7 @@ class _Forwarding:
         expected_s = placed.expected_ttft_s
         if expected_s is not None:
             fields.append((b"x-dualmap-expected-ttft-ms", b"%.1f" % (1000.0 * expected_s)))
+        fields += self._downstream.page_fields
         return fields
 
     def _pass_on(self, answer: ErrorAnswer) -> None:

@@ -31,20 +31,40 @@ HOP_FIELDS: Final = frozenset(
 
 # Beside the hop fields: written anew for the instance, or meaningless there. Answers must come uncompressed,
 # for the data plane reads the first token and the usage out of them.
-_NOT_SENT_UP: Final = HOP_FIELDS | {b"host", b"content-length", b"expect", b"x-request-id", b"accept-encoding"}
+# The origin, as this replica says itself which pages may read its answers.
+_NOT_SENT_UP: Final = HOP_FIELDS | {
+    b"host",
+    b"content-length",
+    b"expect",
+    b"x-request-id",
+    b"accept-encoding",
+    b"origin",
+}
 _VIA_HTTP_10: Final = b"via: 1.0 dualmap\r\n"
 _VIA_HTTP_11: Final = b"via: 1.1 dualmap\r\n"
 _USUAL_CONNECTIONS: Final = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
 _NO_TOKENS: Final[frozenset[bytes]] = frozenset()
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
-_NOT_PASSED_DOWN: Final = HOP_FIELDS | {
-    b"content-length",
-    b"x-request-id",
-    b"x-dualmap-instance",
-    b"x-dualmap-cached-tokens",
-    b"x-dualmap-attempts",
-    b"x-dualmap-expected-ttft-ms",
-}
+FLEET_FIELDS: Final = frozenset(
+    {
+        b"x-dualmap-instance",
+        b"x-dualmap-cached-tokens",
+        b"x-dualmap-attempts",
+        b"x-dualmap-expected-ttft-ms",
+    }
+)
+"""Fields of an answer that say where it came from."""
+_NOT_PASSED_DOWN: Final = (
+    HOP_FIELDS
+    | FLEET_FIELDS
+    | {
+        b"content-length",
+        b"x-request-id",
+        b"access-control-allow-origin",
+        b"access-control-allow-credentials",
+        b"access-control-expose-headers",
+    }
+)
 
 
 def _phrase(status: int) -> str:

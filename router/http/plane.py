@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from router.api_keys import ApiKeys
 from router.http.body_budget import BodyBudget
+from router.http.cors import CorsRule
 from router.http.observer import NullObserver, Observer
 from router.http.sweeper import Sweeper
 from router.http.upstream_pool import UpstreamPool
@@ -31,6 +32,8 @@ class DataPlane:
     bodies: BodyBudget
     keys: ApiKeys
     observer: Observer
+    cors: CorsRule | None
+    """None: pages of other origins may read nothing."""
     draining: Callable[[], bool]
     """While true, answers close their connections."""
     upstream_authorization: bytes | None
@@ -73,6 +76,7 @@ def build_data_plane(
         bodies=BodyBudget(settings.max_buffered_body_bytes),
         keys=ApiKeys(key.get_secret_value() for key in settings.api_keys),
         observer=observer or NullObserver(),
+        cors=CorsRule(settings.cors_origins) if settings.cors_origins else None,
         draining=draining,
         upstream_authorization=(
             f"Bearer {upstream_key.get_secret_value()}".encode() if upstream_key is not None else None

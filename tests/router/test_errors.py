@@ -36,7 +36,9 @@ def test_every_kind_leaves_in_anthropics_shape_on_its_paths(kind: type[RouterErr
     body = error_body(kind("what went wrong", param="model"), "/v1/messages")
 
     assert body == {"type": "error", "error": {"type": body["error"]["type"], "message": "what went wrong"}}
-    expected = {"invalid_request_error"} if kind.status in (400, 405, 408, 409, 422, 431) else ANTHROPIC_SERVER_TYPES
+    expected = (
+        {"invalid_request_error"} if kind.status in (400, 405, 408, 409, 415, 422, 431) else ANTHROPIC_SERVER_TYPES
+    )
     assert body["error"]["type"] in expected
 
 

@@ -4,7 +4,13 @@ import orjson
 import pytest
 
 from router.api_keys import ApiKeys
-from router.errors import InvalidApiKeyError, InvalidRequestError, MethodNotAllowedError, RouterError
+from router.errors import (
+    InvalidApiKeyError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    RouterError,
+    UnsupportedEncodingError,
+)
 from router.http.admission import OPS_BODY_BYTES, make_head_check, read_inference_request
 from router.http.request_reader import Request
 
@@ -25,7 +31,8 @@ def test_the_judge_knows_methods_keys_and_limits_by_path() -> None:
     check_head = make_head_check(ApiKeys(["k"]), max_body_bytes=OPS_BODY_BYTES * 2)
     assert check_head(request(authorization="Bearer k")) == OPS_BODY_BYTES * 2
     assert check_head(request("/admin/instances")) == OPS_BODY_BYTES
-    assert check_head(request(method="OPTIONS")) == OPS_BODY_BYTES
+    for path in (CHAT, "/v1/models"):
+        assert check_head(request(path, method="OPTIONS")) == OPS_BODY_BYTES
     for method in ("GET", "HEAD", "DELETE", "PUT"):
         with pytest.raises(MethodNotAllowedError):
             check_head(request(method=method, authorization="Bearer k"))
@@ -34,6 +41,14 @@ def test_the_judge_knows_methods_keys_and_limits_by_path() -> None:
     for path in (CHAT, "/v1/embeddings", "/v1/models", "/v1/models/m"):
         with pytest.raises(InvalidApiKeyError):
             check_head(request(path, method="GET" if "models" in path else "POST"))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
+def test_a_compressed_body_is_refused_by_name(encoding: str) -> None:
+    check_head = make_head_check(ApiKeys(()), max_body_bytes=OPS_BODY_BYTES)
+    with pytest.raises(UnsupportedEncodingError, match=encoding):
+        check_head(request(content_encoding=encoding))
+    assert check_head(request(content_encoding="Identity")) == OPS_BODY_BYTES
 
 
 def test_an_ask_is_what_the_request_says() -> None:

@@ -1,0 +1,43 @@
+"""Which pages of other origins a browser lets call inference and the list of models, and read the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from router.http.heads import FLEET_FIELDS, Header
+from router.http.paths import needs_api_key
+from router.http.request_reader import Request
+
+_ANY: Final = "*"
+_READABLE: Final = b", ".join(sorted([b"retry-after", b"x-request-id", *FLEET_FIELDS]))
+_PREFLIGHT_KEPT_S: Final = b"600"
+_VARY: Final = (b"vary", b"origin")
+
+
+class CorsRule:
+    """``router.cors_origins`` as header fields."""
+
+    def __init__(self, origins: Iterable[str]) -> None:
+        self._origins = frozenset(origin.encode() for origin in origins)
+        self._any = _ANY.encode() in self._origins
+
+    def fields(self, request: Request) -> list[Header]:
+        """What the answer to a request says to the browser; for a preflight request, what it may send."""
+        origin = request.get(b"origin")
+        if origin is None or not needs_api_key(request.path):
+            return []
+        if not self._any and origin not in self._origins:
+            return [_VARY]
+        fields: list[Header] = [(b"access-control-allow-origin", b"*" if self._any else origin)]
+        if not self._any:
+            fields.append(_VARY)
+        if request.method == "OPTIONS":
+            fields += [
+                (b"access-control-allow-methods", b"GET, POST"),
+                (b"access-control-allow-headers", request.get(b"access-control-request-headers") or b"*"),
+                (b"access-control-max-age", _PREFLIGHT_KEPT_S),
+            ]
+        else:
+            fields.append((b"access-control-expose-headers", _READABLE))
+        return fields
