@@ -33,6 +33,8 @@ class InferenceRequest:
     stream: bool
     form: bool = False
     """The body is a form, not JSON."""
+    leaves_usage_open: bool = False
+    """It streams, and has no ``stream_options``: its usage is for the fleet alone to know."""
 
     def forget_body(self) -> None:
         """What scheduling needs of it was read. It takes more memory than what was sent, and that is sent on."""

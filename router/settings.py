@@ -88,6 +88,11 @@ class RouterSettings(BaseModel):
     chunk_timeout_s: float = Field(120.0, gt=0, description="time between chunks of an answer, seconds")
     total_timeout_s: float = Field(3600.0, gt=0, description="time for a whole request, seconds")
 
+    ask_usage: bool = Field(
+        True,
+        description="instances are asked for the usage of streams whose clients did not say whether they want it; it is"
+        " taken out of their streams",
+    )
     late_requests: Literal["serve", "refuse"] = Field(
         "serve", description="what becomes of requests that cannot be answered within their SLO any more"
     )

@@ -67,7 +67,16 @@ def read_inference_request(request: Request, request_id: str) -> InferenceReques
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequestError("stream must be true or false", param="stream")
-    return InferenceRequest(request_id, model or "", request.path, body, len(request.body), slo_s, stream=bool(stream))
+    return InferenceRequest(
+        request_id,
+        model or "",
+        request.path,
+        body,
+        len(request.body),
+        slo_s,
+        stream=bool(stream),
+        leaves_usage_open=scheduled_field is not None and bool(stream) and "stream_options" not in body,
+    )
 
 
 def _json_object(body: bytes) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from router.http.sse import (
     read_ending,
     starts_output,
 )
+from router.http.stream_usage import UsageRemover
 from router.http.upstream import AnswerHead, Framing, UpstreamConnection
 from router.outcome import FailureKind, InstanceFailure
 
@@ -43,7 +44,8 @@ the last two, which may be large."""
 class Exchange:
     """Sink of one answer. ``done`` gets the result; the caller gives connection and downstream, and releases them.
 
-    ``on_commit`` is called when the answer begins to be sent, and returns the fleet's fields for its head.
+    ``on_commit`` is called when the answer begins to be sent, and returns the fleet's fields for its head. With
+    ``hides_usage`` the client does not see a stream's event of usage.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Exchange:
         *,
         on_commit: Callable[[], list[Header]],
         on_first_token: Callable[[], None],
+        hides_usage: bool = False,
     ) -> None:
         self.done: asyncio.Future[ExchangeResult] = connection.loop.create_future()
         self._connection = connection
@@ -71,8 +74,12 @@ class Exchange:
         self._held_bytes = 0
         # A plain function, not a bound method: that would be a cycle, and every exchange work for the collector.
         self._receive: Callable[[Exchange, bytes, list[bytes]], None] = Exchange._hold_event
+        self._hides_usage = hides_usage
+        self._usage: UsageRemover | None = None
         self._reframe: Callable[[list[bytes]], bytes] | None = None
         """Body bytes in the client's framing, when it is not the instance's; None: spliced as they come."""
+        self._chunks = False
+        """Chunks towards the client are made here."""
         self._last_wire = b""
         self._last_reads: deque[list[bytes]] = deque(maxlen=2)
 
@@ -212,11 +219,16 @@ class Exchange:
             return [(b"content-length", head.index.get(b"content-length", b"0"))]
         if head.framing is Framing.EMPTY:
             return []
+        read: Callable[[list[bytes]], bytes] = b"".join
+        if self._hides_usage and self._event_stream:
+            self._usage = UsageRemover()
+            read = self._usage.feed
         if self._downstream.http_10:
-            self._reframe = b"".join
+            self._reframe = read
             return []
-        if head.framing is Framing.UNTIL_CLOSE:
-            self._reframe = _as_chunk
+        if head.framing is Framing.UNTIL_CLOSE or self._usage is not None:
+            self._chunks = True
+            self._reframe = lambda pieces: _as_chunk(read(pieces))
         return [(b"transfer-encoding", b"chunked")]
 
     # ends ----------------------------------------------------------------------------------------------------
@@ -231,7 +243,9 @@ class Exchange:
                 self._fail(InstanceFailure(FailureKind.PROTOCOL, "the stream ended before its first event"))
                 return
             self._commit()
-        if self._reframe is _as_chunk:
+        if self._usage is not None and self._usage.rest:
+            self._downstream.write(_as_chunk(self._usage.rest) if self._chunks else self._usage.rest)
+        if self._chunks:
             self._downstream.write(b"0\r\n\r\n")
         ending = read_ending(self._tail(), streamed=self._event_stream)
         self._settle(ExchangeResult(head.status, ending))
@@ -270,6 +284,8 @@ class Exchange:
         self._downstream.break_off(words)
 
     def _between_events(self) -> bool:
+        if self._usage is not None:
+            return self._usage.between_events
         return self._event_stream and b"".join(self._tail()).endswith((b"\n\n", b"\r\n\r\n"))
 
     def _framed(self, event: bytes) -> bytes:
@@ -278,8 +294,8 @@ class Exchange:
             return b""
         if self._downstream.http_10:
             return event
-        if self._reframe is _as_chunk or (self._connection.between_chunks and self._last_wire.endswith(b"\r\n")):
-            return _as_chunk([event])
+        if self._chunks or (self._connection.between_chunks and self._last_wire.endswith(b"\r\n")):
+            return _as_chunk(event)
         return b""
 
     def _tail(self) -> list[bytes]:
@@ -316,6 +332,5 @@ class Exchange:
         self._fail(InstanceFailure(FailureKind.TIMEOUT, detail), overdue=overdue)
 
 
-def _as_chunk(pieces: list[bytes]) -> bytes:
-    body = b"".join(pieces)
+def _as_chunk(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(body), body) if body else b""

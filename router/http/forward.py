@@ -15,6 +15,7 @@ from router.http.heads import Header, fields_for_instance, response_head
 from router.http.model_field import with_form_model, with_json_model
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
+from router.http.stream_usage import asking_for_usage
 from router.http.upstream import UpstreamConnection
 from router.http.upstream_pool import ConnectError, parse_origin
 from router.inference_request import InferenceRequest, mint_request_id, read_request_id
@@ -64,6 +65,7 @@ class _Forwarding:
         self._placed = placed
         self._downstream = downstream
         self._plane = plane
+        self._asks_usage = inference_request.leaves_usage_open and plane.settings.ask_usage
         self._deadline_s = downstream.asked_s + plane.settings.total_timeout_s
         # A field the router checks itself, or replaces, must not reach an instance.
         keep_credentials = plane.upstream_authorization is None and not plane.keys
@@ -139,6 +141,7 @@ class _Forwarding:
             times,
             on_commit=self._begin_answer,
             on_first_token=placed.first_token,
+            hides_usage=self._asks_usage,
         )
         plane.sweeper.add(exchange)
         loss_notifier.watch(instance_id, exchange)
@@ -176,11 +179,12 @@ class _Forwarding:
         )
 
     def _body(self) -> bytes:
-        """The client's own bytes, unless it called the model by another name than the instance knows."""
+        """The client's own bytes, unless it called the model by another name than the instance knows, or leaves it to
+        us to ask for usage."""
         inference_request, body, model = self._inference_request, self._request.body, self._placed.model
-        if not inference_request.model or model == inference_request.model:
-            return body
-        return with_form_model(body, model) if inference_request.form else with_json_model(body, model)
+        if inference_request.model and model != inference_request.model:
+            body = with_form_model(body, model) if inference_request.form else with_json_model(body, model)
+        return asking_for_usage(body) if self._asks_usage else body
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> list[Header]:

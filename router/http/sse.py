@@ -13,7 +13,7 @@ import orjson
 
 from scheduling.values import value
 
-_EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
 _OUTPUT_TOKENS: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
 _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,12})')
@@ -41,7 +41,7 @@ class EventSplitter:
         """
         if self._rest:
             data = self._rest + data
-        events = _EVENT_END.split(data)
+        events = EVENT_END.split(data)
         self._rest = events.pop()
         if len(self._rest) > self._limit_bytes:
             raise ValueError(f"an event is over {self._limit_bytes} bytes")
@@ -140,7 +140,7 @@ def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
 def _error_in(tail: bytes) -> int | None:
     found = _ERROR_EVENT.search(tail)
     if found is not None:
-        event = _EVENT_END.split(tail[found.start() :], maxsplit=1)[0]
+        event = EVENT_END.split(tail[found.start() :], maxsplit=1)[0]
         return error_status(event_object(event)) or 500
     return 500 if _ABORTED.search(tail) is not None else None
 

@@ -114,7 +114,7 @@ async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet,
         await talk.end_stream()
 
     lifecycle, _, client = await fleet(script)
-    client.chat(stream=True)
+    client.chat(stream=True, asks_usage=True)
     assert (await client.head()).headers["transfer-encoding"] == "chunked"
     assert b"assistant" in await client.chunk()
     assert lifecycle.placed_request.first_tokens == 0, "a role is no token"
@@ -129,7 +129,8 @@ async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet,
     assert lifecycle.placed_request.first_tokens == 1
 
 
-async def test_a_stream_cut_anywhere_passes_unchanged(fleet) -> None:
+@pytest.mark.parametrize("asks_usage", [True, False])
+async def test_a_stream_cut_anywhere_passes_unchanged(fleet, asks_usage: bool) -> None:
     async def script(talk):
         wire = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         for text in ("a", "b"):
@@ -142,7 +143,7 @@ async def test_a_stream_cut_anywhere_passes_unchanged(fleet) -> None:
 
     lifecycle, _, client = await fleet(script)
     for _ in range(2):
-        client.chat(stream=True)
+        client.chat(stream=True, asks_usage=asks_usage)
         answer = await client.answer()
         assert answer.whole
         assert answer.body == b"".join(
@@ -155,6 +156,92 @@ async def test_a_stream_cut_anywhere_passes_unchanged(fleet) -> None:
     assert [placed.first_tokens for placed in lifecycle.placed_requests] == [1, 1]
 
 
+# usage ---------------------------------------------------------------------------------------------------------
+USAGE_EVENT = {"id": "c", "choices": [], "usage": USAGE}
+
+
+async def test_a_streams_usage_is_asked_for_and_kept_from_a_client_that_did_not_ask(fleet, kit) -> None:
+    async def script(talk):
+        await talk.begin_stream()
+        await talk.token("a")
+        await talk.event(USAGE_EVENT)
+        await talk.end_stream()
+
+    lifecycle, [instance], client = await fleet(script)
+    client.chat(stream=True)
+    answer = await client.answer()
+    assert orjson.loads(instance.talks[0].body)["stream_options"] == {"include_usage": True}
+    assert answer.whole and b"usage" not in answer.body
+    assert answer.body.endswith(b'"delta":{"content":"a"}}]}\n\ndata: [DONE]\n\n')
+    await kit.eventually(lambda: bool(lifecycle.placed_request.finished))
+    assert lifecycle.placed_request.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
+
+
+@pytest.mark.parametrize("cut", [1, 7, 50, 1000])
+async def test_usage_is_taken_out_however_its_event_is_cut(fleet, cut: int) -> None:
+    tokens = [b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % text for text in (b"a", b'\\"usage\\":', b"c")]
+    events = [*tokens, b"data: " + orjson.dumps(USAGE_EVENT) + b"\n\n", b"data: [DONE]\n\n"]
+
+    async def script(talk):
+        wire = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        wire += b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events) + b"0\r\n\r\n"
+        for start in range(0, len(wire), cut):
+            await talk.send(wire[start : start + cut])
+            await asyncio.sleep(0)
+
+    _, _, client = await fleet(script)
+    for _ in range(2):
+        client.chat(stream=True)
+        answer = await client.answer()
+        assert answer.whole and answer.body == b"".join([*tokens, events[-1]])
+
+
+@pytest.mark.parametrize("options", [{"include_usage": True}, {"include_usage": False}, {}, None])
+async def test_what_a_client_says_of_usage_itself_is_left_as_it_is(fleet, kit, options) -> None:
+    _, [instance], client = await fleet(whole_stream)
+    message = {"role": "user", "content": "hi"}
+    body = orjson.dumps({"model": "m", "stream": True, "messages": [message], "stream_options": options})
+    client.request(kit.CHAT, body)
+    answer = await client.answer()
+    assert instance.talks[0].body == body
+    assert orjson.dumps({"choices": [], "usage": USAGE}) in answer.body
+
+
+async def test_usage_is_not_asked_for_where_the_settings_say_so(fleet) -> None:
+    _, [instance], client = await fleet(whole_stream, settings={"ask_usage": False})
+    client.chat(stream=True)
+    answer = await client.answer()
+    assert b"stream_options" not in instance.talks[0].body and b"usage" in answer.body
+
+
+async def test_a_stream_that_breaks_inside_of_an_event_still_ends_in_an_error_event(fleet) -> None:
+    async def die(talk):
+        await talk.begin_stream()
+        await talk.token("a")
+        await talk.send(b'40\r\ndata: {"choi')
+        await asyncio.sleep(0.02)
+        talk.reset()
+
+    _, _, client = await fleet(die)
+    client.chat(stream=True)
+    answer = await client.answer()
+    assert not answer.whole
+    assert [orjson.loads(event[6:]).keys() for event in answer.body.split(b"\n\n")[:-1]] == [{"choices"}, {"error"}]
+
+
+async def test_a_stream_of_announced_length_keeps_all_of_its_bytes(fleet) -> None:
+    events = b"data: " + orjson.dumps(USAGE_EVENT) + b"\n\n" + b"data: [DONE]\n\n"
+
+    async def script(talk):
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
+        await talk.send(head % len(events) + events)
+
+    _, _, client = await fleet(script)
+    client.chat(stream=True)
+    assert (await client.answer()).body == events
+
+
+# answers that are the client's fault ---------------------------------------------------------------------------
 async def test_a_client_error_of_the_instance_passes_and_is_not_tried_elsewhere(fleet) -> None:
     async def script(talk):
         await talk.answer({"error": {"message": "prompt too long", "code": 400}}, status=400)
@@ -639,7 +726,7 @@ async def test_a_stream_that_breaks_inside_of_a_chunk_is_broken_for_the_client_t
         talk.reset()
 
     _, _, client = await fleet(die)
-    client.chat(stream=True)
+    client.chat(stream=True, asks_usage=True)
     answer = await client.answer()
     assert not answer.whole and b"error" not in answer.body
 

@@ -1,0 +1,64 @@
+"""The usage of streams whose clients did not ask for it: asked of the instance, and taken out of the client's stream.
+
+vLLM sends it in an event of its own, without choices, before ``[DONE]``; clients that did not ask may take a choice
+for granted there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from router.http.sse import EVENT_END, event_object
+
+_OPTION: Final = b'"stream_options":{"include_usage":true},'
+_USAGE: Final = b'"usage"'
+_MAX_HELD_BYTES: Final = 64 << 10
+"""Of an incomplete event; a longer one is none of usage, and passes in parts."""
+
+
+def asking_for_usage(body: bytes) -> bytes:
+    """The body with usage asked for. It must be a JSON object that has fields, none of them ``stream_options``."""
+    start = body.index(b"{") + 1
+    return b"".join((body[:start], _OPTION, body[start:]))
+
+
+class UsageRemover:
+    """Passes a stream's bytes on by whole events, but for the event of usage.
+
+    Bytes that end an event and do not say "usage" cost two searches; everything else is looked at by event.
+    """
+
+    def __init__(self) -> None:
+        self.rest = b""
+        """An event that is not whole yet. Incomplete, it is of no use to the client, unless the stream ends so."""
+        self.between_events = True
+        """What was passed on ends where an event ends."""
+
+    def feed(self, pieces: list[bytes]) -> bytes:
+        """The client's part of the next bytes; may be empty."""
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if data.endswith(b"\n\n") and _USAGE not in data and not self.rest and self.between_events:
+            return data
+        return self._look_at(self.rest + data)
+
+    def _look_at(self, data: bytes) -> bytes:
+        kept = []
+        start = 0
+        for end in EVENT_END.finditer(data):
+            if not _is_usage(data[start : end.start()]):
+                kept.append(data[start : end.end()])
+            start = end.end()
+            self.between_events = True
+        self.rest = data[start:]
+        if len(self.rest) > _MAX_HELD_BYTES:
+            kept.append(self.rest)
+            self.rest = b""
+            self.between_events = False
+        return b"".join(kept)
+
+
+def _is_usage(event: bytes) -> bool:
+    if _USAGE not in event:
+        return False
+    value = event_object(event)
+    return value is not None and value.get("choices") == [] and isinstance(value.get("usage"), dict)

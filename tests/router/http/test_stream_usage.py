@@ -1,0 +1,49 @@
+"""Usage is asked for, and taken out of the stream."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from router.http.stream_usage import _MAX_HELD_BYTES, UsageRemover, asking_for_usage
+
+TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":null}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("body", [b'{"a":1}', b' \n{ "a" : 1 }'])
+def test_the_option_is_added_and_no_other_byte_changes(body: bytes) -> None:
+    asking = asking_for_usage(body)
+    assert orjson.loads(asking) == {"a": 1, "stream_options": {"include_usage": True}}
+    assert asking.replace(b'"stream_options":{"include_usage":true},', b"") == body
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("cut", [1, 2, 3, 10, 61, 1000])
+def test_the_event_of_usage_alone_is_missing(line_end: bytes, cut: int) -> None:
+    stream = (TOKEN + b": comment\n\n" + USAGE + DONE).replace(b"\n", line_end)
+    remover = UsageRemover()
+    passed = b"".join(remover.feed([stream[at : at + cut]]) for at in range(0, len(stream), cut)) + remover.rest
+    assert passed == (TOKEN + b": comment\n\n" + DONE).replace(b"\n", line_end)
+
+
+def test_usage_beside_a_choice_stays() -> None:
+    event = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}\n\n'
+    assert UsageRemover().feed([event]) == event
+
+
+def test_only_what_is_passed_counts_as_the_end_of_an_event() -> None:
+    remover = UsageRemover()
+    assert remover.feed([TOKEN, USAGE[:9]]) == TOKEN
+    assert remover.between_events
+
+
+def test_an_event_that_is_too_long_to_be_usage_passes_in_parts() -> None:
+    remover = UsageRemover()
+    long = b"data: " + b"x" * _MAX_HELD_BYTES
+    assert remover.feed([long]) == long
+    assert not remover.between_events
+    assert remover.feed([b"y\n\n", TOKEN]) == b"y\n\n" + TOKEN
+    assert remover.between_events
+    assert remover.feed([USAGE + DONE]) == DONE
