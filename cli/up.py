@@ -11,13 +11,11 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from http import HTTPStatus
 from pathlib import Path
 
 from rich.console import Console
 
-from cli.errors import CommandError, of_store
-from cli.fetch import fetch
+from cli.errors import of_store
 from cli.figures import ReplicaCounts, count_replicas, fleet_figures
 from cli.fleet_folder import fleet_folder
 from cli.fleet_plan import FleetPlan, FleetSize, plain, plan_fleet
@@ -25,15 +23,13 @@ from cli.hang_watch import hung_ones_killed
 from cli.live_status import LiveStatus
 from cli.private_store import private_store
 from cli.processes import ProcessGroup
+from cli.readiness import Readiness
 from cli.settings import Settings
-from scheduling.instance import InstanceState
 from statestore.base import Store
 from statestore.connect import open_store
 from statestore.errors import StoreError
 from workers.probe import Prober
 
-_READY_TIMEOUT_S = 60.0
-_READY_POLL_S = 0.1
 _STATUS_INTERVAL_S = 1.0
 _LINE_EVERY = 10
 _ASK_TIMEOUT_S = 2.0
@@ -58,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="URL",
         help="a running vLLM server to use instead of emulated ones; repeat for more",
+    )
+    parser.add_argument(
+        "--ready-within-s",
+        type=_seconds,
+        metavar="S",
+        help="how long the instances may take until one is ready, by default 60 if they are emulated and for ever"
+        " if not",
     )
     parser.add_argument(
         "--status-interval-s", type=_seconds, default=_STATUS_INTERVAL_S, metavar="S", help="how often figures renew"
@@ -115,7 +118,7 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
             _store(plan, directory, status) as (plan, store),
             _children(plan, config, status, signals.at_once) as group,
         ):
-            if await _until_ready(plan, group, store, stopping):
+            if await Readiness(plan, store, status.say).wait(arguments.ready_within_s, group.check, stopping):
                 group.settled()
                 status.say(welcome(plan, time.monotonic() - started_s, directory))
                 for warning in await unserved_models(plan):
@@ -161,46 +164,6 @@ def write_config(plan: FleetPlan, config: Path) -> None:
     """Write what the children read: JSON, which is YAML; for this user alone, since it may hold keys."""
     config.touch(mode=0o600)
     config.write_text(json.dumps(plain(plan.settings)), encoding="utf-8")
-
-
-async def _until_ready(plan: FleetPlan, group: ProcessGroup, store: Store, stopping: asyncio.Event) -> bool:
-    """Wait until requests would be served by all of it; False if told to stop first.
-
-    Raises:
-        CommandError: a child ended, or it takes too long.
-    """
-    deadline_s = time.monotonic() + _READY_TIMEOUT_S
-    missing = ""
-    while time.monotonic() < deadline_s:
-        group.check()
-        missing = await _missing(plan, store)
-        if not missing:
-            return True
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), _READY_POLL_S)
-        if stopping.is_set():
-            return False
-    raise CommandError(f"not ready after {_READY_TIMEOUT_S:g} s: {missing}")
-
-
-async def _missing(plan: FleetPlan, store: Store) -> str:
-    """What the fleet still waits for; empty when it is ready."""
-    for pool in plan.settings.pools:
-        snapshot = await store.pool(pool.name).snapshot()
-        waiting = [
-            instance.id
-            for instance in pool.instances
-            if instance.id not in snapshot.instances or snapshot.instances[instance.id].state is not InstanceState.READY
-        ]
-        if waiting:
-            return f"{', '.join(waiting)} not ready (are the servers reachable?)"
-        if snapshot.leader is None:
-            return "no worker leads yet"
-    for url in plan.ops_urls:
-        answer = await asyncio.to_thread(fetch, f"{url}/ready", timeout_s=1.0)
-        if answer.status != HTTPStatus.OK:
-            return "a router replica is not ready"
-    return ""
 
 
 async def _show_until(

@@ -1,0 +1,126 @@
+"""Waiting for a new fleet: what it lacks, what its servers say to that, and which of them it may start without."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from cli.errors import CommandError
+from cli.fetch import fetch
+from cli.fleet_plan import FleetPlan
+from scheduling.instance import InstanceState
+from statestore.base import Store
+from statestore.settings import InstanceSettings
+
+_ASK_TIMEOUT_S = 2.0
+_EMULATED_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    poll_s: float = 0.1
+    tell_every_s: float = 5.0
+    """Servers are asked this often what keeps them; it is told if it is news."""
+    others_within_s: float = 5.0
+    """Time for the other servers once one is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """What a fleet still waits for."""
+
+    parts: str
+    """A part of its own without which it serves nobody; empty if it lacks none."""
+    servers: tuple[InstanceSettings, ...]
+    """Instances that are not ready."""
+    some_ready: bool
+    """Whether an instance is."""
+
+
+_PACE = Pace()
+
+
+class Readiness:
+    """Waits until the fleet of ``plan`` serves."""
+
+    def __init__(self, plan: FleetPlan, store: Store, say: Callable[[str], None], pace: Pace = _PACE) -> None:
+        self._plan = plan
+        self._store = store
+        self._say = say
+        self._pace = pace
+
+    async def wait(self, within_s: float | None, check: Callable[[], None], stopping: asyncio.Event) -> bool:
+        """Wait until all of it serves, or until some of the given servers do and the others had their time; False if
+        told to stop first. Calls ``check`` all the time, which may raise.
+
+        ``within_s``: by default a minute for emulated instances, and as long as it takes for others.
+
+        Raises:
+            CommandError: it takes longer.
+        """
+        limit_s = within_s or (_EMULATED_WITHIN_S if self._plan.emulated else math.inf)
+        started_s = told_s = time.monotonic()
+        some_ready_s, told = math.inf, ""
+        while not stopping.is_set():
+            check()
+            lack, now_s = await self._lack(), time.monotonic()
+            if not lack.parts and not lack.servers:
+                return True
+            if not lack.parts and lack.some_ready and not self._plan.emulated:
+                some_ready_s = min(some_ready_s, now_s)
+            if now_s >= min(some_ready_s + self._pace.others_within_s, started_s + limit_s):
+                break
+            if now_s >= told_s + self._pace.tell_every_s:
+                news, told_s = await self._said_of(lack), now_s
+                if news != told:
+                    self._say(f"waiting for {news}")
+                    told = news
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), self._pace.poll_s)
+        if stopping.is_set():
+            return False
+        if math.isinf(some_ready_s):
+            raise CommandError(f"not ready after {limit_s:g} s: {await self._said_of(lack)}")
+        self._say(f"starting without {await self._said_of(lack)}\nEach serves as soon as it is ready.")
+        return True
+
+    async def _lack(self) -> Lack:
+        servers, some_ready, led = [], False, True
+        for pool in self._plan.settings.pools:
+            snapshot = await self._store.pool(pool.name).snapshot()
+            ready = {name for name, known in snapshot.instances.items() if known.state is InstanceState.READY}
+            servers += [instance for instance in pool.instances if instance.id not in ready]
+            some_ready = some_ready or bool(ready)
+            led = led and snapshot.leader is not None
+        if not led:
+            return Lack("a worker that leads", tuple(servers), some_ready)
+        for url in self._plan.ops_urls:
+            answer = await asyncio.to_thread(fetch, f"{url}/ready", timeout_s=1.0)
+            if answer.status != HTTPStatus.OK:
+                return Lack(f"the router at {url}", tuple(servers), some_ready)
+        return Lack("", tuple(servers), some_ready)
+
+    async def _said_of(self, lack: Lack) -> str:
+        """What is lacking, and of every server what it answered."""
+        if lack.parts:
+            return lack.parts
+        said = await asyncio.gather(*(asyncio.to_thread(_answer_of, server) for server in lack.servers))
+        return "\n  ".join(
+            (
+                "instances that are not ready:",
+                *(f"{server.id} at {server.url}: {answer}" for server, answer in zip(lack.servers, said, strict=True)),
+            )
+        )
+
+
+def _answer_of(server: InstanceSettings) -> str:
+    answer = fetch(f"{server.url}/health", timeout_s=_ASK_TIMEOUT_S)
+    if answer.status == 0:
+        return answer.body.decode(errors="replace")
+    accepted = ", and no worker has accepted it yet" if answer.status == HTTPStatus.OK else ""
+    return f"/health answers {answer.status}{accepted}"
