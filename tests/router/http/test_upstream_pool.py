@@ -61,6 +61,16 @@ def test_an_origin_is_read_from_a_url() -> None:
             parse_origin(wrong)
 
 
+async def test_a_connection_sends_small_writes_at_once(pool, start_instance) -> None:
+    instance = await start_instance(answer)
+
+    connection = await pool().acquire(instance.url)
+
+    connected = connection._transport.get_extra_info("socket")
+    assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    connection.abort()
+
+
 async def test_a_used_connection_is_given_out_again_last_used_first(pool, start_instance) -> None:
     instance, subject = await start_instance(answer), pool()
     first, second = await subject.acquire(instance.url), await subject.acquire(instance.url)
