@@ -1,9 +1,14 @@
 # Sourced by the scripts beside it: finds a Python, makes .venv and installs what is missing. POSIX sh.
 #
 # It needs Python 3.11 to 3.13 and nothing else: no root, no system package. PYTHON=/path/to/python chooses one.
+#
+# Runs at the same time take turns. An environment carries a mark until it is complete, and one that was left with its
+# mark is made again. It is not made beside its place and renamed, as its scripts hold its path.
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 venv=${DUALMAP_VENV:-$root/.venv}
+venv=${venv%/}
+mark=$venv/.unfinished
 
 # A candidate counts only if it runs (a pyenv shim may exist and fail), fits, and can make an environment with pip.
 usable_python() {
@@ -26,29 +31,69 @@ find_python() {
     return 1
 }
 
+# make_venv PYTHON: a new environment in the place of whatever is there, unless that is none.
 make_venv() {
-    python=$(find_python) || exit 2
-    echo "Making $venv with $("$python" --version)" >&2
-    rm -rf "$venv"
-    if "$python" -c 'import ensurepip' 2>/dev/null; then
-        "$python" -m venv "$venv"
-    else # Debian without python3-venv: the interpreter's own pip installs into an environment without one
-        "$python" -m venv --without-pip "$venv"
-        "$python" -m pip --python "$venv/bin/python" install -q pip
+    if [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ] && [ ! -e "$mark" ] && [ -n "$(ls -A "$venv")" ]; then
+        echo "$venv is no Python environment, and is left alone. Set DUALMAP_VENV to another folder." >&2
+        exit 2
     fi
+    echo "Making $venv with $("$1" --version)" >&2
+    rm -rf "$venv"
+    mkdir -p "$venv"
+    : >"$mark"
+    if "$1" -c 'import ensurepip' 2>/dev/null; then
+        "$1" -m venv "$venv"
+    else # Debian without python3-venv: the interpreter's own pip installs into an environment without one
+        "$1" -m venv --without-pip "$venv"
+        "$1" -m pip --python "$venv/bin/python" install -q pip
+    fi
+    rm -f "$mark"
 }
 
-# install EXTRA: the project with an extra ('' for none), editable; only when pyproject.toml changed since the last time.
-# An environment installed with the test extra serves the plain commands too.
-install() {
-    usable_python "$venv/bin/python" || make_venv
+is_complete() {
+    [ ! -e "$mark" ] && usable_python "$venv/bin/python" && "$venv/bin/python" -m pip --version >/dev/null 2>&1
+}
+
+# is_installed EXTRA: for the present pyproject.toml. An environment installed with the test extra serves the plain
+# commands too.
+is_installed() {
+    usable_python "$venv/bin/python" || return 1
     wanted=$(cksum <"$root/pyproject.toml")
     for stamp in "$venv/.installed-$1" "$venv/.installed-test"; do
         if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
             return 0
         fi
     done
-    echo "Installing into $venv (once)" >&2
-    "$venv/bin/python" -m pip install -q --disable-pip-version-check -e "$root${1:+[$1]}"
-    echo "$wanted" >"$venv/.installed-$1"
+    return 1
+}
+
+# take_turn PYTHON: waits until no other run is at it. The lock is that of descriptor 9, so it goes with this process
+# and what it started, however they end.
+take_turn() {
+    mkdir -p "$(dirname -- "$venv")"
+    exec 9>"$venv.lock"
+    "$1" -c 'import fcntl, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+try:
+    fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print(f"Waiting for another run that makes {sys.argv[1]}", file=sys.stderr)
+    fcntl.flock(9, fcntl.LOCK_EX)' "$venv" 9>&9
+}
+
+# install EXTRA: the project with an extra ('' for none), editable; only when pyproject.toml changed since the last time.
+install() {
+    if is_installed "$1"; then
+        return 0
+    fi
+    python=$(find_python) || exit 2
+    take_turn "$python"
+    if ! is_installed "$1"; then
+        is_complete || make_venv "$python"
+        echo "Installing into $venv (once)" >&2
+        rm -f "$venv"/.installed-*
+        "$venv/bin/python" -m pip install -q --disable-pip-version-check -e "$root${1:+[$1]}"
+        cksum <"$root/pyproject.toml" >"$venv/.installed-$1"
+    fi
+    exec 9>&-
 }
