@@ -1,8 +1,8 @@
-"""Who must hear that an instance was given up: exchanges on it whose client has seen no byte yet.
+"""Who must hear that an instance was given up: the exchanges on it.
 
-An engine that hangs keeps its connections open, so nothing breaks and its requests would wait for their timeout. The
-leading worker finds it out from outside and takes the instance down, or parks it if it was draining; every refresh of
-the view compares.
+An engine that hangs keeps its connections open, and so does a server that is told to stop: nothing breaks, and their
+requests would wait for their timeouts. The leading worker finds it out from outside and takes the instance down, or
+parks it if it was draining; every refresh of the view compares.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ class InstanceLossListener(Protocol):
         """The fleet gave the instance up. True if it was let go of, False if the client has seen a byte of the answer
         (which may still come to its end). Must not wait."""
 
+    def instance_down(self, why: str) -> None:
+        """The instance is down: break off an answer that has begun if it has fallen silent. Told at every check; must
+        not wait."""
+
 
 class InstanceLossNotifier:
-    """The waiting tries of one pool on one replica, by instance.
+    """The tries of one pool on one replica, by instance.
 
     A check costs what the instances in use cost, and the tries of those that left; a request costs two set operations.
     It goes by the state, not by its change, so a try that arrived at an instance too late is found by the next check.
@@ -54,13 +58,15 @@ class InstanceLossNotifier:
                 del self._listeners[instance_id]
 
     def check(self, view: ClusterView) -> None:
-        """Tell who waits for an instance that is down, or gone for ``GONE_S``, as many as may be tried again now.
+        """Tell answers that have begun on an instance that is down; and of those who wait for one that is down, or gone
+        for ``GONE_S``, as many as may be tried again now.
 
         The others stay where they are and are told by a later check: an instance that is back by then may still
         answer them, an error could not. So it is with all of them while no other instance is ready.
         """
         now_s = self._clock.monotonic_s()
         self._note_away(view, now_s)
+        self._tell_begun(view)
         if not view.ready:
             return
         retries = self._retries.available(now_s)
@@ -68,6 +74,12 @@ class InstanceLossNotifier:
             why = self._loss(view, instance_id, now_s)
             if why is not None:
                 retries -= self._tell(instance_id, why, retries)
+
+    def _tell_begun(self, view: ClusterView) -> None:
+        for instance_id, listeners in self._listeners.items():
+            if _is_down(view.instances.get(instance_id)):
+                for listener in tuple(listeners):
+                    listener.instance_down(f"instance {instance_id} is down and has fallen silent")
 
     def _tell(self, instance_id: str, why: str, at_most: float) -> int:
         """How many let go of the instance."""
@@ -87,11 +99,15 @@ class InstanceLossNotifier:
         spec = view.instances.get(instance_id)
         if _serves(spec):
             return None
-        if spec is not None and spec.state is InstanceState.DOWN:
+        if _is_down(spec):
             return f"instance {instance_id} was taken down"
         if now_s - self._away_since_s[instance_id] < GONE_S:
             return None
         return f"instance {instance_id} was {'removed' if spec is None else 'taken out of service'}"
+
+
+def _is_down(spec: InstanceSpec | None) -> bool:
+    return spec is not None and spec.state is InstanceState.DOWN
 
 
 def _serves(spec: InstanceSpec | None) -> bool:

@@ -36,6 +36,10 @@ MAX_HELD_BYTES: Final = 256 << 10
 ERROR_BODY_S: Final = 2.0
 """An error answer that is worth another try is not waited for longer than this."""
 
+SILENT_S: Final = 5.0
+"""An answer that has begun, of an instance that is down or whose port refuses, is broken off once no byte of it has
+come for so long: its server may just be finishing what it has."""
+
 STREAM_TAIL_READS: Final = 16
 """The end of a stream is looked for in so many reads, as its last events may come one by one; of any other answer, in
 the last two, which may be large."""
@@ -45,7 +49,8 @@ class Exchange:
     """Sink of one answer. ``done`` gets the result; the caller gives connection and downstream, and releases them.
 
     ``on_commit`` is called when the answer begins to be sent, and returns the fleet's fields for its head. With
-    ``hides_usage`` the client does not see a stream's event of usage.
+    ``hides_usage`` the client does not see a stream's event of usage. ``port_refuses`` tells, without waiting, whether
+    the port of an instance is known to refuse connections.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Exchange:
         *,
         on_commit: Callable[[], list[Header]],
         on_first_token: Callable[[], None],
+        port_refuses: Callable[[str], bool],
         hides_usage: bool = False,
     ) -> None:
         self.done: asyncio.Future[ExchangeResult] = connection.loop.create_future()
@@ -74,6 +80,7 @@ class Exchange:
         self._held_bytes = 0
         # A plain function, not a bound method: that would be a cycle, and every exchange work for the collector.
         self._receive: Callable[[Exchange, bytes, list[bytes]], None] = Exchange._hold_event
+        self._port_refuses = port_refuses
         self._hides_usage = hides_usage
         self._usage: UsageRemover | None = None
         self._reframe: Callable[[list[bytes]], bytes] | None = None
@@ -127,9 +134,18 @@ class Exchange:
         """Let go of the instance if the client has seen nothing; an answer that has begun may still end well."""
         if self._downstream.committed or self._failing_status or self.done.done():
             return False
+        self._lose(why)
+        return True
+
+    def instance_down(self, why: str) -> None:
+        if self.done.done() or not self._downstream.committed:
+            return
+        if self._measure_silence_s(self._connection.loop.time()) > SILENT_S:
+            self._lose(why)
+
+    def _lose(self, why: str) -> None:
         self._connection.abort()
         self._fail(InstanceFailure(FailureKind.DOWN, why))
-        return True
 
     # phases: each is a receiver of bytes ---------------------------------------------------------------------
     def _hold_error(self, wire: bytes, pieces: list[bytes]) -> None:
@@ -318,14 +334,20 @@ class Exchange:
             self._time_out("the time for the whole request is over (router.total_timeout_s)", overdue=True)
             return
         committed = self._downstream.committed
-        if committed and (self._progressed or self._connection.paused):
-            self._progressed = False
-            self._last_progress_s = now_s
-            return
+        silent_s = self._measure_silence_s(now_s)
         limit_s = times.chunk_s if committed else times.first_byte_s
-        if now_s - self._last_progress_s > limit_s:
+        if committed and silent_s > SILENT_S and self._port_refuses(self._connection.url):
+            self._lose("the instance has closed its port and fallen silent")
+        elif silent_s > limit_s:
             what, setting = ("further chunk", "chunk") if committed else ("first byte", "first_byte")
             self._time_out(f"no {what} within {limit_s:g} s (router.{setting}_timeout_s)", overdue=False)
+
+    def _measure_silence_s(self, now_s: float) -> float:
+        """Time since the answer got on, to the sweeper's interval; 0 while the client is slower than the instance."""
+        if self._downstream.committed and (self._progressed or self._connection.paused):
+            self._progressed = False
+            self._last_progress_s = now_s
+        return now_s - self._last_progress_s
 
     def _time_out(self, detail: str, *, overdue: bool) -> None:
         self._connection.abort()

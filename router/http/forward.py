@@ -141,6 +141,7 @@ class _Forwarding:
             times,
             on_commit=self._begin_answer,
             on_first_token=placed.first_token,
+            port_refuses=plane.port_checks.refuses,
             hides_usage=self._asks_usage,
         )
         plane.sweeper.add(exchange)

@@ -9,6 +9,7 @@ from router.api_keys import ApiKeys
 from router.http.body_budget import BodyBudget
 from router.http.cors import CorsRule
 from router.http.observer import NullObserver, Observer
+from router.http.port_checks import PortChecks
 from router.http.sweeper import Sweeper
 from router.http.upstream_pool import UpstreamPool
 from router.lifecycle import Lifecycle
@@ -28,6 +29,7 @@ class DataPlane:
     settings: RouterSettings
     lifecycle: Lifecycle
     upstreams: UpstreamPool
+    port_checks: PortChecks
     sweeper: Sweeper
     bodies: BodyBudget
     keys: ApiKeys
@@ -41,6 +43,7 @@ class DataPlane:
 
     def close(self) -> None:
         """Close idle connections to instances and stop the timer; call after the server has shut down."""
+        self.port_checks.close()
         self.upstreams.close()
         self.sweeper.close()
 
@@ -63,15 +66,17 @@ def build_data_plane(
     )
     sweeper = Sweeper(min(_LONGEST_SWEEP_S, shortest_s / 4))
     upstream_key = settings.upstream_api_key
+    upstreams = UpstreamPool(
+        sweeper,
+        connect_timeout_s=settings.connect_timeout_s,
+        idle_s=settings.upstream_idle_s,
+        max_idle=settings.upstream_idle_connections,
+    )
     return DataPlane(
         settings=settings,
         lifecycle=lifecycle,
-        upstreams=UpstreamPool(
-            sweeper,
-            connect_timeout_s=settings.connect_timeout_s,
-            idle_s=settings.upstream_idle_s,
-            max_idle=settings.upstream_idle_connections,
-        ),
+        upstreams=upstreams,
+        port_checks=PortChecks(upstreams),
         sweeper=sweeper,
         bodies=BodyBudget(settings.max_buffered_body_bytes),
         keys=ApiKeys(key.get_secret_value() for key in settings.api_keys),

@@ -17,6 +17,10 @@ class Try:
     def __init__(self, *, has_begun: bool = False) -> None:
         self.has_begun = has_begun
         self.told: list[str] = []
+        self.told_of_down = 0
+
+    def instance_down(self, why: str) -> None:
+        self.told_of_down += 1
 
     def instance_lost(self, why: str) -> bool:
         self.told.append(why)
@@ -119,6 +123,21 @@ def test_answers_that_have_begun_take_no_ones_retry(loss_notifier: InstanceLossN
     loss_notifier.check(view_of(a=DOWN, b=READY))
 
     assert all(each.told for each in tries if not each.has_begun)
+
+
+def test_answers_that_have_begun_are_told_at_every_check_while_their_instance_is_down(
+    loss_notifier: InstanceLossNotifier, view_of: Any, clock: Any
+) -> None:
+    begun = Try(has_begun=True)
+    loss_notifier.watch("a", begun)
+    for view in (view_of(a=READY), view_of(a=DOWN), view_of(a=DOWN, b=READY), view_of(a=READY)):
+        loss_notifier.check(view)
+    assert begun.told_of_down == 2, "whether or not another instance is ready"
+
+    loss_notifier.check(view_of(a=InstanceState.STANDBY, b=READY))
+    clock.now_s += GONE_S
+    loss_notifier.check(view_of(a=InstanceState.STANDBY, b=READY))
+    assert begun.told_of_down == 2, "out of service is not down: its server may be well"
 
 
 @pytest.mark.parametrize("state", [InstanceState.STANDBY, InstanceState.STARTING])

@@ -513,6 +513,9 @@ async def test_whoever_waits_for_an_instance_hears_that_it_went_down(
     class Listener:
         why = ""
 
+        def instance_down(self, why: str) -> None:
+            pass  # nothing of it has begun
+
         def instance_lost(self, why: str) -> bool:
             self.why = why
             return True

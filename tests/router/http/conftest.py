@@ -190,6 +190,7 @@ class Instance:
         self.open = 0
         self.url = ""
         self.stop: Callable[[], Awaitable[None]]
+        self.close_port: Callable[[], None]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -232,6 +233,7 @@ async def start_instance() -> AsyncIterator[Callable[[Script], Awaitable[Instanc
 
             server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
             instance.stop = stop
+            instance.close_port = server.close
             stack.push_async_callback(stop)
             instance.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             return instance

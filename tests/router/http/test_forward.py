@@ -671,6 +671,76 @@ async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_d
     assert not lifecycle.loss_notifier._listeners
 
 
+@pytest.fixture
+def begun_stream(fleet, monkeypatch):
+    """A stream whose client has its first event, and that says no more until told; short times."""
+    monkeypatch.setattr("router.http.exchange.SILENT_S", 0.2)
+
+    async def start():
+        resumed = asyncio.Event()
+
+        async def pause(talk):
+            await talk.begin_stream()
+            await talk.role()
+            await resumed.wait()
+            await talk.end_stream()
+
+        lifecycle, [instance, _], client = await fleet(
+            pause, whole_stream, settings={"client_timeout_s": 0.2}
+        )  # swept often
+        client.chat(stream=True)
+        await client.head()
+        await client.chunk()
+        return lifecycle, instance, client, resumed
+
+    return start
+
+
+async def until_error_event(client, tick=lambda: None) -> dict[str, object]:
+    reading = asyncio.ensure_future(client.chunk())
+    while not reading.done():
+        tick()
+        await asyncio.sleep(0.01)
+    error = orjson.loads((await reading).removeprefix(b"data: "))["error"]
+    assert error["code"] == "upstream_failed"
+    assert await client.closed()
+    return error
+
+
+async def test_a_stream_that_falls_silent_on_an_instance_that_is_down_ends_in_an_error(
+    begun_stream, kit, down_view
+) -> None:
+    lifecycle, stuck, client, resumed = await begun_stream()
+
+    error = await until_error_event(client, tick=lambda: lifecycle.loss_notifier.check(down_view))
+
+    assert "instance i0 is down" in error["message"]
+    assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
+    resumed.set()
+    await kit.eventually(lambda: stuck.open == 0)
+
+
+async def test_a_stream_that_falls_silent_behind_a_closed_port_ends_in_an_error(begun_stream, kit) -> None:
+    lifecycle, stuck, client, resumed = await begun_stream()
+    stuck.close_port()
+
+    error = await until_error_event(client)
+
+    assert "closed its port" in error["message"]
+    assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
+    resumed.set()
+    await kit.eventually(lambda: stuck.open == 0)
+
+
+async def test_a_silent_stream_of_an_instance_that_listens_is_waited_for(begun_stream, kit) -> None:
+    _, instance, client, resumed = await begun_stream()
+    await kit.eventually(lambda: instance.connections > 2)  # its port was asked, again and again
+
+    resumed.set()
+
+    assert b"[DONE]" in await client.chunk()
+
+
 async def test_an_error_answer_that_never_ends_is_not_waited_for(fleet, monkeypatch) -> None:
     monkeypatch.setattr("router.http.exchange.ERROR_BODY_S", 0.1)
 
