@@ -65,6 +65,12 @@ class Responder:
         self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
         self._complete()
 
+    def cut(self) -> None:
+        """Close the connection in the middle of a stream."""
+        self.on_disconnect = None
+        self.gone = True
+        self._connection.close()
+
     def _head(self, status: int, content_type: str, framing: str) -> bytes:
         connection = "" if self._keep_alive else "connection: close\r\n"
         phrase = HTTPStatus(status).phrase

@@ -23,13 +23,43 @@ class ApiError(Exception):
             {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
         )
 
+    def anthropic_body(self) -> bytes:
+        """The JSON under ``/v1/messages``. What fails validation is refused before, in the other form, as vLLM does."""
+        if self.kind == _VALIDATION:
+            return self.body()
+        return orjson.dumps({"type": "error", "error": {"type": self.kind, "message": self.message}})
+
+
+_VALIDATION = "Bad Request"
+
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
-    return ApiError(400, "BadRequestError", message, param)
+    """What a request may not ask for; ``param`` is named at the message's end, as vLLM does."""
+    return ApiError(400, "BadRequestError", f"{message} (parameter={param})" if param else message, param)
 
 
-def unknown_model(model: str) -> ApiError:
-    return ApiError(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
+def invalid(location: str, kind: str, message: str, value: object) -> ApiError:
+    """A field that fails validation; ``location`` is its path in the body, empty for the body itself."""
+    location = f"body.{location}" if location else "body"
+    error = {"type": kind, "loc": location, "msg": message, "input": _shown(value)}
+    return ApiError(400, _VALIDATION, f"1 validation error:\n  {error}", location)
+
+
+def missing(location: str, parent: object) -> ApiError:
+    return invalid(location, "missing", "Field required", parent)
+
+
+def not_emulated(name: str) -> ApiError:
+    """A feature of vLLM's that the emulator lacks: better refused than ignored."""
+    return ApiError(400, "BadRequestError", f"{name} is not emulated.", name)
+
+
+def unknown_model(model: str, served: str) -> ApiError:
+    return ApiError(404, "NotFoundError", f"The model `{model}` does not exist. Valid aliases: {served}.", "model")
+
+
+def unknown_response(response_id: str) -> ApiError:
+    return ApiError(404, "invalid_request_error", f"Response with id '{response_id}' not found.", "response_id")
 
 
 def queue_full(limit: int) -> ApiError:
@@ -37,9 +67,19 @@ def queue_full(limit: int) -> ApiError:
 
 
 def engine_dead() -> ApiError:
-    return ApiError(500, "InternalServerError", "EngineCore encountered an issue: the engine is dead.")
+    return ApiError(
+        500,
+        "InternalServerError",
+        "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+    )
 
 
 def plain(status: int) -> ApiError:
     """An error that has nothing to say but its status."""
     return ApiError(status, HTTPStatus(status).phrase.replace(" ", "") + "Error", HTTPStatus(status).phrase)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list | dict):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    return str(value)

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+from simulation.emulator.asks import Ask, Choice
 from simulation.emulator.clock import EngineClock
 from simulation.emulator.connection import Responder
 from simulation.emulator.errors import engine_dead, queue_full
 from simulation.emulator.metrics import InstanceMetrics
-from simulation.emulator.payload import Ask
-from simulation.emulator.replies import DONE, AnswerText, Reply, Usage
+from simulation.emulator.replies import Ended, Reply, StreamReply, Usage
 from simulation.engine import Engine
 from simulation.engine_types import EngineRequest, Event, EventKind
 from simulation.settings import EmulatorSettings
@@ -27,21 +27,48 @@ _MIN_TICK_S = 0.0005
 
 
 @dataclass(slots=True, eq=False)
-class Generation:
-    """One request under way."""
+class Call:
+    """One request under way: one or more answers, one response."""
 
     ask: Ask
     reply: Reply
+    stream: StreamReply | None
+    """The same reply, where its pieces are sent as they come."""
     responder: Responder
     arrived_s: float
     """Engine time, as all times here."""
+    ends: dict[int, Ended] = field(default_factory=dict)
+    cached_tokens: int = 0
+    begun: bool = False
+
+    def write(self, data: bytes) -> None:
+        """A piece of the stream, unless it is empty."""
+        if data:
+            self.responder.write(data)
+
+    def all_ends(self) -> list[Ended]:
+        """Of a complete request, in the order of its choices."""
+        return [self.ends[number] for number in range(len(self.ask.choices))]
+
+    def usage(self) -> Usage:
+        completion_tokens = sum(ended.tokens for ended in self.ends.values())
+        return Usage(self.ask.prompt_tokens, completion_tokens, self.cached_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One answer under way."""
+
+    call: Call
+    number: int
+    """Among the choices of the request."""
     started_s: float = math.nan
     last_token_s: float = math.nan
-    cached_tokens: int = 0
-    sent_tokens: int = field(default=0)
+    sent_tokens: int = 0
 
-    def usage(self, completion_tokens: int) -> Usage:
-        return Usage(self.ask.prompt_tokens, completion_tokens, self.cached_tokens)
+    @property
+    def choice(self) -> Choice:
+        return self.call.ask.choices[self.number]
 
 
 class Generator:
@@ -57,8 +84,9 @@ class Generator:
         self._settings = settings
         self._crash = crash
         self._boot()
-        self._text = AnswerText()
         self._ids = count()
+        self._calls: dict[Call, list[str]] = {}
+        """Requests under way, and their answers' ids in the engine."""
         self._generations: dict[str, Generation] = {}
         self._streaming: dict[str, Generation] = {}
         """Those that stream and have their first token."""
@@ -71,15 +99,15 @@ class Generator:
     @property
     def active(self) -> int:
         """Requests under way."""
-        return len(self._generations)
+        return len(self._calls)
 
     @property
     def engine(self) -> Engine:
         """For reading; only the generator drives it."""
         return self._engine
 
-    def start(self, ask: Ask, reply: Reply, responder: Responder) -> None:
-        """Take a request; its answer goes to the responder as it comes.
+    def start(self, ask: Ask, reply: Reply, responder: Responder, stream: StreamReply | None = None) -> None:
+        """Take a request; its answer goes to the responder, with ``stream`` piece by piece as it comes.
 
         Raises:
             ApiError: the engine is dead or its queue is full.
@@ -90,14 +118,19 @@ class Generator:
         limit = self._settings.max_queued_requests
         if limit is not None and self._engine.statistics().waiting >= limit:
             raise queue_full(limit)
-        engine_id = str(next(self._ids))
-        request = EngineRequest(engine_id, ask.prompt_tokens, ask.output_tokens, ask.block_hashes)
-        self._engine.submit(request, now_s)
-        self._generations[engine_id] = Generation(ask, reply, responder, arrived_s=now_s)
+        call = Call(ask, reply, stream, responder, arrived_s=now_s)
+        self._calls[call] = [str(next(self._ids)) for _ in ask.choices]
+        for number, (engine_id, choice) in enumerate(zip(self._calls[call], ask.choices, strict=True)):
+            prompt = choice.prompt
+            self._engine.submit(
+                EngineRequest(engine_id, prompt.tokens, choice.script.tokens, prompt.block_hashes), now_s
+            )
+            self._generations[engine_id] = Generation(call, number)
         self._idle.clear()
-        responder.on_disconnect = lambda: self._abort(engine_id)
-        if ask.stream:
+        responder.on_disconnect = lambda: self._abort(call)
+        if stream is not None:
             responder.start_stream()
+            call.write(stream.opening())
         self._arm()
 
     async def wait_idle(self, timeout_s: float) -> bool:
@@ -124,7 +157,7 @@ class Generator:
         for engine_id, generation in list(self._generations.items()):
             done = self._engine.generated_tokens(engine_id)
             self._engine.abort(engine_id, self.clock.now_s())
-            self._end(engine_id, generation, done, "abort")
+            self._end(engine_id, generation, Ended(done, "abort"))
         self._disarm()
 
     def kill(self) -> None:
@@ -132,13 +165,14 @@ class Generator:
         self._dead = True
         self._disarm()
         error = engine_dead()
-        for engine_id, generation in list(self._generations.items()):
-            self._engine.abort(engine_id, self.clock.now_s())
-            self._forget(engine_id)
-            if generation.ask.stream:
-                generation.responder.end_stream(b"data: " + error.body() + b"\n\n" + DONE)
+        for call in list(self._calls):
+            self._drop(call)
+            if call.stream is None:
+                call.responder.send(error.status, call.reply.refusal(error))
+            elif last_words := call.stream.broken(error):
+                call.responder.end_stream(last_words)
             else:
-                generation.responder.send(error.status, error.body())
+                call.responder.cut()
 
     def restart(self) -> None:
         """A new engine process: nothing cached, every counter at zero."""
@@ -186,8 +220,8 @@ class Generator:
         interval = self._settings.stream_interval
         for engine_id, generation in self._streaming.items():
             tokens = self._engine.generated_tokens(engine_id) - generation.sent_tokens
-            if tokens >= interval and generation.responder.writable:
-                generation.responder.write(generation.reply.delta(self._next_text(generation, tokens)))
+            if tokens >= interval and generation.call.responder.writable:
+                self._write_tokens(generation, tokens)
                 self._count_tokens(generation, tokens, now_s)
 
     # events -------------------------------------------------------------------------------------------------
@@ -197,58 +231,83 @@ class Generator:
             return
         if event.kind is EventKind.SCHEDULED and math.isnan(generation.started_s):
             generation.started_s = event.time_s
-            self.metrics.queue_time_s.observe(self._wall_s(event.time_s - generation.arrived_s))
-            if generation.ask.kills_engine:
+            self.metrics.queue_time_s.observe(self._wall_s(event.time_s - generation.call.arrived_s))
+            if generation.choice.prompt.kills_engine:
                 self._crash()
         elif event.kind is EventKind.FIRST_TOKEN:
             self._first_token(event, generation)
         elif event.kind is EventKind.FINISHED:
             self._count_tokens(generation, event.tokens - max(1, generation.sent_tokens), event.time_s)
-            self._end(event.request_id, generation, event.tokens, generation.ask.finish_reason)
-            self.metrics.request_latency_s.observe(self._wall_s(event.time_s - generation.arrived_s))
+            self._end(event.request_id, generation, Ended(event.tokens, generation.choice.script.finish_reason))
+            self.metrics.request_latency_s.observe(self._wall_s(event.time_s - generation.call.arrived_s))
 
     def _first_token(self, event: Event, generation: Generation) -> None:
-        generation.cached_tokens = event.tokens
+        call, choice = generation.call, generation.choice
         generation.last_token_s = event.time_s
-        self.metrics.prompt_tokens += generation.ask.prompt_tokens
-        self.metrics.time_to_first_token_s.observe(self._wall_s(event.time_s - generation.arrived_s))
-        if generation.ask.stream:
-            self._streaming[event.request_id] = generation
-            opening = generation.reply.opening()
-            if generation.ask.output_tokens > 1:
-                generation.responder.write(opening + generation.reply.delta(self._next_text(generation, 1)))
-            elif opening:
-                generation.responder.write(opening)
+        if choice.first_of_prompt:
+            call.cached_tokens += event.tokens
+            self.metrics.prompt_tokens += choice.prompt.tokens
+        self.metrics.time_to_first_token_s.observe(self._wall_s(event.time_s - call.arrived_s))
+        if call.stream is None:
+            return
+        self._streaming[event.request_id] = generation
+        self._begin(call, call.stream)
+        if choice.script.tokens > 1:
+            self._write_tokens(generation, 1)
 
-    def _end(self, engine_id: str, generation: Generation, tokens: int, finish_reason: str) -> None:
-        """Complete an answer with ``tokens`` tokens in all."""
+    def _end(self, engine_id: str, generation: Generation, ended: Ended) -> None:
+        """Complete an answer, and with the last one the request."""
+        call = generation.call
         self._forget(engine_id)
-        self.metrics.finished[finish_reason] += 1
-        usage, reply, responder = generation.usage(tokens), generation.reply, generation.responder
-        text = self._next_text(generation, tokens - generation.sent_tokens)
-        if generation.ask.stream:
-            responder.end_stream(reply.closing(text, finish_reason, usage if generation.ask.include_usage else None))
-        else:
-            responder.send(200, reply.whole(text, finish_reason, usage))
+        self.metrics.finished[ended.finish_reason] += 1
+        call.ends[generation.number] = ended
+        last = len(call.ends) == len(call.ask.choices)
+        if last:
+            self._remove(call)
+        if call.stream is not None:
+            self._begin(call, call.stream)
+            data = call.stream.end(generation.number, generation.sent_tokens, ended)
+            if last:
+                call.responder.end_stream(data + call.stream.closing(call.all_ends(), call.usage()))
+            else:
+                call.write(data)
+        elif last:
+            call.responder.send(200, call.reply.whole(call.all_ends(), call.usage()))
 
-    def _abort(self, engine_id: str) -> None:
+    def _begin(self, call: Call, stream: StreamReply) -> None:
+        if not call.begun:
+            call.begun = True
+            call.write(stream.begin())
+
+    def _abort(self, call: Call) -> None:
         """The client has left."""
-        if engine_id in self._generations:
-            self._forget(engine_id)
-            self._engine.abort(engine_id, self.clock.now_s())
-            self.metrics.finished["abort"] += 1
+        if call in self._calls:
+            self.metrics.finished["abort"] += len(call.ask.choices) - len(call.ends)
+            self._drop(call)
             self._arm()
+
+    def _drop(self, call: Call) -> None:
+        """Take what is left of a request out of the engine."""
+        for engine_id in self._calls[call]:
+            if engine_id in self._generations:
+                self._forget(engine_id)
+                self._engine.abort(engine_id, self.clock.now_s())
+        self._remove(call)
 
     def _forget(self, engine_id: str) -> None:
         del self._generations[engine_id]
         self._streaming.pop(engine_id, None)
-        if not self._generations:
+
+    def _remove(self, call: Call) -> None:
+        del self._calls[call]
+        if not self._calls:
             self._idle.set()
 
-    def _next_text(self, generation: Generation, tokens: int) -> bytes:
-        text = self._text.tokens(generation.ask.text_seed, generation.sent_tokens, tokens)
-        generation.sent_tokens += tokens
-        return text
+    def _write_tokens(self, generation: Generation, tokens: int) -> None:
+        call = generation.call
+        if call.stream is not None:
+            call.write(call.stream.delta(generation.number, generation.sent_tokens, tokens))
+            generation.sent_tokens += tokens
 
     def _count_tokens(self, generation: Generation, tokens: int, now_s: float) -> None:
         if tokens > 0 and not math.isnan(generation.last_token_s):

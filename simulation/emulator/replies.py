@@ -1,41 +1,27 @@
-"""Answers as vLLM formats them: JSON objects, and server-sent events for streams."""
+"""How the generator speaks to clients: one reply for each request, of its API's family."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import orjson
 
-from simulation.prompts import WORDS
+from simulation.emulator.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
-_WORD_BYTES = 4
-_TEXT_WORDS = 4096
-_MARK = "\ue000"
-"""Stands for an answer's text while its frame is formatted."""
 
 
-class AnswerText:
-    """An endless text of words of one token each; where an answer starts in it depends on its seed."""
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What answers of one server are marked with."""
 
-    def __init__(self) -> None:
-        # A full-period linear congruential walk over the words; long enough that answers differ.
-        state, words = 1, []
-        for _ in range(_TEXT_WORDS):
-            state = (state * 1_664_525 + 1_013_904_223) % 2**32
-            words.append(WORDS[state >> 24])
-        self._text = b"".join(words) * 2
-
-    def tokens(self, seed: int, start: int, count: int) -> bytes:
-        """Tokens ``start`` to ``start + count`` of the answer with this seed, as ASCII."""
-        pieces: list[bytes] = []
-        while count > 0:
-            offset = (seed + start) % _TEXT_WORDS
-            part = min(count, _TEXT_WORDS)
-            pieces.append(self._text[offset * _WORD_BYTES : (offset + part) * _WORD_BYTES])
-            start += part
-            count -= part
-        return b"".join(pieces)
+    request_id: str
+    """Unique; what the client or the router sent, else minted."""
+    model: str
+    created: int
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,69 +30,53 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
 
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "completion_tokens": self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One answer of a request is complete."""
+
+    tokens: int
+    finish_reason: str
+    """``stop``, ``length`` or ``abort``."""
 
 
-class Reply:
-    """Formats the answer to one request. Text is ASCII without quotes, so it goes into prepared frames as it is."""
+class Reply(Protocol):
+    """Formats the answers to one request, by their number among its choices. It writes nothing itself."""
 
-    def __init__(self, *, chat: bool, answer_id: str, model: str, created: int) -> None:
-        self.answer_id = answer_id
-        self._chat = chat
-        self._model = model
-        self._created = created
-        frame = _event(self._chunk([self._choice(_MARK, None, first=False)]))
-        head, _mark, tail = frame.partition(_MARK.encode())
-        self._frame = head, tail
+    def whole(self, ends: Sequence[Ended], usage: Usage) -> bytes:
+        """The answer to a request that does not stream."""
+
+    def refusal(self, error: ApiError) -> bytes:
+        """The body of an error instead of an answer."""
+
+
+class StreamReply(Reply, Protocol):
+    """A reply that can come piece by piece. Every piece but ``closing`` may be empty."""
 
     def opening(self) -> bytes:
-        """What comes before the first text: a chat stream names the role."""
-        return _event(self._chunk([self._choice("", None, first=True)])) if self._chat else b""
+        """What a stream sends with its head, before anything is computed."""
 
-    def delta(self, text: bytes) -> bytes:
-        """Text in the middle of an answer; the hot path of every stream."""
-        head, tail = self._frame
-        return head + text + tail
+    def begin(self) -> bytes:
+        """What comes before the first token of all."""
 
-    def closing(self, text: bytes, finish_reason: str, usage: Usage | None) -> bytes:
-        """The last text, why it ended, the usage if wanted, and the end of the stream."""
-        last = _event(self._chunk([self._choice(text.decode("ascii"), finish_reason, first=False)]))
-        if usage is None:
-            return last + DONE
-        return last + _event({**self._chunk([]), "usage": usage.as_dict()}) + DONE
+    def delta(self, choice: int, start: int, count: int) -> bytes:
+        """Tokens ``start`` to before ``start + count``; the hot path of every stream."""
 
-    def whole(self, text: bytes, finish_reason: str, usage: Usage) -> bytes:
-        """The answer to a request that does not stream."""
-        content = text.decode("ascii")
-        choice: dict[str, object] = {"index": 0, "logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
-        if self._chat:
-            choice["message"] = {"role": "assistant", "content": content, "refusal": None, "tool_calls": []}
-        else:
-            choice["text"] = content
-        kind = "chat.completion" if self._chat else "text_completion"
-        return orjson.dumps({**self._envelope(kind), "choices": [choice], "usage": usage.as_dict()})
+    def end(self, choice: int, start: int, ended: Ended) -> bytes:
+        """The tokens from ``start`` on, and why the answer ended."""
 
-    def _chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
-        return {**self._envelope("chat.completion.chunk" if self._chat else "text_completion"), "choices": choices}
+    def closing(self, ends: Sequence[Ended], usage: Usage) -> bytes:
+        """The end of the stream, after the end of every choice."""
 
-    def _envelope(self, kind: str) -> dict[str, object]:
-        return {"id": self.answer_id, "object": kind, "created": self._created, "model": self._model}
-
-    def _choice(self, text: str, finish_reason: str | None, *, first: bool) -> dict[str, object]:
-        choice: dict[str, object] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
-        if self._chat:
-            choice["delta"] = {"role": "assistant", "content": text} if first else {"content": text}
-        else:
-            choice["text"] = text
-            choice["stop_reason"] = None
-        return choice
+    def broken(self, error: ApiError) -> bytes:
+        """The end of a stream whose engine dies; nothing: the connection is cut."""
 
 
-def _event(payload: dict[str, object]) -> bytes:
+def event(payload: dict[str, Any]) -> bytes:
+    """A server-sent event without a name."""
     return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+def named_event(payload: dict[str, Any]) -> bytes:
+    """A server-sent event that is named by its type."""
+    return f"event: {payload['type']}\n".encode() + event(payload)

@@ -91,7 +91,7 @@ async def test_a_stopped_replay_accounts_for_what_it_did_not_send(emulator: Emul
 
 async def test_failures_are_counted_by_what_they_were(emulator: EmulatedInstance) -> None:
     # given a server that refuses two requests and then dies under the rest
-    emulator.endpoints.faults.fail_next, emulator.endpoints.faults.fail_status = 2, 503
+    emulator.endpoints.faults.order_failures(2, 503)
     died = False
 
     def die_after_four(progress: ReplayProgress) -> None:

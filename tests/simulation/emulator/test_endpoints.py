@@ -138,14 +138,23 @@ async def test_the_head_of_a_stream_comes_at_once_and_the_role_with_the_first_to
         ("/v1/chat/completions", chat(messages=[{"role": "user", "content": 5}]), 400, "content"),
         ("/v1/chat/completions", chat(max_tokens=0), 400, "max_tokens"),
         ("/v1/chat/completions", chat(max_tokens="many"), 400, "max_tokens"),
-        ("/v1/chat/completions", chat(max_tokens=131_072), 400, "too large"),
-        ("/v1/chat/completions", chat(n=2), 400, "n=1"),
+        ("/v1/chat/completions", chat(max_tokens=131_073), 400, "max_tokens=131073 cannot be greater than"),
+        ("/v1/chat/completions", chat(n=0), 400, "n must be at least 1"),
+        ("/v1/chat/completions", chat(n=2, temperature=0), 400, "greedy"),
+        ("/v1/chat/completions", chat(temperature=-1), 400, "temperature must be non-negative"),
+        ("/v1/chat/completions", chat(stop=""), 400, "stop cannot contain an empty string"),
+        ("/v1/chat/completions", chat(stop=5), 400, "body.stop"),
+        ("/v1/chat/completions", chat(stream_options={"include_usage": True}), 400, "`stream=True`"),
         ("/v1/chat/completions", chat("x" * 4 * 131_072), 400, "maximum context length is 131072"),
         ("/v1/completions", {"model": MODEL, "prompt": []}, 400, "prompt"),
-        ("/v1/completions", {"model": MODEL, "prompt": [1, "2"]}, 400, "integers"),
+        ("/v1/completions", {"model": MODEL, "prompt": ""}, 400, "prompt"),
+        ("/v1/completions", {"model": MODEL, "prompt": [""]}, 400, "cannot be empty"),
+        ("/v1/completions", {"model": MODEL, "prompt": [[]]}, 400, "cannot be empty"),
+        ("/v1/completions", {"model": MODEL, "prompt": ["a", [1]]}, 400, "body.prompt.1"),
+        ("/v1/completions", {"model": MODEL, "prompt": [1, "2"]}, 400, "valid integer"),
         ("/v1/completions", {"model": MODEL, "prompt": [-1]}, 400, "negative"),
-        ("/detokenize", {"tokens": "1"}, 400, "token ids"),
-        ("/v1/nothing", {}, 404, "Not Found"),
+        ("/detokenize", {"tokens": "1"}, 400, "valid list"),
+        ("/detokenize", {}, 400, "Field required"),
     ],
 )
 async def test_bad_requests_get_vllm_style_errors(
@@ -158,20 +167,37 @@ async def test_bad_requests_get_vllm_style_errors(
     assert error["code"] == status
 
 
-async def test_what_exceeds_the_memory_is_refused_and_what_just_fits_is_served(start_emulator: Any) -> None:
+async def test_an_answer_ends_where_the_context_does_and_a_prompt_that_leaves_no_room_is_refused(
+    start_emulator: Any,
+) -> None:
     emulator = await start_emulator(kv_capacity_tokens=1280)
     async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
-        fits = {"model": MODEL, "prompt": "x" * 4 * 1270, "max_tokens": 10}
-        assert (await client.post("/v1/completions", json=fits)).status_code == 200
-        for change in ({"max_tokens": 11}, {"prompt": "x" * 4 * 1280}):
-            assert (await client.post("/v1/completions", json=fits | change)).status_code == 400
+
+        async def complete(prompt_tokens: int) -> httpx.Response:
+            body = {"model": MODEL, "prompt": "x" * 4 * prompt_tokens, "max_tokens": 100}
+            return await client.post("/v1/completions", json=body)
+
+        fits = (await complete(1270)).json()
+        assert (fits["usage"]["completion_tokens"], fits["choices"][0]["finish_reason"]) == (10, "length")
+        full, beyond = await complete(1280), await complete(1281)
+        assert full.json()["error"]["message"].startswith("max_tokens must be at least 1, got 0")
+        assert "maximum context length is 1280" in beyond.json()["error"]["message"]
 
 
 async def test_what_is_no_json_object_is_refused(http: httpx.AsyncClient) -> None:
     for body in (b"{", b"[]", b"\xff"):
         answer = await http.post("/v1/chat/completions", content=body)
         assert answer.status_code == 400
-    assert (await http.get("/v1/chat/completions")).status_code == 405
+        assert answer.json()["error"]["type"] == "Bad Request"
+
+
+async def test_an_unknown_path_or_method_has_no_more_than_a_detail(http: httpx.AsyncClient) -> None:
+    for answer, status, detail in (
+        (await http.post("/v1/nothing", json={}), 404, "Not Found"),
+        (await http.get("/v1/chat/completions"), 405, "Method Not Allowed"),
+    ):
+        assert answer.status_code == status
+        assert answer.json() == {"detail": detail}
 
 
 # about the server ---------------------------------------------------------------------------------------------
@@ -181,12 +207,15 @@ async def test_the_server_tells_about_itself(http: httpx.AsyncClient) -> None:
     assert (await http.get("/health")).status_code == 200
     assert "version" in (await http.get("/version")).json()
     assert (await http.get("/load")).json() == {"server_load": 0}
+    assert (await http.get("/ping")).status_code == (await http.post("/ping")).status_code == 200
 
 
 async def test_tokens_become_text_again(http: httpx.AsyncClient) -> None:
     tokens = (await http.post("/tokenize", json={"prompt": "grüße, welt"})).json()
     assert tokens["count"] == len(tokens["tokens"]) == 4
     assert (await http.post("/detokenize", json={"tokens": tokens["tokens"]})).json() == {"prompt": "grüße, welt"}
+    strings = (await http.post("/tokenize", json={"prompt": "grüße, welt", "return_token_strs": True})).json()
+    assert "".join(strings["token_strs"]) == "grüße, welt"
     messages = [{"role": "user", "content": "hello there"}]
     assert (await http.post("/tokenize", json={"messages": messages})).json()["count"] == 16
 

@@ -1,0 +1,203 @@
+"""What a request asks of the engine: prompts, and answers of a known length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from simulation.emulator.errors import ApiError, bad_request
+from simulation.emulator.fields import Body, flag, integer, number, texts
+from simulation.emulator.scripts import GivenText, MadeUpText, Script
+from simulation.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
+
+MAX_ANSWERS = 16_384
+"""Answers to one prompt at most, vLLM's own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request is read against."""
+
+    model: str
+    max_model_len: int
+    block_tokens: int
+    mean_output_tokens: int
+    seed: int
+    crash_on: bytes | None = None
+    """A prompt that contains this kills the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    tokens: int
+    block_hashes: tuple[int, ...]
+    kills_engine: bool
+    """The engine dies when it starts on this prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer that was asked for."""
+
+    prompt: Prompt
+    script: Script
+    first_of_prompt: bool = True
+    """A prompt that is answered several times counts once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request."""
+
+    choices: tuple[Choice, ...]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(choice.prompt.tokens for choice in self.choices if choice.first_of_prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How answers are wanted."""
+
+    max_tokens: int | None = None
+    """Exactly as long as this; None: as long as is drawn."""
+    min_tokens: int = 0
+    answers: int = 1
+    """To each prompt."""
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    given: Callable[[int], str] | None = None
+    """Makes the answer's text from a seed, where it is not made-up words."""
+
+
+def read_sampling(payload: Body, max_tokens: int | None) -> Sampling:
+    """The fields that all of OpenAI's forms of generation share. Raises ApiError."""
+    temperature = number(payload, "temperature")
+    if temperature is not None and temperature < 0:
+        message = f"temperature must be non-negative, got {temperature}. (parameter=temperature, value={temperature})"
+        raise ApiError(400, "BadRequestError", message, "temperature")
+    min_tokens = integer(payload, "min_tokens") or 0
+    if min_tokens < 0:
+        raise bad_request(f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise bad_request(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}.")
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        answers=_answers(payload),
+        stop=read_stop(payload, "stop"),
+        include_stop=flag(payload, "include_stop_str_in_output"),
+        ignore_eos=flag(payload, "ignore_eos"),
+    )
+
+
+def read_stop(payload: Body, name: str) -> tuple[str, ...]:
+    """Stop strings. Raises ApiError."""
+    stops = texts(payload, name)
+    if "" in stops:
+        raise bad_request("stop cannot contain an empty string.")
+    return stops
+
+
+def read_max_tokens(payload: Body, names: Sequence[str], limits: Limits, *, minimum: int = 1) -> int | None:
+    """The first of these fields that is set. Raises ApiError."""
+    for name in names:
+        value = integer(payload, name)
+        if value is None:
+            continue
+        if value < minimum:
+            raise _too_few(value)
+        if value > limits.max_model_len:
+            raise ApiError(
+                400,
+                "BadRequestError",
+                f"{name}={value} cannot be greater than max_model_len={limits.max_model_len}. Please request fewer "
+                f"output tokens. (parameter={name}, value={value})",
+                name,
+            )
+        return value
+    return None
+
+
+def read_prompt(text: bytes, limits: Limits, salt: str = "", spare_tokens: int = 0) -> Prompt:
+    """A prompt as the engine sees it. Raises ApiError: with ``spare_tokens``, it exceeds the model's context."""
+    tokens = count_tokens(text)
+    if tokens + spare_tokens > limits.max_model_len:
+        raise ApiError(
+            400,
+            "BadRequestError",
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your prompt contains at "
+            f"least {limits.max_model_len + 1} input tokens, which exceeds this limit even without any output tokens. "
+            f"Please reduce the length of the input prompt. (parameter=input_tokens, value={limits.max_model_len + 1})",
+            "input_tokens",
+        )
+    return Prompt(
+        tokens=tokens,
+        block_hashes=block_hashes(text[: tokens * TOKEN_BYTES], limits.block_tokens, salt),
+        kills_engine=limits.crash_on is not None and limits.crash_on in text,
+    )
+
+
+def generation(prompts: Sequence[bytes], sampling: Sampling, limits: Limits, salt: str = "") -> Ask:
+    """Answers to some prompts, all to the first one first. Raises ApiError."""
+    choices: list[Choice] = []
+    for text in prompts:
+        prompt = read_prompt(text, limits, salt)
+        seed = xxhash.xxh3_64_intdigest(text, limits.seed & 0xFFFFFFFFFFFFFFFF)
+        for index in range(sampling.answers):
+            script = _script(prompt, sampling, limits, seed)
+            choices.append(Choice(prompt, script, first_of_prompt=index == 0))
+            seed = _next_seed(seed)
+    return Ask(tuple(choices))
+
+
+def _script(prompt: Prompt, sampling: Sampling, limits: Limits, seed: int) -> Script:
+    room = limits.max_model_len - prompt.tokens
+    if room < 1:
+        raise _too_few(0)
+    if sampling.max_tokens is not None:
+        room = min(room, sampling.max_tokens)
+    if sampling.max_tokens == 0:  # the prompt alone is wanted; a token is computed all the same
+        return Script(MadeUpText(seed), 1, "length", visible_chars=0)
+    if sampling.given is not None:
+        given = GivenText(sampling.given(seed))
+        script = Script(given, min(room, given.tokens), "stop" if given.tokens <= room else "length")
+    elif sampling.max_tokens is not None or sampling.ignore_eos:
+        script = Script(MadeUpText(seed), room, "length")
+    else:
+        drawn = max(sampling.min_tokens, 1, _drawn_length(seed, limits.mean_output_tokens))
+        script = Script(MadeUpText(seed), min(room, drawn), "stop" if drawn <= room else "length")
+    return script.stopped(sampling.stop, include_stop=sampling.include_stop, min_tokens=sampling.min_tokens)
+
+
+def _answers(payload: Body) -> int:
+    wanted = integer(payload, "n")
+    if wanted is None:
+        return 1
+    if wanted < 1:
+        raise bad_request(f"n must be at least 1, got {wanted}.")
+    if wanted > MAX_ANSWERS:
+        raise bad_request(f"n must be at most {MAX_ANSWERS}, got {wanted}.")
+    if wanted > 1 and number(payload, "temperature") == 0:
+        raise bad_request(f"n must be 1 when using greedy sampling, got {wanted}.")
+    return wanted
+
+
+def _too_few(value: int) -> ApiError:
+    message = f"max_tokens must be at least 1, got {value}. (parameter=max_tokens, value={value})"
+    return ApiError(400, "BadRequestError", message, "max_tokens")
+
+
+def _next_seed(seed: int) -> int:
+    return xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little"), 1)
+
+
+def _drawn_length(seed: int, mean_tokens: int) -> int:
+    """An exponential answer length, drawn from the request itself: the same request gets the same answer."""
+    uniform = (xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little")) + 1) / 2**64
+    return math.ceil(-mean_tokens * math.log(uniform))

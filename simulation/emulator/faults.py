@@ -1,0 +1,82 @@
+"""What can be ordered to go wrong, for tests and drills: the paths under ``/emulator/``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from simulation.emulator.connection import HttpRequest, Responder
+from simulation.emulator.errors import bad_request, engine_dead, plain
+from simulation.emulator.fields import read_json
+from simulation.emulator.generator import Generator
+from simulation.emulator.routes import Route, Routes, send
+
+
+class Faults:
+    """The orders to one emulated server.
+
+    Args:
+        die: close the port, at once or with the error events of a dying engine, and open it again after a time
+            (None: never).
+    """
+
+    def __init__(self, generator: Generator, die: Callable[[bool, float | None], None]) -> None:
+        self.draining = False
+        """Shutting down: new requests get 500, running ones go on."""
+        self._generator = generator
+        self._die = die
+        self._fail_next = 0
+        self._fail_status = 500
+
+    def routes(self) -> Routes:
+        generator = self._generator
+        return {
+            "/emulator/statistics": {"GET": Route(self._statistics)},
+            "/emulator/pause": {"POST": Route(lambda _, responder: self._switch(responder, generator.pause))},
+            "/emulator/resume": {"POST": Route(lambda _, responder: self._switch(responder, generator.resume))},
+            "/emulator/fail": {"POST": Route(self._take_failures)},
+            "/emulator/die": {"POST": Route(self._take_death)},
+        }
+
+    def order_failures(self, count: int, status: int) -> None:
+        """Let the next ``count`` requests for inference fail."""
+        self._fail_next, self._fail_status = count, status
+
+    def fail_if_ordered(self) -> None:
+        """Raises ApiError: this request for inference is to fail."""
+        if self.draining:
+            raise engine_dead()
+        if self._fail_next > 0:
+            self._fail_next -= 1
+            raise plain(self._fail_status)
+
+    def _statistics(self, _request: HttpRequest, responder: Responder) -> None:
+        send(responder, asdict(self._generator.engine.statistics()))
+
+    def _switch(self, responder: Responder, switch: Callable[[], None]) -> None:
+        switch()
+        send(responder, {"paused": self._generator.clock.paused})
+
+    def _take_failures(self, request: HttpRequest, responder: Responder) -> None:
+        payload = read_json(request.body or b"{}")
+        count, status = _number(payload, "count", 1), _number(payload, "status", 500)
+        if not 400 <= status <= 599:
+            raise bad_request("status must be an error status.", "status")
+        self.order_failures(count, status)
+        send(responder, {"fail_next": count})
+
+    def _take_death(self, request: HttpRequest, responder: Responder) -> None:
+        payload = read_json(request.body or b"{}")
+        revive = payload.get("revive_after_s")
+        if revive is not None and not (type(revive) in (int, float) and revive >= 0):
+            raise bad_request("revive_after_s must be a number of seconds.", "revive_after_s")
+        send(responder, {"dying": True})
+        self._die(bool(payload.get("abruptly")), revive)
+
+
+def _number(payload: dict[str, Any], name: str, default: int) -> int:
+    value = payload.get(name, default)
+    if type(value) is not int or value < 0:
+        raise bad_request(f"{name} must be a whole number.", name)
+    return value

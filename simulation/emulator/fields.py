@@ -1,0 +1,101 @@
+"""Fields of a JSON body, checked as vLLM checks them. A field that is null is as good as absent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from simulation.emulator.errors import invalid, missing
+
+Body = Mapping[str, Any]
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The request's JSON object. Raises ApiError."""
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise invalid(str(error.pos), "json_invalid", f"JSON decode error: {error.msg}", {}) from error
+    if not isinstance(payload, dict):
+        raise invalid("", "model_attributes_type", "Input should be a valid dictionary", payload)
+    return payload
+
+
+def integer(payload: Body, name: str) -> int | None:
+    value = payload.get(name)
+    if value is None or type(value) is int:
+        return value
+    raise invalid(name, "int_type", "Input should be a valid integer", value)
+
+
+def number(payload: Body, name: str) -> float | None:
+    value = payload.get(name)
+    if value is None or type(value) in (int, float):
+        return value
+    raise invalid(name, "float_type", "Input should be a valid number", value)
+
+
+def flag(payload: Body, name: str) -> bool:
+    value = payload.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise invalid(name, "bool_type", "Input should be a valid boolean", value)
+
+
+def text(payload: Body, name: str) -> str | None:
+    value = payload.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    raise invalid(name, "string_type", "Input should be a valid string", value)
+
+
+def word(payload: Body, name: str, allowed: Collection[str], within: str = "") -> str | None:
+    """A string that must be one of some; ``within``: where the payload itself is in the body."""
+    value = payload.get(name)
+    if value is None or value in allowed:
+        return value
+    location = f"{within}.{name}" if within else name
+    raise invalid(location, "literal_error", f"Input should be one of {', '.join(map(repr, allowed))}", value)
+
+
+def texts(payload: Body, name: str) -> tuple[str, ...]:
+    """A string or a list of strings."""
+    value = payload.get(name)
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise invalid(name, "string_type", "Input should be a valid string or a list of strings", value)
+
+
+def objects(payload: Body, name: str) -> Sequence[Mapping[str, Any]] | None:
+    """A list of JSON objects."""
+    value = payload.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise invalid(name, "list_type", "Input should be a valid list", value)
+    for index, each in enumerate(value):
+        if not isinstance(each, dict):
+            raise invalid(f"{name}.{index}", "dict_type", "Input should be a valid dictionary", each)
+    return value
+
+
+def mapping(payload: Body, name: str) -> Mapping[str, Any] | None:
+    """A JSON object."""
+    value = payload.get(name)
+    if value is None or isinstance(value, dict):
+        return value
+    raise invalid(name, "dict_type", "Input should be a valid dictionary", value)
+
+
+def required(payload: Body, name: str) -> Any:
+    """Whatever the field holds, but not nothing."""
+    value = payload.get(name)
+    if value is None:
+        raise missing(name, payload)
+    return value

@@ -1,0 +1,86 @@
+"""The paths that the engine works for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any, TypeVar
+
+from simulation.emulator.asks import Ask, Limits
+from simulation.emulator.connection import HttpRequest, Responder
+from simulation.emulator.errors import ApiError, unknown_response
+from simulation.emulator.faults import Faults
+from simulation.emulator.fields import Body, flag, read_json
+from simulation.emulator.generator import Generator
+from simulation.emulator.messages_api import read_count, read_message
+from simulation.emulator.openai_api import read_chat, read_completion
+from simulation.emulator.pooling_api import read_embedding, read_rerank, read_score
+from simulation.emulator.replies import Reply, Stamp, StreamReply
+from simulation.emulator.responses_api import read_response
+from simulation.emulator.routes import Route, Routes, send
+from simulation.tokenizer import count_tokens
+
+R = TypeVar("R", bound=Reply)
+Read = Callable[[Body, Limits, Stamp], tuple[Ask, R]]
+
+
+class Inference:
+    """Reads requests, and has the generator answer them."""
+
+    def __init__(self, generator: Generator, limits: Limits, faults: Faults, version: str) -> None:
+        self._generator = generator
+        self._limits = limits
+        self._faults = faults
+        self._fingerprint = f"vllm-{version}"
+        self._started = int(time.time())
+        self._minted = count(1)
+
+    def routes(self) -> Routes:
+        embeddings, rerank, score = self._pooled(read_embedding), self._pooled(read_rerank), self._pooled(read_score)
+        messages = self._generated(read_message, error_body=ApiError.anthropic_body)
+        return {
+            "/v1/chat/completions": {"POST": self._generated(read_chat)},
+            "/v1/completions": {"POST": self._generated(read_completion)},
+            "/v1/responses": {"POST": self._generated(read_response, own_id=True)},
+            "/v1/messages": {"POST": messages},
+            "/v1/messages/count_tokens": {"POST": Route(self._count_tokens, ApiError.anthropic_body)},
+            "/v1/embeddings": {"POST": embeddings},
+            **{path: {"POST": rerank} for path in ("/v1/rerank", "/rerank", "/v2/rerank")},
+            **{path: {"POST": score} for path in ("/v1/score", "/score")},
+        }
+
+    def stored_response(self, request: HttpRequest, _responder: Responder) -> None:
+        """``/v1/responses/ID``, and to cancel it: none is kept. Raises ApiError."""
+        raise unknown_response(request.path.split("/")[3])
+
+    def _generated(
+        self, read: Read[StreamReply], *, own_id: bool = False, error_body: Callable[[ApiError], bytes] = ApiError.body
+    ) -> Route:
+        """``own_id``: the answer's id is the server's own, whatever the client sends."""
+
+        def handle(request: HttpRequest, responder: Responder) -> None:
+            self._faults.fail_if_ordered()
+            payload = read_json(request.body)
+            ask, reply = read(payload, self._limits, self._stamp(request, payload, own_id=own_id))
+            self._generator.start(ask, reply, responder, reply if flag(payload, "stream") else None)
+
+        return Route(handle, error_body)
+
+    def _pooled(self, read: Read[Reply]) -> Route:
+        def handle(request: HttpRequest, responder: Responder) -> None:
+            self._faults.fail_if_ordered()
+            payload = read_json(request.body)
+            ask, reply = read(payload, self._limits, self._stamp(request, payload))
+            self._generator.start(ask, reply, responder)
+
+        return Route(handle)
+
+    def _count_tokens(self, request: HttpRequest, responder: Responder) -> None:
+        tokens = count_tokens(read_count(read_json(request.body), self._limits))
+        send(responder, {"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
+
+    def _stamp(self, request: HttpRequest, payload: dict[str, Any], *, own_id: bool = False) -> Stamp:
+        given = None if own_id else request.headers.get("x-request-id")
+        request_id = given or payload.get("request_id") or f"{self._started:x}{next(self._minted):08x}"
+        return Stamp(str(request_id), self._limits.model, int(time.time()), self._fingerprint)

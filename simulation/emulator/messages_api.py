@@ -1,0 +1,200 @@
+"""Anthropic's messages: reading them, and answering as vLLM does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+import xxhash
+
+from simulation.emulator.asks import Ask, Limits, Sampling, generation, read_max_tokens, read_stop
+from simulation.emulator.errors import ApiError, bad_request, invalid, missing
+from simulation.emulator.fields import Body, mapping, objects, required, text, word
+from simulation.emulator.openai_api import check_model
+from simulation.emulator.replies import Ended, Stamp, Usage, named_event
+from simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
+from simulation.tokenizer import render_chat
+
+_ROLES = ("user", "assistant", "system")
+
+
+def read_message(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, MessageReply]:
+    """A request for a message. Raises ApiError."""
+    _require_model(payload)
+    max_tokens = required(payload, "max_tokens")
+    if isinstance(max_tokens, int) and max_tokens <= 0:
+        raise invalid("max_tokens", "value_error", "Value error, max_tokens must be positive", max_tokens)
+    check_model(payload, limits)
+    prompt = message_prompt(payload)
+    call = _read_tool_choice(payload)
+    sampling = Sampling(
+        max_tokens=read_max_tokens(payload, ("max_tokens",), limits),
+        stop=read_stop(payload, "stop_sequences"),
+        given=call.tool.arguments if call is not None else _read_format(payload),
+    )
+    salt = text(payload, "cache_salt") or ""
+    ask = generation([prompt], sampling, limits, salt)
+    return ask, MessageReply(ask, stamp, call)
+
+
+def read_count(payload: Body, limits: Limits) -> bytes:
+    """The prompt whose tokens are to be counted. Raises ApiError."""
+    _require_model(payload)
+    check_model(payload, limits)
+    return message_prompt(payload)
+
+
+def message_prompt(payload: Body) -> bytes:
+    """What the model is shown for ``system``, ``messages`` and ``tools``. Raises ApiError."""
+    required(payload, "messages")
+    given = objects(payload, "messages") or ()
+    messages = [_chat_message(message, index) for index, message in enumerate(given)]
+    if not messages:
+        raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    if payload.get("system"):
+        messages = [{"role": "system", "content": _content(payload["system"], "system")}, *messages]
+    return render_chat(messages, payload.get("tools"))
+
+
+class MessageReply:
+    """One message: a text, or the use of a tool."""
+
+    def __init__(self, ask: Ask, stamp: Stamp, call: ToolCall | None) -> None:
+        self.answer_id = f"chatcmpl-{stamp.request_id}"
+        self._prompt_tokens = ask.prompt_tokens
+        self._script = ask.choices[0].script
+        self._stamp = stamp
+        self._call = call
+
+    def opening(self) -> bytes:
+        return b""
+
+    def begin(self) -> bytes:
+        message = {
+            **self._message([]),
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": self._prompt_tokens, "output_tokens": 0},
+        }
+        block = {"type": "text", "text": ""} if self._call is None else self._use(self._call, {})
+        return named_event({"type": "message_start", "message": message}) + named_event(
+            {"type": "content_block_start", "content_block": block, "index": 0}
+        )
+
+    def delta(self, choice: int, start: int, count: int) -> bytes:
+        piece = self._script.text(start, count)
+        if not piece:
+            return b""
+        if self._call is None:
+            delta = {"type": "text_delta", "text": piece}
+        else:
+            delta = {"type": "input_json_delta", "partial_json": piece}
+        return named_event({"type": "content_block_delta", "delta": delta, "index": 0})
+
+    def end(self, choice: int, start: int, ended: Ended) -> bytes:
+        last = self.delta(choice, start, ended.tokens - start)
+        return last + named_event({"type": "content_block_stop", "index": 0})
+
+    def closing(self, ends: Sequence[Ended], usage: Usage) -> bytes:
+        reason, sequence = self._stop(ends[0])
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        return named_event({"type": "message_delta", "delta": delta, "usage": _usage(usage)}) + named_event(
+            {"type": "message_stop"}
+        )
+
+    def broken(self, error: ApiError) -> bytes:
+        return named_event({"type": "error", "error": {"type": "internal_error", "message": error.message}})
+
+    def whole(self, ends: Sequence[Ended], usage: Usage) -> bytes:
+        said = self._script.text(0, ends[0].tokens)
+        content: list[dict[str, Any]] = []
+        if self._call is None:
+            content.append({"type": "text", "text": said})
+        elif ends[0].finish_reason == "stop":  # a call that was cut short is none
+            content.append(self._use(self._call, orjson.loads(said)))
+        reason, sequence = self._stop(ends[0])
+        answer = {**self._message(content), "stop_reason": reason, "usage": _usage(usage)}
+        if sequence is not None:
+            answer["stop_sequence"] = sequence
+        return orjson.dumps(answer)
+
+    def refusal(self, error: ApiError) -> bytes:
+        return error.anthropic_body()
+
+    def _stop(self, ended: Ended) -> tuple[str | None, str | None]:
+        if ended.finish_reason != "stop":
+            return ("max_tokens" if ended.finish_reason == "length" else None), None
+        if self._call is not None:
+            return "tool_use", None
+        if self._script.stop_reason is not None:
+            return "stop_sequence", self._script.stop_reason
+        return "end_turn", None
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        model = self._stamp.model
+        return {"id": self.answer_id, "type": "message", "role": "assistant", "content": content, "model": model}
+
+    def _use(self, call: ToolCall, arguments: object) -> dict[str, Any]:
+        use_id = f"chatcmpl-tool-{xxhash.xxh3_64_hexdigest(self.answer_id.encode())}"
+        return {"type": "tool_use", "id": use_id, "name": call.tool.name, "input": arguments}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+    }
+
+
+def _require_model(payload: Body) -> None:
+    if not text(payload, "model"):
+        raise missing("model", payload)
+
+
+def _chat_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    role = word(message, "role", _ROLES, f"messages.{index}")
+    if role is None:
+        raise missing(f"messages.{index}.role", message)
+    if message.get("content") is None:
+        raise missing(f"messages.{index}.content", message)
+    return {"role": role, "content": _content(message["content"], f"messages.{index}.content")}
+
+
+def _content(content: object, location: str) -> object:
+    """Content as a chat has it: a text, or a list of parts of which all but text are rendered as JSON."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(block, Mapping) for block in content):
+        return content
+    raise invalid(location, "string_type", "Input should be a valid string or a list of blocks", content)
+
+
+def _read_tool_choice(payload: Body) -> ToolCall | None:
+    """``any`` and a named tool are calls; where no tools are listed, vLLM ignores the choice. Raises ApiError."""
+    tools: list[Tool] = []
+    for index, each in enumerate(objects(payload, "tools") or ()):
+        if not isinstance(each.get("name"), str):
+            raise missing(f"tools.{index}.name", each)
+        if not isinstance(each.get("input_schema"), Mapping):
+            raise missing(f"tools.{index}.input_schema", each)
+        tools.append(Tool(each["name"], parameters_of(each, "input_schema")))
+    choice = mapping(payload, "tool_choice")
+    if choice is None:
+        return None
+    kind = word(choice, "type", ("auto", "any", "tool", "none"), "tool_choice")
+    if not tools or kind not in ("any", "tool"):
+        return None
+    if kind == "any":
+        return checked(ToolCall(tools[0], "tool_use"))
+    found = named(tools, str(choice.get("name")))
+    if found is None:
+        raise bad_request(f"The tool with name '{choice.get('name')}' is not found in the tools list.")
+    return checked(ToolCall(found, "tool_use"))
+
+
+def _read_format(payload: Body) -> MakeText | None:
+    wanted = mapping(mapping(payload, "output_config") or {}, "format")
+    return None if wanted is None or wanted.get("schema") is None else json_text(wanted["schema"])

@@ -1,0 +1,273 @@
+"""OpenAI's responses: reading them, and answering as vLLM does. Nothing is stored, as in vLLM by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import xxhash
+
+from simulation.emulator.asks import Ask, Limits, Sampling, generation, read_max_tokens
+from simulation.emulator.errors import ApiError, bad_request, invalid, missing, unknown_response
+from simulation.emulator.fields import Body, flag, mapping, number, objects, required, text, word
+from simulation.emulator.openai_api import check_model
+from simulation.emulator.replies import Ended, Stamp, Usage, named_event
+from simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
+from simulation.tokenizer import render_chat
+
+_NO_STORE = (
+    "This vLLM engine does not support `store=True` and therefore does not support the background mode. To enable "
+    "these features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the answer repeats of the request."""
+
+    max_output_tokens: int | None
+    instructions: str | None
+    temperature: float
+    top_p: float
+    tool_choice: object
+    tools: Sequence[Mapping[str, Any]]
+    text: Mapping[str, Any] | None
+    metadata: Mapping[str, Any] | None
+    call: ToolCall | None
+
+
+def read_response(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, ResponseReply]:
+    """A request for a response. Raises ApiError."""
+    check_model(payload, limits)
+    if flag(payload, "background"):
+        raise ApiError(400, "invalid_request_error", _NO_STORE, "background")
+    previous = text(payload, "previous_response_id")
+    if previous is not None:
+        raise unknown_response(previous)
+    max_tokens = read_max_tokens(payload, ("max_output_tokens",), limits)
+    tools = objects(payload, "tools") or ()
+    call = _read_tool_choice(payload, tools)
+    temperature, top_p = number(payload, "temperature"), number(payload, "top_p")
+    wanted = Wanted(
+        max_output_tokens=max_tokens,
+        instructions=text(payload, "instructions"),
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        tool_choice=(payload.get("tool_choice") or "auto") if tools else "none",
+        tools=tools,
+        text=mapping(payload, "text"),
+        metadata=mapping(payload, "metadata"),
+        call=call,
+    )
+    given = call.tool.arguments if call is not None else _read_format(wanted.text or {})
+    sampling = Sampling(max_tokens, given=given)
+    salt = text(payload, "cache_salt") or ""
+    ask = generation([_prompt(payload)], sampling, limits, salt)
+    return ask, ResponseReply(ask, stamp, wanted)
+
+
+class ResponseReply:
+    """One response: a message, or a call of a function."""
+
+    def __init__(self, ask: Ask, stamp: Stamp, wanted: Wanted) -> None:
+        self.answer_id = f"resp_{stamp.request_id}"
+        mark = xxhash.xxh3_64_hexdigest(self.answer_id.encode())
+        self._item_id = f"fc_{mark}" if wanted.call else f"msg_{mark}"
+        self._call_id = f"chatcmpl-tool-{mark}"
+        self._script = ask.choices[0].script
+        self._stamp = stamp
+        self._wanted = wanted
+        self._sequence_number = -1
+
+    def opening(self) -> bytes:
+        response = self._response("in_progress", [], None)
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._event(kind, response=response) for kind in kinds)
+
+    def begin(self) -> bytes:
+        added = self._event("response.output_item.added", output_index=0, item=self._item("in_progress", None))
+        if self._wanted.call is not None:
+            return added
+        return added + self._on_text("response.content_part.added", part=_part(""))
+
+    def delta(self, choice: int, start: int, count: int) -> bytes:
+        piece = self._script.text(start, count)
+        if not piece:
+            return b""
+        if self._wanted.call is not None:
+            return self._on_item("response.function_call_arguments.delta", delta=piece)
+        return self._on_text("response.output_text.delta", delta=piece, logprobs=[])
+
+    def end(self, choice: int, start: int, ended: Ended) -> bytes:
+        said = self._script.text(0, ended.tokens)
+        last = self.delta(choice, start, ended.tokens - start)
+        if self._wanted.call is not None:
+            name = self._wanted.call.tool.name
+            done = self._on_item("response.function_call_arguments.done", arguments=said, name=name)
+        else:
+            done = self._on_text("response.output_text.done", text=said, logprobs=[])
+            done += self._on_text("response.content_part.done", part=_part(said))
+        item = self._item("completed", said)
+        return last + done + self._event("response.output_item.done", output_index=0, item=item)
+
+    def closing(self, ends: Sequence[Ended], usage: Usage) -> bytes:
+        return self._event("response.completed", response=self._complete(ends[0], usage))
+
+    def broken(self, error: ApiError) -> bytes:
+        return b""  # vLLM's stream breaks off
+
+    def whole(self, ends: Sequence[Ended], usage: Usage) -> bytes:
+        return orjson.dumps(self._complete(ends[0], usage))
+
+    def refusal(self, error: ApiError) -> bytes:
+        return error.body()
+
+    def _complete(self, ended: Ended, usage: Usage) -> dict[str, Any]:
+        status = {"length": "incomplete", "abort": "cancelled"}.get(ended.finish_reason, "completed")
+        return self._response(status, [self._item("completed", self._script.text(0, ended.tokens))], usage)
+
+    def _item(self, status: str, said: str | None) -> dict[str, Any]:
+        if self._wanted.call is not None:
+            return {
+                "type": "function_call",
+                "id": self._item_id,
+                "call_id": self._call_id,
+                "name": self._wanted.call.tool.name,
+                "arguments": said or "",
+                "status": status,
+            }
+        content = [] if said is None else [_part(said)]
+        return {"type": "message", "id": self._item_id, "role": "assistant", "status": status, "content": content}
+
+    def _response(self, status: str, output: list[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
+        wanted = self._wanted
+        return {
+            "id": self.answer_id,
+            "object": "response",
+            "created_at": self._stamp.created,
+            "status": status,
+            "model": self._stamp.model,
+            "output": output,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": wanted.instructions,
+            "metadata": wanted.metadata,
+            "parallel_tool_calls": True,
+            "temperature": wanted.temperature,
+            "top_p": wanted.top_p,
+            "tool_choice": wanted.tool_choice,
+            "tools": wanted.tools,
+            "text": wanted.text,
+            "background": False,
+            "max_output_tokens": wanted.max_output_tokens,
+            "max_tool_calls": None,
+            "previous_response_id": None,
+            "reasoning": None,
+            "service_tier": "auto",
+            "truncation": "disabled",
+            "usage": None if usage is None else _usage(usage),
+            "user": None,
+        }
+
+    def _on_text(self, kind: str, **fields: Any) -> bytes:
+        return self._on_item(kind, content_index=0, **fields)
+
+    def _on_item(self, kind: str, **fields: Any) -> bytes:
+        return self._event(kind, item_id=self._item_id, output_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._sequence_number += 1
+        return named_event({"type": kind, "sequence_number": self._sequence_number, **fields})
+
+
+def _part(said: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": said, "annotations": [], "logprobs": None}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _prompt(payload: Body) -> bytes:
+    """The conversation of ``instructions`` and ``input``, as chats are rendered. Raises ApiError."""
+    given = required(payload, "input")
+    if isinstance(given, str):
+        messages: list[Mapping[str, Any]] = [{"role": "user", "content": given}]
+    elif isinstance(given, list):
+        messages = [_message(item, index) for index, item in enumerate(given)]
+    else:
+        raise invalid("input", "string_type", "Input should be a valid string or a valid list", given)
+    if not messages:
+        raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    instructions = text(payload, "instructions")
+    if instructions:
+        messages = [{"role": "system", "content": instructions}, *messages]
+    try:
+        return render_chat(messages, payload.get("tools"))
+    except ValueError as error:
+        raise invalid("input", "value_error", f"Value error, {error}", given) from error
+
+
+def _message(item: object, index: int) -> Mapping[str, Any]:
+    """An input item as the message of a chat."""
+    if not isinstance(item, Mapping):
+        raise invalid(f"input.{index}", "dict_type", "Input should be a valid dictionary", item)
+    kind = item.get("type") or "message"
+    if kind == "message":
+        content = item.get("content")
+        if isinstance(content, list):
+            content = [_text_part(part) for part in content]
+        return {"role": item.get("role"), "content": content}
+    if kind == "function_call":
+        return {"role": "assistant", "tool_calls": [{"name": item.get("name"), "arguments": item.get("arguments")}]}
+    if kind == "function_call_output":
+        output = item.get("output")
+        return {"role": "tool", "content": output if isinstance(output, str) else orjson.dumps(output).decode()}
+    return {"role": "assistant", "content": orjson.dumps(item).decode()}
+
+
+def _text_part(part: object) -> object:
+    if isinstance(part, Mapping) and part.get("type") in ("input_text", "output_text"):
+        return {"type": "text", "text": part.get("text")}
+    return part
+
+
+def _read_tool_choice(payload: Body, listed: Sequence[Mapping[str, Any]]) -> ToolCall | None:
+    choice = payload.get("tool_choice")
+    functions = [
+        Tool(str(each["name"]), parameters_of(each, "parameters"))
+        for each in listed
+        if each.get("type") == "function" and isinstance(each.get("name"), str)
+    ]
+    if choice in (None, "auto", "none"):
+        return None
+    if not functions:
+        raise bad_request(f"Tool choice '{choice}' must be specified with 'tools' parameter.", "tool_choice")
+    if choice == "required":
+        return checked(ToolCall(functions[0], "stop"))
+    name = choice.get("name") if isinstance(choice, Mapping) else None
+    if not isinstance(name, str):
+        raise invalid("tool_choice", "literal_error", "Input should be 'none', 'auto' or 'required'", choice)
+    found = named(functions, name)
+    if found is None:
+        raise bad_request("Tool choice 'function' not found in 'tools' parameter.", "tool_choice")
+    return checked(ToolCall(found, "stop"))
+
+
+def _read_format(options: Body) -> MakeText | None:
+    wanted = mapping(options, "format")
+    if wanted is None:
+        return None
+    kind = word(wanted, "type", ("text", "json_object", "json_schema"), "text.format")
+    if kind == "json_schema":
+        if wanted.get("schema") is None:
+            raise missing("text.format.ResponseFormatTextJSONSchemaConfig.schema", wanted)
+        return json_text(wanted["schema"])
+    return json_text(None) if kind == "json_object" else None

@@ -1,0 +1,30 @@
+"""Paths and what answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from simulation.emulator.connection import HttpRequest, Responder
+from simulation.emulator.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What answers a path and method, now or later."""
+
+    handler: Callable[[HttpRequest, Responder], None]
+    """May raise ApiError."""
+    error_body: Callable[[ApiError], bytes] = ApiError.body
+    """How its API words errors."""
+
+
+Routes = Mapping[str, Mapping[str, Route]]
+"""Of a path, by method."""
+
+
+def send(responder: Responder, answer: dict[str, Any]) -> None:
+    responder.send(200, orjson.dumps(answer))

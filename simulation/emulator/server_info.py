@@ -1,0 +1,80 @@
+"""Paths that tell about the server, and its tokenizer."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from simulation.emulator.asks import Limits
+from simulation.emulator.connection import HttpRequest, Responder
+from simulation.emulator.errors import invalid
+from simulation.emulator.fields import flag, read_json, required
+from simulation.emulator.generator import Generator
+from simulation.emulator.openai_api import chat_prompt, check_model, completion_prompts, token_bytes, token_texts
+from simulation.emulator.routes import Route, Routes, send
+from simulation.tokenizer import encode
+
+
+class ServerInfo:
+    """Of one emulated server."""
+
+    def __init__(self, generator: Generator, limits: Limits, version: str) -> None:
+        self._generator = generator
+        self._limits = limits
+        self._version = version
+        self._created = int(time.time())
+
+    def routes(self) -> Routes:
+        health = Route(lambda _, responder: responder.send(200, b""))
+        return {
+            "/v1/models": {"GET": Route(self._models)},
+            "/tokenize": {"POST": Route(self._tokenize)},
+            "/detokenize": {"POST": Route(self._detokenize)},
+            "/health": {"GET": health},
+            "/ping": {"GET": health, "POST": health},
+            "/version": {"GET": Route(lambda _, responder: send(responder, {"version": self._version}))},
+            "/load": {"GET": Route(lambda _, responder: send(responder, {"server_load": self._generator.active}))},
+            "/metrics": {"GET": Route(self._metrics)},
+            "/reset_prefix_cache": {"POST": Route(self._reset_prefix_cache)},
+        }
+
+    def _models(self, _request: HttpRequest, responder: Responder) -> None:
+        model = {
+            "id": self._limits.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "vllm",
+            "root": self._limits.model,
+            "parent": None,
+            "max_model_len": self._limits.max_model_len,
+        }
+        send(responder, {"object": "list", "data": [model]})
+
+    def _metrics(self, _request: HttpRequest, responder: Responder) -> None:
+        responder.send(200, self._generator.metrics.render(), CONTENT_TYPE_LATEST)
+
+    def _tokenize(self, request: HttpRequest, responder: Responder) -> None:
+        payload = read_json(request.body)
+        check_model(payload, self._limits)
+        prompt = chat_prompt(payload) if "messages" in payload else completion_prompts(payload)[0]
+        ids = encode(prompt)
+        answer = {
+            "count": len(ids),
+            "max_model_len": self._limits.max_model_len,
+            "tokens": ids,
+            "token_strs": token_texts(prompt) if flag(payload, "return_token_strs") else None,
+        }
+        send(responder, answer)
+
+    def _detokenize(self, request: HttpRequest, responder: Responder) -> None:
+        payload = read_json(request.body)
+        check_model(payload, self._limits)
+        tokens = required(payload, "tokens")
+        if not isinstance(tokens, list):
+            raise invalid("tokens", "list_type", "Input should be a valid list", tokens)
+        send(responder, {"prompt": token_bytes(tokens, "tokens").decode("utf-8", "replace")})
+
+    def _reset_prefix_cache(self, _request: HttpRequest, responder: Responder) -> None:
+        self._generator.engine.clear_cache()
+        responder.send(200, b"")

@@ -1,0 +1,135 @@
+"""OpenAI's responses, by the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from simulation.emulator.instance import EmulatedInstance
+
+MODEL = "qwen2.5-7b"
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "strict": True,
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+
+
+async def test_a_response_is_a_message_of_the_wanted_length(openai_client: openai.AsyncOpenAI) -> None:
+    response = await openai_client.responses.create(model=MODEL, input="hello there", max_output_tokens=7)
+    assert len(response.output_text) == 28
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None and response.incomplete_details.reason == "max_output_tokens"
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (16, 7)
+
+
+async def test_without_a_limit_a_response_completes(openai_client: openai.AsyncOpenAI) -> None:
+    response = await openai_client.responses.create(model=MODEL, input="hello there")
+    assert response.status == "completed"
+    assert response.output_text
+
+
+async def test_a_response_streams_the_same_text_in_numbered_events(openai_client: openai.AsyncOpenAI) -> None:
+    whole = await openai_client.responses.create(model=MODEL, input="hello there", max_output_tokens=20)
+    stream: Any = await openai_client.responses.create(
+        model=MODEL, input="hello there", max_output_tokens=20, stream=True
+    )
+    events = [event async for event in stream]
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) > 1
+    assert "".join(deltas) == whole.output_text == events[-1].response.output_text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].response.usage.output_tokens == 20
+
+
+async def test_a_conversation_goes_on_where_its_prefix_is_cached(openai_client: openai.AsyncOpenAI) -> None:
+    turns: Any = [{"role": "user", "content": "a" * 4000}]
+    await openai_client.responses.create(model=MODEL, input=turns, max_output_tokens=1)
+    turns += [
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b" * 40}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "done"},
+        {"role": "user", "content": [{"type": "input_text", "text": "c" * 40}]},
+    ]
+    again = await openai_client.responses.create(model=MODEL, input=turns, max_output_tokens=1)
+    assert again.usage is not None
+    assert again.usage.input_tokens_details.cached_tokens == 7 * 128
+
+
+async def test_a_function_is_called_when_it_must_be_streamed_or_not(openai_client: openai.AsyncOpenAI) -> None:
+    asked: Any = {"model": MODEL, "input": "hello", "tools": [WEATHER]}
+    for choice in ("required", {"type": "function", "name": "get_weather"}):
+        whole: Any = (await openai_client.responses.create(**asked, tool_choice=choice)).output[0]
+        assert (whole.type, whole.name) == ("function_call", "get_weather")
+        assert "city" in json.loads(whole.arguments)
+    stream: Any = await openai_client.responses.create(**asked, tool_choice="required", stream=True)
+    events = [event async for event in stream]
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == whole.arguments == events[-1].response.output[0].arguments
+
+
+async def test_a_response_can_be_json_of_a_schema(openai_client: openai.AsyncOpenAI) -> None:
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    text: Any = {"format": {"type": "json_schema", "name": "person", "schema": schema}}
+    response = await openai_client.responses.create(model=MODEL, input="hello", text=text)
+    assert isinstance(json.loads(response.output_text)["age"], int)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({}, 400, "body.input"),
+        ({"input": 5}, 400, "body.input"),
+        ({"input": []}, 400, "empty conversation"),
+        ({"input": [{"content": "x"}]}, 400, "role"),
+        ({"input": "x", "model": "nope"}, 404, "`nope` does not exist"),
+        ({"input": "x", "previous_response_id": "resp_1"}, 404, "'resp_1' not found"),
+        ({"input": "x", "background": True}, 400, "background mode"),
+        ({"input": "x", "tool_choice": "required"}, 400, "must be specified with 'tools'"),
+        ({"input": "x", "tools": [WEATHER], "tool_choice": {"type": "function", "name": "f"}}, 400, "not found in"),
+        ({"input": "x", "text": {"format": {"type": "nope"}}}, 400, "body.text.format.type"),
+        ({"input": "x", "max_output_tokens": 0}, 400, "at least 1"),
+    ],
+)
+async def test_bad_requests_are_refused(
+    http: httpx.AsyncClient, body: dict[str, Any], status: int, message: str
+) -> None:
+    answer = await http.post("/v1/responses", json={"model": MODEL, **body})
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+
+
+async def test_no_response_is_kept(openai_client: openai.AsyncOpenAI) -> None:
+    for call in (openai_client.responses.retrieve, openai_client.responses.cancel):
+        with pytest.raises(openai.NotFoundError, match="resp_1"):
+            await call("resp_1")
+
+
+async def test_the_stream_of_a_dying_engine_breaks_off(emulator: EmulatedInstance, eventually: Any) -> None:
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
+        body = {"model": MODEL, "input": "x", "max_output_tokens": 90_000, "stream": True}
+        asking = asyncio.create_task(client.post("/v1/responses", json=body))
+        await eventually(lambda: emulator.generator.active == 1)
+        emulator.die(abruptly=False, revive_after_s=None)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await asking
