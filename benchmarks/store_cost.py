@@ -99,7 +99,7 @@ async def measure(
     """One pass of ``requests`` requests through every step of their life."""
     random_source = random.Random(seed)
     cpu = ServerCpu(url)
-    store = RedisStore(StoreSettings(url=url, command_timeout_s=30.0), scheduling=scheduling)
+    store = RedisStore(StoreSettings(url=url, command_timeout_s=30.0), scheduling=scheduling, batched=True)
     await store.open()
     try:
         pool: PoolStore = store.pool("default")
@@ -141,7 +141,7 @@ async def measure(
 
 async def bytes_per_block(url: str, blocks: int) -> float:
     """Memory of one block in an instance's KV metadata."""
-    store = RedisStore(StoreSettings(url=url), scheduling=SchedulingSettings())
+    store = RedisStore(StoreSettings(url=url), scheduling=SchedulingSettings(), batched=True)
     await store.open()
     try:
         pool = store.pool("memory")

@@ -16,11 +16,11 @@ from scheduling.ring import DualRing
 from scheduling.view import is_scheduled
 from statestore.base import PoolSnapshot, Store
 from statestore.connect import open_store
-from statestore.connection import Connection
 from statestore.errors import StoreConfigurationError, StoreError
 from statestore.keys import PoolKeys
+from statestore.redis import RedisStore
+from statestore.redis.calls import Calls
 from statestore.redis.codec import pairs_from
-from statestore.resolve import resolver_of
 from statestore.url import without_password
 
 _NO_SERVER = ("memory", "embedded")
@@ -106,14 +106,14 @@ _VIEWS: dict[str, Callable[[Store, str, argparse.Namespace, Settings], Awaitable
 class RawPool:
     """Keys of a pool that no store method shows, read as they are from the server that has them."""
 
-    def __init__(self, keys: PoolKeys, connection: Connection) -> None:
+    def __init__(self, keys: PoolKeys, calls: Calls) -> None:
         self._keys = keys
-        self._connection = connection
+        self._calls = calls
 
     async def hot_prefixes(self) -> list[tuple[str, int, int]]:
         """Hot prefixes in hex, with depth in blocks and requests in the window; most traffic first."""
         rows = []
-        for prefix, value in pairs_from(await self._connection.command("HGETALL", self._keys.hotness_tree)).items():
+        for prefix, value in pairs_from(await self._calls.command("HGETALL", self._keys.hotness_tree)).items():
             depth, _, count = value.decode().partition(" ")
             rows.append((prefix.decode(), int(depth), int(count or 0)))
         return sorted(rows, key=lambda row: (-row[2], row[1], row[0]))
@@ -124,32 +124,26 @@ class RawPool:
         Raises:
             CommandError: the pool has no such instance.
         """
-        members = sorted(each.decode() for each in await self._connection.command("SMEMBERS", self._keys.instances))
+        members = sorted(each.decode() for each in await self._calls.command("SMEMBERS", self._keys.instances))
         if instance_id not in members:
             known = [*members[:_NAMED], "…"] if len(members) > _NAMED else members or ["none"]
             raise CommandError(f"the pool has no instance {instance_id!r}, but {', '.join(known)}")
         key = self._keys.account(instance_id).kv
-        total = int(await self._connection.command("ZCARD", key))
-        newest = pairs_from(await self._connection.command("ZREVRANGE", key, 0, limit - 1, "WITHSCORES"))
+        total = int(await self._calls.command("ZCARD", key))
+        newest = pairs_from(await self._calls.command("ZREVRANGE", key, 0, limit - 1, "WITHSCORES"))
         return total, [(block.hex(), float(stamp)) for block, stamp in newest.items()]
 
 
 async def _from_keys(arguments: argparse.Namespace, settings: Settings, pool: str) -> RenderableType:
-    url, timeout_s = settings.store.url, settings.store.connect_timeout_s
+    url = settings.store.url
     if url.partition("://")[0] in _NO_SERVER:
         raise CommandError(f"this view reads Redis itself and needs a redis:// URL, not {without_password(url)!r}")
-    keys = PoolKeys(settings.store.prefix, pool)
     try:
-        resolver = resolver_of(url, timeout_s)
-        connection = Connection(
-            lambda: resolver.endpoint(keys),
-            connect_timeout_s=timeout_s,
-            command_timeout_s=settings.store.command_timeout_s,
-        )
+        calls = RedisStore(settings.store, scheduling=settings.scheduling).calls(pool)
         try:
-            return await _RAW_VIEWS[arguments.view](RawPool(keys, connection), arguments)
+            return await _RAW_VIEWS[arguments.view](RawPool(PoolKeys(settings.store.prefix, pool), calls), arguments)
         finally:
-            await connection.close()
+            await calls.close()
     except StoreConfigurationError as error:
         raise of_store(error) from error
     except StoreError as error:

@@ -218,7 +218,7 @@ async def _opened(store: StoreSettings, scheduling: SchedulingSettings, wait: Wa
 
     Once open it may go away: the replica then goes on by a ledger of its own until it is back.
     """
-    shared = await wait(lambda: open_shared_store(store, scheduling=scheduling))
+    shared = await wait(lambda: open_shared_store(store, scheduling=scheduling, batched=True))
     opened = FailoverStore(shared, scheduling) if shared is not None else None
     try:
         yield opened

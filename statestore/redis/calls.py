@@ -1,30 +1,61 @@
-"""Scripts and transactions over a connection."""
+"""Scripts, commands and transactions of a pool on its server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from statestore.connection import Connection
+from redis.asyncio import ConnectionPool
+from redis.exceptions import RedisError, ResponseError
+
 from statestore.errors import StoreError
-from statestore.packing import Argument, pack
-from statestore.replies import ScriptMissingError
+from statestore.redis.replies import MovedElsewhereError, ScriptMissingError, call_error
 from statestore.scripts import Script
+
+Argument = bytes | str | int | float
+Command = Sequence[Argument]
 
 TestClock = Callable[[], int]
 """Milliseconds; takes the place of the server's clock, so that tests and twins can be driven in lockstep."""
 
+MAX_CONNECTIONS = 8
+"""Calls of one ``ClientCalls`` under way at once; further ones wait for their turn."""
 
-class Calls:
-    """How a pool talks to its server."""
+
+class Calls(ABC):
+    """How a pool talks to its server.
+
+    Every call raises:
+        StoreUnavailableError: no connection, connection lost, or no answer in time.
+        StoreError: the server refused it; see ``statestore.redis.replies``.
+    """
 
     def __init__(
-        self, connection: Connection, scripts: Mapping[str, Script], test_clock: TestClock | None = None
+        self,
+        connections: ConnectionPool,
+        scripts: Mapping[str, Script],
+        timeout_s: float,
+        test_clock: TestClock | None = None,
     ) -> None:
-        self.connection = connection
+        """``timeout_s`` is that of one call, once there is a connection."""
+        self.connections = connections
         self._scripts = scripts
+        self._timeout_s = timeout_s
         self._test_clock = test_clock
+
+    @abstractmethod
+    def command(self, *arguments: Argument) -> Awaitable[Any]:
+        """Send a command; the awaitable gives the reply as the server sent it."""
+
+    @abstractmethod
+    async def together(self, commands: Sequence[Command]) -> list[Any]:
+        """Run commands as one transaction: nothing comes between them."""
+
+    async def close(self) -> None:
+        """Close every connection; calls in flight fail."""
+        await self.connections.disconnect()
 
     async def script(self, name: str, keys: Sequence[bytes], *arguments: Argument) -> Any:
         """Run a script by its hash, or with its source where the server does not know it. ARGV[1] is put in front."""
@@ -33,26 +64,11 @@ class Calls:
             raise StoreError(f"script {name} takes {script.key_count} keys, not {len(keys)}")
         clock = "" if self._test_clock is None else self._test_clock()
         try:
-            return await self.connection.command("EVALSHA", script.sha, len(keys), *keys, clock, *arguments)
+            return await self.command("EVALSHA", script.sha, len(keys), *keys, clock, *arguments)
         except ScriptMissingError:
-            await self.connection.command("SCRIPT", "LOAD", script.source)  # so that it is never evicted
+            await self.command("SCRIPT", "LOAD", script.source)  # so that it is never evicted
             # Whoever flushes scripts may do so again before the next call; the source needs nothing of the server.
-            return await self.connection.command("EVAL", script.source, len(keys), *keys, clock, *arguments)
-
-    async def command(self, *arguments: Argument) -> Any:
-        return await self.connection.command(*arguments)
-
-    async def together(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
-        """Run commands as one transaction: nothing comes between them."""
-        wire = await self.connection.connect()
-        # In one piece: on a shared connection nobody else's command may slip in, and no part may be left out.
-        futures = wire.send_together([pack(arguments) for arguments in (("MULTI",), *commands, ("EXEC",))])
-        replies: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
-        results = replies[-1] if isinstance(replies[-1], list) else []
-        for reply in (*replies, *results):
-            if isinstance(reply, BaseException):
-                raise reply
-        return results
+            return await self.command("EVAL", script.source, len(keys), *keys, clock, *arguments)
 
     async def now_ms(self) -> int:
         """The store's time."""
@@ -60,3 +76,57 @@ class Calls:
             return self._test_clock()
         seconds, microseconds = await self.command("TIME")
         return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+def transaction(commands: Sequence[Command]) -> list[Command]:
+    return [("MULTI",), *commands, ("EXEC",)]
+
+
+def results_of(replies: Sequence[Any]) -> list[Any]:
+    """The results of a transaction; raises the first error among its replies."""
+    results: list[Any] = replies[-1] if isinstance(replies[-1], list) else []
+    for reply in (*replies, *results):
+        if isinstance(reply, Exception):
+            raise call_error(reply)
+    return results
+
+
+class ClientCalls(Calls):
+    """Over redis-py: each call has a connection to itself, for whoever makes few of them."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
+
+    async def command(self, *arguments: Argument, timeout_s: float | None = None) -> Any:
+        (reply,) = await self._run([arguments], timeout_s or self._timeout_s)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def together(self, commands: Sequence[Command]) -> list[Any]:
+        return results_of(await self._run(transaction(commands), self._timeout_s))
+
+    async def _run(self, commands: Sequence[Command], timeout_s: float) -> list[Any]:
+        """What comes back for each; an error reply as a ``StoreError``."""
+        async with self._turns:
+            try:
+                connection = await self.connections.get_connection()  # type: ignore[no-untyped-call]
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        await connection.send_packed_command(connection.pack_commands(commands))
+                        replies = [await _reply(connection) for _ in commands]
+                finally:
+                    await self.connections.release(connection)
+            except (RedisError, OSError) as error:
+                raise call_error(error) from error
+            if any(isinstance(reply, MovedElsewhereError) for reply in replies):
+                await self.connections.disconnect(inuse_connections=False)
+            return replies
+
+
+async def _reply(connection: Any) -> Any:
+    try:
+        return await connection.read_response()
+    except ResponseError as error:
+        return call_error(error)

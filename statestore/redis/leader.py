@@ -11,13 +11,12 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad
 from statestore.base import Arrival, MigrateStatus, QueueSnapshot, RequestRecord
 from statestore.batches import batches
-from statestore.connection import Connection
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.leases import RETIRED, Lease
 from statestore.reaping import latest_first
 from statestore.redis import codec
-from statestore.redis.calls import Calls
+from statestore.redis.calls import Calls, ClientCalls
 from statestore.redis.codec import pairs_from
 from statestore.redis.placed import MAX_MOVES
 
@@ -29,13 +28,13 @@ _MAX_WANTED = 1024
 class LeaderCalls:
     """Half of ``RedisPool``; see ``statestore.base.PoolStore`` for the contract."""
 
-    def __init__(self, keys: PoolKeys, calls: Calls, terms: bytes, waiting: Connection) -> None:
+    def __init__(self, keys: PoolKeys, calls: Calls, terms: bytes, waiting: ClientCalls) -> None:
         self._keys = keys
         self._calls = calls
         self._terms = terms
         """How held requests are granted, as ``shared/terms.lua`` reads it."""
         self._waiting = waiting
-        """A connection for the one call that blocks the server's side of it."""
+        """For the one call that blocks its connection; given up, it closes it."""
 
     # leadership ------------------------------------------------------------------------------------------
     async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
@@ -122,14 +121,8 @@ class LeaderCalls:
         wanted = self._keys.wanted_rebalances
         taken: list[bytes] = []
         if timeout_s > 0:
-            try:
-                # At least a millisecond: 0 would wait for ever.
-                first = await self._waiting.command(
-                    "BZPOPMIN", wanted, max(0.001, timeout_s), timeout_s=timeout_s + 1.0
-                )
-            except asyncio.CancelledError:
-                self._waiting.drop()  # or the server would hand an instance to nobody
-                raise
+            # At least a millisecond: 0 would wait for ever.
+            first = await self._waiting.command("BZPOPMIN", wanted, max(0.001, timeout_s), timeout_s=timeout_s + 1.0)
             if first is None:
                 return ()
             taken.append(first[1])

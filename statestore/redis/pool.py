@@ -13,12 +13,10 @@ from scheduling.idle_holder import idle_holder_cost
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.base import FinishFacts, Grant, Membership, Observation, PoolSnapshot, RequestRecord
-from statestore.connection import Connection
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.packing import Argument
 from statestore.redis import codec
-from statestore.redis.calls import Calls
+from statestore.redis.calls import Argument, Calls, ClientCalls
 from statestore.redis.leader import LeaderCalls
 from statestore.redis.packed_chains import PackedChain, PackedChains
 from statestore.redis.placed import MAX_MOVES, PlacedRequests
@@ -43,7 +41,7 @@ class RedisPool(LeaderCalls):
         calls: Calls,
         scheduling: SchedulingSettings,
         *,
-        waiting: Connection,
+        waiting: ClientCalls,
         subscriber: GrantSubscriber,
         placed: PlacedRequests,
     ) -> None:
@@ -76,8 +74,7 @@ class RedisPool(LeaderCalls):
         self._views = Views(keys, calls, scheduling.bytes_per_token)
 
     async def close(self) -> None:
-        """Close the connections that are this pool's alone."""
-        await self._waiting.close()
+        """Listen no longer."""
         await self._subscriber.close()
 
     # members ---------------------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping
 
 from scheduling.settings import SchedulingSettings
-from statestore.connection import Connection
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.redis.calls import Calls, TestClock
+from statestore.redis.batched import BatchedCalls
+from statestore.redis.calls import Calls, ClientCalls, TestClock
 from statestore.redis.placed import PlacedRequests
 from statestore.redis.pool import RedisPool
+from statestore.redis.servers import Servers
 from statestore.redis.subscriber import GrantSubscriber
-from statestore.resolve import Resolver, resolver_of
 from statestore.scripts import load_scripts
 from statestore.settings import StoreSettings
 
@@ -24,25 +24,39 @@ _log = logging.getLogger(__name__)
 
 
 class RedisStore:
-    """Pools by name. All pools of one server share one connection; those of a cluster have their own."""
+    """Pools by name. All pools of one server share its connections; each of a cluster's has its own."""
 
     def __init__(
-        self, settings: StoreSettings, *, scheduling: SchedulingSettings, test_clock: TestClock | None = None
+        self,
+        settings: StoreSettings,
+        *,
+        scheduling: SchedulingSettings,
+        batched: bool = False,
+        test_clock: TestClock | None = None,
     ) -> None:
-        """Nothing is connected yet.
+        """Nothing is connected yet. ``batched`` is for processes with many calls at once.
 
         Raises:
             StoreConfigurationError: the URL cannot be understood.
         """
         self.settings = settings
         self._scheduling = scheduling
+        self._batched = batched
         self._test_clock = test_clock
-        self._resolver: Resolver = resolver_of(settings.url, settings.connect_timeout_s)
+        self._servers = Servers(settings.url, settings.connect_timeout_s)
         self._scripts = load_scripts()
+        self._calls: dict[str, Calls] = {}
         self._pools: dict[str, RedisPool] = {}
-        self._home = PoolKeys(settings.prefix, "default")
-        self._main = self._connection(self._home)
-        self._connections = [self._main]
+        self._main = self.calls("default")
+
+    def calls(self, pool: str) -> Calls:
+        """To the server that has the pool."""
+        name = pool if self._servers.spread else ""
+        if name not in self._calls:
+            connections = self._servers.connections(PoolKeys(self.settings.prefix, pool))
+            kind = BatchedCalls if self._batched else ClientCalls
+            self._calls[name] = kind(connections, self._scripts, self.settings.command_timeout_s, self._test_clock)
+        return self._calls[name]
 
     async def open(self) -> None:
         """Connect and look at the server.
@@ -63,14 +77,13 @@ class RedisStore:
         policy = facts.get("maxmemory_policy", "noeviction")
         if facts.get("maxmemory", "0") != "0" and policy != "noeviction":
             _log.warning("the store may evict live state: set maxmemory-policy noeviction (it is %s)", policy)
-        if facts.get("cluster_enabled") == "1" and self._resolver.one_server:
+        if facts.get("cluster_enabled") == "1" and not self._servers.spread:
             _log.warning("the store is a node of a cluster: use redis+cluster:// to be served by the others, too")
 
     async def close(self) -> None:
         """Close every connection; grants iterators end."""
-        for pool in self._pools.values():
-            await pool.close()
-        await asyncio.gather(*(connection.close() for connection in self._connections))
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
+        await asyncio.gather(*(calls.close() for calls in self._calls.values()))
 
     async def ping(self) -> float:
         started_s = time.perf_counter()
@@ -84,34 +97,15 @@ class RedisStore:
         return pool
 
     def _new_pool(self, name: str) -> RedisPool:
-        keys = PoolKeys(self.settings.prefix, name)
-        connection = self._main
-        if not self._resolver.one_server:
-            connection = self._connection(keys)
-            self._connections.append(connection)
-        placed = PlacedRequests()
-        subscriber = GrantSubscriber(
-            keys,
-            lambda: self._resolver.endpoint(keys),
-            connect_timeout_s=self.settings.connect_timeout_s,
-            command_timeout_s=self.settings.command_timeout_s,
-            on_grant=placed.granted,
-        )
+        keys, calls, placed = PoolKeys(self.settings.prefix, name), self.calls(name), PlacedRequests()
         return RedisPool(
             name,
             keys,
-            Calls(connection, self._scripts, self._test_clock),
+            calls,
             self._scheduling,
-            waiting=self._connection(keys),
-            subscriber=subscriber,
+            waiting=ClientCalls(calls.connections, self._scripts, self.settings.command_timeout_s),
+            subscriber=GrantSubscriber(keys, calls.connections, placed.granted),
             placed=placed,
-        )
-
-    def _connection(self, keys: PoolKeys) -> Connection:
-        return Connection(
-            lambda: self._resolver.endpoint(keys),
-            connect_timeout_s=self.settings.connect_timeout_s,
-            command_timeout_s=self.settings.command_timeout_s,
         )
 
 

@@ -9,12 +9,10 @@ from scheduling.instance import InstanceLoad, InstanceSpec
 from statestore.base import Membership, PoolSnapshot
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.packing import Argument
 from statestore.redis import codec
-from statestore.redis.calls import Calls
+from statestore.redis.calls import Calls, Command
 from statestore.redis.codec import pairs_from
 
-Command = tuple[Argument, ...]
 _MAX_CHANGES = 8
 
 

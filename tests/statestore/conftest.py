@@ -23,10 +23,14 @@ def clock() -> HandClock:
     return HandClock()
 
 
+class BusyTcpFakeServer(TcpFakeServer):
+    request_queue_size = 64  # of connections that nobody has accepted yet
+
+
 @pytest.fixture(scope="session")
 def fakeredis_server() -> Iterator[TcpFakeServer]:
     """fakeredis behind a real socket, so that the product's own connection and scripts meet it."""
-    server = TcpFakeServer(("127.0.0.1", 0), server_type="valkey")
+    server = BusyTcpFakeServer(("127.0.0.1", 0), server_type="valkey")
     server.RequestHandlerClass = _keeping_connections(server.RequestHandlerClass)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -57,10 +61,15 @@ def _keeping_connections(handler: type[Any]) -> type[Any]:
 
 
 def redis_store(
-    url: str, clock: Callable[[], int] | None, prefix: str = "dualmap", scheduling: SchedulingSettings = SCHEDULING
+    url: str,
+    clock: Callable[[], int] | None,
+    prefix: str = "dualmap",
+    scheduling: SchedulingSettings = SCHEDULING,
+    *,
+    batched: bool = True,
 ) -> RedisStore:
     settings = StoreSettings(url=url, prefix=prefix, command_timeout_s=5.0)
-    return RedisStore(settings, scheduling=scheduling, test_clock=clock)
+    return RedisStore(settings, scheduling=scheduling, batched=batched, test_clock=clock)
 
 
 @pytest.fixture
@@ -73,7 +82,7 @@ def scheduling() -> SchedulingSettings:
 async def store(
     request: pytest.FixtureRequest, clock: HandClock, scheduling: SchedulingSettings
 ) -> AsyncIterator[Store]:
-    """An open, empty store of each kind on the hand clock."""
+    """An open, empty store of each kind on the hand clock. Calls to Valkey are batched, those to fakeredis are not."""
     if request.param == "memory":
         opened: Store = MemoryStore(scheduling, now_ms=clock)
     elif request.param == "valkey":
@@ -82,7 +91,7 @@ async def store(
         server = request.getfixturevalue("fakeredis_server")
         server.fake_server = FakeServer(server_type="valkey")
         url = f"redis://127.0.0.1:{server.server_address[1]}/0"
-        opened = redis_store(url, clock, scheduling=scheduling)
+        opened = redis_store(url, clock, scheduling=scheduling, batched=False)
     await opened.open()
     yield opened
     await opened.close()

@@ -33,7 +33,7 @@ def running(folder: Path, *arguments: str, port: int) -> Iterator[redis.Redis]:
             stdout=output,
             stderr=output,
         )
-    client = redis.Redis(port=port)
+    client = redis.Redis(port=port, retry=None)
     try:
         deadline_s = time.monotonic() + 10
         while True:

@@ -1,43 +1,268 @@
-"""Scripts on a server that forgets them."""
+"""Calls of either kind: over redis-py, and batched."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 from urllib.parse import urlsplit
 
-from statestore.connection import Connection
-from statestore.endpoint import Endpoint
-from statestore.packing import Argument
-from statestore.redis.calls import Calls
+import pytest
+import redis
+
+from statestore.embedded import EmbeddedValkey
+from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
+from statestore.redis.batched import BatchedCalls
+from statestore.redis.calls import Calls, ClientCalls
 from statestore.scripts import load_scripts
+from tests.statestore.scripted_server import ScriptedServer, connections_to, scripted_server
+
+Connect = Callable[..., Calls]
 
 
-class ForgetfulServer:
-    """A connection to a server whose scripts somebody flushes right after each was loaded."""
+@pytest.fixture(params=[ClientCalls, BatchedCalls])
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
+    """Makes calls to a port of this machine, and closes them in the end."""
+    made: list[Calls] = []
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def calls(port: int, timeout_s: float = 5.0, **login: Any) -> Calls:
+        made.append(request.param(connections_to(port, login), load_scripts(), timeout_s, lambda: 5))
+        return made[-1]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    async def command(self, *arguments: Argument) -> Any:
-        reply = await self._connection.command(*arguments)
-        if arguments[:2] == ("SCRIPT", "LOAD"):
-            await self._connection.command("SCRIPT", "FLUSH")
-        return reply
+    yield calls
+    for one in made:
+        await one.close()
 
 
-async def test_a_script_runs_though_it_is_flushed_between_loading_and_running(valkey_url: str) -> None:
-    async def resolve() -> Endpoint:
-        return Endpoint(port=urlsplit(valkey_url).port or 0)
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as scripted:
+        yield scripted
 
-    connection = Connection(resolve, connect_timeout_s=5.0, command_timeout_s=5.0)
-    server = ForgetfulServer(connection)
-    await server.command("SCRIPT", "FLUSH")
-    calls = Calls(cast(Connection, server), load_scripts(), lambda: 5)
 
-    known = [await calls.script("beat_replica", (b"replicas",), "one", 1000, "{}") for _ in range(2)]
+@pytest.fixture
+def port(valkey_url: str) -> int:
+    return urlsplit(valkey_url).port or 0
+
+
+async def test_replies_are_as_the_server_sent_them(connect: Connect, port: int) -> None:
+    calls = connect(port)
+    await calls.command("HSET", b"hash", "field", 1, b"\x00", 1.5)
+
+    assert await calls.command("HGETALL", "hash") == [b"field", b"1", b"\x00", b"1.5"]
+    assert await calls.command("GET", "nothing") is None
+    assert await calls.command("PING") == b"PONG"
+
+
+async def test_a_script_runs_though_it_is_flushed_between_loading_and_running(connect: Connect, port: int) -> None:
+    calls = connect(port)
+    with redis.Redis(port=port) as operator:
+        command = calls.command
+
+        async def forgetful(*arguments: Any) -> Any:
+            reply = await command(*arguments)
+            if arguments[:2] == ("SCRIPT", "LOAD"):
+                operator.script_flush()
+            return reply
+
+        calls.command = forgetful  # type: ignore[method-assign]
+        operator.script_flush()
+
+        known = [await calls.script("beat_replica", (b"replicas",), "one", 1000, "{}") for _ in range(2)]
 
     assert known == [0, 1]
-    await connection.close()
+
+
+async def test_a_script_with_too_few_keys_is_not_sent(connect: Connect) -> None:
+    with pytest.raises(StoreError, match="takes 1 keys, not 0"):
+        await connect(1).script("beat_replica", ())
+
+
+async def test_a_transaction_gives_all_results_or_the_first_error(connect: Connect, port: int) -> None:
+    calls = connect(port)
+
+    assert await calls.together([("SET", "k", "v"), ("GET", "k")]) == [b"OK", b"v"]
+    with pytest.raises(StoreError, match="find it with TYPE"):
+        await calls.together([("GET", "k"), ("HGETALL", "k"), ("GET", "k")])
+    with pytest.raises(StoreError, match="NONSENSE"):
+        await calls.together([("NONSENSE",), ("GET", "k")])
+    assert await calls.command("GET", "k") == b"v"
+
+
+async def test_transactions_of_many_callers_do_not_mix(connect: Connect, port: int) -> None:
+    calls = connect(port)
+
+    async def swap(value: str) -> Any:
+        return await calls.together([("SET", "k", value), ("GET", "k")])
+
+    results = await asyncio.gather(*(swap(f"{number}") for number in range(50)))
+
+    assert [result[1] for result in results] == [b"%d" % number for number in range(50)]
+
+
+async def test_refused_credentials_are_an_error_of_configuration(connect: Connect, server: ScriptedServer) -> None:
+    server.answer = lambda command: b"-WRONGPASS invalid username-password pair\r\n"
+
+    with pytest.raises(StoreConfigurationError, match="refuses the user or password"):
+        await connect(server.port, password="wrong").command("PING")
+
+
+async def test_a_password_that_changed_is_refused_until_it_is_put_right(connect: Connect) -> None:
+    with EmbeddedValkey() as own, redis.Redis.from_url(own.url) as operator:
+        calls = connect(urlsplit(own.url).port or 0, password="sesame")
+        operator.config_set("requirepass", "sesame")
+        operator.auth("sesame")
+        assert await calls.command("PING") == b"PONG"
+
+        operator.config_set("requirepass", "changed")
+        operator.client_kill_filter(_type="normal", skipme=True)
+        async with asyncio.timeout(10):
+            with pytest.raises(StoreConfigurationError, match="refuses the user or password"):
+                while True:
+                    await _or_away(calls)
+
+        operator.config_set("requirepass", "sesame")
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    assert await calls.command("PING") == b"PONG"
+                    break
+                except StoreError:
+                    await asyncio.sleep(0.01)
+
+
+async def _or_away(calls: Calls) -> None:
+    try:
+        await calls.command("PING")
+    except StoreUnavailableError:  # the connection was killed
+        await asyncio.sleep(0.01)
+
+
+async def test_a_silent_server_is_given_up(connect: Connect, server: ScriptedServer) -> None:
+    calls = connect(server.port, timeout_s=0.1)
+    await calls.command("PING")
+    answer, server.answer = server.answer, lambda command: None
+
+    with pytest.raises(StoreUnavailableError, match="does not answer in time"):
+        await asyncio.wait_for(_result(calls.command("PING")), 5)
+
+    server.answer = answer
+    assert await calls.command("PING") == b"OK"
+    assert len(server.writers) == 2
+
+
+async def test_after_a_lost_connection_the_next_call_connects_again(connect: Connect, server: ScriptedServer) -> None:
+    calls = connect(server.port)
+    await calls.command("PING")
+    answer, server.answer = server.answer, lambda command: None
+    waiting = asyncio.ensure_future(_result(calls.command("PING")))
+    async with asyncio.timeout(5):
+        while server.commands[-2:] != [[b"PING"]] * 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    server.hang_up()
+    with pytest.raises(StoreUnavailableError, match="connection to the store was lost"):
+        await asyncio.wait_for(waiting, 5)
+    server.answer = answer
+
+    assert await calls.command("PING") == b"OK"
+    assert len(server.writers) == 2
+
+
+async def test_a_connection_that_was_lost_unused_is_made_again_unnoticed(
+    connect: Connect, server: ScriptedServer
+) -> None:
+    calls = connect(server.port)
+    await calls.command("PING")
+    server.hang_up()
+    await asyncio.sleep(0.05)
+
+    assert await calls.command("PING") == b"OK"
+
+
+async def test_a_caller_that_gives_up_does_not_shift_the_answers_of_others(
+    connect: Connect, server: ScriptedServer
+) -> None:
+    calls = connect(server.port)
+    server.answer = lambda command: b"+%b\r\n" % command[-1]
+    await calls.command("ECHO", "zero")
+    leaver = asyncio.ensure_future(_result(calls.command("ECHO", "first")))
+    stayer = asyncio.ensure_future(_result(calls.command("ECHO", "second")))
+    await asyncio.sleep(0)
+
+    leaver.cancel()
+
+    assert await asyncio.wait_for(stayer, 5) == b"second"
+    assert await calls.command("ECHO", "third") == b"third"
+
+
+@pytest.mark.parametrize(
+    "reply", [b"-READONLY You can't write against a read only replica.", b"-MOVED 3999 127.0.0.1:6381"]
+)
+async def test_a_server_that_others_took_over_from_is_left(
+    connect: Connect, server: ScriptedServer, reply: bytes
+) -> None:
+    calls = connect(server.port)
+    await calls.command("PING")
+    answer, server.answer = server.answer, lambda command: reply + b"\r\n"
+
+    with pytest.raises(StoreUnavailableError, match="another server"):
+        await calls.command("SET", "a", "b")
+    server.answer = answer
+    await asyncio.sleep(0.05)
+
+    await calls.command("PING")
+    assert len(server.writers) == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "says"),
+    [
+        (b"-LOADING Redis is loading the dataset in memory", StoreUnavailableError, "refuses calls"),
+        (b"-MASTERDOWN Link with MASTER is down", StoreUnavailableError, "refuses calls"),
+        (b"-OOM command not allowed when used memory > 'maxmemory'.", StoreUnavailableError, "raise its maxmemory"),
+        (b"-BUSY Redis is busy running a script.", StoreUnavailableError, "refuses calls"),
+        (b"-MISCONF Redis is configured to save RDB snapshots", StoreUnavailableError, "refuses calls"),
+        (b"-NOPERM this user has no permissions to run the 'x' command", StoreConfigurationError, "too little"),
+        (b"-NOAUTH Authentication required.", StoreConfigurationError, "check user and password"),
+        (b"-FENCED fence 7 is no longer the leader's", LeaseLostError, "^fence 7 is no longer the leader's$"),
+        (b"-ERR unknown command 'FOO'", StoreError, "could not run a command: ERR unknown command"),
+    ],
+)
+async def test_an_error_reply_is_the_same_error_by_either_way(
+    connect: Connect, server: ScriptedServer, reply: bytes, error: type[StoreError], says: str
+) -> None:
+    calls = connect(server.port)
+    await calls.command("PING")
+    server.answer = lambda command: reply + b"\r\n"
+
+    with pytest.raises(error, match=says) as caught:
+        await calls.command("FOO")
+
+    assert type(caught.value) is error
+
+
+async def test_redis_py_has_a_few_connections_at_most(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = ClientCalls(server.connections(), {}, 5.0)
+
+    await asyncio.gather(*(calls.command("PING") for _ in range(100)))
+    await calls.close()
+
+    assert 1 < len(server.writers) <= 8
+
+
+async def test_a_slow_call_may_have_a_timeout_of_its_own(server: ScriptedServer) -> None:
+    calls = ClientCalls(server.connections(), {}, 0.1)
+    await calls.command("PING")
+    server.answer = lambda command: None
+    waiting = asyncio.create_task(calls.command("BZPOPMIN", "key", 1, timeout_s=30))
+
+    await asyncio.sleep(0.3)
+    server.writers[0].write(b"*-1\r\n")
+
+    assert await asyncio.wait_for(waiting, 5) is None
+    await calls.close()
+
+
+async def _result(awaitable: Any) -> Any:
+    return await awaitable

@@ -117,7 +117,7 @@ async def test_an_embedded_store_is_opened_and_closed_by_its_url() -> None:
     store = await open_store(StoreSettings(url="embedded://"), scheduling=SchedulingSettings())
     assert isinstance(store, EmbeddedStore)
     await store.pool("default").put_instance(instance("a"))
-    joined = await open_store(StoreSettings(url=store.url), scheduling=SchedulingSettings())
+    joined = await open_store(StoreSettings(url=store.settings.url), scheduling=SchedulingSettings())
 
     assert "a" in (await joined.pool("default").membership()).instances
 

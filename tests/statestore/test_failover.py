@@ -48,7 +48,7 @@ async def shared(server: EmbeddedValkey) -> AsyncIterator[PoolStore]:
 async def _replica_on(server: EmbeddedValkey, scheduling: SchedulingSettings) -> tuple[FailoverStore, FailoverPool]:
     """A replica's store and pool, connected and told of the members."""
     settings = StoreSettings(url=server.url, connect_timeout_s=2.0, command_timeout_s=2.0)
-    primary = RedisStore(settings, scheduling=scheduling)
+    primary = RedisStore(settings, scheduling=scheduling, batched=True)
     await primary.open()
     store = FailoverStore(primary, scheduling)
     pool = store.pool("default")
@@ -190,7 +190,8 @@ async def test_without_the_store_heartbeats_and_operators_are_told(
 
 
 async def test_a_replica_that_never_saw_its_members_cannot_go_on(server: EmbeddedValkey) -> None:
-    store = FailoverStore(RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING), SCHEDULING)
+    primary = RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING, batched=True)
+    store = FailoverStore(primary, SCHEDULING)
     stop(server)
 
     with pytest.raises(StoreUnavailableError):
@@ -353,7 +354,7 @@ async def test_a_replicas_clock_does_not_enter_the_store(
     shared: PoolStore, server: EmbeddedValkey, skew_s: int
 ) -> None:
     await shared.put_instance(instance("a"))
-    primary = RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING)
+    primary = RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING, batched=True)
     await primary.open()
     pool = FailoverPool(primary.pool("default"), SCHEDULING, now_ms=lambda: wall_clock_ms() + 1000 * skew_s)
     await pool.membership()

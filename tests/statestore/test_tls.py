@@ -10,8 +10,8 @@ import pytest
 import trustme
 
 from statestore.errors import StoreConfigurationError
-from statestore.resolve import resolver_of
-from statestore.tls import tls_context
+from statestore.redis.servers import Servers
+from statestore.redis.tls import tls_context
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_a_certificate_without_its_key_is_refused_with_both_names(tmp_path: Path
         issued.private_key_pem.write_to_path(tmp_path / f"{name}.key")
 
     tls_context({"ssl_certfile": f"{tmp_path}/one.pem", "ssl_keyfile": f"{tmp_path}/one.key"})
-    with pytest.raises(ValueError, match=r"ssl_certfile=.*/one\.pem and ssl_keyfile=.*/other\.key cannot be read"):
+    with pytest.raises(ValueError, match=r"ssl_certfile=.*/one\.pem or ssl_keyfile=.*/other\.key cannot be read"):
         tls_context({"ssl_certfile": f"{tmp_path}/one.pem", "ssl_keyfile": f"{tmp_path}/other.key"})
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster"])
 def test_a_certificate_file_that_cannot_be_read_is_named(scheme: str) -> None:
     with pytest.raises(StoreConfigurationError, match=r"store\.url .*ssl_ca_certs=/nope\.pem cannot be read"):
-        resolver_of(f"{scheme}://x/0?ssl_ca_certs=/nope.pem", 1.0)
+        Servers(f"{scheme}://x/0?ssl_ca_certs=/nope.pem", 1.0)

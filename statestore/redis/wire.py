@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import hiredis
+from redis.asyncio import ConnectionPool
 
 from statestore.errors import StoreUnavailableError
-from statestore.replies import MovedElsewhereError, reply_error
+from statestore.redis.replies import MovedElsewhereError, reply_error
 
 MAX_IN_FLIGHT = 16_384
 """Commands sent and unanswered at which no more are sent; a server that far behind is not available."""
@@ -24,83 +24,65 @@ _SWEEPS_PER_TIMEOUT = 4
 _NO_REPLY_YET = object()
 
 
-class ConnectionLostError(StoreUnavailableError):
-    """The connection ended before the reply came."""
-
-
-PushHandler = Callable[[list[Any]], None]
-"""Takes the messages of subscribed channels. The confirmation of SUBSCRIBE, of one channel at a time, is a reply."""
-
-
 class Wire(asyncio.Protocol):
-    """A connection from ``connection_made`` to ``connection_lost``; never reused."""
+    """A connection from ``open`` until it is lost; never reused."""
 
-    def __init__(
-        self,
-        timeout_s: float,
-        *,
-        on_lost: Callable[[Wire], None],
-        on_push: PushHandler | None = None,
-    ) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
+        self._writer = writer
+        """Kept, as it closes the connection when it is collected."""
+        self._transport: asyncio.WriteTransport | None = writer.transport
         self._timeout_s = timeout_s
-        self._on_lost = on_lost
-        self._on_push = on_push
         self._reader = hiredis.Reader(replyError=reply_error, notEnoughData=_NO_REPLY_YET)
-        self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
         self._in_flight: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._overdue: asyncio.Future[Any] | None = None
-        self._given_up_because: str | None = None
-        """Why this side ended it, or the server's words when it takes nobody; None: it was lost."""
+        self._ended_because = "the connection to the store was lost"
+
+    @classmethod
+    async def open(cls, connections: ConnectionPool, timeout_s: float) -> Wire:
+        """On a connection that redis-py has made, secured and greeted: its transport is taken over.
+
+        Raises:
+            StoreUnavailableError, StoreConfigurationError: it cannot be made.
+        """
+        connection: Any = connections.make_connection()  # type: ignore[no-untyped-call]
+        await connection.connect()
+        reader, writer = connection._reader, connection._writer
+        connection._reader = connection._writer = None
+        wire = cls(writer, timeout_s)
+        writer.transport.set_protocol(wire)
+        if reader.at_eof():  # it ended just now, and only redis-py's reader was told
+            wire.abort()
+            wire.connection_lost(None)
+        return wire
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport is not None
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._in_flight) < MAX_IN_FLIGHT
 
     # commands ----------------------------------------------------------------------------------------------
-    def send(self, command: bytes, timeout_s: float | None = None) -> asyncio.Future[Any]:
+    def send(self, command: bytes) -> asyncio.Future[Any]:
         """Send a packed command, at once or with its turn's others; the future has its reply or a ``StoreError``."""
-        in_flight, transport = self._in_flight, self._transport
-        if transport is None or len(in_flight) >= MAX_IN_FLIGHT:
-            return self._refused()
-        return self._send(transport, command, timeout_s)
-
-    def send_together(self, commands: Sequence[bytes]) -> list[asyncio.Future[Any]]:
-        """``send`` for commands of one transaction: all of them leave, or none. Room for the first is room for all."""
-        transport = self._transport
-        if transport is None or len(self._in_flight) >= MAX_IN_FLIGHT:
-            return [self._refused()]
-        return [self._send(transport, command) for command in commands]
-
-    def _refused(self) -> asyncio.Future[Any]:
         future = self._loop.create_future()
         if self._transport is None:
-            future.set_exception(self._ended())
+            future.set_exception(StoreUnavailableError(self._ended_because))
+            return future
+        if not self._in_flight and not self._outgoing:
+            self._transport.write(command)
         else:
-            future.set_exception(StoreUnavailableError("the store is too far behind: too many calls wait for it"))
-        return future
-
-    def _ended(self, cause: str = "") -> StoreUnavailableError:
-        """What callers are told once the connection is no more."""
-        if self._given_up_because is not None:
-            return StoreUnavailableError(self._given_up_because)
-        return ConnectionLostError(f"the connection to the store was lost{cause}")
-
-    def _send(
-        self, transport: asyncio.Transport, command: bytes, timeout_s: float | None = None
-    ) -> asyncio.Future[Any]:
-        future, in_flight = self._loop.create_future(), self._in_flight
-        if in_flight or self._outgoing:
-            self._write(command)
-        else:
-            transport.write(command)
-        in_flight.append((future, self._loop.time() + (timeout_s or self._timeout_s)))
+            if not self._outgoing:
+                self._loop.call_soon(self._flush)
+            self._outgoing.append(command)
+        self._in_flight.append((future, self._loop.time() + self._timeout_s))
         if self._sweep_timer is None:
             self._sweep_later()
         return future
-
-    def _write(self, command: bytes) -> None:
-        if not self._outgoing:
-            self._loop.call_soon(self._flush)
-        self._outgoing.append(command)
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
@@ -113,9 +95,6 @@ class Wire(asyncio.Protocol):
             self._transport.abort()
 
     # asyncio.Protocol --------------------------------------------------------------------------------------
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
     def data_received(self, data: bytes) -> None:
         reader = self._reader
         reader.feed(data)
@@ -126,21 +105,17 @@ class Wire(asyncio.Protocol):
             self.abort()
 
     def _accept(self, reply: Any) -> None:
-        if self._on_push is not None and isinstance(reply, list) and reply and reply[0] == b"message":
-            self._on_push(reply)
-            return
-        if not self._in_flight:
-            if isinstance(reply, Exception):
-                self._given_up_because = str(reply)
+        if not self._in_flight:  # nobody asked for it
             self.abort()
             return
         future, _ = self._in_flight.popleft()
+        if isinstance(reply, MovedElsewhereError):
+            self.abort()
+        if future.done():
+            return
         if isinstance(reply, Exception):
-            if isinstance(reply, MovedElsewhereError):
-                self.abort()
-            if not future.done():
-                future.set_exception(reply)
-        elif not future.done():
+            future.set_exception(reply)
+        else:
             future.set_result(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -148,12 +123,12 @@ class Wire(asyncio.Protocol):
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
             self._sweep_timer = None
-        cause = f": {exc}" if exc is not None else ""
+        if exc is not None:
+            self._ended_because += f": {exc}"
         while self._in_flight:
             future, _ = self._in_flight.popleft()
             if not future.done():
-                future.set_exception(self._ended(cause))
-        self._on_lost(self)
+                future.set_exception(StoreUnavailableError(self._ended_because))
 
     # timeouts ----------------------------------------------------------------------------------------------
     def _sweep_later(self) -> None:
@@ -171,7 +146,7 @@ class Wire(asyncio.Protocol):
         if self._loop.time() <= deadline_s:
             self._overdue = None
         elif self._overdue is oldest:
-            self._given_up_because = "the store does not answer in time (store.command_timeout_s)"
+            self._ended_because = "the store does not answer in time (store.command_timeout_s)"
             self.abort()
             return
         else:

@@ -17,7 +17,8 @@ from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreConfigurationError, StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
-from statestore.resolve import resolver_of
+from statestore.redis.connections import Address
+from statestore.redis.servers import Servers
 from statestore.settings import StoreSettings
 from tests.statestore.processes import free_port, running
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, reservation
@@ -26,25 +27,42 @@ from tests.statestore.tls_front import Authority, tls_front
 KEYS = PoolKeys("dualmap", "default")
 
 
+async def address(url: str) -> Address:
+    """Where the server of the pool is found."""
+    return await address_from(Servers(url, 5.0))
+
+
+async def address_from(servers: Servers) -> Address:
+    place = servers.place(KEYS)
+    assert not isinstance(place, str)
+    return await place()
+
+
 @pytest.mark.parametrize(
-    ("url", "expected"),
+    ("url", "expected", "login"),
     [
-        ("redis://example:7000/3", ("example", 7000, None, 3)),
-        ("redis://example", ("example", 6379, None, 0)),
-        ("rediss://user:p%40ss@example:7000/1", ("example", 7000, "p@ss", 1)),
+        ("redis://example:7000/3", ("example", 7000), (None, None, 3)),
+        ("redis://example", ("example", 6379), (None, None, 0)),
+        ("rediss://user:p%40ss@example:7000/1", ("example", 7000), ("user", "p@ss", 1)),
     ],
 )
-async def test_a_url_names_host_port_password_and_database(url: str, expected: tuple[object, ...]) -> None:
-    endpoint = await resolver_of(url, 1.0).endpoint(KEYS)
+async def test_a_url_names_host_port_user_password_and_database(url: str, expected: Address, login: object) -> None:
+    arguments = Servers(url, 1.0).connections(KEYS).connection_kwargs
 
-    assert (endpoint.host, endpoint.port, endpoint.password, endpoint.db) == expected
-    assert (endpoint.tls is not None) == url.startswith("rediss")
+    assert await address(url) == expected
+    assert (arguments["username"], arguments["password"], arguments["db"]) == login
+    assert ("tls" in arguments) == url.startswith("rediss")
 
 
 async def test_a_unix_socket_is_named_by_its_path() -> None:
-    endpoint = await resolver_of("unix:///tmp/store.sock?db=2", 1.0).endpoint(KEYS)
+    arguments = Servers("unix:///tmp/store.sock?db=2", 1.0).connections(KEYS).connection_kwargs
 
-    assert (endpoint.unix_path, endpoint.db) == ("/tmp/store.sock", 2)
+    assert (arguments["path"], arguments["db"]) == ("/tmp/store.sock", 2)
+
+
+def test_a_url_without_a_server_is_a_wrong_configuration() -> None:
+    with pytest.raises(StoreConfigurationError, match="names no server"):
+        Servers("memory://", 1.0)
 
 
 @pytest.fixture
@@ -84,19 +102,18 @@ async def test_sentinels_are_asked_with_their_own_user_and_password(tmp_path: Pa
     with running(tmp_path, str(configuration), "--sentinel", port=port):
         url = f"redis+sentinel://:data@127.0.0.1:{port}/fleet"
         for options in ("?sentinel_password=guard", "?sentinel_username=fleet&sentinel_password=its-own"):
-            endpoint = await resolver_of(url + options, 5.0).endpoint(KEYS)
-            assert (endpoint.port, endpoint.username, endpoint.password) == (7777, None, "data")
+            assert await address(url + options) == ("127.0.0.1", 7777)
 
         for options in ("", "?sentinel_password=wrong"):
             with pytest.raises(StoreConfigurationError, match="refuses the sentinel_username or sentinel_password"):
-                await resolver_of(url + options, 5.0).endpoint(KEYS)
+                await address(url + options)
 
 
 async def test_the_sentinel_that_knows_of_the_latest_failover_is_believed() -> None:
     async with scripted(sentinel_of(7001, failovers=3)) as old, scripted(sentinel_of(7002, failovers=4)) as new:
         for order in ((old, new), (new, old)):
             hosts = ",".join(f"127.0.0.1:{port}" for port in order)
-            assert (await resolver_of(f"redis+sentinel://{hosts}/fleet", 5.0).endpoint(KEYS)).port == 7002
+            assert await address(f"redis+sentinel://{hosts}/fleet") == ("127.0.0.1", 7002)
 
 
 @pytest.mark.parametrize("with_tls", [True, False])
@@ -108,9 +125,10 @@ async def test_sentinels_speak_tls_with_the_servers_or_as_they_are_told(tmp_path
             port = await stack.enter_async_context(tls_front(authority.server("127.0.0.1"), port))
         url = f"rediss+sentinel://127.0.0.1:{port}/fleet?ssl_ca_certs={authority.file}"
 
-        endpoint = await resolver_of(url if with_tls else f"{url}&sentinel_ssl=false", 5.0).endpoint(KEYS)
+        servers = Servers(url if with_tls else f"{url}&sentinel_ssl=false", 5.0)
+        assert await address_from(servers) == ("127.0.0.1", 7001)
 
-    assert (endpoint.port, endpoint.tls is not None) == (7001, True)
+    assert "tls" in servers.connections(KEYS).connection_kwargs
 
 
 async def test_the_owner_of_a_slot_is_who_most_nodes_name() -> None:
@@ -118,34 +136,32 @@ async def test_the_owner_of_a_slot_is_who_most_nodes_name() -> None:
         ports = [await stack.enter_async_context(scripted(node_naming(owner))) for owner in (7001, 7002, 7002)]
         hosts = ",".join(f"127.0.0.1:{port}" for port in (1, *ports))
 
-        assert (await resolver_of(f"redis+cluster://{hosts}", 5.0).endpoint(KEYS)).port == 7002
+        assert await address(f"redis+cluster://{hosts}") == ("127.0.0.1", 7002)
 
 
 async def test_a_node_that_does_not_know_its_address_is_where_it_was_asked() -> None:
     async with scripted(node_naming(7001, host="")) as port:
-        endpoint = await resolver_of(f"redis+cluster://127.0.0.1:{port}", 5.0).endpoint(KEYS)
-
-    assert (endpoint.host, endpoint.port) == ("127.0.0.1", 7001)
+        assert await address(f"redis+cluster://127.0.0.1:{port}") == ("127.0.0.1", 7001)
 
 
 async def test_when_the_named_nodes_are_gone_those_that_they_named_are_asked() -> None:
     async with scripted(node_naming(7001)) as other:
         async with scripted(node_naming(other)) as named:
-            resolver = resolver_of(f"redis+cluster://127.0.0.1:{named}", 5.0)
-            assert (await resolver.endpoint(KEYS)).port == other
+            servers = Servers(f"redis+cluster://127.0.0.1:{named}", 5.0)
+            assert await address_from(servers) == ("127.0.0.1", other)
 
-        assert (await resolver.endpoint(KEYS)).port == 7001
+        assert await address_from(servers) == ("127.0.0.1", 7001)
 
 
 async def test_a_slot_without_an_owner_is_out_of_reach() -> None:
     async with scripted(node_naming(7001, last=100)) as port:
         with pytest.raises(StoreUnavailableError, match=r"owns the slot of 'dualmap:\{default\}:meta'"):
-            await resolver_of(f"redis+cluster://127.0.0.1:{port}", 5.0).endpoint(KEYS)
+            await address(f"redis+cluster://127.0.0.1:{port}")
 
 
 async def test_a_server_that_is_in_no_cluster_is_a_wrong_configuration(valkey_url: str) -> None:
     with pytest.raises(StoreConfigurationError, match="cluster support disabled"):
-        await resolver_of(valkey_url.replace("redis:", "redis+cluster:"), 5.0).endpoint(KEYS)
+        await address(valkey_url.replace("redis:", "redis+cluster:"))
 
 
 async def test_the_nodes_of_a_cluster_are_verified_by_a_private_authority(tmp_path: Path) -> None:

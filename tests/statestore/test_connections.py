@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,11 +11,9 @@ import pytest
 import redis
 
 from statestore.embedded import EmbeddedValkey
-from statestore.endpoint import Endpoint
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
-from statestore.handshake import ask_all, connect
-from statestore.packing import pack
 from statestore.redis import RedisStore
+from statestore.redis.connections import Address, Locate, connection_pool
 from statestore.settings import StoreSettings
 from tests.statestore.samples import SCHEDULING
 from tests.statestore.tls_front import Authority, tls_front
@@ -125,28 +124,73 @@ async def test_a_password_that_is_missing_is_a_configuration_error() -> None:
     assert "refuses the user or password of store.url" in str(error)
 
 
+async def test_a_wrong_password_for_a_unix_socket_is_a_configuration_error(tmp_path: Path) -> None:
+    with EmbeddedValkey(unix_socket=tmp_path / "store.sock") as server:
+        error = await complaint_about(server.url.replace("unix://", "unix://nobody:wrong@"))
+
+    assert isinstance(error, StoreConfigurationError)
+    assert f"{tmp_path}/store.sock refuses the user or password of store.url" in str(error)
+
+
 async def test_a_user_who_may_not_name_connections_is_served(valkey_url: str) -> None:
     with redis.Redis.from_url(valkey_url) as client:
         client.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "+@all", "-client")
         try:
-            wire = await connect(Endpoint(port=port_of(valkey_url), username="plain", password="secret"), 5.0)
-            assert await wire.send(pack(("PING",))) == b"PONG"
-            wire.abort()
+            async with opened(f"redis://plain:secret@127.0.0.1:{port_of(valkey_url)}") as store:
+                assert await store.ping() > 0
         finally:
             client.execute_command("ACL", "DELUSER", "plain")
 
 
-async def test_of_several_servers_those_that_answer_are_heard(valkey_url: str) -> None:
-    servers = [Endpoint(port=1), Endpoint(port=port_of(valkey_url))]
-
-    assert await ask_all(servers, ("ECHO", "here"), 5.0) == [(servers[1], b"here")]
-
-
-async def test_when_no_server_answers_the_complaints_of_all_are_told() -> None:
-    with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1: .*; .*127\.0\.0\.1:2: "):
-        await ask_all([Endpoint(port=1), Endpoint(port=2)], ("PING",), 5.0)
+async def test_connections_have_a_name_for_people(valkey_url: str) -> None:
+    async with opened(valkey_url):
+        with redis.Redis.from_url(valkey_url) as client:
+            assert "dualmap" in [each["name"] for each in client.client_list()]
 
 
-async def test_a_server_that_refuses_the_question_is_a_wrong_configuration(valkey_url: str) -> None:
-    with pytest.raises(StoreConfigurationError, match=r"refuses what store\.url asks it for: .*NONSENSE"):
-        await ask_all([Endpoint(port=1), Endpoint(port=port_of(valkey_url))], ("NONSENSE",), 5.0)
+async def test_a_server_that_takes_no_more_connections_is_away_and_says_what_to_do(valkey_url: str) -> None:
+    with redis.Redis.from_url(valkey_url) as client:
+        former = client.config_get("maxclients")["maxclients"]
+        client.config_set("maxclients", 1)
+        error = await complaint_about(valkey_url)
+        client.config_set("maxclients", former)
+
+    assert isinstance(error, StoreUnavailableError)
+    assert "raise its maxclients" in str(error)
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        silent = await asyncio.start_server(lambda _, writer: stack.callback(writer.close), "127.0.0.1", 0)
+        pool = connection_pool(_at(silent.sockets[0].getsockname()[1]), {}, 0.1)
+        with pytest.raises(StoreUnavailableError, match=r"no answer within 0\.1 s"):
+            await pool.make_connection().connect()
+        silent.close()
+
+
+async def test_while_nobody_listens_attempts_fail_at_once_and_then_there_is_another() -> None:
+    attempts = 0
+
+    async def count() -> Address:
+        nonlocal attempts
+        attempts += 1
+        return "127.0.0.1", 1
+
+    pool = connection_pool(count, {}, 1.0)
+    for _ in range(50):
+        with pytest.raises(StoreUnavailableError, match=r"cannot connect to the store at 127\.0\.0\.1:1: .*failed"):
+            await pool.make_connection().connect()
+    assert attempts == 1
+
+    async with asyncio.timeout(10):
+        while attempts == 1:
+            with contextlib.suppress(StoreUnavailableError):
+                await pool.make_connection().connect()
+            await asyncio.sleep(0.01)
+
+
+def _at(port: int) -> Locate:
+    async def place() -> Address:
+        return "127.0.0.1", port
+
+    return place

@@ -1,0 +1,98 @@
+"""What a server replies and what redis-py raises, as this package's errors: the one place where they are translated."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+
+from redis import exceptions
+
+from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
+
+
+class ScriptMissingError(StoreError):
+    """The server does not know the script (yet, or any more): load it and repeat. Nothing was run."""
+
+
+class MovedElsewhereError(StoreUnavailableError):
+    """Another server has the pool now: connect again, which finds it. Nothing was run."""
+
+
+_ELSEWHERE = frozenset({"READONLY", "MOVED", "ASK"})
+_UNAVAILABLE = frozenset({"LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MISCONF"})
+_CONFIGURATION = frozenset({"NOAUTH", "WRONGPASS"})
+_FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
+"""NOPERM for a command, a key or a channel that a script wants, in the words of older and newer servers."""
+
+
+def reply_error(message: str) -> StoreError:
+    """The error that an error reply means."""
+    if any(words in message for words in _FORBIDDEN_IN_SCRIPT):
+        return StoreConfigurationError(f"the store allows this user too little: {message}")
+    # An error inside a script may arrive behind a prefix of the server's own.
+    for word in message.replace("-", " ").split()[:12]:
+        if word in _ELSEWHERE:
+            return MovedElsewhereError(f"the store moved to another server: {message}")
+        if word in _UNAVAILABLE:
+            return StoreUnavailableError(f"the store refuses calls: {message}")
+        if word == "OOM":
+            return StoreUnavailableError(f"the store is out of memory, raise its maxmemory: {message}")
+        if word == "WRONGTYPE":
+            return StoreError(f"somebody wrote to a key of the fleet, find it with TYPE and delete it: {message}")
+        if word == "NOPERM":
+            return StoreConfigurationError(f"the store allows this user too little: {message}")
+        if word in _CONFIGURATION:
+            return StoreConfigurationError(f"the store refuses this client, check user and password: {message}")
+        if word == "NOSCRIPT":
+            return ScriptMissingError(message)
+        if word == "FENCED":
+            return LeaseLostError(message.partition("FENCED")[2].strip())
+    return StoreError(f"the store could not run a command: {message}")
+
+
+def call_error(error: Exception) -> StoreError:
+    """What a call over redis-py that failed with ``error`` means."""
+    if isinstance(error, StoreError):
+        return error
+    if isinstance(error, (TimeoutError, exceptions.TimeoutError)):
+        return StoreUnavailableError("the store does not answer in time (store.command_timeout_s)")
+    code = getattr(error, "status_code", None)  # The reply's first word, where redis-py has cut it off.
+    if code is not None or isinstance(error, exceptions.ResponseError):
+        return reply_error(f"{code or ''} {error}".strip())
+    return StoreUnavailableError(f"the connection to the store was lost: {error}")
+
+
+def connect_error(error: Exception, server: str, *, tls: bool, timeout_s: float, credentials: str) -> StoreError:
+    """What an attempt to connect to ``server`` that failed with ``error`` means; ``credentials`` is what the store's
+    URL calls those of this server."""
+    if isinstance(error, StoreError):
+        return error
+    causes = tuple(_causes(error))
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
+        return StoreConfigurationError(
+            f"the certificate of {server} is not accepted: {error};"
+            " ssl_ca_certs and ssl_check_hostname in store.url say what is"
+        )
+    if any(isinstance(cause, exceptions.AuthenticationError) for cause in causes):
+        return StoreConfigurationError(f"{server} refuses the {credentials} of store.url: {error}")
+    if isinstance(error, exceptions.ResponseError):  # what is left of the greeting is SELECT
+        return StoreConfigurationError(f"{server} refuses the database of store.url: {error}")
+    if "max number of clients reached" in str(error):
+        return StoreUnavailableError(f"the store takes no more connections, raise its maxclients: {error}")
+    why, hint = str(error), ""
+    if isinstance(error, (TimeoutError, exceptions.TimeoutError)):
+        why = f"no answer within {timeout_s:g} s"
+    if tls:
+        hint = (
+            "; if it speaks no TLS, use redis://, and if it wants a certificate of its clients, store.url takes"
+            " ssl_certfile and ssl_keyfile"
+        )
+    elif not any(isinstance(cause, OSError) for cause in causes):  # it closed the connection
+        hint = "; if it speaks TLS, use rediss://"
+    return StoreUnavailableError(f"cannot connect to the store at {server}: {why}{hint}")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,144 @@
+"""From a store URL to connections, each to the server that has a pool when the connection is made.
+
+A failover of Sentinel or a move of a cluster's slot is followed by connecting again. Sentinels and nodes are asked all
+at once, and the newest or the most common answer is believed: one that is down, cut off or out of date costs no more
+than the time to wait for it. Never on the path of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import Counter
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+from redis.asyncio import ConnectionPool
+from redis.crc import key_slot
+
+from statestore.errors import StoreConfigurationError, StoreUnavailableError
+from statestore.keys import PoolKeys
+from statestore.redis.calls import ClientCalls, Command
+from statestore.redis.connections import Address, Locate, connection_pool
+from statestore.redis.tls import tls_context
+from statestore.url import parse_store_url, without_password
+
+
+class Servers:
+    """The servers behind a ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or ``redis+cluster://``
+    URL; ``rediss+…`` speaks TLS to whom it names and to the servers that it finds."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        """
+        Raises:
+            StoreConfigurationError: the URL cannot be understood, or a file that it names cannot be read.
+        """
+        try:
+            self._url = parsed = parse_store_url(url)
+            self._tls = tls_context(parsed.options) if parsed.scheme == "rediss" else None
+        except ValueError as error:
+            raise StoreConfigurationError(f"store.url {without_password(url)!r}: {error}") from error
+        if not parsed.nodes and parsed.scheme != "unix":
+            raise StoreConfigurationError(f"store.url {without_password(url)!r} names no server")
+        self._login = {"username": parsed.username, "password": parsed.password, "db": parsed.db}
+        self._timeout_s = timeout_s
+        self._learned: Collection[Address] = ()
+        """All nodes of the cluster, as last heard: asked when none of those that the URL names answers."""
+
+    @property
+    def spread(self) -> bool:
+        """Whether pools may have different servers."""
+        return self._url.discovery == "cluster"
+
+    def connections(self, keys: PoolKeys) -> ConnectionPool:
+        """Of redis-py, to the server that has the pool's keys. To connect raises StoreUnavailableError or
+        StoreConfigurationError."""
+        return connection_pool(self.place(keys), self._login, self._timeout_s, tls=self._tls)
+
+    def place(self, keys: PoolKeys) -> Locate | str:
+        """How to find that server; the path of its Unix socket."""
+        parsed = self._url
+        if parsed.scheme == "unix":
+            return parsed.path
+        if parsed.discovery == "sentinel":
+            return self._master
+        if parsed.discovery == "cluster":
+            return partial(self._owner, keys)
+        return partial(_itself, parsed.nodes[0])
+
+    async def _master(self) -> Address:
+        """The master of the latest failover that any Sentinel knows."""
+        parsed, options = self._url, self._url.options
+        login = {"username": options.get("sentinel_username"), "password": options.get("sentinel_password")}
+        tls = None if options.get("sentinel_ssl") == "false" else self._tls
+        command = ("SENTINEL", "MASTER", parsed.master)
+        try:
+            answers = await self._ask(parsed.nodes, command, login, tls, "sentinel_username or sentinel_password")
+        except StoreUnavailableError as error:
+            raise StoreUnavailableError(f"no Sentinel names a master {parsed.master!r}: {error}") from error
+        masters = [dict(zip(reply[::2], reply[1::2], strict=True)) for _, reply in answers]
+        latest = max(masters, key=lambda master: int(master[b"config-epoch"]))
+        return latest[b"ip"].decode(), int(latest[b"port"])
+
+    async def _owner(self, keys: PoolKeys) -> Address:
+        """The node that owns the pool's slot: the one that most of the nodes asked name."""
+        command, slot = ("CLUSTER", "SLOTS"), key_slot(keys.meta)
+        try:
+            answers = await self._ask(self._url.nodes, command, self._login, self._tls)
+        except StoreUnavailableError as error:
+            if not self._learned:
+                raise StoreUnavailableError(f"no node of the cluster answers: {error}") from error
+            answers = await self._ask(self._learned, command, self._login, self._tls)
+        owners, learned = Counter[Address](), set[Address]()
+        for (asked, _), ranges in answers:
+            for first, last, *nodes in ranges:
+                # A node that does not know its own address leaves it to whoever reached it.
+                owner, *replicas = [(node[0].decode() if node[0] else asked, int(node[1])) for node in nodes]
+                learned.update((owner, *replicas))
+                if first <= slot <= last:
+                    owners[owner] += 1
+        self._learned = sorted(learned)
+        if not owners:
+            raise StoreUnavailableError(f"no node of the cluster owns the slot of {keys.meta.decode()!r}")
+        return owners.most_common(1)[0][0]
+
+    async def _ask(
+        self,
+        servers: Collection[Address],
+        command: Command,
+        login: Mapping[str, Any],
+        tls: ssl.SSLContext | None,
+        credentials: str = "user or password",
+    ) -> list[tuple[Address, Any]]:
+        """What each server answers within a third of the time to connect; those that do not are left out.
+
+        Raises:
+            StoreConfigurationError: none answers, and one that is there refuses this client or the command.
+            StoreUnavailableError: none answers.
+        """
+
+        async def ask(server: Address) -> tuple[Address, Any]:
+            timeout_s = self._timeout_s / 3
+            pool = connection_pool(partial(_itself, server), login, timeout_s, tls=tls, credentials=credentials)
+            calls = ClientCalls(pool, {}, timeout_s)
+            try:
+                return server, await calls.command(*command)
+            finally:
+                await calls.close()
+
+        replies = await asyncio.gather(*map(ask, servers), return_exceptions=True)
+        answers = [reply for reply in replies if not isinstance(reply, BaseException)]
+        errors = [reply for reply in replies if isinstance(reply, BaseException)]
+        if answers:
+            return answers
+        for error in errors:
+            if isinstance(error, StoreConfigurationError):
+                raise error
+            if not isinstance(error, StoreUnavailableError):
+                raise StoreConfigurationError(f"a server refuses what store.url asks it for: {error}") from error
+        raise StoreUnavailableError("; ".join(map(str, errors)))
+
+
+async def _itself(server: Address) -> Address:
+    return server

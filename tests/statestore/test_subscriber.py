@@ -1,0 +1,73 @@
+"""Grants as they are published, also over connections that get lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+import redis
+
+from statestore.base import Grant
+from statestore.keys import PoolKeys
+from statestore.redis.subscriber import GrantSubscriber
+from tests.statestore.scripted_server import ScriptedServer, connections_to, scripted_server
+
+KEYS = PoolKeys("dualmap", "default")
+CHANNEL = KEYS.grants_channel_of("one")
+GRANT = Grant("r", "a", 1, 400)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as scripted:
+        yield scripted
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Poll to a deadline."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def text_of(grant: Grant) -> bytes:
+    return orjson.dumps({name: getattr(grant, name) for name in Grant.__dataclass_fields__})
+
+
+async def test_after_a_lost_connection_grants_come_again_without_a_caller(valkey_url: str) -> None:
+    told: list[Grant] = []
+    subscriber = GrantSubscriber(KEYS, connections_to(urlsplit(valkey_url).port or 0), told.append)
+    feed = subscriber.open("one")
+    with redis.Redis.from_url(valkey_url) as client:
+        await until(lambda: client.publish(CHANNEL, text_of(GRANT)))
+        assert await asyncio.wait_for(anext(feed), 5) == GRANT
+
+        client.client_kill_filter(_type="pubsub")
+        await until(lambda: client.publish(CHANNEL, text_of(GRANT)))
+        assert await asyncio.wait_for(anext(feed), 5) == GRANT
+    await subscriber.close()
+
+    assert told == [GRANT, GRANT]
+    with pytest.raises(StopAsyncIteration):
+        await anext(feed)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_server_that_says_nothing_is_asked_and_given_up_if_it_does_not_answer(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr("statestore.redis.subscriber.ASK_AGAIN_S", 0.05)
+    subscribed = b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n"
+    pong = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
+    by_command = {b"SUBSCRIBE": subscribed, b"PING": pong if answers else None}
+    server.answer = lambda command: by_command.get(command[0], b"+OK\r\n")
+    subscriber = GrantSubscriber(KEYS, server.connections(), lambda grant: None)
+    subscriber.open("one")
+
+    await until(lambda: sum(command[0] == b"PING" for command in server.commands) >= 3)
+    await subscriber.close()
+
+    assert (len(server.writers) == 1) is answers
