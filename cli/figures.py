@@ -19,7 +19,7 @@ _SCRAPE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounts:
-    """Sums over replicas since they started; hit tokens are what instances reported, or else what was expected."""
+    """Sums over replicas; hit tokens are what instances reported, or else what was expected."""
 
     requests: int = 0
     failed: int = 0
@@ -95,13 +95,36 @@ def fleet_figures(snapshots: Iterable[PoolSnapshot], counts: ReplicaCounts, requ
     return FleetFigures(tuple(instances), len(replicas), leader, migrations, counts, requests_per_s)
 
 
-async def count_replicas(ops_urls: Sequence[str]) -> ReplicaCounts:
-    """The counters of all replicas, summed; a replica that does not answer is left out."""
-    pages = await asyncio.gather(*(asyncio.to_thread(_fetch, f"{url}/metrics") for url in ops_urls))
+class FleetCounts:
+    """What the replicas at ``ops_urls`` count, and what those that ended there had counted when they were last read."""
+
+    def __init__(self, ops_urls: Sequence[str]) -> None:
+        self._ops_urls = ops_urls
+        self._latest: dict[str, Mapping[str, float]] = {}
+        self._ended: Mapping[str, float] = {}
+
+    async def read(self) -> ReplicaCounts:
+        """Counters of all replicas, summed; one that does not answer counts with what it said last."""
+        pages = await asyncio.gather(*(asyncio.to_thread(_fetch, f"{url}/metrics") for url in self._ops_urls))
+        for url, page in zip(self._ops_urls, pages, strict=True):
+            if page is None:
+                continue
+            before, now = self._latest.get(url, {}), _samples(page)
+            if any(now.get(name, 0.0) < value for name, value in before.items()):  # another process answers there
+                self._ended = _sum(self._ended, before)
+            self._latest[url] = now
+        return _counts(_sum(self._ended, *self._latest.values()))
+
+
+def _sum(*several: Mapping[str, float]) -> Mapping[str, float]:
     total: defaultdict[str, float] = defaultdict(float)
-    for page in pages:
-        for name, value in _samples(page).items():
+    for samples in several:
+        for name, value in samples.items():
             total[name] += value
+    return total
+
+
+def _counts(total: Mapping[str, float]) -> ReplicaCounts:
     by = "reported" if total["prompt_tokens.reported"] > 0 else "expected"
     return ReplicaCounts(
         requests=int(total["requests"]),
@@ -113,9 +136,9 @@ async def count_replicas(ops_urls: Sequence[str]) -> ReplicaCounts:
     )
 
 
-def _fetch(url: str) -> str:
+def _fetch(url: str) -> str | None:
     answer = fetch(url, timeout_s=_SCRAPE_TIMEOUT_S)
-    return answer.body.decode() if answer.status == HTTPStatus.OK else ""
+    return answer.body.decode() if answer.status == HTTPStatus.OK else None
 
 
 def _samples(page: str) -> Mapping[str, float]:

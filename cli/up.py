@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cli.errors import of_store
-from cli.figures import ReplicaCounts, count_replicas, fleet_figures
+from cli.figures import FleetCounts, ReplicaCounts, fleet_figures
 from cli.fleet_folder import fleet_folder
 from cli.fleet_plan import FleetPlan, FleetSize, plain, plan_fleet
 from cli.hang_watch import hung_ones_killed
@@ -124,7 +124,7 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
                 for warning in await unserved_models(plan):
                     status.say(warning)
                 async with hung_ones_killed(group.children, status.say):
-                    await _show_until(stopping, plan, store, status, arguments.status_interval_s)
+                    await show_until(stopping, plan, store, status, arguments.status_interval_s)
             status.say("stopping … (another Ctrl-C kills what still runs)")
     return 0
 
@@ -166,19 +166,26 @@ def write_config(plan: FleetPlan, config: Path) -> None:
     config.write_text(json.dumps(plain(plan.settings)), encoding="utf-8")
 
 
-async def _show_until(
+async def show_until(
     stopping: asyncio.Event, plan: FleetPlan, store: Store, status: LiveStatus, interval_s: float
 ) -> None:
-    before, before_s = ReplicaCounts(), time.monotonic()
+    fleet, before, before_s = FleetCounts(plan.ops_urls), ReplicaCounts(), time.monotonic()
+    away_since_s: float | None = None
     while not stopping.is_set():
-        counts, now_s = await count_replicas(plan.ops_urls), time.monotonic()
-        rate = max(0, counts.requests - before.requests) / max(now_s - before_s, 1e-3)
+        counts, now_s = await fleet.read(), time.monotonic()
+        rate = (counts.requests - before.requests) / max(now_s - before_s, 1e-3)
         before, before_s = counts, now_s
         try:
             snapshots = [await store.pool(pool.name).snapshot() for pool in plan.settings.pools]
-            status.show(fleet_figures(snapshots, counts, rate))
         except StoreError as error:
-            status.say(f"the store does not answer: {error}")
+            if away_since_s is None:
+                away_since_s = now_s
+                status.say(f"the store does not answer, and replicas go on from what they saw last: {error}")
+        else:
+            if away_since_s is not None:
+                status.say(f"the store answers again, after {time.monotonic() - away_since_s:.0f} s")
+                away_since_s = None
+            status.show(fleet_figures(snapshots, counts, rate))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), interval_s)
 

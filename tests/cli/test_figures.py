@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from cli.figures import FleetFigures, ReplicaCounts, count_replicas, fleet_figures
+from cli.figures import FleetCounts, FleetFigures, ReplicaCounts, fleet_figures
 from cli.live_status import LiveStatus, line, table
 from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
@@ -28,16 +28,30 @@ dualmap_slo_total{pool="default",slo="missed"} 10.0
 """
 
 
-async def test_counters_of_all_replicas_are_summed_and_a_silent_replica_is_left_out(
+async def test_counters_of_all_replicas_are_summed_and_one_that_never_answered_is_left_out(
     metrics_pages: dict[str, str],
 ) -> None:
     metrics_pages.update({"http://a": PAGE, "http://b": PAGE})
 
-    counts = await count_replicas(["http://a", "http://b", "http://gone"])
+    counts = await FleetCounts(["http://a", "http://b", "http://gone"]).read()
 
     assert counts == ReplicaCounts(
         requests=82, failed=2, prompt_tokens=2000.0, hit_tokens=500.0, slo_met=60, slo_missed=20
     )
+
+
+async def test_sums_never_drop_when_a_replica_dies_and_another_takes_its_place(metrics_pages: dict[str, str]) -> None:
+    metrics_pages.update({"http://a": PAGE, "http://b": PAGE})
+    fleet = FleetCounts(["http://a", "http://b"])
+    before = await fleet.read()
+
+    del metrics_pages["http://b"]
+    assert await fleet.read() == before
+    metrics_pages["http://b"] = ""  # a new replica has served nothing yet
+    assert await fleet.read() == before
+    metrics_pages["http://b"] = 'dualmap_requests_total{outcome="completed",pool="default"} 3.0\n'
+    assert (await fleet.read()).requests == before.requests + 3
+    assert (await fleet.read()).requests == before.requests + 3
 
 
 async def test_figures_add_up_over_instances() -> None:

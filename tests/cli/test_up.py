@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import subprocess
 import sys
@@ -11,11 +13,16 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cli.configuration import load_settings, split_flags
 from cli.fleet_plan import FleetPlan, FleetSize, plan_fleet
+from cli.live_status import LiveStatus
 from cli.main import main
-from cli.up import unserved_models
+from cli.up import show_until, unserved_models
+from scheduling.settings import SchedulingSettings
+from statestore.errors import StoreUnavailableError
+from statestore.memory import MemoryPool, MemoryStore
 
 
 def test_a_store_that_cannot_be_reached_is_named_and_no_empty_folder_stays_behind(tmp_path: Path) -> None:
@@ -41,6 +48,37 @@ def test_an_interval_that_is_none_is_refused(interval: str, capsys: pytest.Captu
         main(["up", "--status-interval-s", interval])
 
     assert "--status-interval-s" in capsys.readouterr().err
+
+
+class FlakyStore(MemoryStore):
+    """A store that is away or there, as the test says each time it is asked."""
+
+    def __init__(self, answers: list[bool], stopping: asyncio.Event) -> None:
+        super().__init__(SchedulingSettings())
+        self._answers = answers
+        self._stopping = stopping
+
+    def pool(self, name: str) -> MemoryPool:
+        if len(self._answers) == 1:
+            self._stopping.set()
+        if not self._answers.pop(0):
+            raise StoreUnavailableError("nobody is there")
+        return super().pool(name)
+
+
+async def test_an_outage_of_the_store_is_told_when_it_begins_and_when_it_ends() -> None:
+    stopping, out = asyncio.Event(), io.StringIO()
+    store = FlakyStore([True, False, False, False, True, True, False, True], stopping)
+
+    with LiveStatus(Console(file=out, width=300), line_every=100) as status:
+        await show_until(stopping, plan("http://127.0.0.1:1"), store, status, 0.001)
+
+    told = [line.partition(" ")[2] for line in out.getvalue().splitlines() if line.startswith("the store")]
+    begins, ends = (
+        "store does not answer, and replicas go on from what they saw last: nobody is there",
+        "store answers again, after 0 s",
+    )
+    assert told == [begins, ends, begins, ends]
 
 
 class ModelsHandler(BaseHTTPRequestHandler):
