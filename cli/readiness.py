@@ -18,7 +18,6 @@ from statestore.base import Store
 from statestore.settings import InstanceSettings
 
 _ASK_TIMEOUT_S = 2.0
-_EMULATED_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +27,8 @@ class Pace:
     """Servers are asked this often what keeps them; it is told if it is news."""
     others_within_s: float = 5.0
     """Time for the other servers once one is ready."""
+    own_within_s: float = 60.0
+    """Time for whatever the fleet brings itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +59,29 @@ class Readiness:
         """Wait until all of it serves, or until some of the given servers do and the others had their time; False if
         told to stop first. Calls ``check`` all the time, which may raise.
 
-        ``within_s``: by default a minute for emulated instances, and as long as it takes for others.
+        ``within_s``: by default no longer than what the fleet brings itself may take, emulated instances included, and
+        as long as it takes for servers that were given.
 
         Raises:
             CommandError: it takes longer.
         """
-        limit_s = within_s or (_EMULATED_WITHIN_S if self._plan.emulated else math.inf)
-        started_s = told_s = time.monotonic()
+        limit_s = within_s or (self._pace.own_within_s if self._plan.emulated else math.inf)
+        started_s = told_s = whole_s = time.monotonic()
         some_ready_s, told = math.inf, ""
         while not stopping.is_set():
             check()
             lack, now_s = await self._lack(), time.monotonic()
             if not lack.parts and not lack.servers:
                 return True
+            if not lack.parts:
+                whole_s = now_s
             if not lack.parts and lack.some_ready and not self._plan.emulated:
                 some_ready_s = min(some_ready_s, now_s)
-            if now_s >= min(some_ready_s + self._pace.others_within_s, started_s + limit_s):
-                break
+                if now_s >= min(some_ready_s + self._pace.others_within_s, started_s + limit_s):
+                    self._say(f"starting without {await self._said_of(lack)}\nEach serves as soon as it is ready.")
+                    return True
+            if now_s >= min(whole_s + self._pace.own_within_s, started_s + limit_s):
+                raise CommandError(f"not ready after {now_s - started_s:.0f} s: {await self._said_of(lack)}")
             if now_s >= told_s + self._pace.tell_every_s:
                 news, told_s = await self._said_of(lack), now_s
                 if news != told:
@@ -82,12 +89,7 @@ class Readiness:
                     told = news
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), self._pace.poll_s)
-        if stopping.is_set():
-            return False
-        if math.isinf(some_ready_s):
-            raise CommandError(f"not ready after {limit_s:g} s: {await self._said_of(lack)}")
-        self._say(f"starting without {await self._said_of(lack)}\nEach serves as soon as it is ready.")
-        return True
+        return False
 
     async def _lack(self) -> Lack:
         servers, some_ready, led = [], False, True
