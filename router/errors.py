@@ -89,6 +89,12 @@ class UnsupportedEncodingError(RouterError):
     status, type, code = 415, "invalid_request_error", "unsupported_encoding"
 
 
+class RequestQuarantinedError(RouterError):
+    """Engines died while they held requests of this prompt."""
+
+    status, type, code = 422, "invalid_request_error", "request_quarantined"
+
+
 class HeadersTooLargeError(RouterError):
     status, type, code = 431, "invalid_request_error", "headers_too_large"
 

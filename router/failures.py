@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from router.context import ReplicaContext
-from router.errors import HoldTimeoutError, RouterError, UpstreamError, UpstreamTimeoutError
+from router.errors import (
+    HoldTimeoutError,
+    RequestQuarantinedError,
+    RouterError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
 from router.outcome import FailureKind, InstanceFailure, Outcome
+from router.quarantine import Trial
+from router.served_pool import ServedPool
+
+
+class Retried(Protocol):
+    """A request whose try has failed."""
+
+    pool: ServedPool
+    attempts: int
+    trial: Trial | None
+
+    @property
+    def instance_id(self) -> str: ...
+
+    @property
+    def prompt_hash(self) -> int: ...
 
 
 def exhausted(failure: InstanceFailure, why: str) -> RouterError:
@@ -22,19 +45,35 @@ def nobody_left(failure: InstanceFailure, attempts: int) -> RouterError:
     return exhausted(failure, "no other instance is ready" if attempts == 1 else "every ready instance failed")
 
 
-def spend_retry(failure: InstanceFailure, attempts: int, context: ReplicaContext) -> None:
-    """Take another try out of what the settings allow a request and the replica as a whole.
+async def spend_retry(failure: InstanceFailure, request: Retried, context: ReplicaContext) -> None:
+    """Take another try out of what the settings allow a request and the replica as a whole. If the instance's engine
+    died, wait for the trial of another copy of the request, or become the trial.
 
     The replica's budget keeps a failing fleet from doing everything several times. Where nothing was done it is
     not asked: a dead instance may refuse its whole queue within a moment.
 
     Raises:
-        RouterError: there is none left.
+        RouterError: there is none left, or another engine has died of the request.
     """
-    if attempts >= context.settings.max_attempts:
-        raise exhausted(failure, f"{attempts} instances failed")
+    quarantine = request.pool.quarantine
+    if failure.engine_died:
+        quarantine.died(request.prompt_hash, request.instance_id)
+    end_trial(request, completed=False)
+    if request.attempts >= context.settings.max_attempts:
+        raise exhausted(failure, f"{request.attempts} instances failed")
+    try:
+        request.trial = await quarantine.admit(request.prompt_hash)
+    except RequestQuarantinedError as error:
+        raise exhausted(failure, "engines died while they held it") from error
     if failure.wasted_work and not context.retries.withdraw(context.clock.monotonic_s()):
         raise exhausted(failure, "the retry budget is spent")
+
+
+def end_trial(request: Retried, *, completed: bool) -> None:
+    """The request's present try is over; repetitions change nothing."""
+    trial, request.trial = request.trial, None
+    if trial is not None:
+        trial.end(completed=completed)
 
 
 def outcome_of(error: BaseException) -> Outcome:

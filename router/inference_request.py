@@ -33,6 +33,8 @@ class InferenceRequest:
     stream: bool
     form: bool = False
     """The body is a form, not JSON."""
+    body_hash: int = 0
+    """Of the raw body, where it is passed on: what is scheduled is known by the hash of its prompt."""
     leaves_usage_open: bool = False
     """It streams, and has no ``stream_options``: its usage is for the fleet alone to know."""
 

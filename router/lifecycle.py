@@ -59,6 +59,9 @@ class PlacedRequest(Protocol):
             RouterError: no attempt, budget or instance is left.
         """
 
+    def engine_died(self) -> None:
+        """The engine seems to have died of the answer that has begun; ``finish`` is owed. See ``quarantine``."""
+
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         """The request is over, however it went: release everything. Never waits; only the first call counts."""
 
@@ -85,11 +88,12 @@ class Lifecycle:
             route = self.pools.resolve(request.model)
             if not request.scheduled:
                 request.forget_body()
-                return self._pass_through(request, route)
+                return await self._pass_through(request, route)
             # Read before anything is entered: a bad body touches no state.
             scheduled = self._open(request, route)
             self._admit(scheduled)
             try:
+                scheduled.trial = await scheduled.pool.quarantine.admit(scheduled.prompt_hash)
                 await self._placer.place(scheduled)
             except BaseException as error:
                 scheduled.finish(outcome_of(error))
@@ -103,17 +107,19 @@ class Lifecycle:
                 raise
             raise refusal from error
 
-    def _pass_through(self, request: InferenceRequest, route: Route[ServedPool]) -> PassthroughRequest:
+    async def _pass_through(self, request: InferenceRequest, route: Route[ServedPool]) -> PassthroughRequest:
         pool = route.pool
         passed = PassthroughRequest(
             self._free_id(request.request_id),
             model=route.model,
+            prompt_hash=request.body_hash,
             pool=pool,
             balancer=self._balancers[pool.settings.name],
             context=self._context,
         )
         self._admit(passed)
         try:
+            passed.trial = await pool.quarantine.admit(passed.prompt_hash)
             passed.pick_instance()
         except BaseException as error:
             passed.finish(outcome_of(error))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from scheduling.breaker import is_server_fault
 from scheduling.values import value
+
+ENGINE_DEATH: Final = "EngineCore encountered an issue"
+"""How vLLM's server answers for an engine that died."""
 
 
 @value
@@ -60,6 +64,11 @@ class InstanceFailure:
     def server_fault(self) -> bool:
         """True when the instance is to blame: it counts for the circuit breaker. 4xx, 501 and 505 never do."""
         return self.kind is not FailureKind.STATUS or is_server_fault(self.status)
+
+    @property
+    def engine_died(self) -> bool:
+        """True when the instance seems to have died, or stopped working, with the request in its hands."""
+        return self.kind in (FailureKind.CLOSED, FailureKind.DOWN) or ENGINE_DEATH in self.detail
 
     @property
     def wasted_work(self) -> bool:

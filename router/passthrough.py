@@ -6,9 +6,10 @@ from collections import Counter
 
 from router.context import ReplicaContext
 from router.errors import UnavailableError, nobody_ready
-from router.failures import nobody_left, outcome_of, spend_retry
+from router.failures import end_trial, nobody_left, outcome_of, spend_retry
 from router.instance_loss import InstanceLossNotifier
 from router.outcome import InstanceFailure, Outcome, Usage
+from router.quarantine import Trial
 from router.served_pool import ServedPool
 from statestore.base import RequestRecord
 
@@ -51,10 +52,13 @@ class PassthroughRequest:
     expected_ttft_s = None
 
     def __init__(
-        self, request_id: str, *, model: str, pool: ServedPool, balancer: PassthroughBalancer, context: ReplicaContext
-    ) -> None:
+        self, request_id: str, *, model: str, prompt_hash: int, pool: ServedPool, balancer: PassthroughBalancer,
+        context: ReplicaContext,
+    ) -> None:  # fmt: skip
         self.request_id = request_id
         self.model = model
+        self.prompt_hash = prompt_hash
+        self.trial: Trial | None = None
         self.pool = pool
         self.instance_id = ""
         self.instance_url = ""
@@ -104,6 +108,8 @@ class PassthroughRequest:
             self._balancer.leave(self.instance_id)
 
     def first_token(self) -> None:
+        if self.trial is not None:
+            self.trial.passed.set()
         self.pool.breakers.succeeded(self.instance_id)
 
     async def reroute(self, failure: InstanceFailure) -> None:
@@ -113,7 +119,7 @@ class PassthroughRequest:
         if failure.server_fault:
             self.pool.breakers.failed(self.instance_id, now_s)
         try:
-            spend_retry(failure, self.attempts, self._context)
+            await spend_retry(failure, self, self._context)
             self.pool.metrics.retries[failure.kind].inc()
             self._pick_another_instance(failure)
         except Exception as error:
@@ -126,10 +132,14 @@ class PassthroughRequest:
         except UnavailableError as error:
             raise nobody_left(failure, self.attempts) from error
 
+    def engine_died(self) -> None:
+        self.pool.quarantine.died(self.prompt_hash, self.instance_id)
+
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         if self._done:
             return
         self._done = True
+        end_trial(self, completed=outcome is Outcome.COMPLETED)
         if self._entered:
             self.pool.breakers.record(self.instance_id, outcome, self._context.clock.monotonic_s())
         self._leave_instance()

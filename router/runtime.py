@@ -22,6 +22,7 @@ from router.outbox import Outbox
 from router.outcome import Outcome
 from router.placement_limiter import PlacementLimiter
 from router.pools import PoolDirectory
+from router.quarantine import Quarantine
 from router.recording import open_recorder
 from router.replica import Replica
 from router.retry_budget import RetryBudget
@@ -189,6 +190,7 @@ def _served_pool(
         breakers=CircuitBreakers(
             BreakerRule(settings.breaker_fault_limit, settings.breaker_cooldown_s, settings.breaker_max_cooldown_s)
         ),
+        quarantine=Quarantine(clock, context.call_later),
         metrics=context.metrics.pools[pool.name],
         blocks=BlockRule.of(scheduling),
     )

@@ -10,13 +10,14 @@ from typing import Protocol
 from router.context import ReplicaContext
 from router.errors import UnavailableError, from_exception
 from router.explain import Explanation, PlacementRound
-from router.failures import nobody_left, outcome_of, spend_retry
+from router.failures import end_trial, nobody_left, outcome_of, spend_retry
 from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
 from router.metrics import measured
 from router.outcome import InstanceFailure, Outcome, Usage
 from router.pools import Route
 from router.prompt import ReadPrompt
+from router.quarantine import Trial
 from router.served_pool import ServedPool
 from router.timers import TimerHandle, prefill_delay_s
 from scheduling.instance import InstanceSpec
@@ -44,6 +45,7 @@ class ScheduledRequest:
     """Counts reservations that replaced one another, also of requests the store had lost."""
     failed: frozenset[str] = frozenset()
     """Instances that this request failed on."""
+    trial: Trial | None = None
     may_be_reserved = False
     """Whether the store was asked for a reservation, and has not said that it made none."""
     reservation: Reservation | None = None
@@ -88,6 +90,10 @@ class ScheduledRequest:
     @property
     def pool_name(self) -> str:
         return self.pool.settings.name
+
+    @property
+    def prompt_hash(self) -> int:
+        return self.chain.hashes[-1] if self.chain.tail_hash is None else self.chain.tail_hash
 
     @property
     def loss_notifier(self) -> InstanceLossNotifier:
@@ -140,6 +146,8 @@ class ScheduledRequest:
     def first_token(self) -> None:
         if self._done or self._prefilled:
             return
+        if self.trial is not None:
+            self.trial.passed.set()
         self._count_ttft()
         self.pool.breakers.succeeded(self.instance_id)
         self._send_first_token()
@@ -178,7 +186,7 @@ class ScheduledRequest:
         self.failed |= {failed_id}
         self._failures += (f"{failed_id}: {failure}",)
         try:
-            spend_retry(failure, self.attempts, self._context)
+            await spend_retry(failure, self, self._context)
             self.pool.metrics.retries[failure.kind].inc()
             self.store_attempt += 1
             self._prefilled = False
@@ -195,10 +203,14 @@ class ScheduledRequest:
         except UnavailableError as error:
             raise nobody_left(failure, self.attempts) from error
 
+    def engine_died(self) -> None:
+        self.pool.quarantine.died(self.prompt_hash, self.instance_id)
+
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         if self._done:
             return
         self._done = True
+        end_trial(self, completed=outcome is Outcome.COMPLETED)
         self._stop_release_timer()
         self._context.live.leave(self)
         self._count_end(outcome, usage)

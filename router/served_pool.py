@@ -10,6 +10,7 @@ from router.grant_waiters import GrantWaiters
 from router.instance_loss import InstanceLossNotifier
 from router.metrics import PoolMetrics
 from router.placement_limiter import PlacementLimiter
+from router.quarantine import Quarantine
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
 from scheduling.decision import Policy
@@ -33,6 +34,7 @@ class ServedPool:
     reserves_idle: bool
     """Whether a placement that leaves nothing to weigh is reserved as the candidates are looked at."""
     breakers: CircuitBreakers
+    quarantine: Quarantine
     metrics: PoolMetrics
     blocks: BlockRule
     last_seen: LastSeenLoads = field(default_factory=LastSeenLoads)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
+from xxhash import xxh3_64_intdigest
 
 from router.api_keys import ApiKeys
 from router.errors import InvalidRequestError, MethodNotAllowedError, UnsupportedEncodingError
@@ -55,7 +56,15 @@ def read_inference_request(request: Request, request_id: str) -> InferenceReques
     if media_type.startswith(b"multipart/form-data"):
         form = request.body
         return InferenceRequest(
-            request_id, form_model(form), request.path, {}, len(form), slo_s, stream=False, form=True
+            request_id,
+            form_model(form),
+            request.path,
+            {},
+            len(form),
+            slo_s,
+            stream=False,
+            form=True,
+            body_hash=xxh3_64_intdigest(form),
         )
     body = _json_object(request.body)
     model = body.get("model")
@@ -75,6 +84,7 @@ def read_inference_request(request: Request, request_id: str) -> InferenceReques
         len(request.body),
         slo_s,
         stream=bool(stream),
+        body_hash=xxh3_64_intdigest(request.body) if scheduled_field is None else 0,
         leaves_usage_open=scheduled_field is not None and bool(stream) and "stream_options" not in body,
     )
 

@@ -42,6 +42,10 @@ class ExchangeResult:
     cut_off: bool = False
     """This replica stops, and broke the answer off."""
 
+    @property
+    def engine_died(self) -> bool:
+        return self.ending.engine_died or (self.failure is not None and self.failure.engine_died)
+
 
 @value
 class ExchangeTimes:

@@ -97,6 +97,8 @@ class _Forwarding:
             result = await self._try_instance()
             failure = result.failure
             if failure is None or self._downstream.committed:
+                if result.engine_died:
+                    self._placed.engine_died()
                 return result
             if result.overdue:
                 raise UpstreamTimeoutError(f"no instance answered in time: {failure.detail}")

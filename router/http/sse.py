@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import orjson
 
+from router.outcome import ENGINE_DEATH
 from scheduling.values import value
 
 EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
@@ -21,6 +22,7 @@ _TAIL_BYTES: Final = 16 << 10
 
 # A key named so is structure, not content: quotes inside of a JSON string are escaped.
 _ERROR_EVENT: Final = re.compile(rb'^data:\s*\{\s*"error"\s*:\s*\{', re.MULTILINE)
+_ENGINE_DEATH: Final = ENGINE_DEATH.encode()
 _ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 
 _DELTA_OUTPUT: Final = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
@@ -119,6 +121,8 @@ class Ending:
     """The stream ended under status 200, but with an error event, of this code, or with an abort (500)."""
     output_tokens: int | None = None
     """As the instance counted them."""
+    engine_died: bool = False
+    """The error event says so."""
 
 
 NO_ENDING: Final = Ending()
@@ -129,12 +133,13 @@ def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
     tail = b"".join(pieces)[-_TAIL_BYTES:]
     usage = tail.rfind(b'"usage"')
     status = _error_in(tail) if streamed else None
+    died = status is not None and _ENGINE_DEATH in tail
     if usage < 0:
-        return Ending(error_status=status) if status is not None else NO_ENDING
+        return Ending(error_status=status, engine_died=died) if status is not None else NO_ENDING
     prompt = _PROMPT_TOKENS.search(tail, usage)
     cached = _CACHED_TOKENS.search(tail, usage)
     output = _OUTPUT_TOKENS.search(tail, usage)
-    return Ending(_count(prompt), _count(cached), status, _count(output))
+    return Ending(_count(prompt), _count(cached), status, _count(output), died)
 
 
 def _error_in(tail: bytes) -> int | None:

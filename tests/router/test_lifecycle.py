@@ -12,6 +12,7 @@ from router.errors import (
     InvalidRequestError,
     QueueFullError,
     ReplicaFullError,
+    RequestQuarantinedError,
     StoreAwayError,
     UnavailableError,
     UnknownModelError,
@@ -28,6 +29,7 @@ from statestore.settings import PoolSettings
 LONG = "word " * 1000
 """1250 tokens: more than the dispatch window, so one such prompt fills an instance."""
 REFUSED = InstanceFailure(FailureKind.CONNECT, "connection refused")
+DEAD = InstanceFailure(FailureKind.CLOSED, "the connection broke")
 
 
 async def loads(store: Any) -> dict[str, Any]:
@@ -592,6 +594,75 @@ async def test_an_error_tells_instances_that_failed_from_instances_that_are_not_
 
     with pytest.raises(UpstreamError, match="every ready instance failed"):
         await request.reroute(REFUSED)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
+async def test_a_request_that_two_engines_died_of_is_not_tried_on_a_third(
+    start_runtime: Any, store: Any, tools: Any, path: str
+) -> None:
+    runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
+    request = await runtime.lifecycle.place(tools.request("deadly", path=path, body_hash=7))
+    await request.reroute(DEAD)
+
+    with pytest.raises(UpstreamError, match="engines died"):
+        await request.reroute(DEAD)
+    with pytest.raises(RequestQuarantinedError):
+        await runtime.lifecycle.place(tools.request("deadly", path=path, body_hash=7))
+
+    innocent = await runtime.lifecycle.place(tools.request("innocent", path=path, body_hash=8))
+    innocent.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
+async def test_an_engine_that_died_of_an_answer_that_had_begun_counts_too(
+    start_runtime: Any, tools: Any, path: str
+) -> None:
+    runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
+    request = await runtime.lifecycle.place(tools.request("deadly", path=path))
+    await request.reroute(DEAD)
+    request.first_token()
+    request.engine_died()
+    request.finish(Outcome.UPSTREAM_FAILED)
+
+    with pytest.raises(RequestQuarantinedError):
+        await runtime.lifecycle.place(tools.request("deadly", path=path))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
+async def test_copies_wait_for_the_first_that_is_tried_again_and_follow_its_token(
+    start_runtime: Any, store: Any, tools: Any, path: str
+) -> None:
+    runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
+    trial = await runtime.lifecycle.place(tools.request("same", path=path))
+    await trial.reroute(DEAD)
+    copies = [asyncio.create_task(runtime.lifecycle.place(tools.request("same", path=path))) for _ in range(3)]
+    await tools.settle()
+    assert not any(copy.done() for copy in copies)
+
+    trial.first_token()
+
+    for request in (trial, *(await asyncio.gather(*copies))):
+        request.finish(Outcome.COMPLETED)
+    assert runtime.pools.pools["default"].quarantine.of(trial.prompt_hash) is None
+    assert await nothing_is_left(store, runtime, tools)
+
+
+async def test_a_client_that_leaves_while_it_waits_for_a_trial_leaves_nothing(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
+    first = await runtime.lifecycle.place(tools.request("same"))
+    await first.reroute(DEAD)
+    copy = asyncio.create_task(runtime.lifecycle.place(tools.request("same")))
+    await tools.settle()
+    assert not copy.done()
+
+    copy.cancel()
+    await asyncio.wait((copy,))
+    first.finish(Outcome.CLIENT_GONE)
+
+    assert await nothing_is_left(store, runtime, tools)
 
 
 async def test_a_cancelled_retry_leaves_nothing(start_runtime: Any, store: Any, tools: Any) -> None:

@@ -57,6 +57,7 @@ class FakePlacedRequest:
     expected_ttft_s: float | None = 0.25
     attempts: int = 1
     first_tokens: int = 0
+    engine_deaths: int = 0
     failures: list[InstanceFailure] = field(default_factory=list)
     finished: list[tuple[Outcome, Usage | None]] = field(default_factory=list)
 
@@ -66,6 +67,9 @@ class FakePlacedRequest:
 
     def first_token(self) -> None:
         self.first_tokens += 1
+
+    def engine_died(self) -> None:
+        self.engine_deaths += 1
 
     async def reroute(self, failure: InstanceFailure) -> None:
         self.failures.append(failure)

@@ -784,7 +784,27 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event_and_no_done(fleet
     error = orjson.loads(answer.body.split(b"\n\n")[1].removeprefix(b"data: "))["error"]
     assert error["code"] == "upstream_failed"
     assert lifecycle.placed_request.finished == [(Outcome.UPSTREAM_FAILED, None)]
+    assert lifecycle.placed_request.engine_deaths == 1
     assert not other.talks
+
+
+async def test_an_engine_that_dies_under_a_stream_is_told_from_one_that_fails_it(fleet, kit) -> None:
+    def ending_with(message: str):
+        async def script(talk):
+            await talk.begin_stream()
+            await talk.token("a")
+            await talk.event({"error": {"message": message, "type": "InternalServerError", "code": 500}})
+            await talk.end_stream()
+
+        return script
+
+    for message, deaths in (("EngineCore encountered an issue. See stack trace", 1), ("a bug", 0)):
+        lifecycle, _, client = await fleet(ending_with(message))
+        client.chat(stream=True)
+        assert b"[DONE]" in (await client.answer()).body
+        await kit.eventually(lambda lifecycle=lifecycle: bool(lifecycle.placed_request.finished))
+        assert lifecycle.placed_request.engine_deaths == deaths
+        assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
 
 
 async def test_a_stream_that_breaks_inside_of_a_chunk_is_broken_for_the_client_too(fleet) -> None:

@@ -1,0 +1,134 @@
+"""Requests that may kill the engine that holds them: tried on one more engine, one copy at a time, then refused.
+
+When an engine dies, everything it held is suspect, and known from then on by the hash of its prompt. The next copy of
+it to be sent, most often the retry, is its trial: other copies wait until the trial has shown a token. A second death
+convicts it, and copies are refused for a time that doubles with every further death. A completed trial clears it.
+
+Each replica remembers for itself. ``died`` and ``of`` are what a shared log of deaths would have to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from router.errors import RequestQuarantinedError
+from router.timers import CallLater
+from scheduling.backoff import backoff_s
+from statestore.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+FIRST_REFUSAL_S: Final = 60.0
+LONGEST_REFUSAL_S: Final = 1800.0
+MEMORY_S: Final = 3600.0
+"""A suspect is forgotten this long after the last death."""
+TRIAL_S: Final = 10.0
+"""Copies wait this long for a trial at most: a prompt that kills does so when the engine begins with it."""
+ONE_DEATH_S: Final = 5.0
+"""An engine's requests break one after the other: within this time it died once."""
+MAX_SUSPECTS: Final = 16_384
+"""The ones that were suspected first are forgotten first."""
+
+
+@dataclass(slots=True)
+class Suspect:
+    """A prompt that was in the hands of an engine that died."""
+
+    deaths: int = 0
+    last_death_s: float = 0.0
+    died_at_s: dict[str, float] = field(default_factory=dict)
+    """Of each instance that died, when it did so last."""
+    trial: Trial | None = None
+
+    @property
+    def refused_until_s(self) -> float:
+        if self.deaths < 2:
+            return self.last_death_s
+        refusal_s = backoff_s(self.deaths - 1, first_s=FIRST_REFUSAL_S, longest_s=LONGEST_REFUSAL_S)
+        return self.last_death_s + refusal_s
+
+
+class Trial:
+    """The one copy of a suspect that may be sent now. Whoever was given it owes ``end``."""
+
+    def __init__(self, on_end: Callable[[bool], None]) -> None:
+        self._on_end = on_end
+        self.passed = asyncio.Event()
+        """Set once other copies need not wait for it: the engine lives on, so far."""
+
+    def end(self, *, completed: bool) -> None:
+        """The copy is over."""
+        self._on_end(completed)
+        self.passed.set()
+
+
+class Quarantine:
+    """The suspects of one pool on one replica. Who is none of them pays for a look into a dictionary."""
+
+    def __init__(self, clock: Clock, call_later: CallLater) -> None:
+        self._clock = clock
+        self._call_later = call_later
+        self._suspects: dict[int, Suspect] = {}
+
+    def died(self, prompt_hash: int, instance_id: str) -> None:
+        """The instance's engine died while it held a request of this prompt."""
+        now_s = self._clock.monotonic_s()
+        suspect = self._suspects.pop(prompt_hash, None) or Suspect()
+        self._suspects[prompt_hash] = suspect  # behind those that were suspected before
+        if now_s - suspect.died_at_s.get(instance_id, -ONE_DEATH_S) >= ONE_DEATH_S:
+            suspect.deaths += 1
+            suspect.last_death_s = suspect.died_at_s[instance_id] = now_s
+            if suspect.deaths > 1:
+                _log.warning(
+                    "a prompt is refused for %.0f s: engines died while they held it, %d in all, of instances %s",
+                    suspect.refused_until_s - now_s,
+                    suspect.deaths,
+                    ", ".join(suspect.died_at_s),
+                )
+        while len(self._suspects) > MAX_SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]
+
+    async def admit(self, prompt_hash: int) -> Trial | None:
+        """Wait until a request of this prompt may be sent, ``TRIAL_S`` for each trial before it at most.
+
+        Returns the trial that the request is, None for almost all of them.
+
+        Raises:
+            RequestQuarantinedError: too many engines died of it.
+        """
+        while (suspect := self.of(prompt_hash)) is not None:
+            left_s = suspect.refused_until_s - self._clock.monotonic_s()
+            if left_s > 0:
+                raise RequestQuarantinedError(
+                    f"{suspect.deaths} engines died while they held this prompt: it is refused for a while",
+                    retry_after_s=left_s,
+                )
+            if suspect.trial is None:
+                suspect.trial = self._begin_trial(prompt_hash, suspect)
+                return suspect.trial
+            if suspect.trial.passed.is_set():
+                return None
+            await suspect.trial.passed.wait()
+        return None
+
+    def of(self, prompt_hash: int) -> Suspect | None:
+        """What is remembered of the prompt."""
+        suspect = self._suspects.get(prompt_hash)
+        if suspect is not None and self._clock.monotonic_s() - suspect.last_death_s >= MEMORY_S:
+            del self._suspects[prompt_hash]
+            return None
+        return suspect
+
+    def _begin_trial(self, prompt_hash: int, suspect: Suspect) -> Trial:
+        def ended(completed: bool) -> None:
+            suspect.trial = None
+            if completed and self._suspects.get(prompt_hash) is suspect:
+                del self._suspects[prompt_hash]
+
+        trial = Trial(ended)
+        self._call_later(TRIAL_S, trial.passed.set)
+        return trial
