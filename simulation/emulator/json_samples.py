@@ -31,6 +31,8 @@ _FORMATS = {
     "uri": "https://example.com/",
     "uuid": "00000000-0000-4000-8000-000000000000",
 }
+MAX_LENGTH = 1000
+"""Items or characters that a schema may demand."""
 _OPTIONAL_DEPTH = 3
 """Deeper than this, objects have their required properties alone and arrays their fewest items."""
 _MAX_DEPTH = 24
@@ -43,7 +45,10 @@ def json_sample(schema: object, seed: int) -> str:
         ApiError: the schema is none, or holds what is not emulated.
     """
     value = _Sampler(schema, seed).value(schema, 0)
-    return orjson.dumps(value).decode()
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError as error:
+        raise bad_request("Grammar error: numbers beyond 64 bits cannot be had.") from error
 
 
 class _Sampler:
@@ -98,8 +103,8 @@ class _Sampler:
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         properties = schema.get("properties") or {}
         required = schema.get("required") or []
-        if not isinstance(properties, Mapping) or not isinstance(required, list):
-            raise bad_request("Grammar error: properties must be an object, required a list.")
+        if not isinstance(properties, Mapping) or not _is_list_of_names(required):
+            raise bad_request("Grammar error: properties must be an object, required a list of names.")
         wanted = [name for name in properties if depth < _OPTIONAL_DEPTH or name in required]
         found = {name: self.value(properties[name], depth + 1) for name in wanted}
         other = schema.get("additionalProperties", True)
@@ -109,23 +114,25 @@ class _Sampler:
         return found
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
-        least, most = _bound(schema, "minItems", 0), _bound(schema, "maxItems", math.inf)
+        least, most = _length(schema, "minItems", 0), _length(schema, "maxItems", MAX_LENGTH)
         first = schema.get("prefixItems") or []
+        if not isinstance(first, list):
+            raise bad_request("Grammar error: prefixItems must be a list.")
         wanted = max(least, len(first), 1 if depth < _OPTIONAL_DEPTH else 0)
-        schemas = [*first, *[schema.get("items", True)] * int(max(0, wanted - len(first)))]
-        return [self.value(each, depth + 1) for each in schemas[: int(min(most, len(schemas)))]]
+        schemas = [*first, *[schema.get("items", True)] * max(0, wanted - len(first))]
+        return [self.value(each, depth + 1) for each in schemas[:most]]
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         kind = schema.get("format")
         if kind is not None:
-            if kind not in _FORMATS:
+            if not isinstance(kind, str) or kind not in _FORMATS:
                 raise not_emulated(f"JSON schema's format {kind}")
             return _FORMATS[kind]
         text = self._word()
-        least, most = _bound(schema, "minLength", 0), _bound(schema, "maxLength", math.inf)
+        least, most = _length(schema, "minLength", 0), _length(schema, "maxLength", MAX_LENGTH)
         while len(text) < least:
             text = f"{text} {self._word()}"
-        return text[: int(min(most, max(least, len(text))))]
+        return text[:most]
 
     def _number(self, schema: Mapping[str, Any], *, whole: bool) -> float:
         step = 1 if whole else 0.5
@@ -168,17 +175,43 @@ class _Sampler:
 def _merged(schema: Mapping[str, Any]) -> dict[str, Any]:
     """``allOf`` as one schema: properties and requirements of all, of the rest the last."""
     merged = {name: value for name, value in schema.items() if name != "allOf"}
-    for part in schema["allOf"]:
+    parts = schema["allOf"]
+    for part in parts if isinstance(parts, list) else ():
         if not isinstance(part, Mapping):
             continue
-        properties = {**(merged.get("properties") or {}), **(part.get("properties") or {})}
-        required = [*(merged.get("required") or []), *(part.get("required") or [])]
+        properties = _properties(merged) | _properties(part)
+        required = _required(merged) + _required(part)
         merged |= part
         if properties:
             merged["properties"] = properties
         if required:
             merged["required"] = required
     return merged
+
+
+def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _required(schema: Mapping[str, Any]) -> list[Any]:
+    found = schema.get("required")
+    return found if isinstance(found, list) else []
+
+
+def _is_list_of_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _length(schema: Mapping[str, Any], name: str, default: int) -> int:
+    value = schema.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or value < 0:
+        raise bad_request(f"Grammar error: {name} must be a whole number.")
+    if name.startswith("min") and value > MAX_LENGTH:
+        raise not_emulated(f"JSON schema's {name} above {MAX_LENGTH}")
+    return value
 
 
 def _bound(schema: Mapping[str, Any], name: str, default: float) -> Any:
