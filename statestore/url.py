@@ -1,24 +1,36 @@
-"""A store URL, taken apart. No I/O: a wrong one is found before anything is started."""
+"""A store URL, taken apart. No I/O: a wrong one is found before anything is started.
+
+redis-py's own parser knows one host, and passes over what it does not understand.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 SCHEMES = "redis://, rediss://, redis+sentinel://, redis+cluster://, unix://, embedded:// or memory://"
 
-_DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "sentinel": 26379, "cluster": 6379}
-_TLS_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "ssl_ca_certs": (),
-    "ssl_certfile": (),
-    "ssl_keyfile": (),
+_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+_SENTINEL = ("sentinel_username", "sentinel_password")
+_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "redis": (),
+    "rediss": _TLS,
+    "redis+sentinel": _SENTINEL,
+    "rediss+sentinel": (*_TLS, *_SENTINEL, "sentinel_ssl"),
+    "redis+cluster": (),
+    "rediss+cluster": _TLS,
+    "unix": ("db",),
+    "embedded": (),
+    "memory": (),
+}
+"""Those of each scheme; ``ssl_…`` and ``db`` as redis-py calls them."""
+_VALUES = {
     "ssl_cert_reqs": ("required", "none"),
     "ssl_check_hostname": ("true", "false"),
+    "sentinel_ssl": ("true", "false"),
 }
-"""What each may be; empty for anything. The names are redis-py's."""
-_SENTINEL_OPTIONS: Mapping[str, tuple[str, ...]] = {"sentinel_username": (), "sentinel_password": ()}
 _OPTION_NAME = re.compile(r"[a-z_]{1,32}")
 _SECRET_OPTION = re.compile(r"(?<=[?&])([^=&]*(?:user|pass)[^=&]*=)[^&]*", re.IGNORECASE)
 
@@ -52,33 +64,34 @@ def parse_store_url(url: str) -> StoreUrl:
         ValueError: it is none; the message repeats nothing that may be a password.
     """
     parts = urlsplit(url)
+    _refuse("://" not in url, f"not a URL; use {SCHEMES}")
+    _refuse(parts.scheme not in _OPTIONS, f"unknown scheme {parts.scheme!r}; use {SCHEMES}")
     scheme, _, discovery = parts.scheme.partition("+")
-    if "://" not in url:
-        raise ValueError(f"not a URL; use {SCHEMES}")
-    if not discovery and scheme in ("memory", "embedded", "unix"):
-        return _local(scheme, parts)
-    if scheme not in ("redis", "rediss") or discovery not in ("", "sentinel", "cluster"):
-        raise ValueError(f"unknown scheme {parts.scheme!r}; use {SCHEMES}")
+    remote = scheme in ("redis", "rediss")
     # First: a password that is not percent-encoded is told of as such, wherever its parts end up.
-    nodes = _nodes(parts.netloc.rpartition("@")[2], _DEFAULT_PORTS[discovery or scheme])
-    if parts.fragment:
-        raise ValueError("a '#' must be percent-encoded: %23")
-    segments = [unquote(segment) for segment in parts.path.split("/") if segment]
-    master = ""
-    if discovery == "sentinel":
-        if not segments:
-            raise ValueError("the name of the master is missing: redis+sentinel://host:26379/MASTER/0")
-        master = segments.pop(0)
-    db = _database(segments[0]) if segments else 0
-    if discovery == "cluster" and db:
-        raise ValueError("a cluster has database 0 alone: redis+cluster://host:6379")
-    username, password = _credentials(parts)
-    options = _options(parts.query, _known_options(scheme, discovery))
-    if "sentinel_username" in options and "sentinel_password" not in options:
-        raise ValueError("sentinel_username without sentinel_password; a user without one takes any")
-    if "ssl_keyfile" in options and "ssl_certfile" not in options:
-        raise ValueError("ssl_keyfile without ssl_certfile")
-    return StoreUrl(scheme, discovery, username, password, nodes, master, db, options=options)
+    default_port = 26379 if discovery == "sentinel" else 6379
+    nodes = _nodes(parts.netloc.rpartition("@")[2], default_port) if remote else ()
+    _refuse(bool(parts.fragment), "a '#' must be percent-encoded: %23")
+    segments = [unquote(segment) for segment in parts.path.split("/") if segment] if remote else []
+    master = segments.pop(0) if discovery == "sentinel" and segments else ""
+    options = _options(parts.query, _OPTIONS[parts.scheme])
+    db = segments[0] if segments else options.get("db", "0")
+    path = "" if remote else unquote(parts.path)
+    username, password = (unquote(part) if part else None for part in (parts.username, parts.password))
+    _refuse(
+        discovery == "sentinel" and not master,
+        "the name of the master is missing: redis+sentinel://host:26379/MASTER/0",
+    )
+    _refuse(scheme == "unix" and not path, "the path of the socket is missing: unix:///PATH")
+    _refuse(not db.isdecimal(), "the database is not a number: redis://host:6379/0")
+    _refuse(discovery == "cluster" and db != "0", "a cluster has database 0 alone: redis+cluster://host:6379")
+    _refuse(
+        username is not None and password is None,
+        "a user without a password: use USER:PASSWORD@ or, where there is no user, :PASSWORD@",
+    )
+    for name, needed in (("sentinel_username", "sentinel_password"), ("ssl_keyfile", "ssl_certfile")):
+        _refuse(name in options and needed not in options, f"{name} without {needed}")
+    return StoreUrl(scheme, discovery, username, password, nodes, master, int(db), path, options)
 
 
 def without_password(url: str) -> str:
@@ -88,48 +101,26 @@ def without_password(url: str) -> str:
     return _SECRET_OPTION.sub(r"\1***", shown)
 
 
-def _local(scheme: str, parts: SplitResult) -> StoreUrl:
-    path = unquote(parts.path)
-    if scheme == "unix" and not path:
-        raise ValueError("the path of the socket is missing: unix:///PATH")
-    username, password = _credentials(parts)
-    options = _options(parts.query, {"db": ()} if scheme == "unix" else {})
-    db = _database(options.get("db", "0"))
-    return StoreUrl(scheme, username=username, password=password, db=db, path=path, options=options)
+def _refuse(wrong: bool, why: str) -> None:
+    if wrong:
+        raise ValueError(why)
 
 
-def _credentials(parts: SplitResult) -> tuple[str | None, str | None]:
-    username, password = parts.username, parts.password
-    if username and not password:
-        raise ValueError("a user without a password: use USER:PASSWORD@ or, where there is no user, :PASSWORD@")
-    return unquote(username) if username else None, unquote(password) if password else None
-
-
-def _known_options(scheme: str, discovery: str) -> Mapping[str, tuple[str, ...]]:
-    tls = _TLS_OPTIONS if scheme == "rediss" else {}
-    if discovery != "sentinel":
-        return tls
-    return {**tls, **_SENTINEL_OPTIONS, **({"sentinel_ssl": ("true", "false")} if tls else {})}
-
-
-def _options(query: str, known: Mapping[str, tuple[str, ...]]) -> Mapping[str, str]:
+def _options(query: str, known: tuple[str, ...]) -> Mapping[str, str]:
     options = {}
     for part in query.split("&") if query else ():
         name, _, value = part.partition("=")
         if name not in known:
             shown = f" {name!r}" if _OPTION_NAME.fullmatch(name) and "@" not in query else ""
-            tls = ", and TLS is spoken with rediss:// alone" if name in _TLS_OPTIONS else ""
+            tls = ", and TLS is spoken with rediss:// alone" if name in _TLS else ""
             raise ValueError(f"unknown option{shown}: this scheme has {', '.join(known) or 'none'}{tls}")
-        if not value or (known[name] and value not in known[name]):
-            raise ValueError(f"{name} must be {' or '.join(known[name]) or 'given a value'}")
+        values = _VALUES.get(name, ())
+        _refuse(
+            not value or bool(values and value not in values),
+            f"{name} must be {' or '.join(values) or 'given a value'}",
+        )
         options[name] = unquote(value)
     return options
-
-
-def _database(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError("the database is not a number: redis://host:6379/0")
-    return int(text)
 
 
 def _nodes(netloc: str, default_port: int) -> tuple[tuple[str, int], ...]:
@@ -137,10 +128,9 @@ def _nodes(netloc: str, default_port: int) -> tuple[tuple[str, int], ...]:
     for part in netloc.split(","):
         one = urlsplit(f"//{part}")
         try:
-            port = one.port
+            nodes.append((one.hostname or "127.0.0.1", one.port or default_port))
         except ValueError:
             raise ValueError(
                 "the port is not a number up to 65535; special characters of a password must be percent-encoded"
             ) from None
-        nodes.append((one.hostname or "127.0.0.1", port or default_port))
     return tuple(nodes)

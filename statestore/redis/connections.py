@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from redis.asyncio import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
-from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from scheduling.backoff import backoff_s
 from statestore.errors import StoreError
@@ -23,6 +22,7 @@ Locate = Callable[[], Awaitable[Address]]
 
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
+_MAX_CONNECTIONS = 65_536  # no limit: one waits and one listens for each pool of the fleet
 
 
 def connection_pool(
@@ -36,16 +36,15 @@ def connection_pool(
     """Connections to the server at ``place``, a path for a Unix socket. To connect takes ``timeout_s`` at most, and
     raises StoreUnavailableError, after which further attempts fail at once for up to a second, or
     StoreConfigurationError. ``credentials`` is what the store's URL calls those of ``login``."""
-    kind: type[AbstractConnection]
+    kind: type = _TcpConnection
     arguments: dict[str, Any] = dict(login)
     if isinstance(place, str):
         kind, arguments["path"] = _UnixConnection, place
     elif tls is not None:
         kind, arguments["tls"] = _TlsConnection, tls
-    else:
-        kind = _TcpConnection
     return ConnectionPool(
         connection_class=kind,
+        max_connections=_MAX_CONNECTIONS,
         attempts=_Attempts(place, timeout_s, credentials),
         protocol=2,
         socket_timeout=None,  # every call has a limit of its own
@@ -58,7 +57,7 @@ def connection_pool(
 
 async def _greet(connection: Any) -> None:
     await connection.on_connect()
-    with contextlib.suppress(NoPermissionError):  # only people read the name
+    with contextlib.suppress(ResponseError):  # only people read the name
         await connection.send_command("CLIENT", "SETNAME", "dualmap", check_health=False)
         await connection.read_response()
 
@@ -75,7 +74,8 @@ class _Attempts:
         self._last_error: StoreError | None = None
 
     async def connect(self, connection: Any, connect: Callable[[], Awaitable[None]]) -> None:
-        loop, server = asyncio.get_running_loop(), str(self._place)
+        loop = asyncio.get_running_loop()
+        server = self._place if isinstance(self._place, str) else "an address still asked for"
         if (last := self._last_error) is not None and loop.time() < self._retry_at_s:
             raise type(last)(str(last)) from last
         try:

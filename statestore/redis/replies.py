@@ -18,36 +18,35 @@ class MovedElsewhereError(StoreUnavailableError):
     """Another server has the pool now: connect again, which finds it. Nothing was run."""
 
 
-_ELSEWHERE = frozenset({"READONLY", "MOVED", "ASK"})
-_UNAVAILABLE = frozenset({"LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MISCONF"})
-_CONFIGURATION = frozenset({"NOAUTH", "WRONGPASS"})
+_MOVED = (MovedElsewhereError, "the store moved to another server")
+_REFUSES = (StoreUnavailableError, "the store refuses calls")
+_FORBIDDEN = (StoreConfigurationError, "the store allows this user too little")
+_STRANGER = (StoreConfigurationError, "the store refuses this client, check user and password")
+_MEANINGS: dict[str, tuple[type[StoreError], str]] = {
+    **dict.fromkeys(("READONLY", "MOVED", "ASK"), _MOVED),
+    **dict.fromkeys(("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MISCONF"), _REFUSES),
+    "OOM": (StoreUnavailableError, "the store is out of memory, raise its maxmemory"),
+    "WRONGTYPE": (StoreError, "somebody wrote to a key of the fleet, find it with TYPE and delete it"),
+    "NOPERM": _FORBIDDEN,
+    **dict.fromkeys(("NOAUTH", "WRONGPASS"), _STRANGER),
+    "NOSCRIPT": (ScriptMissingError, "the store does not know a script"),
+}
 _FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
 """NOPERM for a command, a key or a channel that a script wants, in the words of older and newer servers."""
 
 
 def reply_error(message: str) -> StoreError:
     """The error that an error reply means."""
-    if any(words in message for words in _FORBIDDEN_IN_SCRIPT):
-        return StoreConfigurationError(f"the store allows this user too little: {message}")
+    kind, says = StoreError, "the store could not run a command"
     # An error inside a script may arrive behind a prefix of the server's own.
-    for word in message.replace("-", " ").split()[:12]:
-        if word in _ELSEWHERE:
-            return MovedElsewhereError(f"the store moved to another server: {message}")
-        if word in _UNAVAILABLE:
-            return StoreUnavailableError(f"the store refuses calls: {message}")
-        if word == "OOM":
-            return StoreUnavailableError(f"the store is out of memory, raise its maxmemory: {message}")
-        if word == "WRONGTYPE":
-            return StoreError(f"somebody wrote to a key of the fleet, find it with TYPE and delete it: {message}")
-        if word == "NOPERM":
-            return StoreConfigurationError(f"the store allows this user too little: {message}")
-        if word in _CONFIGURATION:
-            return StoreConfigurationError(f"the store refuses this client, check user and password: {message}")
-        if word == "NOSCRIPT":
-            return ScriptMissingError(message)
-        if word == "FENCED":
-            return LeaseLostError(message.partition("FENCED")[2].strip())
-    return StoreError(f"the store could not run a command: {message}")
+    words = message.replace("-", " ").split()[:12]
+    if any(forbidden in message for forbidden in _FORBIDDEN_IN_SCRIPT):
+        kind, says = _FORBIDDEN
+    elif "FENCED" in words:
+        return LeaseLostError(message.partition("FENCED")[2].strip())
+    elif known := next((word for word in words if word in _MEANINGS), None):
+        kind, says = _MEANINGS[known]
+    return kind(f"{says}: {message}")
 
 
 def call_error(error: Exception) -> StoreError:
@@ -87,7 +86,7 @@ def connect_error(error: Exception, server: str, *, tls: bool, timeout_s: float,
             "; if it speaks no TLS, use redis://, and if it wants a certificate of its clients, store.url takes"
             " ssl_certfile and ssl_keyfile"
         )
-    elif not any(isinstance(cause, OSError) for cause in causes):  # it closed the connection
+    elif all(isinstance(cause, ConnectionResetError) for cause in causes if isinstance(cause, OSError)):  # it hung up
         hint = "; if it speaks TLS, use rediss://"
     return StoreUnavailableError(f"cannot connect to the store at {server}: {why}{hint}")
 

@@ -251,6 +251,21 @@ async def test_redis_py_has_a_few_connections_at_most(server: ScriptedServer, mo
     assert 1 < len(server.writers) <= 8
 
 
+async def test_any_number_of_calls_may_wait_for_something(server: ScriptedServer) -> None:
+    connections = server.connections()
+    server.answer = lambda command: None if command[0] == b"BZPOPMIN" else b"+OK\r\n"
+
+    waiting = [ClientCalls(connections, {}, 5.0).command("BZPOPMIN", "key", 1) for _ in range(120)]
+    tasks = [asyncio.ensure_future(each) for each in waiting]
+    async with asyncio.timeout(10):
+        while sum(command[0] == b"BZPOPMIN" for command in server.commands) < 120:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    await connections.disconnect()
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(error) for error in errors} == {StoreUnavailableError}
+
+
 async def test_a_slow_call_may_have_a_timeout_of_its_own(server: ScriptedServer) -> None:
     calls = ClientCalls(server.connections(), {}, 0.1)
     await calls.command("PING")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -29,8 +31,8 @@ def port_of(url: str) -> int:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[RedisStore]:
-    store = RedisStore(StoreSettings(url=url), scheduling=SCHEDULING)
+async def opened(url: str, connect_timeout_s: float = 5.0) -> AsyncIterator[RedisStore]:
+    store = RedisStore(StoreSettings(url=url, connect_timeout_s=connect_timeout_s), scheduling=SCHEDULING)
     try:
         await store.open()
         yield store
@@ -38,9 +40,9 @@ async def opened(url: str) -> AsyncIterator[RedisStore]:
         await store.close()
 
 
-async def complaint_about(url: str) -> StoreError:
+async def complaint_about(url: str, connect_timeout_s: float = 5.0) -> StoreError:
     with pytest.raises(StoreError) as caught:
-        async with opened(url):
+        async with opened(url, connect_timeout_s):
             pass
     return caught.value
 
@@ -95,8 +97,22 @@ async def test_a_url_without_tls_for_a_server_with_it_is_told_of_rediss(valkey_u
     assert "use rediss://" in str(error)
 
 
+async def test_a_server_that_resets_a_connection_without_tls_may_speak_it() -> None:
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        at_once = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        writer.close()
+
+    server = await asyncio.start_server(reset, "127.0.0.1", 0)
+    error = await complaint_about(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    server.close()
+
+    assert "reset by peer" in str(error) and "use rediss://" in str(error)
+
+
 async def test_a_url_with_tls_for_a_server_without_it_is_told_of_redis(valkey_url: str) -> None:
-    error = await complaint_about(f"rediss://127.0.0.1:{port_of(valkey_url)}/0")
+    error = await complaint_about(f"rediss://127.0.0.1:{port_of(valkey_url)}/0", connect_timeout_s=0.2)
 
     assert isinstance(error, StoreUnavailableError)
     assert "if it speaks no TLS, use redis://" in str(error)
