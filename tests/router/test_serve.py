@@ -27,6 +27,7 @@ from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreConfigurationError
 from statestore.settings import InstanceSettings, PoolSettings, StoreSettings
 
+MODELS = b'{"data":[{"id":"default","max_model_len":4096}]}'
 COMPLETION = json.dumps(
     {"id": "x", "object": "text_completion", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
 ).encode()
@@ -48,12 +49,16 @@ async def instance() -> AsyncIterator[Instance]:
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        await reader.readexactly(length)
-        asked.set()
-        await gate.wait()
+        if head.startswith(b"GET /v1/models "):
+            answer = MODELS
+        else:
+            length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            await reader.readexactly(length)
+            asked.set()
+            await gate.wait()
+            answer = COMPLETION
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
-        writer.write(b"content-length: %d\r\n\r\n%b" % (len(COMPLETION), COMPLETION))
+        writer.write(b"content-length: %d\r\n\r\n%b" % (len(answer), answer))
         writer.close()
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
@@ -143,7 +148,8 @@ async def test_a_request_goes_through_both_ports_and_the_models_are_listed(
             assert answer.status_code == 200
             assert answer.headers["x-request-id"] == "mine"
             assert answer.headers["x-dualmap-instance"] == "a"
-            assert (await client.get(f"{url}/v1/models")).json()["data"][0]["id"] == "default"
+            card = (await client.get(f"{url}/v1/models")).json()["data"][0]
+            assert (card["id"], card["max_model_len"]) == ("default", 4096)
             assert (await client.get(f"{url}/ready")).status_code == 200
 
 
