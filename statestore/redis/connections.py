@@ -17,8 +17,8 @@ from statestore.errors import StoreError
 from statestore.redis.replies import connect_error
 
 Address = tuple[str, int]
-Locate = Callable[[], Awaitable[Address]]
-"""Where the server is at this moment."""
+Place = str | Address | Callable[[], Awaitable[Address]]
+"""Of a server: the path of its Unix socket, its address, or how to find out what that is at this moment."""
 
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
@@ -26,14 +26,14 @@ _MAX_CONNECTIONS = 65_536  # no limit: one waits and one listens for each pool o
 
 
 def connection_pool(
-    place: Locate | str,
+    place: Place,
     login: Mapping[str, Any],
     timeout_s: float,
     *,
     tls: ssl.SSLContext | None = None,
     credentials: str = "user or password",
 ) -> ConnectionPool:
-    """Connections to the server at ``place``, a path for a Unix socket. To connect takes ``timeout_s`` at most, and
+    """Connections to the server at ``place``. To connect takes ``timeout_s`` at most, and
     raises StoreUnavailableError, after which further attempts fail at once for up to a second, or
     StoreConfigurationError. ``credentials`` is what the store's URL calls those of ``login``."""
     kind: type = _TcpConnection
@@ -65,7 +65,7 @@ async def _greet(connection: Any) -> None:
 class _Attempts:
     """To connect to one server: no more than one now and then while they fail."""
 
-    def __init__(self, place: Locate | str, timeout_s: float, credentials: str) -> None:
+    def __init__(self, place: Place, timeout_s: float, credentials: str) -> None:
         self._place = place
         self._timeout_s = timeout_s
         self._credentials = credentials
@@ -74,20 +74,20 @@ class _Attempts:
         self._last_error: StoreError | None = None
 
     async def connect(self, connection: Any, connect: Callable[[], Awaitable[None]]) -> None:
-        loop = asyncio.get_running_loop()
-        server = self._place if isinstance(self._place, str) else "an address still asked for"
+        loop, place = asyncio.get_running_loop(), self._place
         if (last := self._last_error) is not None and loop.time() < self._retry_at_s:
             raise type(last)(str(last)) from last
         try:
             async with asyncio.timeout(self._timeout_s):
-                if not isinstance(self._place, str):
-                    connection.host, connection.port = await self._place()
-                    server = f"{connection.host}:{connection.port}"
+                if callable(place):
+                    place = await place()
+                if not isinstance(place, str):
+                    connection.host, connection.port = place
                 await connect()
         except (StoreError, RedisError, OSError) as error:
             self._last_error = connect_error(
                 error,
-                server,
+                place if isinstance(place, str) else f"{connection.host}:{connection.port}",
                 tls=isinstance(connection, SSLConnection),
                 timeout_s=self._timeout_s,
                 credentials=self._credentials,

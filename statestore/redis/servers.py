@@ -17,10 +17,10 @@ from typing import Any
 from redis.asyncio import ConnectionPool
 from redis.crc import key_slot
 
-from statestore.errors import StoreConfigurationError, StoreUnavailableError
+from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.redis.calls import ClientCalls, Command
-from statestore.redis.connections import Address, Locate, connection_pool
+from statestore.redis.connections import Address, Place, connection_pool
 from statestore.redis.tls import tls_context
 from statestore.url import parse_store_url, without_password
 
@@ -56,8 +56,7 @@ class Servers:
         StoreConfigurationError."""
         return connection_pool(self.place(keys), self._login, self._timeout_s, tls=self._tls)
 
-    def place(self, keys: PoolKeys) -> Locate | str:
-        """How to find that server; the path of its Unix socket."""
+    def place(self, keys: PoolKeys) -> Place:
         parsed = self._url
         if parsed.scheme == "unix":
             return parsed.path
@@ -65,7 +64,7 @@ class Servers:
             return self._master
         if parsed.discovery == "cluster":
             return partial(self._owner, keys)
-        return partial(_itself, parsed.nodes[0])
+        return parsed.nodes[0]
 
     async def _master(self) -> Address:
         """The master of the latest failover that any Sentinel knows."""
@@ -120,10 +119,14 @@ class Servers:
 
         async def ask(server: Address) -> tuple[Address, Any]:
             timeout_s = self._timeout_s / 3
-            pool = connection_pool(partial(_itself, server), login, timeout_s, tls=tls, credentials=credentials)
+            pool = connection_pool(server, login, timeout_s, tls=tls, credentials=credentials)
             calls = ClientCalls(pool, {}, timeout_s)
             try:
                 return server, await calls.command(*command)
+            except StoreError as error:
+                if type(error) is StoreError:  # it knows no such command, or no such master
+                    raise StoreConfigurationError(f"refused what store.url asks for: {error}") from error
+                raise
             finally:
                 await calls.close()
 
@@ -133,12 +136,6 @@ class Servers:
         if answers:
             return answers
         for error in errors:
-            if isinstance(error, StoreConfigurationError):
-                raise error
             if not isinstance(error, StoreUnavailableError):
-                raise StoreConfigurationError(f"a server refuses what store.url asks it for: {error}") from error
+                raise error
         raise StoreUnavailableError("; ".join(map(str, errors)))
-
-
-async def _itself(server: Address) -> Address:
-    return server

@@ -10,7 +10,7 @@ from typing import Any
 import hiredis
 from redis.asyncio import ConnectionPool
 
-from statestore.redis.connections import Address, connection_pool
+from statestore.redis.connections import connection_pool
 
 Answer = Callable[[list[bytes]], bytes | None]
 
@@ -53,11 +53,7 @@ class ScriptedServer:
 
 def connections_to(port: int, login: Mapping[str, Any] | None = None) -> ConnectionPool:
     """Connections to a port of this machine."""
-
-    async def place() -> Address:
-        return "127.0.0.1", port
-
-    return connection_pool(place, login or {}, 2.0)
+    return connection_pool(("127.0.0.1", port), login or {}, 2.0)
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ import redis
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.redis import RedisStore
-from statestore.redis.connections import Address, Locate, connection_pool
+from statestore.redis.connections import Address, connection_pool
 from statestore.settings import StoreSettings
 from tests.statestore.samples import SCHEDULING
 from tests.statestore.tls_front import Authority, tls_front
@@ -178,7 +178,7 @@ async def test_a_server_that_takes_no_more_connections_is_away_and_says_what_to_
 async def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
     async with contextlib.AsyncExitStack() as stack:
         silent = await asyncio.start_server(lambda _, writer: stack.callback(writer.close), "127.0.0.1", 0)
-        pool = connection_pool(_at(silent.sockets[0].getsockname()[1]), {}, 0.1)
+        pool = connection_pool(("127.0.0.1", silent.sockets[0].getsockname()[1]), {}, 0.1)
         with pytest.raises(StoreUnavailableError, match=r"no answer within 0\.1 s"):
             await pool.make_connection().connect()
         silent.close()
@@ -203,10 +203,3 @@ async def test_while_nobody_listens_attempts_fail_at_once_and_then_there_is_anot
             with contextlib.suppress(StoreUnavailableError):
                 await pool.make_connection().connect()
             await asyncio.sleep(0.01)
-
-
-def _at(port: int) -> Locate:
-    async def place() -> Address:
-        return "127.0.0.1", port
-
-    return place

@@ -35,7 +35,7 @@ async def address(url: str) -> Address:
 async def address_from(servers: Servers) -> Address:
     place = servers.place(KEYS)
     assert not isinstance(place, str)
-    return await place()
+    return await place() if callable(place) else place
 
 
 @pytest.mark.parametrize(
