@@ -1,4 +1,4 @@
-"""From request parsed to request dispatched: the router's CPU and wall time, by size of the fleet.
+"""From prompt rendered to request dispatched: the router's CPU and wall time, by size of the fleet.
 
 An embedded Valkey, one replica, no HTTP: ``Lifecycle.place`` alone, one request at a time, then first token and
 finish, so that the fleet stays unloaded. CPU is that of this process (all threads) during the loop, measured once
@@ -28,6 +28,7 @@ import uvloop
 
 from router.inference_request import InferenceRequest, mint_request_id
 from router.outcome import Outcome, Usage
+from router.prompt import sent_prompt
 from router.runtime import Runtime
 from router.settings import RouterSettings
 from scheduling.instance import InstanceSpec, InstanceState
@@ -49,13 +50,15 @@ def inference_requests(count: int, prompt_bytes: int, seed: int) -> list[Inferen
             request_id=mint_request_id(),
             model="default",
             path="/v1/chat/completions",
-            body={
-                "messages": [
-                    {"role": "system", "content": rng.choice(systems)},
-                    {"role": "user", "content": rng.randbytes(prompt_bytes // 4).hex()},
-                ]
-            },
-            body_bytes=prompt_bytes,
+            prompt=sent_prompt(
+                "/v1/chat/completions",
+                {
+                    "messages": [
+                        {"role": "system", "content": rng.choice(systems)},
+                        {"role": "user", "content": rng.randbytes(prompt_bytes // 4).hex()},
+                    ]
+                },
+            ),
             slo_s=None,
             stream=True,
         )

@@ -9,12 +9,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.errors import InvalidRequestError
+from scheduling.blocks import Prompt
+from scheduling.values import value
 
 # Paths whose prompts are scheduled; every other path is passed to any suitable instance of the pool.
 SCHEDULED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 MAX_SLO_S = 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
+
+
+@value
+class SentPrompt:
+    """What a scheduled request says of its prompt, whichever pool it is for."""
+
+    prompt: Prompt
+    salt: str | None
+    """Requests that differ in it share no KV cache."""
+    text_bytes: int | None
+    """Length of the rendered text; None for token ids, for prompts with media, and for those that the engine is to
+    truncate, which teach nothing about bytes per token."""
+    output_limit: int | None
+    """Tokens of the answer at most."""
 
 
 @dataclass(slots=True)
@@ -25,9 +41,8 @@ class InferenceRequest:
     model: str
     """As the client sent it: a model name, an alias or a LoRA name; "" when it named none."""
     path: str
-    body: Mapping[str, Any]
-    """The parsed JSON body until it is forgotten; empty for requests without one."""
-    body_bytes: int
+    prompt: SentPrompt | None
+    """None for requests that are not scheduled, and once it is hashed: it may take as much memory as what was sent."""
     slo_s: float | None
     """TTFT SLO by header; None for the configured one."""
     stream: bool
@@ -37,10 +52,8 @@ class InferenceRequest:
     """Of the raw body, where it is passed on: what is scheduled is known by the hash of its prompt."""
     leaves_usage_open: bool = False
     """It streams, and has no ``stream_options``: its usage is for the fleet alone to know."""
-
-    def forget_body(self) -> None:
-        """What scheduling needs of it was read. It takes more memory than what was sent, and that is sent on."""
-        self.body = {}
+    model_span: tuple[int, int] | None = None
+    """Where a long body names its model, quotes included; None where that was not looked for."""
 
     @property
     def scheduled(self) -> bool:

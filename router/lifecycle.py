@@ -15,7 +15,7 @@ from typing import Protocol
 from router.context import ReplicaContext
 from router.errors import from_exception
 from router.failures import outcome_of
-from router.inference_request import InferenceRequest
+from router.inference_request import InferenceRequest, SentPrompt
 from router.instance_loss import InstanceLossNotifier
 from router.outcome import InstanceFailure, Outcome, Usage
 from router.passthrough import PassthroughBalancer, PassthroughRequest
@@ -86,11 +86,10 @@ class Lifecycle:
         scheduled: ScheduledRequest | None = None
         try:
             route = self.pools.resolve(request.model)
-            if not request.scheduled:
-                request.forget_body()
+            if request.prompt is None:
                 return await self._pass_through(request, route)
             # Read before anything is entered: a bad body touches no state.
-            scheduled = self._open(request, route)
+            scheduled = await self._open(request, request.prompt, route)
             self._admit(scheduled)
             try:
                 scheduled.trial = await scheduled.pool.quarantine.admit(scheduled.prompt_hash)
@@ -126,17 +125,17 @@ class Lifecycle:
             raise
         return passed
 
-    def _open(self, request: InferenceRequest, route: Route[ServedPool]) -> ScheduledRequest:
+    async def _open(self, request: InferenceRequest, sent: SentPrompt, route: Route[ServedPool]) -> ScheduledRequest:
         pool = route.pool
-        prompt = read_prompt(
-            request,
+        prompt = await read_prompt(
+            sent,
             model=pool.settings.model,
             lora=route.lora,
             rule=pool.blocks,
             bytes_per_token=pool.view.bytes_per_token,
             expected_output_tokens=pool.scheduling.expected_output_tokens,
         )
-        request.forget_body()
+        request.prompt = None
         return ScheduledRequest(
             request,
             request_id=self._free_id(request.request_id),

@@ -7,31 +7,65 @@ from functools import lru_cache
 from typing import Any, Final
 
 from router.errors import InvalidRequestError
-from router.inference_request import InferenceRequest, read_count
+from router.inference_request import SentPrompt, read_count
+from router.steps import in_steps
 from scheduling.blocks import BlockRule, TextPrompt, cache_seed
 from scheduling.chain import Chain
-from scheduling.errors import PromptError
-from scheduling.prompt import chat_prompt, completion_prompt
+from scheduling.errors import PromptError, TooManyPartsError
+from scheduling.prompt import MAX_PARTS, LongTexts, chat_prompt, completion_prompt
 from scheduling.values import value
+
+LONG_PROMPT_BYTES: Final = 1 << 20
+"""A longer one is hashed in steps."""
 
 _TRUNCATION: Final = "truncate_prompt_tokens"
 """vLLM's parameter that lets the engine see the end of a prompt only."""
+
+_NO_LONG_TEXTS: Final[LongTexts] = {}
 
 
 @value
 class ReadPrompt:
     chain: Chain
     text_bytes: int | None
-    """Length of the rendered text; None for token ids, for prompts with media, and for those that the engine is to
-    truncate, which teach nothing about bytes per token."""
+    """See ``SentPrompt``."""
     expected_output_tokens: int
     """Enters the shared load: the configured expectation, or the request's limit where that is less. A limit is no
     forecast: most clients name one that few of their answers reach, and instances whose running requests were counted
     by it would look full all the time. The instance gets the limit as it was sent."""
 
 
-def read_prompt(
-    request: InferenceRequest,
+def sent_prompt(
+    path: str, body: Mapping[str, Any], long_texts: LongTexts = _NO_LONG_TEXTS, *, max_parts: int = MAX_PARTS
+) -> SentPrompt:
+    """What the body of a scheduled request says of its prompt.
+
+    Raises:
+        InvalidRequestError: the body has no prompt, or parts of it have the wrong type or are too many.
+    """
+    render = chat_prompt if path.endswith("/chat/completions") else completion_prompt
+    try:
+        prompt = render(body, long_texts, max_parts=max_parts)
+    except TooManyPartsError as error:
+        advice = "send fewer, or raise router.max_prompt_parts"
+        raise InvalidRequestError(f"{error}; {advice}", param=error.param) from error
+    except PromptError as error:
+        raise InvalidRequestError(str(error), param=error.param) from error
+    salt = body.get("cache_salt")
+    if salt is not None and not isinstance(salt, str):
+        raise InvalidRequestError("'cache_salt' must be a string", param="cache_salt")
+    text_bytes = None
+    if isinstance(prompt, TextPrompt):
+        if not prompt.data:
+            raise InvalidRequestError("prompt must be a non-empty string or array", param="prompt")
+        if not prompt.has_media and body.get(_TRUNCATION) is None:
+            text_bytes = len(prompt.data)
+    read_count(body, "n")
+    return SentPrompt(prompt, salt, text_bytes, _output_limit(body))
+
+
+async def read_prompt(
+    sent: SentPrompt,
     *,
     model: str,
     lora: str | None,
@@ -39,23 +73,15 @@ def read_prompt(
     bytes_per_token: float,
     expected_output_tokens: int,
 ) -> ReadPrompt:
-    """Render and hash the prompt of a scheduled request.
-
-    Raises:
-        InvalidRequestError: the body has no prompt, or parts of it have the wrong type.
-    """
-    body = request.body
-    try:
-        prompt = chat_prompt(body) if request.path.endswith("/chat/completions") else completion_prompt(body)
-    except PromptError as error:
-        raise InvalidRequestError(str(error), param=error.param) from error
-    salt = _cache_salt(body)
-    seed = _unsalted_seed(model, lora) if salt is None else cache_seed(model, lora, salt)
-    chain = rule.chain(prompt, seed, bytes_per_token)
-    text_bytes = None
-    if isinstance(prompt, TextPrompt) and not prompt.has_media and body.get(_TRUNCATION) is None:
-        text_bytes = len(prompt.data)
-    return ReadPrompt(chain, text_bytes, min(_output_limit(body) or expected_output_tokens, expected_output_tokens))
+    """Hash the prompt of a scheduled request: a long one in steps, any other at once."""
+    seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
+    prompt = sent.prompt
+    if isinstance(prompt, TextPrompt) and len(prompt.data) <= LONG_PROMPT_BYTES:
+        chain = rule.chain(prompt, seed, bytes_per_token)
+    else:
+        chain = await in_steps(rule.chain_in_steps(prompt, seed, bytes_per_token))
+    expected = min(sent.output_limit or expected_output_tokens, expected_output_tokens)
+    return ReadPrompt(chain, sent.text_bytes, expected)
 
 
 @lru_cache(maxsize=1024)
@@ -64,16 +90,7 @@ def _unsalted_seed(model: str, lora: str | None) -> int:
     return cache_seed(model, lora)
 
 
-def _cache_salt(body: Mapping[str, Any]) -> str | None:
-    salt = body.get("cache_salt")
-    if salt is not None and not isinstance(salt, str):
-        raise InvalidRequestError("'cache_salt' must be a string", param="cache_salt")
-    return salt
-
-
 def _output_limit(body: Mapping[str, Any]) -> int | None:
-    for param in ("max_completion_tokens", "max_tokens"):
-        limit = read_count(body, param)
-        if limit is not None:
-            return limit
-    return None
+    """Of the two names the newer one counts; both must be counts."""
+    limits = [read_count(body, param) for param in ("max_completion_tokens", "max_tokens")]
+    return next((limit for limit in limits if limit is not None), None)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from scheduling.prompt import MAX_PARTS
 from scheduling.settings import SchedulingSettings
 from statestore.key import Key
 
@@ -60,6 +61,17 @@ class RouterSettings(BaseModel):
     max_body_bytes: int = Field(32 << 20, ge=1024, description="largest request body, bytes")
     max_buffered_body_bytes: int = Field(
         1 << 30, ge=1024, description="bytes of request bodies in memory at most, of all clients together"
+    )
+    max_json_bytes: int = Field(
+        8 << 20, ge=1024, description="largest JSON body without its strings of 64 KB and more, bytes"
+    )
+    max_json_values: int = Field(
+        100_000,
+        ge=100,
+        description="objects, arrays and strings of a JSON body over 64 KB at most; ten numbers count as one",
+    )
+    max_prompt_parts: int = Field(
+        MAX_PARTS, ge=1, description="messages, content parts, prompts or tools of a request at most, of each"
     )
     max_header_bytes: int = Field(64 << 10, ge=1024, description="largest request head, and largest trailer, bytes")
     max_headers: int = Field(128, ge=8, description="header fields of a request at most")

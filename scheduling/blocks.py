@@ -12,7 +12,7 @@ block is believed to hold.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -22,6 +22,8 @@ from scheduling.settings import SchedulingSettings
 from scheduling.values import value
 
 _TOKEN_BYTES = 4
+_STEP_BLOCKS = 2048
+"""Hashed in one step of a long prompt: well under a millisecond's work for blocks of usual length."""
 _SEPARATOR = b"\xff"
 """Never part of UTF-8, so parts of a seed cannot run into each other."""
 
@@ -71,12 +73,19 @@ class BlockRule:
             return chain_of_tokens(prompt.token_ids, seed, self.block_tokens)
         return chain_of_text(prompt.data, seed, self.block_bytes, bytes_per_token)
 
+    def chain_in_steps(self, prompt: Prompt, seed: int, bytes_per_token: float) -> Generator[None, None, Chain]:
+        """The same in steps of about a millisecond: whoever drives them may do other work in between."""
+        if isinstance(prompt, TokenPrompt):
+            ids = prompt.token_ids
+            hashed = yield from _hash_in_steps(ids.tobytes(), seed ^ _TOKEN_BYTES, self.block_tokens * _TOKEN_BYTES)
+            return _token_chain(hashed, len(ids), self.block_tokens)
+        hashed = yield from _hash_in_steps(prompt.data, seed, self.block_bytes)
+        return _text_chain(hashed, len(prompt.data), self.block_bytes, bytes_per_token)
+
 
 def chain_of_text(data: bytes, seed: int, block_bytes: int, bytes_per_token: float) -> Chain:
     """The chain of a rendered prompt, its tokens estimated from its bytes."""
-    hashes, tail_hash = _prefix_hashes(data, seed, block_bytes)
-    block_tokens = max(1, round(block_bytes / bytes_per_token))
-    return Chain(hashes, block_tokens, max(1, round(len(data) / bytes_per_token)), tail_hash)
+    return _text_chain(_prefix_hashes(data, seed, block_bytes), len(data), block_bytes, bytes_per_token)
 
 
 def chain_of_tokens(token_ids: Sequence[int], seed: int, block_tokens: int) -> Chain:
@@ -87,8 +96,8 @@ def chain_of_tokens(token_ids: Sequence[int], seed: int, block_tokens: int) -> C
     """
     ids = token_ids if isinstance(token_ids, array) else array("I", token_ids)
     # Another seed than text: bytes of ids and bytes of text must not meet.
-    hashes, tail_hash = _prefix_hashes(ids.tobytes(), seed ^ _TOKEN_BYTES, block_tokens * _TOKEN_BYTES)
-    return Chain(hashes, block_tokens, max(1, len(ids)), tail_hash)
+    hashed = _prefix_hashes(ids.tobytes(), seed ^ _TOKEN_BYTES, block_tokens * _TOKEN_BYTES)
+    return _token_chain(hashed, len(ids), block_tokens)
 
 
 def chain_of_trace(hash_ids: Sequence[int], prompt_tokens: int, seed: int, block_tokens: int = 512) -> Chain:
@@ -102,8 +111,21 @@ def chain_of_trace(hash_ids: Sequence[int], prompt_tokens: int, seed: int, block
     return Chain(tuple(hashes[:full_blocks]), block_tokens, max(1, prompt_tokens), tail_hash)
 
 
-def _prefix_hashes(data: bytes, seed: int, block_bytes: int) -> tuple[tuple[int, ...], int | None]:
-    """Hashes of the full blocks and of what follows them; a prompt shorter than one block is its one block."""
+Hashed = tuple[tuple[int, ...], int | None]
+"""Hashes of the full blocks, and of what follows them."""
+
+
+def _text_chain(hashed: Hashed, text_bytes: int, block_bytes: int, bytes_per_token: float) -> Chain:
+    block_tokens = max(1, round(block_bytes / bytes_per_token))
+    return Chain(hashed[0], block_tokens, max(1, round(text_bytes / bytes_per_token)), hashed[1])
+
+
+def _token_chain(hashed: Hashed, tokens: int, block_tokens: int) -> Chain:
+    return Chain(hashed[0], block_tokens, max(1, tokens), hashed[1])
+
+
+def _prefix_hashes(data: bytes, seed: int, block_bytes: int) -> Hashed:
+    """A prompt shorter than one block is its one block."""
     digest, parent = xxhash.xxh3_64_intdigest, seed
     hashes = []
     for end in range(block_bytes, len(data) + 1, block_bytes):
@@ -113,3 +135,18 @@ def _prefix_hashes(data: bytes, seed: int, block_bytes: int) -> tuple[tuple[int,
         return (digest(data, parent),), None
     rest = len(data) % block_bytes
     return tuple(hashes), digest(data[-rest:], parent) if rest else None
+
+
+def _hash_in_steps(data: bytes, seed: int, block_bytes: int) -> Generator[None, None, Hashed]:
+    step_bytes = _STEP_BLOCKS * block_bytes
+    hashes: list[int] = []
+    parent, tail_hash = seed, None
+    for start in range(0, max(1, len(data)), step_bytes):
+        if hashes:
+            yield
+        step_hashes, tail_hash = _prefix_hashes(data[start : start + step_bytes], parent, block_bytes)
+        if hashes and len(data) - start < block_bytes:  # a rest that stands alone in its step is no block
+            return tuple(hashes), step_hashes[0]
+        hashes += step_hashes
+        parent = hashes[-1]
+    return tuple(hashes), tail_hash

@@ -22,5 +22,9 @@ class PromptError(SchedulingError):
         self.param = param
 
 
+class TooManyPartsError(PromptError):
+    """The prompt has more messages, parts, tools or prompts than a request may have."""
+
+
 class TransitionError(SchedulingError):
     """The event is not legal in this state; nothing has changed."""

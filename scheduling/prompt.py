@@ -6,25 +6,37 @@ So whatever chat templates put before the messages (tools, documents, template a
 sorted order; then the messages one after the other, each opened by ``_MESSAGE`` and closed by nothing.
 
 The separators never occur in UTF-8, so no content can pretend to be structure.
+
+Who reads a long body may have cut its long strings out: ``LongTexts`` has them by the names that stand for them, which
+follow from what they say. Where a text is rendered the text itself is, so it renders like any other; inside of what is
+rendered as JSON, or hashed, its name does as well.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sized
+from typing import Any, Final
 
 import orjson
 import xxhash
 
 from scheduling.blocks import Prompt, TextPrompt, TokenPrompt
-from scheduling.errors import PromptError
+from scheduling.errors import PromptError, TooManyPartsError
 
 _MESSAGE = b"\xff"
 _FIELD = b"\xfe"
 _TOKEN_SEPARATOR = 0xFFFFFFFF
 _EMBEDDING_BYTES = 8 << 10
 """Base64 of one token's embedding, roughly: 3072 values of 16 bits. Nothing in a request tells the model's width."""
+
+MAX_PARTS: Final = 10_000
+"""Messages, content parts of all messages, prompts, tools: of each at most, unless told otherwise."""
+
+LongTexts = Mapping[str, bytes]
+"""Long strings of a body, in UTF-8, by the names that stand for them."""
+
+_NO_LONG_TEXTS: Final[LongTexts] = {}
 
 _LEADING_KEYS = frozenset(
     {
@@ -42,105 +54,149 @@ _LEADING_KEYS = frozenset(
 """Parts of a body, besides the messages, that change what an engine computes from the first token on."""
 
 
-def chat_prompt(body: Mapping[str, Any]) -> TextPrompt:
+def chat_prompt(
+    body: Mapping[str, Any], long_texts: LongTexts = _NO_LONG_TEXTS, *, max_parts: int = MAX_PARTS
+) -> TextPrompt:
     """The prompt of a chat completions body.
 
     Raises:
-        PromptError: ``messages`` or a part of it is missing or has the wrong shape.
+        PromptError: ``messages`` or a part of it is missing or has the wrong shape, or is one of too many.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise PromptError("'messages' must be a non-empty array of messages", "messages")
-    pieces = [_leading(body)]
-    has_media = False
+        raise PromptError("messages must be a non-empty array of objects", "messages")
+    _check_count(messages, "messages", max_parts)
+    rendering = _Rendering(long_texts, max_parts)
+    rendering.add_leading(body)
     for index, message in enumerate(messages):
-        has_media |= _render_message(message, index, pieces)
-    return TextPrompt(b"".join(pieces), has_media)
+        rendering.add_message(message, index)
+    return TextPrompt(b"".join(rendering.pieces), rendering.has_media)
 
 
-def completion_prompt(body: Mapping[str, Any]) -> Prompt:
+def completion_prompt(
+    body: Mapping[str, Any], long_texts: LongTexts = _NO_LONG_TEXTS, *, max_parts: int = MAX_PARTS
+) -> Prompt:
     """The prompt of a completions body: a string, token ids, or an array of either (rendered one after the other).
 
     Without one, ``prompt_embeds``, a string in base64 or an array of such, stands in for it.
 
     Raises:
-        PromptError: ``prompt`` is missing, empty or has the wrong shape, and so are embeddings.
+        PromptError: ``prompt`` is missing, empty or has the wrong shape, and so are embeddings; or there are too many.
     """
     prompt = body.get("prompt")
+    rendering = _Rendering(long_texts, max_parts)
     if not prompt and body.get("prompt_embeds"):
-        return _embeddings(body["prompt_embeds"])
+        return _embeddings(body["prompt_embeds"], rendering)
     if isinstance(prompt, str):
-        return TextPrompt(_leading(body) + _text(prompt))
+        rendering.add_leading(body)
+        rendering.add_text(prompt)
+        return TextPrompt(b"".join(rendering.pieces))
     if not isinstance(prompt, list) or not prompt:
-        raise PromptError("'prompt' must be a string, an array of token ids, or an array of either", "prompt")
+        raise PromptError("prompt must be a string, an array of token ids, or an array of either", "prompt")
     if isinstance(prompt[0], str):
-        return TextPrompt(_leading(body) + _joined_texts(prompt, "prompt"))
+        rendering.add_leading(body)
+        rendering.add_prompts(prompt, "prompt")
+        return TextPrompt(b"".join(rendering.pieces))
     if isinstance(prompt[0], list):
+        _check_count(prompt, "prompt", max_parts)
         return TokenPrompt(_joined_token_ids(prompt))
     return TokenPrompt(_token_ids(prompt, "prompt"))
 
 
-def _leading(body: Mapping[str, Any]) -> bytes:
-    """What comes before the messages; empty for most bodies."""
-    if _LEADING_KEYS.isdisjoint(body):
-        return b""
-    tools = body.get("tools")
-    if tools is not None and not isinstance(tools, list):
-        raise PromptError("'tools' must be an array", "tools")
-    present = {key: body[key] for key in _LEADING_KEYS if body.get(key) is not None}
-    return _json(present, "tools") if present else b""
+class _Rendering:
+    """A prompt in the making."""
+
+    def __init__(self, long_texts: LongTexts, max_parts: int) -> None:
+        self.pieces: list[bytes] = []
+        self.has_media = False
+        self._long_texts = long_texts
+        self._max_parts = max_parts
+        self._parts = 0
+
+    def add_text(self, text: str) -> None:
+        long_text = self._long_texts.get(text) if self._long_texts else None
+        self.pieces.append(_utf8(text) if long_text is None else long_text)
+
+    def add_leading(self, body: Mapping[str, Any]) -> None:
+        """What comes before the messages; nothing for most bodies."""
+        if _LEADING_KEYS.isdisjoint(body):
+            return
+        tools = body.get("tools")
+        if tools is not None and not isinstance(tools, list):
+            raise PromptError("'tools' must be an array", "tools")
+        present = {key: body[key] for key in _LEADING_KEYS if body.get(key) is not None}
+        for key, value in present.items():
+            if isinstance(value, list):
+                _check_count(value, key, self._max_parts)
+        if present:
+            self.pieces.append(_json(present, "tools"))
+
+    def add_prompts(self, prompts: list[Any], param: str) -> None:
+        """Strings, one after the other."""
+        _check_count(prompts, param, self._max_parts)
+        for index, prompt in enumerate(prompts):
+            if not isinstance(prompt, str):
+                raise PromptError(f"{param}[{index}] must be a string like the others", f"{param}[{index}]")
+            if index:
+                self.pieces.append(_MESSAGE)
+            self.add_text(prompt)
+
+    def add_message(self, message: Any, index: int) -> None:
+        if not isinstance(message, dict):
+            raise PromptError(f"messages[{index}] must be an object", f"messages[{index}]")
+        role = message.get("role")
+        if not isinstance(role, str):
+            raise PromptError(f"messages[{index}].role must be a string", f"messages[{index}].role")
+        content = message.get("content")
+        pieces = self.pieces
+        pieces.append(_MESSAGE)
+        self.add_text(role)
+        pieces.append(_FIELD)
+        if isinstance(content, str):
+            self.add_text(content)
+        elif content is not None:
+            self._add_parts(content, f"messages[{index}].content")
+        if len(message) > 2:
+            self._add_extras(message, f"messages[{index}]")
+
+    def _add_extras(self, message: dict[str, Any], param: str) -> None:
+        """Name, tool calls, reasoning and whatever else a message carries. Clients send absent parts as null."""
+        calls = message.get("tool_calls")
+        if calls is not None and not isinstance(calls, list):
+            raise PromptError(f"{param}.tool_calls must be an array", f"{param}.tool_calls")
+        name = message.get("name")
+        if name is not None and not isinstance(name, str):
+            raise PromptError(f"{param}.name must be a string", f"{param}.name")
+        extras = {key: value for key, value in message.items() if value is not None and key not in ("role", "content")}
+        if extras:
+            self.pieces += (_FIELD, _json(extras, param))
+
+    def _add_parts(self, content: Any, param: str) -> None:
+        """Content parts: text as it is (one text part renders like a plain string), media by their hash."""
+        if not isinstance(content, list):
+            raise PromptError(f"{param} must be a string or an array of content parts", param)
+        self._parts += len(content)
+        if self._parts > self._max_parts:
+            raise TooManyPartsError(f"the messages have over {self._max_parts} content parts", param)
+        for index, part in enumerate(content):
+            if index:
+                self.pieces.append(b"\n")
+            if isinstance(part, str):
+                self.add_text(part)
+                continue
+            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+                raise PromptError(f"{param}[{index}] must be an object with a string 'type'", f"{param}[{index}]")
+            text = _part_text(part, f"{param}[{index}]")
+            if text is None:
+                self.pieces.append(_media(part, f"{param}[{index}]"))
+                self.has_media = True
+            else:
+                self.add_text(text)
 
 
-def _render_message(message: Any, index: int, pieces: list[bytes]) -> bool:
-    """Append the message to ``pieces``; whether parts of it are media."""
-    if not isinstance(message, dict):
-        raise PromptError(f"messages[{index}] must be an object", f"messages[{index}]")
-    role = message.get("role")
-    if not isinstance(role, str):
-        raise PromptError(f"messages[{index}].role must be a string", f"messages[{index}].role")
-    content = message.get("content")
-    pieces += (_MESSAGE, _text(role), _FIELD)
-    has_media = False
-    if isinstance(content, str):
-        pieces.append(_text(content))
-    elif content is not None:
-        has_media = _render_parts(content, f"messages[{index}].content", pieces)
-    if len(message) > 2:
-        _render_extras(message, f"messages[{index}]", pieces)
-    return has_media
-
-
-def _render_extras(message: dict[str, Any], param: str, pieces: list[bytes]) -> None:
-    """Name, tool calls, reasoning and whatever else a message carries. Clients send absent parts as null."""
-    calls = message.get("tool_calls")
-    if calls is not None and not isinstance(calls, list):
-        raise PromptError(f"{param}.tool_calls must be an array", f"{param}.tool_calls")
-    name = message.get("name")
-    if name is not None and not isinstance(name, str):
-        raise PromptError(f"{param}.name must be a string", f"{param}.name")
-    extras = {key: value for key, value in message.items() if value is not None and key not in ("role", "content")}
-    if extras:
-        pieces += (_FIELD, _json(extras, param))
-
-
-def _render_parts(content: Any, param: str, pieces: list[bytes]) -> bool:
-    """Content parts: text as it is (one text part renders like a plain string), media by their hash. Whether there are
-    any media."""
-    if not isinstance(content, list):
-        raise PromptError(f"{param} must be a string or an array of content parts", param)
-    has_media = False
-    for index, part in enumerate(content):
-        if index:
-            pieces.append(b"\n")
-        if isinstance(part, str):
-            pieces.append(_text(part))
-            continue
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise PromptError(f"{param}[{index}] must be an object with a string 'type'", f"{param}[{index}]")
-        text = _part_text(part, f"{param}[{index}]")
-        pieces.append(_media(part, f"{param}[{index}]") if text is None else _text(text))
-        has_media |= text is None
-    return has_media
+def _check_count(parts: Sized, param: str, most: int) -> None:
+    if len(parts) > most:
+        raise TooManyPartsError(f"{param} has over {most} entries", param)
 
 
 def _part_text(part: dict[str, Any], param: str) -> str | None:
@@ -155,23 +211,18 @@ def _part_text(part: dict[str, Any], param: str) -> str | None:
 def _media(part: dict[str, Any], param: str) -> bytes:
     # Base64 media would drown the chain in megabytes; the hash tells media apart just as well.
     digest = xxhash.xxh3_128_hexdigest(_json(part, param))
-    return b"".join((_FIELD, _text(part["type"]), _FIELD, digest.encode()))
+    return b"".join((_FIELD, _utf8(part["type"]), _FIELD, digest.encode()))
 
 
-def _joined_texts(prompts: list[Any], param: str) -> bytes:
-    for index, prompt in enumerate(prompts):
-        if not isinstance(prompt, str):
-            raise PromptError(f"{param}[{index}] must be a string like the others", f"{param}[{index}]")
-    return _MESSAGE.join(_text(prompt) for prompt in prompts)
-
-
-def _embeddings(embeds: Any) -> TokenPrompt:
+def _embeddings(embeds: Any, rendering: _Rendering) -> TokenPrompt:
     """As token ids, about one for each embedding; as text they would count as a thousand times as many."""
-    encoded = _joined_texts(embeds, "prompt_embeds") if isinstance(embeds, list) else embeds
-    if isinstance(encoded, str):
-        encoded = _text(encoded)
-    if not isinstance(encoded, bytes):
+    if isinstance(embeds, str):
+        rendering.add_text(embeds)
+    elif isinstance(embeds, list):
+        rendering.add_prompts(embeds, "prompt_embeds")
+    else:
         raise PromptError("'prompt_embeds' must be a base64 string or an array of such", "prompt_embeds")
+    encoded = b"".join(rendering.pieces)
     starts = range(0, len(encoded), _EMBEDDING_BYTES)
     return TokenPrompt(array("I", [xxhash.xxh32_intdigest(encoded[at : at + _EMBEDDING_BYTES]) for at in starts]))
 
@@ -194,7 +245,7 @@ def _token_ids(ids: Any, param: str) -> array[int]:
         raise PromptError(f"{param} holds something that is not a token id", param) from error
 
 
-def _text(text: str) -> bytes:
+def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:  # a lone surrogate: legal in JSON, not in UTF-8

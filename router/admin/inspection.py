@@ -10,8 +10,8 @@ from fastapi import APIRouter, Body, Query
 
 from router.admin.scope import PoolParam, PoolsParam
 from router.errors import InvalidRequestError
-from router.inference_request import SCHEDULED_PATHS, InferenceRequest
-from router.prompt import read_prompt
+from router.inference_request import SCHEDULED_PATHS
+from router.prompt import read_prompt, sent_prompt
 from router.served_pool import ServedPool
 from scheduling.chain import Chain
 from scheduling.ring import Ring
@@ -65,7 +65,7 @@ async def ring(
     if key is not None:
         return _pair(pool, _parse_key(key))
     if prompt is not None:
-        return _lookup(pool, {"prompt": prompt}, "/v1/completions", "")
+        return await _lookup(pool, {"prompt": prompt}, "/v1/completions", "")
     view = pool.view.view
     return {
         "pool": pool.settings.name,
@@ -85,7 +85,7 @@ async def ring_lookup(
     """Hash a request as if it had been sent, without placing it: its key and its candidate pair."""
     if path not in SCHEDULED_PATHS:
         raise InvalidRequestError(f"only {' and '.join(sorted(SCHEDULED_PATHS))} are scheduled", param="path")
-    return _lookup(pool, body, path, str(body.get("model", "")))
+    return await _lookup(pool, body, path, str(body.get("model", "")))
 
 
 @routes.get("/hot-prefixes")
@@ -147,10 +147,9 @@ def _pair(pool: ServedPool, key: int) -> dict[str, Any]:
     return {"pool": pool.settings.name, "hash_key": f"{key:016x}", "pair": list(pool.view.view.rings.pair(key))}
 
 
-def _lookup(pool: ServedPool, body: dict[str, Any], path: str, model: str) -> dict[str, Any]:
-    request = InferenceRequest("", model, path, body, 0, None, stream=False)
-    prompt = read_prompt(
-        request,
+async def _lookup(pool: ServedPool, body: dict[str, Any], path: str, model: str) -> dict[str, Any]:
+    prompt = await read_prompt(
+        sent_prompt(path, body),
         model=pool.settings.model,
         lora=model if model in pool.settings.loras else None,
         rule=pool.blocks,

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
 from xxhash import xxh3_64_intdigest
 
 from router.api_keys import ApiKeys
 from router.errors import InvalidRequestError, MethodNotAllowedError, UnsupportedEncodingError
+from router.http.long_json import parse_json
 from router.http.model_field import form_model
 from router.http.paths import is_inference, needs_api_key
 from router.http.request_reader import HeadCheck, Request
-from router.inference_request import InferenceRequest, read_count, read_slo_s
+from router.inference_request import SCHEDULED_PATHS, InferenceRequest, read_slo_s
+from router.prompt import sent_prompt
+from scheduling.prompt import MAX_PARTS, LongTexts
 
 OPS_BODY_BYTES: Final = 1 << 20
 """Largest body of a request that the ASGI app serves."""
 
-_PROMPT_FIELDS: Final = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
-_COUNTS: Final = ("max_tokens", "max_completion_tokens", "n")
+_NO_LONG_TEXTS: Final[LongTexts] = {}
 
 
 def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
@@ -44,74 +44,59 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
     return check_head
 
 
-def read_inference_request(request: Request, request_id: str) -> InferenceRequest:
-    """What a client asks for, from its complete HTTP request.
+def read_inference_request(request: Request, request_id: str, *, max_parts: int = MAX_PARTS) -> InferenceRequest:
+    """What a client asks for, from its complete HTTP request; for bodies that are not long.
 
     Raises:
         InvalidRequestError: the body is not JSON of the right shape, or a header is malformed; names the field.
     """
-    slo = request.get(b"x-slo-ttft-ms")
-    slo_s = read_slo_s(slo.decode("latin-1") if slo is not None else None)
-    media_type = (request.get(b"content-type") or b"application/json").lower()
-    if media_type.startswith(b"multipart/form-data"):
-        form = request.body
-        return InferenceRequest(
-            request_id,
-            form_model(form),
-            request.path,
-            {},
-            len(form),
-            slo_s,
-            stream=False,
-            form=True,
-            body_hash=xxh3_64_intdigest(form),
-        )
-    body = _json_object(request.body)
-    model = body.get("model")
-    scheduled_field = _PROMPT_FIELDS.get(request.path)
-    if scheduled_field is not None:
-        _check_prompt(body, scheduled_field)
-    if model is not None and not isinstance(model, str):
-        raise InvalidRequestError("model must be a string", param="model")
-    stream = body.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise InvalidRequestError("stream must be true or false", param="stream")
+    if not request.body:
+        raise InvalidRequestError("the request has no body; send a JSON object")
+    return inference_request_of(request, request_id, parse_json(request.body), _NO_LONG_TEXTS, max_parts=max_parts)
+
+
+def is_form(request: Request) -> bool:
+    media_type = request.get(b"content-type")
+    return media_type is not None and media_type.lower().startswith(b"multipart/form-data")
+
+
+def read_form_request(request: Request, request_id: str) -> InferenceRequest:
+    """The same for a form, of which only the name of the model is read."""
+    model = form_model(request.body)
     return InferenceRequest(
         request_id,
-        model or "",
+        model,
         request.path,
-        body,
-        len(request.body),
-        slo_s,
-        stream=bool(stream),
-        body_hash=xxh3_64_intdigest(request.body) if scheduled_field is None else 0,
-        leaves_usage_open=scheduled_field is not None and bool(stream) and "stream_options" not in body,
+        None,
+        _slo_s(request),
+        stream=False,
+        form=True,
+        body_hash=xxh3_64_intdigest(request.body),
     )
 
 
-def _json_object(body: bytes) -> Mapping[str, Any]:
-    if not body:
-        raise InvalidRequestError("the request has no body; send a JSON object")
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidRequestError("the body must be a JSON object")
-    return value
+def inference_request_of(
+    request: Request, request_id: str, body: dict[str, Any], long_texts: LongTexts, *, max_parts: int
+) -> InferenceRequest:
+    """What a client asks for, from its request and the object that its body is."""
+    path, model, stream = request.path, body.get("model"), body.get("stream")
+    if model is not None and not isinstance(model, str):
+        raise InvalidRequestError("model must be a string", param="model")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidRequestError("stream must be true or false", param="stream")
+    scheduled = path in SCHEDULED_PATHS
+    return InferenceRequest(
+        request_id,
+        model or "",
+        path,
+        sent_prompt(path, body, long_texts, max_parts=max_parts) if scheduled else None,
+        _slo_s(request),
+        stream=bool(stream),
+        body_hash=0 if scheduled else xxh3_64_intdigest(request.body),
+        leaves_usage_open=scheduled and bool(stream) and "stream_options" not in body,
+    )
 
 
-def _check_prompt(body: Mapping[str, Any], name: str) -> None:
-    """Types that scheduling reads; everything else is the instance's to judge."""
-    value = body.get(name)
-    if name == "prompt" and not value and body.get("prompt_embeds"):
-        name, value = "prompt_embeds", body["prompt_embeds"]
-    if value is None:
-        raise InvalidRequestError(f"the body has no {name}", param=name)
-    if name == "messages":
-        if not isinstance(value, list) or not value or not all(isinstance(message, dict) for message in value):
-            raise InvalidRequestError("messages must be a non-empty array of objects", param=name)
-    elif not isinstance(value, str | list) or not value:
-        raise InvalidRequestError(f"{name} must be a non-empty string or array", param=name)
-    for count in _COUNTS:
-        read_count(body, count)
+def _slo_s(request: Request) -> float | None:
+    slo = request.get(b"x-slo-ttft-ms")
+    return read_slo_s(slo.decode("latin-1")) if slo is not None else None

@@ -26,6 +26,11 @@ class BodyBudget:
             )
         self.held_bytes += count
 
+    def count(self, count: int) -> None:
+        """Count bytes that reading a body takes beside it, also where they do not fit: it is what makes room, and
+        bodies that come meanwhile are refused. ``give_back`` is owed for them."""
+        self.held_bytes += count
+
     def give_back(self, count: int) -> None:
         """Bytes that were taken are gone."""
         self.held_bytes -= count

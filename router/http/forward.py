@@ -6,16 +6,19 @@ import asyncio
 import logging
 from typing import Final
 
+import orjson
+
 from router.errors import RouterError, UpstreamTimeoutError, from_exception
-from router.http.admission import read_inference_request
+from router.http.admission import is_form, read_form_request, read_inference_request
 from router.http.attempt import ErrorAnswer, ExchangeResult, ExchangeTimes
 from router.http.downstream import Downstream
 from router.http.exchange import Exchange
 from router.http.heads import Header, fields_for_instance, response_head
-from router.http.model_field import with_form_model, with_json_model
+from router.http.long_bodies import LONG_BODY_BYTES
+from router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
-from router.http.stream_usage import asking_for_usage
+from router.http.stream_usage import usage_edit
 from router.http.upstream import UpstreamConnection
 from router.http.upstream_pool import ConnectError, parse_origin
 from router.inference_request import InferenceRequest, mint_request_id, read_request_id
@@ -37,7 +40,7 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
     try:
         if sent_id is not None:
             request_id = read_request_id(sent_id.decode("latin-1"))
-        inference_request = read_inference_request(request, request_id)
+        inference_request = await _read(request, request_id, plane)
         placed = await plane.lifecycle.place(inference_request)
         await _Forwarding(request, inference_request, placed, downstream, plane).run()
     except Exception as error:
@@ -47,6 +50,14 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
         if refusal.status == 500:
             _log.error("request %s failed inside the router", request_id, exc_info=error)
         downstream.refuse(refusal, [(b"x-request-id", request_id.encode())])
+
+
+async def _read(request: Request, request_id: str, plane: DataPlane) -> InferenceRequest:
+    if is_form(request):
+        return read_form_request(request, request_id)
+    if len(request.body) > LONG_BODY_BYTES:
+        return await plane.long_bodies.read(request, request_id)
+    return read_inference_request(request, request_id, max_parts=plane.settings.max_prompt_parts)
 
 
 class _Forwarding:
@@ -164,7 +175,7 @@ class _Forwarding:
     def _send(self, connection: UpstreamConnection, exchange: Exchange) -> None:
         """Apart from waiting for the answer, which would keep the body for as long."""
         body = self._body()
-        connection.start(exchange, self._head(len(body)), body)
+        connection.start(exchange, [self._head(sum(map(len, body))), *body])
 
     # what goes to the instance -------------------------------------------------------------------------------
     def _head(self, body_bytes: int) -> bytes:
@@ -181,13 +192,19 @@ class _Forwarding:
             body_bytes,
         )
 
-    def _body(self) -> bytes:
+    def _body(self) -> list[BodyPart]:
         """The client's own bytes, unless it called the model by another name than the instance knows, or leaves it to
         us to ask for usage."""
         inference_request, body, model = self._inference_request, self._request.body, self._placed.model
+        edits: list[Edit] = []
+        if self._asks_usage:
+            edits.append(usage_edit(body))
         if inference_request.model and model != inference_request.model:
-            body = with_form_model(body, model) if inference_request.form else with_json_model(body, model)
-        return asking_for_usage(body) if self._asks_usage else body
+            if inference_request.form:
+                edits.append((form_model_span(body), model.encode()))
+            else:
+                edits.append((inference_request.model_span or json_model_span(body), orjson.dumps(model)))
+        return edited(body, edits)
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> list[Header]:

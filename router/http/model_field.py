@@ -1,11 +1,16 @@
-"""Where a body names its model, and the same body with another name there: no other byte of it changes."""
+"""Where a body names its model, and a body with other bytes in a few places: the rest of it is never copied."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import orjson
+
+BodyPart = bytes | memoryview
+Edit = tuple[tuple[int, int], bytes]
+"""Where, and what stands there instead."""
 
 _FORM_SEARCH_BYTES: Final = 64 << 10
 """Searched at each end of a form: its fields come before its file or, with curl, often behind it."""
@@ -27,16 +32,30 @@ def form_model(body: bytes) -> str:
     return found[1].decode("utf-8", "replace").strip() if found else ""
 
 
-def with_form_model(body: bytes, model: str) -> bytes:
-    """The form with another name where ``form_model`` found one."""
+def form_model_span(body: bytes) -> tuple[int, int]:
+    """Where ``form_model`` found one."""
     found = _find_in_form(body)
-    return _spliced(body, found.span(1), model.encode()) if found else body
+    assert found is not None
+    return found.span(1)
 
 
-def with_json_model(body: bytes, model: str) -> bytes:
-    """The JSON object with another name as its model. It must be valid, and name one."""
+def json_model_span(body: bytes) -> tuple[int, int]:
+    """Where a JSON object has the string that names its model, quotes included. It must be valid, and name one."""
     spans = [found.span(1) for found in _JSON_MODEL.finditer(body)]
-    return _spliced(body, spans[_effective(body, len(spans))], orjson.dumps(model))
+    return spans[_effective(body, len(spans))]
+
+
+def edited(body: bytes, edits: Sequence[Edit]) -> list[BodyPart]:
+    """The parts of the body with other bytes in the places of the edits, which are in the order of their places."""
+    if not edits:
+        return [body]
+    view, pos = memoryview(body), 0
+    parts: list[BodyPart] = []
+    for (start, end), replacement in edits:
+        parts += [view[pos:start], replacement]
+        pos = end
+    parts.append(view[pos:])
+    return parts
 
 
 def _find_in_form(body: bytes) -> re.Match[bytes] | None:
@@ -58,8 +77,3 @@ def _effective(body: bytes, count: int) -> int:
         return body[found.start() : found.start(1)] + b'"%d"' % next(numbers)
 
     return int(orjson.loads(_JSON_MODEL.sub(numbered, body))["model"])
-
-
-def _spliced(body: bytes, span: tuple[int, int], name: bytes) -> bytes:
-    start, end = span
-    return b"".join((body[:start], name, body[end:]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from router.api_keys import ApiKeys
 from router.http.body_budget import BodyBudget
 from router.http.cors import CorsRule
+from router.http.long_bodies import LongBodies
 from router.http.observer import NullObserver, Observer
 from router.http.port_checks import PortChecks
 from router.http.sweeper import Sweeper
@@ -32,6 +33,7 @@ class DataPlane:
     port_checks: PortChecks
     sweeper: Sweeper
     bodies: BodyBudget
+    long_bodies: LongBodies
     keys: ApiKeys
     observer: Observer
     cors: CorsRule | None
@@ -72,13 +74,20 @@ def build_data_plane(
         idle_s=settings.upstream_idle_s,
         max_idle=settings.upstream_idle_connections,
     )
+    bodies = BodyBudget(settings.max_buffered_body_bytes)
     return DataPlane(
         settings=settings,
         lifecycle=lifecycle,
         upstreams=upstreams,
         port_checks=PortChecks(upstreams),
         sweeper=sweeper,
-        bodies=BodyBudget(settings.max_buffered_body_bytes),
+        bodies=bodies,
+        long_bodies=LongBodies(
+            bodies,
+            max_json_values=settings.max_json_values,
+            max_json_bytes=settings.max_json_bytes,
+            max_prompt_parts=settings.max_prompt_parts,
+        ),
         keys=ApiKeys(key.get_secret_value() for key in settings.api_keys),
         observer=observer or NullObserver(),
         cors=CorsRule(settings.cors_origins) if settings.cors_origins else None,

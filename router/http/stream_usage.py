@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from router.http.model_field import Edit
 from router.http.sse import EVENT_END, event_object
 
 _OPTION: Final = b'"stream_options":{"include_usage":true},'
@@ -16,10 +17,10 @@ _MAX_HELD_BYTES: Final = 64 << 10
 """Of an incomplete event; a longer one is none of usage, and passes in parts."""
 
 
-def asking_for_usage(body: bytes) -> bytes:
-    """The body with usage asked for. It must be a JSON object that has fields, none of them ``stream_options``."""
+def usage_edit(body: bytes) -> Edit:
+    """Asks for usage. The body must be a JSON object that has fields, none of them ``stream_options``."""
     start = body.index(b"{") + 1
-    return b"".join((body[:start], _OPTION, body[start:]))
+    return (start, start), _OPTION
 
 
 class UsageRemover:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import termios
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final, Protocol, cast
 
@@ -99,15 +100,15 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep_alive = False
 
     # the owner's side ----------------------------------------------------------------------------------------
-    def start(self, sink: AnswerSink, head: bytes, body: bytes) -> None:
-        """Send a request; ``sink`` gets its answer. A dead connection tells the sink so, soon."""
+    def start(self, sink: AnswerSink, parts: Iterable[bytes | memoryview]) -> None:
+        """Send a request, its head first; ``sink`` gets its answer. A dead connection tells the sink so, soon."""
         self._reset()
         self._sink = sink
         self.silent = True
         if self._transport is None or self.closed or self._transport.is_closing():
             self.loop.call_soon(self._fail, FailureKind.CLOSED, "the connection was closed")
             return
-        self._transport.writelines((head, body) if body else (head,))
+        self._transport.writelines(parts)
 
     @property
     def reusable(self) -> bool:

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from router.app import create_app
-from router.inference_request import InferenceRequest
+from router.inference_request import SCHEDULED_PATHS, InferenceRequest
+from router.prompt import sent_prompt
 from router.runtime import Runtime
 from router.settings import RouterSettings
 from scheduling.instance import InstanceSpec, InstanceState
@@ -89,14 +90,14 @@ def spec(instance_id: str, **changes: Any) -> InstanceSpec:
 _numbers = itertools.count(1)
 
 
-def request(prompt: str = "hello", **changes: Any) -> InferenceRequest:
-    """A completions request; a fresh id each time."""
+def request(prompt: str = "hello", *, body: Any = None, **changes: Any) -> InferenceRequest:
+    """A completions request, or one with the ``body`` of its path; a fresh id each time."""
+    path = changes.get("path", "/v1/completions")
     fields: dict[str, Any] = {
         "request_id": f"request-{next(_numbers)}",
         "model": "default",
         "path": "/v1/completions",
-        "body": {"prompt": prompt},
-        "body_bytes": len(prompt),
+        "prompt": sent_prompt(path, body or {"prompt": prompt}) if path in SCHEDULED_PATHS else None,
         "slo_s": None,
         "stream": True,
     }

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from router.errors import InvalidRequestError
-from router.prompt import ReadPrompt, read_prompt
-from scheduling.blocks import BlockRule
+from router.prompt import LONG_PROMPT_BYTES, ReadPrompt, read_prompt, sent_prompt
+from scheduling.blocks import BlockRule, TextPrompt, cache_seed
 
 
-def read(tools: Any, path: str = "/v1/completions", lora: str | None = None, **body: Any) -> ReadPrompt:
-    return read_prompt(
-        tools.request(path=path, body=body),
+async def read(path: str = "/v1/completions", lora: str | None = None, **body: Any) -> ReadPrompt:
+    return await read_prompt(
+        sent_prompt(path, body),
         model="m",
         lora=lora,
         rule=BlockRule(block_tokens=16, block_bytes=64),
@@ -22,55 +23,112 @@ def read(tools: Any, path: str = "/v1/completions", lora: str | None = None, **b
     )
 
 
-def test_text_teaches_bytes_per_token_and_token_ids_do_not(tools: Any) -> None:
-    assert read(tools, prompt="x" * 400).text_bytes == 400
-    assert read(tools, prompt=list(range(100))).text_bytes is None
-    assert read(tools, prompt=list(range(100))).chain.prompt_tokens == 100
+async def test_text_teaches_bytes_per_token_and_token_ids_do_not() -> None:
+    assert (await read(prompt="x" * 400)).text_bytes == 400
+    assert (await read(prompt=list(range(100)))).text_bytes is None
+    assert (await read(prompt=list(range(100)))).chain.prompt_tokens == 100
 
 
-def test_a_prompt_with_media_teaches_nothing_about_bytes_per_token(tools: Any) -> None:
+async def test_a_prompt_with_media_teaches_nothing_about_bytes_per_token() -> None:
     text, image = {"type": "text", "text": "x" * 400}, {"type": "image_url", "image_url": {"url": "data:a"}}
-    plain, illustrated = (
-        read(tools, "/v1/chat/completions", messages=[{"role": "user", "content": parts}, {"role": "user"}])
+    plain, illustrated = [
+        await read("/v1/chat/completions", messages=[{"role": "user", "content": parts}, {"role": "user"}])
         for parts in ([text], [text, image])
-    )
+    ]
 
     assert plain.text_bytes is not None
     assert illustrated.text_bytes is None
 
 
-def test_a_prompt_that_the_engine_truncates_teaches_nothing_about_bytes_per_token(tools: Any) -> None:
-    assert read(tools, prompt="x" * 400, truncate_prompt_tokens=None).text_bytes == 400
-    assert read(tools, prompt="x" * 400, truncate_prompt_tokens=50).text_bytes is None
+async def test_a_prompt_that_the_engine_truncates_teaches_nothing_about_bytes_per_token() -> None:
+    assert (await read(prompt="x" * 400, truncate_prompt_tokens=None)).text_bytes == 400
+    assert (await read(prompt="x" * 400, truncate_prompt_tokens=50)).text_bytes is None
 
 
-def test_an_answer_is_expected_as_configured_or_no_longer_than_its_limit(tools: Any) -> None:
-    assert read(tools, prompt="x").expected_output_tokens == 256
-    assert read(tools, prompt="x", max_tokens=32_768).expected_output_tokens == 256
-    assert read(tools, prompt="x", max_tokens=9).expected_output_tokens == 9
-    assert read(tools, prompt="x", max_tokens=9, max_completion_tokens=7).expected_output_tokens == 7
+async def test_an_answer_is_expected_as_configured_or_no_longer_than_its_limit() -> None:
+    assert (await read(prompt="x")).expected_output_tokens == 256
+    assert (await read(prompt="x", max_tokens=32_768)).expected_output_tokens == 256
+    assert (await read(prompt="x", max_tokens=9)).expected_output_tokens == 9
+    assert (await read(prompt="x", max_tokens=9, max_completion_tokens=7)).expected_output_tokens == 7
 
 
-def test_chat_and_completions_are_read_by_their_own_rules(tools: Any) -> None:
-    chat = read(tools, "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
+async def test_chat_and_completions_are_read_by_their_own_rules() -> None:
+    chat = await read("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
     assert chat.chain.prompt_tokens >= 1
     with pytest.raises(InvalidRequestError) as refused:
-        read(tools, "/v1/chat/completions", prompt="hi")
+        await read("/v1/chat/completions", prompt="hi")
     assert refused.value.param == "messages"
 
 
-def test_what_parts_caches_parts_chains(tools: Any) -> None:
-    plain = read(tools, prompt="the same")
-    salted = read(tools, prompt="the same", cache_salt="s")
-    adapted = read(tools, prompt="the same", lora="sql")
+async def test_what_parts_caches_parts_chains() -> None:
+    plain = await read(prompt="the same")
+    salted = await read(prompt="the same", cache_salt="s")
+    adapted = await read(prompt="the same", lora="sql")
 
     assert len({plain.chain.hashes, salted.chain.hashes, adapted.chain.hashes}) == 3
-    assert plain.chain.hashes == read(tools, prompt="the same").chain.hashes
+    assert plain.chain.hashes == (await read(prompt="the same")).chain.hashes
 
 
 @pytest.mark.parametrize("limit", ["7", 1.5, True, -1])
-def test_an_output_limit_that_is_no_number_of_tokens_is_refused(tools: Any, limit: Any) -> None:
+async def test_an_output_limit_that_is_no_number_of_tokens_is_refused(limit: Any) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        read(tools, prompt="x", max_tokens=limit)
+        await read(prompt="x", max_tokens=limit)
     assert refused.value.param == "max_tokens"
     assert "0 or more" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"prompt": 7},
+        {"prompt": ""},
+        {"prompt": []},
+        {"prompt": "x", "max_tokens": "many"},
+        {"prompt": "x", "cache_salt": 1},
+        {"prompt": "x", "n": -1},
+    ],
+    ids=str,
+)
+def test_a_bad_body_is_refused_and_its_field_named(body: Any) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        sent_prompt("/v1/completions", body)
+    assert refused.value.param is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": [{"role": "user"}] * 4}, "messages"),
+        ({"messages": [{"role": "user", "content": ["a", "b"]}] * 2}, "messages[1].content"),
+        ({"messages": [{"role": "user"}], "tools": [{}] * 4}, "tools"),
+        ({"messages": [{"role": "user"}], "documents": ["a"] * 4}, "documents"),
+        ({"prompt": ["a"] * 4}, "prompt"),
+        ({"prompt": [[1]] * 4}, "prompt"),
+        ({"prompt_embeds": ["AAAA"] * 4}, "prompt_embeds"),
+    ],
+)
+def test_too_many_parts_are_refused_by_the_name_of_what_they_are_in(body: Any, param: str) -> None:
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    with pytest.raises(InvalidRequestError, match=r"over 3 .*router\.max_prompt_parts") as refused:
+        sent_prompt(path, body, max_parts=3)
+    assert refused.value.param == param
+    assert sent_prompt(path, body, max_parts=4)
+
+
+async def test_a_long_prompt_is_hashed_in_steps_and_to_the_same_chain() -> None:
+    text = "word " * (LONG_PROMPT_BYTES // 4)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    chain = (await read(prompt=text)).chain
+    beside.cancel()
+    assert turns > 5
+    prompt = TextPrompt(text.encode())
+    assert chain == BlockRule(block_tokens=16, block_bytes=64).chain(prompt, cache_seed("m"), 4.0)

@@ -48,6 +48,24 @@ def test_prompts_share_exactly_the_blocks_that_lie_within_their_common_prefix(
         assert blocks == (1 if first == second else 0)
 
 
+@pytest.mark.parametrize("blocks", [0, 1, 2047, 2048, 2049, 4096, 5000])
+@pytest.mark.parametrize("rest", [0, 1, 7])
+def test_a_chain_made_in_steps_is_the_same(blocks: int, rest: int) -> None:
+    rule = BlockRule(block_tokens=2, block_bytes=8)
+    data = bytes(index * 7 % 251 for index in range(blocks * 8 + rest))
+    ids = array("I", range(blocks * 2 + rest % 2))
+    for prompt in (TextPrompt(data), TokenPrompt(ids)):
+        steps, count = rule.chain_in_steps(prompt, 5, 4.0), 0
+        while True:
+            try:
+                next(steps)
+            except StopIteration as made:
+                assert made.value == rule.chain(prompt, 5, 4.0)
+                break
+            count += 1
+        assert (count > 0) is (blocks * 8 + rest > 2048 * 8)
+
+
 def test_only_full_blocks_are_listed_unless_there_is_none() -> None:
     assert [len(chain_of_text(b"x" * size, 1, 10, 4.0).hashes) for size in (0, 9, 10, 19, 20, 25)] == [1, 1, 1, 1, 2, 2]
 

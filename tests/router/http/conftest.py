@@ -107,7 +107,7 @@ class FakeLifecycle:
 
     async def place(self, request: InferenceRequest) -> FakePlacedRequest:
         self.requests.append(request)
-        request.forget_body()
+        request.prompt = None  # as hashing it does
         if self.gate is not None:
             try:
                 await self.gate.wait()

@@ -321,7 +321,7 @@ async def test_paths_beside_the_scheduled_ones_are_passed_with_their_query(fleet
     client.request("/v1/embeddings?x=y", {"model": "m", "input": "hi"})
     assert (await client.answer()).status == 200
     assert instance.talks[0].head.startswith(b"POST /v1/embeddings?x=y HTTP/1.1\r\n")
-    assert not lifecycle.requests[0].scheduled
+    assert lifecycle.requests[0].path == "/v1/embeddings"
 
 
 async def test_connections_to_an_instance_are_kept_and_reused(fleet) -> None:

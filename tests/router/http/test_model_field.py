@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from router.http.model_field import form_model, with_form_model, with_json_model
+from router.http.model_field import edited, form_model, form_model_span, json_model_span
 
 FIELD = b'--b\r\nContent-Disposition: form-data; name="model"\r\n%b\r\nwhisper\r\n'
 FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="%b"\r\n\r\n%b\r\n'
@@ -30,13 +30,12 @@ def test_a_form_may_name_its_model_behind_a_long_file() -> None:
     upload = FILE % (b"a.wav", b"RIFF" * 50_000)
     for form in (FIELD % b"" + upload + b"--b--\r\n", upload + FIELD % b"" + b"--b--\r\n"):
         assert form_model(form) == "whisper"
-        assert with_form_model(form, "real") == form.replace(b"whisper", b"real")
+        assert b"".join(edited(form, [(form_model_span(form), b"real")])) == form.replace(b"whisper", b"real")
 
 
 def test_a_file_called_model_names_none() -> None:
     form = FILE % (b"model", b"alias\r\n") + b"--b--\r\n"
     assert form_model(form) == ""
-    assert with_form_model(form, "real") == form
 
 
 @pytest.mark.parametrize(
@@ -53,4 +52,9 @@ def test_a_file_called_model_names_none() -> None:
 @pytest.mark.parametrize("name", ["alias", "model", "0", 'a"\\b', "a,b:{c}"])
 def test_only_the_objects_own_model_is_replaced(body: bytes, name: str) -> None:
     sent = body.replace(b"{}", orjson.dumps(name)[1:-1])
-    assert with_json_model(sent, 'real "é') == body.replace(b"{}", 'real \\"é'.encode())
+    assert b"".join(edited(sent, [(json_model_span(sent), b'"real"')])) == body.replace(b'"{}"', b'"real"')
+
+
+def test_edits_leave_every_other_byte() -> None:
+    assert b"".join(edited(b"abcdef", [((1, 1), b"-"), ((3, 5), b"+")])) == b"a-bc+f"
+    assert edited(b"abc", []) == [b"abc"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from router.http.stream_usage import _MAX_HELD_BYTES, UsageRemover, asking_for_usage
+from router.http.model_field import edited
+from router.http.stream_usage import _MAX_HELD_BYTES, UsageRemover, usage_edit
 
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":null}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3}}\n\n'
@@ -14,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 
 @pytest.mark.parametrize("body", [b'{"a":1}', b' \n{ "a" : 1 }'])
 def test_the_option_is_added_and_no_other_byte_changes(body: bytes) -> None:
-    asking = asking_for_usage(body)
+    asking = b"".join(edited(body, [usage_edit(body)]))
     assert orjson.loads(asking) == {"a": 1, "stream_options": {"include_usage": True}}
     assert asking.replace(b'"stream_options":{"include_usage":true},', b"") == body
 

@@ -1,0 +1,52 @@
+"""Reading requests with long bodies: one at a time on a replica, in steps, what that takes counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Final
+
+from router.http.admission import inference_request_of
+from router.http.body_budget import BodyBudget
+from router.http.long_json import parse_json, scan_json
+from router.http.request_reader import Request
+from router.inference_request import InferenceRequest
+from router.steps import in_steps
+
+LONG_BODY_BYTES: Final = 64 << 10
+"""Reading any body up to this takes a few milliseconds at most, whatever its shape."""
+
+
+class LongBodies:
+    """What takes memory and time takes turns, so neither grows with the number of clients."""
+
+    def __init__(self, bodies: BodyBudget, *, max_json_values: int, max_json_bytes: int, max_prompt_parts: int) -> None:
+        self._bodies = bodies
+        self._max_json_values = max_json_values
+        self._max_json_bytes = max_json_bytes
+        self._max_prompt_parts = max_prompt_parts
+        self._turn = asyncio.Lock()
+
+    async def read(self, request: Request, request_id: str) -> InferenceRequest:
+        """What a client asks for, from its complete HTTP request; see ``read_inference_request``."""
+        async with self._turn:
+            return await in_steps(self._read(request, request_id))
+
+    def _read(self, request: Request, request_id: str) -> Generator[None, None, InferenceRequest]:
+        counted = 0
+        try:
+            found = yield from scan_json(
+                request.body, max_values=self._max_json_values, max_short_bytes=self._max_json_bytes
+            )
+            counted = found.memory_bytes
+            self._bodies.count(counted)
+            yield
+            value = parse_json(found.short)
+            yield
+            read = inference_request_of(request, request_id, value, found.long_texts, max_parts=self._max_prompt_parts)
+            read.model_span = found.model_span
+            yield
+            del value
+            return read
+        finally:
+            self._bodies.give_back(counted)

@@ -1,0 +1,220 @@
+"""A long JSON object read in steps: its size in values is known, and bounded, before anything of it is built.
+
+Cost and memory of building a value hardly depend on its length, so a body of millions of tiny ones would stop the event
+loop for seconds. A first pass finds the strings and counts what lies between them; it stops at the first value too
+many. Strings of ``LONG_STRING_BYTES`` and more (documents, images) are cut out on the way: each is decoded in pieces,
+and a short name that follows from its text stands for it. What is left is short enough to be built at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+import xxhash
+
+from router.errors import BodyTooLargeError, InvalidRequestError
+
+LONG_STRING_BYTES: Final = 64 << 10
+
+_STEP_BYTES: Final = 512 << 10
+"""Looked at, or decoded, in one step."""
+_STEP_STRINGS: Final = 2000
+
+_SEPARATORS: Final = frozenset({b":", b": ", b",", b", "})
+_BACKSLASH: Final = b"\\"
+_QUOTE: Final = ord('"')
+
+# Whole characters and escapes, a pair of surrogates for one; ends before the quote, or before what is cut in two.
+_CHARACTERS: Final = re.compile(
+    rb'(?:[^"\\]++|\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|(?![dD][89abAB])[0-9a-fA-F]{4})|\\[^u])*+',
+    re.DOTALL,
+)
+
+Steps = Generator[None, None, None]
+
+
+@dataclass(slots=True)
+class LongJson:
+    """What was found. ``short`` is the object with a name in place of each long string."""
+
+    short: bytes = b""
+    long_texts: dict[str, bytes] = field(default_factory=dict)
+    """The long strings in UTF-8, by their names."""
+    values: int = 0
+    """Objects, arrays and strings (keys are strings, too)."""
+    numbers: int = 0
+    """Or what else lies between commas, and some of the above; ten of them count as one value."""
+    model_span: tuple[int, int] | None = None
+    """Where in the body the string is that its own field ``model`` has, quotes included."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes to build and render it, at the most: text up to 4 times as much as it has in UTF-8."""
+        built = 200 * self.values + 80 * self.numbers + 5 * len(self.short)
+        return built + 2 * sum(map(len, self.long_texts.values()))
+
+
+def scan_json(body: bytes, *, max_values: int, max_short_bytes: int) -> Generator[None, None, LongJson]:
+    """The first pass, in steps.
+
+    Raises:
+        InvalidRequestError: too many values, or a string that has no end or is none.
+        BodyTooLargeError: what is left without the long strings is too long.
+    """
+    scan = _Scan(body, max_values, max_short_bytes)
+    yield from scan.run()
+    return scan.found
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The object that a body is, built at once.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise _invalid(str(error)) from error
+    if not isinstance(value, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    return value
+
+
+def _invalid(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the body is not valid JSON: {why}")
+
+
+class _Scan:
+    def __init__(self, body: bytes, max_values: int, max_short_bytes: int) -> None:
+        self.found = LongJson()
+        self._body = body
+        self._max_values = max_values
+        self._max_short_bytes = max_short_bytes
+        self._depth = 0
+        self._kept: list[bytes | memoryview] = []
+        self._kept_to = 0
+        """The body up to here is in ``_kept``."""
+        self._cut_bytes = 0
+        self._model_key_end = 0
+        """Behind a string of the object itself that says "model" and may be a key; 0 if the last one does not."""
+
+    def run(self) -> Steps:
+        body, size = self._body, len(self._body)
+        pos = strings = 0
+        while pos < size:
+            start = body.find(b'"', pos, pos + _STEP_BYTES)
+            stop = start if start >= 0 else min(pos + _STEP_BYTES, size)
+            if body[pos:stop] not in _SEPARATORS:
+                self._count(pos, stop)
+            if start < 0:
+                pos = stop
+                self._check_size(pos)
+                yield
+                continue
+            end = body.find(b'"', start + 1)
+            if end < 0:
+                raise _invalid(f"the string that begins at {start} has no end")
+            if body.find(_BACKSLASH, start + 1, end) >= 0:
+                end = yield from self._end_of_escaped(start + 1)
+            self._see_string(start, end)
+            if end - start > LONG_STRING_BYTES:
+                yield from self._cut(start, end)
+            pos, strings = end + 1, strings + 1
+            if strings % _STEP_STRINGS == 0:
+                self._check_size(pos)
+                yield
+        self._check_size(size)
+        self._kept.append(body[self._kept_to :])
+        self.found.short = b"".join(self._kept)
+
+    def _count(self, start: int, stop: int) -> None:
+        """What lies between two strings."""
+        count = self._body.count
+        opened = count(b"{", start, stop) + count(b"[", start, stop)
+        self._depth += opened - count(b"}", start, stop) - count(b"]", start, stop)
+        self.found.numbers += count(b",", start, stop)
+        self._add_values(opened)
+
+    def _add_values(self, count: int) -> None:
+        self.found.values += count
+        if self.found.values + self.found.numbers // 10 > self._max_values:
+            raise InvalidRequestError(
+                f"the body has over {self._max_values} objects, arrays and strings (ten numbers count as one); send"
+                " fewer, or raise router.max_json_values"
+            )
+
+    def _check_size(self, pos: int) -> None:
+        if pos - self._cut_bytes > self._max_short_bytes:
+            raise BodyTooLargeError(
+                f"the body is over {self._max_short_bytes} bytes, strings of {LONG_STRING_BYTES} bytes and more left"
+                " aside; shorten it, or raise router.max_json_bytes"
+            )
+
+    def _end_of_escaped(self, pos: int) -> Generator[None, None, int]:
+        """Where the string ends whose first character is at ``pos``."""
+        body, size = self._body, len(self._body)
+        while True:
+            at = self._behind_characters(pos, size)
+            if at < size and body[at] == _QUOTE:
+                return at
+            if at == pos:
+                raise _invalid(f"a string has a wrong escape, or no end, at {pos}")
+            pos = at
+            yield
+
+    def _behind_characters(self, pos: int, end: int) -> int:
+        """Behind the whole characters from ``pos`` on, up to a step's worth of them."""
+        body, stop = self._body, pos + _STEP_BYTES
+        if stop < end:
+            for _ in range(3):  # not inside of a character of UTF-8
+                stop -= body[stop] & 0xC0 == 0x80
+        found = _CHARACTERS.match(body, pos, min(stop, end))
+        assert found is not None
+        return found.end()
+
+    def _see_string(self, start: int, end: int) -> None:
+        self._add_values(1)
+        if self._depth != 1:
+            return
+        if self._model_key_end and self._body[self._model_key_end : start].strip() == b":":
+            self.found.model_span = (start, end + 1)
+        said = self._body[start : end + 1] if end - start <= 32 else b""  # "model" fully escaped has 32 bytes
+        self._model_key_end = end + 1 if said == b'"model"' or (_BACKSLASH in said and _says_model(said)) else 0
+
+    def _cut(self, start: int, end: int) -> Steps:
+        """Take the string out, and put its name there."""
+        pieces, digest, pos = [], xxhash.xxh3_128(), start + 1
+        while pos < end:
+            stop = self._behind_characters(pos, end)
+            if stop == pos:
+                raise _invalid(f"a string has a wrong escape at {pos}")
+            piece = _decoded(b'"%b"' % self._body[pos:stop])
+            pieces.append(piece)
+            digest.update(piece)
+            pos = stop
+            yield
+        name = digest.hexdigest()
+        self.found.long_texts[f"\0{name}"] = b"".join(pieces)
+        self._kept += (self._body[self._kept_to : start], b'"\\u0000%b"' % name.encode())
+        self._kept_to = end + 1
+        self._cut_bytes += end - start - 1
+
+
+def _decoded(string: bytes) -> bytes:
+    try:
+        text: str = orjson.loads(string)
+    except orjson.JSONDecodeError as error:
+        raise _invalid(str(error)) from error
+    return text.encode()
+
+
+def _says_model(string: bytes) -> bool:
+    try:
+        return bool(orjson.loads(string) == "model")
+    except orjson.JSONDecodeError:
+        return False

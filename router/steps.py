@@ -1,0 +1,23 @@
+"""Long work on the event loop, in steps: between two of them the loop serves whoever else waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_steps(work: Generator[None, None, T]) -> T:
+    """Run the work, which yields where it may be left; returns what it returns, and raises what it raises."""
+    try:
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            await asyncio.sleep(0)
+    finally:
+        work.close()

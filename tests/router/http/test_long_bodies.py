@@ -1,0 +1,136 @@
+"""Requests with long bodies: read like short ones, in steps, one at a time, and what that takes is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import orjson
+import pytest
+
+from router.errors import InvalidRequestError
+from router.http.body_budget import BodyBudget
+from router.http.long_bodies import LONG_BODY_BYTES, LongBodies
+from router.http.request_reader import Request
+from router.inference_request import InferenceRequest
+from router.prompt import sent_prompt
+
+CHAT = "/v1/chat/completions"
+LONG = "a wörd and \n a \U0001f600 " * 8000
+PARTS = [{"type": "text", "text": LONG}, {"type": "text", "text": "short"}]
+
+
+def chat(*messages: Any, **more: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": content} for content in messages], **more}
+
+
+def request_of(path: str, body: bytes) -> Request:
+    return Request("POST", path, b"", [], http_10=False, keep_alive=True, body=body)
+
+
+@pytest.fixture
+def bodies() -> BodyBudget:
+    return BodyBudget(1 << 20)
+
+
+@pytest.fixture
+def reader(bodies: BodyBudget) -> LongBodies:
+    return LongBodies(bodies, max_json_values=2000, max_json_bytes=1 << 20, max_prompt_parts=50)
+
+
+def read(reader: LongBodies, path: str, body: object) -> Any:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    assert len(raw) > LONG_BODY_BYTES
+    return reader.read(request_of(path, raw), "id")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat(LONG, "short", LONG)),
+        (CHAT, chat("short " * 20_000)),
+        (CHAT, chat(PARTS, "short", tools=[{"a": 1}])),
+        (CHAT, chat(*["short text"] * 40, *["x" * 60_000] * 2)),
+        ("/v1/completions", {"prompt": LONG, "cache_salt": "s", "max_tokens": 7}),
+        ("/v1/completions", {"prompt": [LONG, "short"]}),
+        ("/v1/completions", {"prompt": list(range(9_000, 9_900)) * 20}),
+        ("/v1/completions", {"prompt_embeds": "AAAA" * 20_000}),
+        ("/v1/completions", {"prompt": "", "prompt_embeds": ["AAAA" * 20_000, "BBBB"]}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("ascii_only", [True, False])
+async def test_a_prompt_is_the_same_however_long_its_body_is(
+    reader: LongBodies, path: str, body: dict[str, Any], ascii_only: bool
+) -> None:
+    read_request = await read(reader, path, json.dumps(body, ensure_ascii=ascii_only).encode())
+    assert read_request.prompt == sent_prompt(path, body)
+
+
+async def test_an_image_tells_prompts_apart_by_what_it_shows_and_not_by_how_it_was_escaped(reader: LongBodies) -> None:
+    def illustrated(data: str) -> bytes:
+        return orjson.dumps(chat([{"type": "image_url", "image_url": {"url": "data:image/png;base64," + data}}]))
+
+    one, other = illustrated("AAAA" * 20_000), illustrated("BBBB" * 20_000)
+    escaped = one.replace(b"AAAA/", b"AAAA\\/").replace(b"data:image/", b"data:image\\/")
+    prompts = [(await read(reader, CHAT, body)).prompt for body in (one, other, escaped)]
+    assert prompts[0] == prompts[2] != prompts[1]
+    assert prompts[0].prompt.has_media and prompts[0].text_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (chat(LONG, n=-1), "n must be"),
+        (chat(*["x" * 2000] * 60), "router.max_prompt_parts"),
+        (chat(LONG, tools=[{str(n): 1 for n in range(2000)}]), "router.max_json_values"),
+        (chat("x" * 80_000)["messages"], "must be a JSON object"),
+    ],
+)
+async def test_a_long_body_of_the_wrong_shape_is_refused_by_name(
+    reader: LongBodies, bodies: BodyBudget, body: Any, named: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=named):
+        await read(reader, CHAT, body)
+    assert bodies.held_bytes == 0
+
+
+async def test_bodies_are_read_one_at_a_time_and_what_it_takes_is_counted_until_it_is_gone(
+    reader: LongBodies, bodies: BodyBudget
+) -> None:
+    body, most = chat("x" * 500_000), 0
+    tasks = [asyncio.create_task(read(reader, CHAT, body)) for _ in range(4)]
+    while not all(task.done() for task in tasks):
+        most = max(most, bodies.held_bytes)
+        await asyncio.sleep(0)
+    assert 1_000_000 <= most < 2_000_000
+    assert bodies.held_bytes == 0
+    assert all(isinstance(task.result(), InferenceRequest) for task in tasks)
+
+
+async def test_a_client_that_leaves_lets_the_next_one_be_read(reader: LongBodies, bodies: BodyBudget) -> None:
+    for steps in range(1, 8):
+        task = asyncio.create_task(read(reader, CHAT, chat(LONG)))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    assert bodies.held_bytes == 0
+    assert await asyncio.wait_for(read(reader, CHAT, chat(LONG)), 5)
+
+
+async def test_a_long_body_reaches_the_instance_under_the_models_own_name_and_is_else_unchanged(
+    kit, start_instance, start_router
+) -> None:
+    async def answer(talk):
+        await talk.answer()
+
+    instance = await start_instance(answer)
+    router = await start_router(kit.Lifecycle([instance.url], model="real"))
+    client = await router.connect()
+    body = chat([{"type": "text", "text": LONG, "model": "m"}], metadata={"model": "m"})
+    sent = json.dumps(body, ensure_ascii=False).encode()
+    client.request(CHAT, sent)
+    assert (await client.answer()).status == 200
+    assert instance.talks[0].body == sent.replace(b'"model": "m"', b'"model": "real"', 1)
