@@ -21,6 +21,7 @@ from router.served_pool import ServedPool
 class Retried(Protocol):
     """A request whose try has failed."""
 
+    request_id: str
     pool: ServedPool
     attempts: int
     trial: Trial | None
@@ -57,7 +58,7 @@ async def spend_retry(failure: InstanceFailure, request: Retried, context: Repli
     """
     quarantine = request.pool.quarantine
     if failure.engine_died:
-        quarantine.died(request.prompt_hash, request.instance_id)
+        quarantine.died(request.prompt_hash, request.instance_id, request.request_id)
     end_trial(request, completed=False)
     if request.attempts >= context.settings.max_attempts:
         raise exhausted(failure, f"{request.attempts} instances failed")

@@ -74,7 +74,7 @@ class Quarantine:
         self._call_later = call_later
         self._suspects: dict[int, Suspect] = {}
 
-    def died(self, prompt_hash: int, instance_id: str) -> None:
+    def died(self, prompt_hash: int, instance_id: str, request_id: str) -> None:
         """The instance's engine died while it held a request of this prompt."""
         now_s = self._clock.monotonic_s()
         suspect = self._suspects.pop(prompt_hash, None) or Suspect()
@@ -84,7 +84,8 @@ class Quarantine:
             suspect.last_death_s = suspect.died_at_s[instance_id] = now_s
             if suspect.deaths > 1:
                 _log.warning(
-                    "a prompt is refused for %.0f s: engines died while they held it, %d in all, of instances %s",
+                    "the prompt of request %s is refused for %.0f s: engines died while they held it, %d in all, of %s",
+                    request_id,
                     suspect.refused_until_s - now_s,
                     suspect.deaths,
                     ", ".join(suspect.died_at_s),

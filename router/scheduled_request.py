@@ -204,7 +204,7 @@ class ScheduledRequest:
             raise nobody_left(failure, self.attempts) from error
 
     def engine_died(self) -> None:
-        self.pool.quarantine.died(self.prompt_hash, self.instance_id)
+        self.pool.quarantine.died(self.prompt_hash, self.instance_id, self.request_id)
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         if self._done:

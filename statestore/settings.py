@@ -96,7 +96,7 @@ class StoreSettings(BaseModel):
     )
     prefix: str = Field("dualmap", pattern=r"^[A-Za-z0-9_.-]+$", description="first part of every key")
     connect_timeout_s: float = Field(2.0, gt=0, description="time to connect to the store, seconds")
-    command_timeout_s: float = Field(1.0, gt=0, description="time for one store call, seconds")
+    command_timeout_s: float = Field(3.0, gt=0, description="time for one store call, seconds")
 
 
 class InstanceSettings(BaseModel):

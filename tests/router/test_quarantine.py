@@ -26,12 +26,12 @@ async def trial_of(quarantine: Quarantine, prompt_hash: int = PROMPT) -> Trial:
 
 
 async def test_who_is_no_suspect_passes(quarantine: Quarantine) -> None:
-    quarantine.died(OTHER, "a")
+    quarantine.died(OTHER, "a", "r")
     assert await quarantine.admit(PROMPT) is None
 
 
 async def test_copies_of_a_suspect_wait_until_its_trial_has_shown_a_token(quarantine: Quarantine, tools: Any) -> None:
-    quarantine.died(PROMPT, "a")
+    quarantine.died(PROMPT, "a", "r")
     trial = await trial_of(quarantine)
     copy = asyncio.create_task(quarantine.admit(PROMPT))
     await tools.settle()
@@ -47,12 +47,12 @@ async def test_copies_of_a_suspect_wait_until_its_trial_has_shown_a_token(quaran
 async def test_a_second_death_convicts_and_whoever_waited_is_refused(
     quarantine: Quarantine, clock: Any, tools: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    quarantine.died(PROMPT, "a")
+    quarantine.died(PROMPT, "a", "r")
     trial = await trial_of(quarantine)
     copy = asyncio.create_task(quarantine.admit(PROMPT))
     await tools.settle()
 
-    quarantine.died(PROMPT, "b")
+    quarantine.died(PROMPT, "b", "r")
     trial.end(completed=False)
 
     with pytest.raises(RequestQuarantinedError) as refused:
@@ -66,7 +66,7 @@ async def test_a_second_death_convicts_and_whoever_waited_is_refused(
 
 async def test_every_further_death_doubles_the_time(quarantine: Quarantine, clock: Any) -> None:
     for instance_id in ("a", "b", "c"):
-        quarantine.died(PROMPT, instance_id)
+        quarantine.died(PROMPT, instance_id, "r")
     clock.now_s += FIRST_REFUSAL_S
     with pytest.raises(RequestQuarantinedError) as refused:
         await quarantine.admit(PROMPT)
@@ -80,12 +80,12 @@ async def test_every_further_death_doubles_the_time(quarantine: Quarantine, cloc
 
 async def test_the_requests_of_one_engine_die_of_one_death(quarantine: Quarantine, clock: Any) -> None:
     for _ in range(20):
-        quarantine.died(PROMPT, "a")
+        quarantine.died(PROMPT, "a", "r")
         clock.now_s += ONE_DEATH_S / 40
     (await trial_of(quarantine)).end(completed=False)
 
     clock.now_s += ONE_DEATH_S
-    quarantine.died(PROMPT, "a")
+    quarantine.died(PROMPT, "a", "r")
 
     with pytest.raises(RequestQuarantinedError):
         await quarantine.admit(PROMPT)
@@ -94,7 +94,7 @@ async def test_the_requests_of_one_engine_die_of_one_death(quarantine: Quarantin
 async def test_a_trial_that_ends_without_a_verdict_leaves_its_place_to_the_next(
     quarantine: Quarantine, tools: Any
 ) -> None:
-    quarantine.died(PROMPT, "a")
+    quarantine.died(PROMPT, "a", "r")
     trial = await trial_of(quarantine)
     copies = [asyncio.create_task(quarantine.admit(PROMPT)) for _ in range(2)]
     await tools.settle()
@@ -108,7 +108,7 @@ async def test_a_trial_that_ends_without_a_verdict_leaves_its_place_to_the_next(
 
 
 async def test_a_trial_is_not_waited_for_without_end(quarantine: Quarantine, clock: Any, tools: Any) -> None:
-    quarantine.died(PROMPT, "a")
+    quarantine.died(PROMPT, "a", "r")
     await trial_of(quarantine)
     copy = asyncio.create_task(quarantine.admit(PROMPT))
     await clock.advance(TRIAL_S - 1)
@@ -122,11 +122,11 @@ async def test_a_trial_is_not_waited_for_without_end(quarantine: Quarantine, clo
 async def test_suspects_are_forgotten_in_time_and_in_number(
     quarantine: Quarantine, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quarantine.died(PROMPT, "a")
+    quarantine.died(PROMPT, "a", "r")
     clock.now_s += MEMORY_S
     assert quarantine.of(PROMPT) is None
 
     monkeypatch.setattr(quarantine_module, "MAX_SUSPECTS", 2)
     for prompt_hash in (1, 2, 1, 3):
-        quarantine.died(prompt_hash, "a")
+        quarantine.died(prompt_hash, "a", "r")
     assert [quarantine.of(prompt_hash) is not None for prompt_hash in (1, 2, 3)] == [True, False, True]
