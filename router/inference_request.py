@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from router.errors import InvalidRequestError
@@ -60,9 +61,12 @@ class InferenceRequest:
         return self.path in SCHEDULED_PATHS
 
 
+_random = Random(os.urandom(32))
+
+
 def mint_request_id() -> str:
-    """A request id that no other replica mints."""
-    return os.urandom(16).hex()
+    """A request id that no other replica mints; nobody has to be unable to guess it."""
+    return f"{_random.getrandbits(128):032x}"
 
 
 def read_request_id(header: str | None) -> str:

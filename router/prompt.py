@@ -92,5 +92,5 @@ def _unsalted_seed(model: str, lora: str | None) -> int:
 
 def _output_limit(body: Mapping[str, Any]) -> int | None:
     """Of the two names the newer one counts; both must be counts."""
-    limits = [read_count(body, param) for param in ("max_completion_tokens", "max_tokens")]
-    return next((limit for limit in limits if limit is not None), None)
+    newer, older = read_count(body, "max_completion_tokens"), read_count(body, "max_tokens")
+    return older if newer is None else newer

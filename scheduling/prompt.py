@@ -114,8 +114,13 @@ class _Rendering:
         self._parts = 0
 
     def add_text(self, text: str) -> None:
-        long_text = self._long_texts.get(text) if self._long_texts else None
-        self.pieces.append(_utf8(text) if long_text is None else long_text)
+        if self._long_texts and text in self._long_texts:
+            self.pieces.append(self._long_texts[text])
+            return
+        try:
+            self.pieces.append(text.encode())
+        except UnicodeEncodeError:  # a lone surrogate: legal in JSON, not in UTF-8
+            self.pieces.append(text.encode("utf-8", "surrogatepass"))
 
     def add_leading(self, body: Mapping[str, Any]) -> None:
         """What comes before the messages; nothing for most bodies."""
@@ -211,7 +216,7 @@ def _part_text(part: dict[str, Any], param: str) -> str | None:
 def _media(part: dict[str, Any], param: str) -> bytes:
     # Base64 media would drown the chain in megabytes; the hash tells media apart just as well.
     digest = xxhash.xxh3_128_hexdigest(_json(part, param))
-    return b"".join((_FIELD, _utf8(part["type"]), _FIELD, digest.encode()))
+    return b"".join((_FIELD, part["type"].encode("utf-8", "surrogatepass"), _FIELD, digest.encode()))
 
 
 def _embeddings(embeds: Any, rendering: _Rendering) -> TokenPrompt:
@@ -243,13 +248,6 @@ def _token_ids(ids: Any, param: str) -> array[int]:
         return array("I", ids)
     except (TypeError, OverflowError) as error:
         raise PromptError(f"{param} holds something that is not a token id", param) from error
-
-
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # a lone surrogate: legal in JSON, not in UTF-8
-        return text.encode("utf-8", "surrogatepass")
 
 
 def _json(value: Any, param: str) -> bytes:

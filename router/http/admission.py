@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import orjson
 from xxhash import xxh3_64_intdigest
 
 from router.api_keys import ApiKeys
 from router.errors import InvalidRequestError, MethodNotAllowedError, UnsupportedEncodingError
-from router.http.long_json import parse_json
 from router.http.model_field import form_model
-from router.http.paths import is_inference, needs_api_key
+from router.http.paths import INFERENCE_PATHS, needs_api_key
 from router.http.request_reader import HeadCheck, Request
 from router.inference_request import SCHEDULED_PATHS, InferenceRequest, read_slo_s
 from router.prompt import sent_prompt
@@ -25,16 +25,19 @@ _NO_LONG_TEXTS: Final[LongTexts] = {}
 def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
     """The rule for heads: who may send what, and how long a body may follow."""
 
+    check_key = keys.check if keys else None
+
     def check_head(request: Request) -> int:
-        if request.method == "CONNECT":
-            raise MethodNotAllowedError("this is no forward proxy: CONNECT is not supported")
-        inference = is_inference(request.path)
-        if request.method == "OPTIONS":  # a browser sends no key with it
+        path, method = request.path, request.method
+        inference = path in INFERENCE_PATHS
+        if method == "OPTIONS":  # a browser sends no key with it
             return OPS_BODY_BYTES
-        if inference and request.method != "POST":
-            raise MethodNotAllowedError(f"{request.path} takes POST, not {request.method}")
-        if needs_api_key(request.path):
-            keys.check(request.get)
+        if method == "CONNECT":
+            raise MethodNotAllowedError("this is no forward proxy: CONNECT is not supported")
+        if inference and method != "POST":
+            raise MethodNotAllowedError(f"{path} takes POST, not {method}")
+        if check_key is not None and (inference or needs_api_key(path)):
+            check_key(request.get)
         encoding = request.get(b"content-encoding")
         if encoding is not None and encoding.lower() not in (b"", b"identity"):
             named = encoding.decode("latin-1")
@@ -52,7 +55,22 @@ def read_inference_request(request: Request, request_id: str, *, max_parts: int 
     """
     if not request.body:
         raise InvalidRequestError("the request has no body; send a JSON object")
-    return inference_request_of(request, request_id, parse_json(request.body), _NO_LONG_TEXTS, max_parts=max_parts)
+    return inference_request_of(request, request_id, json_object(request.body), _NO_LONG_TEXTS, max_parts=max_parts)
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The object that a body is, built at once.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    return value
 
 
 def is_form(request: Request) -> bool:

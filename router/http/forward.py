@@ -40,7 +40,13 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
     try:
         if sent_id is not None:
             request_id = read_request_id(sent_id.decode("latin-1"))
-        inference_request = await _read(request, request_id, plane)
+        if is_form(request):
+            inference_request = read_form_request(request, request_id)
+        elif len(request.body) > LONG_BODY_BYTES:
+            inference_request = await plane.long_bodies.read(request, request_id)
+        else:
+            max_parts = plane.settings.max_prompt_parts
+            inference_request = read_inference_request(request, request_id, max_parts=max_parts)
         placed = await plane.lifecycle.place(inference_request)
         await _Forwarding(request, inference_request, placed, downstream, plane).run()
     except Exception as error:
@@ -50,14 +56,6 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
         if refusal.status == 500:
             _log.error("request %s failed inside the router", request_id, exc_info=error)
         downstream.refuse(refusal, [(b"x-request-id", request_id.encode())])
-
-
-async def _read(request: Request, request_id: str, plane: DataPlane) -> InferenceRequest:
-    if is_form(request):
-        return read_form_request(request, request_id)
-    if len(request.body) > LONG_BODY_BYTES:
-        return await plane.long_bodies.read(request, request_id)
-    return read_inference_request(request, request_id, max_parts=plane.settings.max_prompt_parts)
 
 
 class _Forwarding:
@@ -130,7 +128,7 @@ class _Forwarding:
         without counting as an attempt."""
         upstreams, url = self._plane.upstreams, self._placed.instance_url
         try:
-            connection = await upstreams.acquire(url)
+            connection = upstreams.take_idle(url) or await upstreams.connect(url)
         except ConnectError as error:
             return ExchangeResult(failure=error.failure)
         sent_s = connection.loop.time()
@@ -138,7 +136,7 @@ class _Forwarding:
         if not (connection.reused and _died_idle(result, connection, sent_s)):
             return result
         try:
-            connection = await upstreams.acquire(url, fresh=True)
+            connection = await upstreams.connect(url)
         except ConnectError:
             return result  # the instance itself has died, perhaps with the request in its hands
         return await self._exchange(connection)

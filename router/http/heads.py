@@ -44,7 +44,7 @@ _VIA_HTTP_10: Final = b"via: 1.0 dualmap\r\n"
 _VIA_HTTP_11: Final = b"via: 1.1 dualmap\r\n"
 _USUAL_CONNECTIONS: Final = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
 _NO_TOKENS: Final[frozenset[bytes]] = frozenset()
-_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
+_NOT_SENT_UP_WITHOUT_CREDENTIALS: Final = _NOT_SENT_UP | {b"authorization", b"x-api-key"}
 FLEET_FIELDS: Final = frozenset(
     {
         b"x-dualmap-instance",
@@ -85,11 +85,7 @@ HTTP2_GOAWAY: Final = bytes.fromhex("000000040000000000" + "000008070000000000" 
 
 def response_head(status: int, fields: Iterable[Header]) -> bytes:
     """A whole response head, the empty line included."""
-    lines = [_STATUS_LINES[status]]
-    for name, value in fields:
-        lines += (name, b": ", value, b"\r\n")
-    lines.append(b"\r\n")
-    return b"".join(lines)
+    return b"".join([_STATUS_LINES[status], *[b"%b: %b\r\n" % field for field in fields], b"\r\n"])
 
 
 def connection_tokens(fields: Iterable[Header]) -> frozenset[bytes]:
@@ -106,7 +102,7 @@ def fields_for_instance(fields: list[Header], *, keep_credentials: bool, http_10
 
     ``Via`` says by which protocol they came, after whoever passed them on before (RFC 9110 section 7.6.3).
     """
-    dropped = _NOT_SENT_UP if keep_credentials else _NOT_SENT_UP | _CREDENTIALS
+    dropped = _NOT_SENT_UP if keep_credentials else _NOT_SENT_UP_WITHOUT_CREDENTIALS
     tokens = connection_tokens(fields)
     if tokens:
         dropped = dropped | tokens

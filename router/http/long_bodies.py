@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Generator
 from typing import Final
 
-from router.http.admission import inference_request_of
+from router.http.admission import inference_request_of, json_object
 from router.http.body_budget import BodyBudget
-from router.http.long_json import parse_json, scan_json
+from router.http.long_json import scan_json
 from router.http.request_reader import Request
 from router.inference_request import InferenceRequest
 from router.steps import in_steps
@@ -41,7 +41,7 @@ class LongBodies:
             counted = found.memory_bytes
             self._bodies.count(counted)
             yield
-            value = parse_json(found.short)
+            value = json_object(found.short)
             yield
             read = inference_request_of(request, request_id, value, found.long_texts, max_parts=self._max_prompt_parts)
             read.model_span = found.model_span

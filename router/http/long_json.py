@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import orjson
 import xxhash
@@ -68,21 +68,6 @@ def scan_json(body: bytes, *, max_values: int, max_short_bytes: int) -> Generato
     scan = _Scan(body, max_values, max_short_bytes)
     yield from scan.run()
     return scan.found
-
-
-def parse_json(body: bytes) -> dict[str, Any]:
-    """The object that a body is, built at once.
-
-    Raises:
-        InvalidRequestError: it is none.
-    """
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise _invalid(str(error)) from error
-    if not isinstance(value, dict):
-        raise InvalidRequestError("the body must be a JSON object")
-    return value
 
 
 def _invalid(why: str) -> InvalidRequestError:

@@ -31,14 +31,10 @@ PASSTHROUGH_PATHS = frozenset(
 """Paths of vLLM's own server that any suitable instance answers, without scheduling by prefix."""
 
 INFERENCE_PATHS = SCHEDULED_PATHS | PASSTHROUGH_PATHS
+"""Requests for these go to an instance."""
 
 INFERENCE_METHODS = "POST, OPTIONS"
 """The ``Allow`` of every inference path."""
-
-
-def is_inference(path: str) -> bool:
-    """True if requests for the path go to an instance."""
-    return path in INFERENCE_PATHS
 
 
 def needs_api_key(path: str) -> bool:

@@ -39,7 +39,7 @@ class PortChecks:
     async def _check(self, url: str) -> None:
         refused = False
         try:
-            connection = await self._upstreams.acquire(url, fresh=True)
+            connection = await self._upstreams.connect(url)
             connection.abort()
         except ConnectError as error:
             refused = isinstance(error.__cause__, ConnectionRefusedError)

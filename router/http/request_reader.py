@@ -7,14 +7,14 @@ no obsolete folding, no unknown transfer coding), every buffer has a bound, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httptools
 
 from router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
 from router.http.body_budget import BodyBudget
 from router.http.heads import Header
-from router.http.paths import is_inference
+from router.http.paths import INFERENCE_PATHS
 
 MAX_PIPELINED_REQUESTS = 32
 """Requests read ahead of their answers at most; the connection closes after those (RFC 9112 section 9.3.2)."""
@@ -41,17 +41,20 @@ class Request:
     """Set when the request was refused by its head; the body was thrown away."""
     bodies: BodyBudget | None = None
     """Where the body is counted until it is dropped."""
-    _index: dict[bytes, bytes] | None = None
+    get: Callable[[bytes], bytes | None] = field(init=False, repr=False)
+    """The first field of a (lower-case) name."""
 
-    def get(self, name: bytes) -> bytes | None:
-        """The first field of this (lower-case) name."""
-        return self._by_name().get(name)
+    _all_differ: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        index = dict(reversed(self.fields))
+        self.get = index.get
+        self._all_differ = len(index) == len(self.fields)
 
     def count(self, name: bytes) -> int:
         """How often a (lower-case) name occurs."""
-        index = self._by_name()
-        if name not in index or len(index) == len(self.fields):
-            return int(name in index)
+        if self._all_differ:
+            return int(self.get(name) is not None)
         return sum(1 for other, _ in self.fields if other == name)
 
     def drop_body(self) -> None:
@@ -59,11 +62,6 @@ class Request:
         if self.bodies is not None:
             self.bodies.give_back(len(self.body))
         self.body = b""
-
-    def _by_name(self) -> dict[bytes, bytes]:
-        if self._index is None:
-            self._index = dict(reversed(self.fields))
-        return self._index
 
 
 HeadCheck = Callable[[Request], int]
@@ -109,8 +107,7 @@ class RequestReader:
         """It began behind another one in the same feed."""
         self._target = b""
         self._fields: list[Header] = []
-        self._field_count = 0
-        self._head_bytes = 0
+        """Of the head; then those of the trailer, which nobody reads."""
         self._fed_unseen = 0
         self._head_done = False
         self._body: bytes | bytearray = b""
@@ -131,7 +128,9 @@ class RequestReader:
         """Read on; returns the requests completed by ``data`` (which may be several, or none)."""
         self._complete = []
         self._seen = False
-        request, body_bytes, chunks = self._request, self._body_bytes, self._chunks
+        request = self._request
+        if request is not None:
+            body_bytes, chunks = self._body_bytes, self._chunks
         left = data
         while left:
             left = self._parse(left)
@@ -169,7 +168,7 @@ class RequestReader:
         )
 
     def _too_large(self, request: Request) -> BodyTooLargeError:
-        advice = "shorten it, or raise router.max_body_bytes" if is_inference(request.path) else "shorten it"
+        advice = "shorten it, or raise router.max_body_bytes" if request.path in INFERENCE_PATHS else "shorten it"
         return BodyTooLargeError(f"the request body is over {self._body_limit} bytes; {advice}")
 
     def _handed_over(self) -> None:
@@ -243,25 +242,19 @@ class RequestReader:
 
     def on_url(self, piece: bytes) -> None:
         self._target += piece
-        self._head_bytes += len(piece)
-        if self._head_bytes > self._max_header_bytes:
+        if len(self._target) > self._max_header_bytes:
             self._refuse(self._too_long("target"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._field_count += 1
-        self._head_bytes += len(name) + len(value) + 4
-        if self._head_bytes > self._max_header_bytes:
-            self._refuse(self._too_long("head"))
-        if self._field_count > self._max_headers:
-            count = f"the request has over {self._max_headers} header fields"
-            self._refuse(HeadersTooLargeError(f"{count}; send fewer, or raise router.max_headers"))
-        if not self._head_done:  # else it is a trailer, which nobody here reads
-            self._fields.append((name.lower(), value.rstrip()))
+        # Their number is bounded by the bytes of a feed and by ``_count_unseen`` until they are counted.
+        self._fields.append((name.lower(), value.rstrip()))
 
     def on_headers_complete(self) -> None:
+        self._check_fields("head", len(self._target))
         self._handed_over()
         self._head_done = True
         request = self._head()
+        self._fields = []
         self._check_framing(request)
         self._request = request
         if self._parser.should_upgrade() and request.method != "CONNECT":
@@ -304,6 +297,8 @@ class RequestReader:
         self._body += piece
 
     def on_message_complete(self) -> None:
+        if self._fields:
+            self._check_fields("trailer", 0)
         self._handed_over()
         if self._upgrading:
             return
@@ -312,11 +307,22 @@ class RequestReader:
         if request.refusal is None:
             request.body, request.bodies = bytes(self._body), self._bodies
         self._request = None
-        self._begin()
+        self._body = b""
+        self.expects_continue = False
         self.reading = False
         self._complete.append(request)
         if not request.keep_alive:
             self.stopped = True
+
+    def _check_fields(self, part: str, target_bytes: int) -> None:
+        fields = self._fields
+        if len(fields) > self._max_headers:
+            count = f"the request has over {self._max_headers} header fields"
+            self._refuse(HeadersTooLargeError(f"{count}; send fewer, or raise router.max_headers"))
+        if len(self._fed) + self._fed_unseen > self._max_header_bytes:  # else no part of it can be
+            head_bytes = target_bytes + sum(len(name) + len(value) + 4 for name, value in fields)
+            if head_bytes > self._max_header_bytes:
+                self._refuse(self._too_long(part))
 
     # the head ------------------------------------------------------------------------------------------------
     def _head(self) -> Request:
@@ -336,6 +342,8 @@ class RequestReader:
 
     def _check_line(self, line: bytes, version: str) -> None:
         """The parser takes other protocols (RTSP) and versions, or none, for HTTP, and tells only their numbers."""
+        if version == "1.1" and not self._pipelined and self._fed.startswith(line):
+            return
         fed = b"".join((*self._earlier, self._fed)) if self._earlier else self._fed
         at_hand = fed.startswith(line) or (
             line in fed if self._pipelined else fed.lstrip(b"\r\n").startswith(line)  # behind empty lines

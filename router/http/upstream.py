@@ -123,12 +123,12 @@ class UpstreamConnection(asyncio.Protocol):
         )
 
     @property
-    def spoke_unasked(self) -> bool:
-        """Bytes that belong to no request wait to be read: whoever used the connection would take them for its answer.
-
-        Those that are still under way cannot be seen, nor can any by TLS.
-        """
-        return self._file >= 0 and fcntl.ioctl(self._file, termios.FIONREAD, _NOTHING_UNREAD) != _NOTHING_UNREAD
+    def still_reusable(self) -> bool:
+        """What was ``reusable`` is open, and silent: whoever used a connection that spoke unasked would take that for
+        the answer. Bytes that are under way cannot be seen, nor can any by TLS."""
+        if self.closed or self._transport is None or self._transport.is_closing():
+            return False
+        return self._file < 0 or fcntl.ioctl(self._file, termios.FIONREAD, _NOTHING_UNREAD) == _NOTHING_UNREAD
 
     def pause_reading(self) -> None:
         """The client is slower than the instance."""

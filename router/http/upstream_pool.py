@@ -72,33 +72,27 @@ class UpstreamPool:
         self._closed = False
         self._shortage_log = ShortageLog()
 
-    async def acquire(self, url: str, *, fresh: bool = False) -> UpstreamConnection:
-        """A connection to the instance: an idle one, or (always, if ``fresh``) a new one.
-
-        Raises:
-            ConnectError: refused, unreachable, or not within the time to connect.
-            OutOfFilesError: this process has no file descriptor left; no instance is to blame.
-        """
-        if not fresh:
-            connection = self._take_idle(url)
-            if connection is not None:
-                return connection
-        return await self._connect(url)
-
-    def _take_idle(self, url: str) -> UpstreamConnection | None:
+    def take_idle(self, url: str) -> UpstreamConnection | None:
+        """The idle connection that was used last, if there is one that may still serve."""
         stack = self._idle.get(url)
         if not stack:
             return None
         oldest_s = stack[-1].loop.time() - self._idle_s
         while stack:
             connection = stack.pop()
-            if connection.reusable and connection.idle_since_s >= oldest_s and not connection.spoke_unasked:
+            if connection.idle_since_s >= oldest_s and connection.still_reusable:
                 connection.reused = True
                 return connection
             connection.abort()
         return None
 
-    async def _connect(self, url: str) -> UpstreamConnection:
+    async def connect(self, url: str) -> UpstreamConnection:
+        """A new connection to the instance.
+
+        Raises:
+            ConnectError: refused, unreachable, or not within the time to connect.
+            OutOfFilesError: this process has no file descriptor left; no instance is to blame.
+        """
         try:
             origin = parse_origin(url)
             async with asyncio.timeout(self._connect_timeout_s):

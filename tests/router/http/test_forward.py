@@ -474,7 +474,7 @@ async def test_a_replica_without_descriptors_refuses_and_blames_no_instance(flee
     async def no_descriptor_left(*_: object, **__: object) -> None:
         raise OutOfFilesError("no file descriptor left", retry_after_s=1.0)
 
-    monkeypatch.setattr(UpstreamPool, "acquire", no_descriptor_left)
+    monkeypatch.setattr(UpstreamPool, "connect", no_descriptor_left)
     client.chat()
     answer = await client.answer()
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from router.errors import BodyTooLargeError, InvalidRequestError
 from router.http import long_json
-from router.http.long_json import LONG_STRING_BYTES, LongJson, parse_json, scan_json
+from router.http.admission import json_object
+from router.http.long_json import LONG_STRING_BYTES, LongJson, scan_json
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
     ["\\", '"', '\\"', "a\\" * 9, "😀" * 9]
@@ -69,7 +70,7 @@ def step_bytes(request: pytest.FixtureRequest) -> Any:
 def test_nothing_is_lost_whatever_is_cut_out(value: Any, ascii_only: bool, separators: tuple[str, str]) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only, separators=separators).encode()
     found, _ = scan(body)
-    assert whole(parse_json(found.short), found.long_texts) == value
+    assert whole(json_object(found.short), found.long_texts) == value
     assert found.values == count(value) and found.numbers <= body.count(b",")
     model = value.get("model")
     if isinstance(model, str):
@@ -139,7 +140,7 @@ def test_a_long_string_is_read_in_steps_and_its_name_follows_from_its_text(
 )
 def test_a_string_that_is_none_is_refused(string: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="not valid JSON"):
-        parse_json(scan(b'{"a":' + string)[0].short)
+        json_object(scan(b'{"a":' + string)[0].short)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_what_building_takes_is_no_more_than_what_is_counted_for_it(item: bytes)
     found, _ = scan(body, max_values=1_000_000)
     tracemalloc.start()
     try:
-        built = parse_json(found.short)
+        built = json_object(found.short)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

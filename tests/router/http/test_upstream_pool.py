@@ -12,7 +12,7 @@ import pytest
 
 from router.errors import OutOfFilesError
 from router.http.sweeper import Sweeper
-from router.http.upstream import AnswerHead
+from router.http.upstream import AnswerHead, UpstreamConnection
 from router.http.upstream_pool import ConnectError, Origin, UpstreamPool, parse_origin
 from router.outcome import FailureKind
 
@@ -48,6 +48,10 @@ async def ask(connection):
     return await asyncio.wait_for(sink.done, 5)
 
 
+async def acquire(pool: UpstreamPool, url: str) -> UpstreamConnection:
+    return pool.take_idle(url) or await pool.connect(url)
+
+
 async def answer(talk):
     await talk.answer({"ok": 1})
 
@@ -64,7 +68,7 @@ def test_an_origin_is_read_from_a_url() -> None:
 async def test_a_connection_sends_small_writes_at_once(pool, start_instance) -> None:
     instance = await start_instance(answer)
 
-    connection = await pool().acquire(instance.url)
+    connection = await acquire(pool(), instance.url)
 
     connected = connection._transport.get_extra_info("socket")
     assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -73,13 +77,13 @@ async def test_a_connection_sends_small_writes_at_once(pool, start_instance) -> 
 
 async def test_a_used_connection_is_given_out_again_last_used_first(pool, start_instance) -> None:
     instance, subject = await start_instance(answer), pool()
-    first, second = await subject.acquire(instance.url), await subject.acquire(instance.url)
+    first, second = await acquire(subject, instance.url), await acquire(subject, instance.url)
     assert not first.reused
     for connection in (first, second):
         assert await ask(connection) == b'{"ok":1}'
         subject.release(connection)
-    assert await subject.acquire(instance.url) is second and second.reused
-    assert await subject.acquire(instance.url) is first
+    assert await acquire(subject, instance.url) is second and second.reused
+    assert await acquire(subject, instance.url) is first
     assert instance.connections == 2
     for connection in (first, second):
         connection.abort()
@@ -87,7 +91,7 @@ async def test_a_used_connection_is_given_out_again_last_used_first(pool, start_
 
 async def test_no_more_idle_connections_are_kept_than_allowed(pool, start_instance, kit) -> None:
     instance, subject = await start_instance(answer), pool(max_idle=1)
-    connections = [await subject.acquire(instance.url) for _ in range(3)]
+    connections = [await acquire(subject, instance.url) for _ in range(3)]
     for connection in connections:
         await ask(connection)
         subject.release(connection)
@@ -99,7 +103,7 @@ async def test_no_more_idle_connections_are_kept_than_allowed(pool, start_instan
 
 async def test_an_aged_connection_is_closed(pool, start_instance, kit) -> None:
     instance, subject = await start_instance(answer), pool(idle_s=0.05)
-    connection = await subject.acquire(instance.url)
+    connection = await acquire(subject, instance.url)
     await ask(connection)
     subject.release(connection)
     await kit.eventually(lambda: subject.idle_connections == 0 and instance.open == 0)
@@ -111,11 +115,11 @@ async def test_a_connection_that_its_instance_closed_is_not_given_out(pool, star
         talk.writer.close()
 
     instance, subject = await start_instance(answer_and_close), pool()
-    connection = await subject.acquire(instance.url)
+    connection = await acquire(subject, instance.url)
     await ask(connection)
     subject.release(connection)
     await kit.eventually(lambda: connection.closed)
-    fresh = await subject.acquire(instance.url)
+    fresh = await acquire(subject, instance.url)
     assert fresh is not connection and not fresh.reused
     fresh.abort()
 
@@ -127,7 +131,7 @@ async def test_an_instance_that_speaks_unasked_is_not_listened_to(pool, start_in
         await talk.answer({"evil": 1})
 
     instance, subject = await start_instance(answer_twice), pool()
-    connection = await subject.acquire(instance.url)
+    connection = await acquire(subject, instance.url)
     await ask(connection)
     subject.release(connection)
     await kit.eventually(lambda: connection.closed)
@@ -152,13 +156,13 @@ async def test_a_connection_whose_instance_spoke_unasked_is_not_used_even_before
 
     spoken = threading.Event()
     instance, subject = await start_instance(answer_twice), pool()
-    connection = await subject.acquire(instance.url)
+    connection = await acquire(subject, instance.url)
     await ask(connection)
     subject.release(connection)
     await asyncio.sleep(0)
     spoken.set()
     assert sent.wait(5)  # the loop stands still meanwhile: it has not read what came
-    fresh = await subject.acquire(instance.url)
+    fresh = await acquire(subject, instance.url)
     assert fresh is not connection and not fresh.reused
     fresh.abort()
 
@@ -170,7 +174,7 @@ async def test_an_answer_that_closes_its_connection_is_not_reused(pool, start_in
         await talk.send(f"HTTP/{version} 200 OK\r\ncontent-length: 2\r\n{closing}\r\n{{}}".encode())
 
     instance, subject = await start_instance(last), pool()
-    connection = await subject.acquire(instance.url)
+    connection = await acquire(subject, instance.url)
     assert await ask(connection) == b"{}"
     subject.release(connection)
     assert subject.idle_connections == 0
@@ -183,7 +187,7 @@ async def test_no_connection_within_the_time_is_a_connect_failure(pool) -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ConnectError) as caught:
             for _ in range(10):
-                kept.append(await subject.acquire(url))
+                kept.append(await acquire(subject, url))
         assert caught.value.failure.kind is FailureKind.CONNECT
         for connection in kept:
             connection.abort()
@@ -193,13 +197,13 @@ async def test_no_connection_within_the_time_is_a_connect_failure(pool) -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://no-such-host.invalid:80", "ftp://h"])
 async def test_what_cannot_be_reached_is_a_connect_failure(pool, url: str) -> None:
     with pytest.raises(ConnectError):
-        await pool().acquire(url)
+        await acquire(pool(), url)
 
 
 async def test_a_plain_server_behind_https_is_a_connect_failure(pool, start_instance) -> None:
     instance = await start_instance(answer)
     with pytest.raises(ConnectError) as caught:
-        await pool(connect_timeout_s=0.3).acquire(instance.url.replace("http:", "https:"))
+        await acquire(pool(connect_timeout_s=0.3), instance.url.replace("http:", "https:"))
     assert isinstance(caught.value.__cause__, ssl.SSLError | ConnectionError | TimeoutError)
 
 
@@ -222,8 +226,8 @@ async def test_a_shortage_of_descriptors_is_no_failure_of_the_instance_and_is_lo
     with no_descriptor_left():
         for _ in range(3):
             with pytest.raises(OutOfFilesError, match="limit of open files"):
-                await subject.acquire(instance.url)
+                await acquire(subject, instance.url)
 
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "router.max_connections" in caplog.text
-    (await subject.acquire(instance.url)).abort()
+    (await acquire(subject, instance.url)).abort()
