@@ -31,7 +31,7 @@ from statestore.connect import open_store
 from statestore.settings import PoolSettings, StoreSettings
 
 TICK_S: Final = 0.001
-HEAD: Final = b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n"
+HEAD: Final = b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 ANSWER: Final = b'{"object":"chat.completion","choices":[],"usage":{"prompt_tokens":9}}'
 CHAT: Final = b"/v1/chat/completions"
 COMPLETIONS: Final = b"/v1/completions"
@@ -101,6 +101,7 @@ SHAPES: Final[dict[str, Shape]] = {
         b'{"model":"default","prompt":"","prompt_embeds":' + text(b"AAAA", size) + b"}",
     ),
     "an alias, one text": lambda size: (CHAT, said(text(b"word ", size))[1].replace(b'"default"', b'"alias"', 1)),
+    "arrays for /admin": lambda size: (b"/admin/ring", b'{"messages":' + listed(b"[]", size) + b"}"),
     "open brackets": lambda size: chat(b"[" * size),
     "a string without an end": lambda size: chat(b'"' + b"x" * size),
     "blanks": lambda size: said(b'"hi"' + b" " * size),

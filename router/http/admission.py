@@ -16,8 +16,8 @@ from router.inference_request import SCHEDULED_PATHS, InferenceRequest, read_slo
 from router.prompt import sent_prompt
 from scheduling.prompt import MAX_PARTS, LongTexts
 
-OPS_BODY_BYTES: Final = 1 << 20
-"""Largest body of a request that the ASGI app serves."""
+OPS_BODY_BYTES: Final = 512 << 10
+"""Largest body of a request that the ASGI app serves, which builds it at once, whatever its shape."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 
