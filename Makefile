@@ -12,6 +12,7 @@ format:
 
 docs:
 	.venv/bin/dualmap settings --markdown > docs/configuration.md
+	.venv/bin/python -m cli.reference docs/redis-keys.md
 
 image:
 	docker build -t dualmap-fleet .

@@ -4,9 +4,8 @@ An embedded Valkey, one replica, no HTTP: ``Lifecycle.place`` alone, one request
 finish, so that the fleet stays unloaded. CPU is that of this process (all threads) during the loop, measured once
 for the placing alone and once with the transitions that follow in the background.
 
-The floor is what a round trip costs that carries nothing and that nobody packs, reads or accounts for: on an idle fleet
-a placement by the default policy makes one, and two where there is something to weigh, so that much of its CPU belongs
-to the kernel and the event loop.
+The floor is the cost of an empty round trip, without packing, parsing or accounting: a placement by
+the default policy makes one, so that much of its CPU belongs to the kernel and the event loop.
 
     python benchmarks/dispatch_path.py [--requests 2000] [--instances 8,500] [--policy NAME]
     python benchmarks/dispatch_path.py --floor

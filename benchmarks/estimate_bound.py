@@ -1,4 +1,4 @@
-"""How right can an expected TTFT be? Much that decides it is unknown when a request is placed.
+"""How accurate can an expected TTFT be? Much of what decides it is unknown when a request is placed.
 
     python benchmarks/estimate_bound.py [--traces FOLDER] [--samples 150] CASE …      (a case: conversation:7b:5.4)
 
@@ -8,10 +8,10 @@ to the last digit, so the TTFT of that run is what perfect knowledge of the engi
 predict, without knowledge of the future. Its error against the whole run's TTFT is printed beside the error of the
 estimate that decides.
 
-An engine also takes requests in between two of its steps only, a tenth to half a second each, and tells no router where
-in a step it is. Whenever in the same step the request comes, it gets its first token at the same time; so the moments
-for which that holds are searched, and the TTFT from the middle of them is what would be predicted without knowing the
-future or how far the step is. A sample costs fifteen runs, each of the trace up to its request.
+An engine also takes requests in only between two of its steps, a tenth to half a second each, and reports to no router
+where in a step it is. Whenever in the same step the request comes, it gets its first token at the same time; so the
+moments for which that holds are searched, and the TTFT from the middle of them is what would be predicted without
+knowing the future or how far the step is. A sample costs fifteen runs, each of the trace up to its request.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python benchmarks/live_vs_simulated.py --report replay.json --requests ...   (a replay made before, same settings)
 
 Starts ``dualmap up``, replays the trace through it, stops it, and runs the simulator with the same settings, hash keys
-and instance names (requests held in the fleet, whatever the policy: that is what a fleet does). Agreement: effective
-capacity within 3 points, hit rate within 2 points; exit code 1 otherwise. A time scale magnifies what a busy machine
-adds: 10 ms of the clock are 50 ms of an engine at 5.
+and instance names (requests are held in the fleet under any policy, as in a live fleet). Agreement: effective capacity
+within 3 points, hit rate within 2 points; exit code 1 otherwise. A time scale magnifies the delays of a busy machine:
+10 ms of the clock are 50 ms of an engine at 5.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ READY_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the two must agree in, and what helps to understand when they do not."""
+    """Figures in which the two must agree, and some that explain a difference."""
 
     on_time: float
     hit_rate: float

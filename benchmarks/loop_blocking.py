@@ -1,8 +1,8 @@
 """How long one request's body blocks a replica's event loop, for shapes of bodies that cost most to read.
 
-A replica with its defaults and an embedded Valkey. A task of its loop wakes up every millisecond, and notes how late it
-is at the worst, and how much CPU time the loop took meanwhile: on a busy machine the rest is others'. Each shape is
-sent at several sizes, and as large as it is taken; what is refused costs as well.
+A replica with its defaults and an embedded Valkey. A task of its loop wakes up every millisecond, and notes its largest
+delay, and the CPU time of the loop meanwhile: on a busy machine the rest belongs to other processes. Each shape is sent
+at several sizes, and as large as it is accepted; refused bodies cost time as well.
 
     python benchmarks/loop_blocking.py [--shapes NAME,NAME] [--sizes 65536,8000000,32000000] [--repetitions 3]
 """
@@ -142,7 +142,7 @@ async def watch(worst: list[float]) -> None:
 
 
 def run_replica(store_url: str, parent: Connection) -> None:
-    """The child process: tells its port; from then on answers each message with what was seen since the last one."""
+    """The child process: sends its port; from then on answers each message with the figures since the last one."""
     logging.basicConfig(level=logging.ERROR)
     worst, cpu_s = [0.0, 0.0], time.process_time()
 

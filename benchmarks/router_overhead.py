@@ -4,10 +4,11 @@ The router process is pinned to the last core; mock instance, load and store sha
 router process (all threads), read from the kernel around each load.
 
 full    the product: scheduling on an embedded Valkey
-plane   the data plane alone, over a life cycle that places without looking
-relay   copies bytes and knows no HTTP: the floor of this machine at this hour, to compare the others with
+plane   the data plane alone, over a life cycle that decides nothing
+relay   copies bytes without HTTP: the floor of this machine at this hour, to compare the others with
 
-    python benchmarks/router_overhead.py [--modes full,plane,relay] [--repetitions 3] [--requests 3000] [--profile DIR]
+    python benchmarks/router_overhead.py [--modes full,plane,relay] [--repetitions 3] [--requests 3000] [--tcp]
+        [--profile DIR]
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.clock import RealClock
 from statestore.connect import open_store
+from statestore.embedded import EmbeddedValkey
 from statestore.settings import PoolSettings, StoreSettings
 
 CONNECTIONS = 16
@@ -139,7 +141,7 @@ def request(prompt_bytes: int, seed: int, mock: str | None = None) -> bytes:
 
 
 class Client:
-    """One keep-alive connection; answers are told whole by their last bytes, which are known."""
+    """One keep-alive connection; an answer is complete at its last bytes, which are known."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -320,7 +322,7 @@ class Router:
     async def cpu_of(self, load: Awaitable[None]) -> float:
         before_s = self.cpu_s()
         await load
-        await asyncio.sleep(0.1)  # what it still owes to the store belongs to the load
+        await asyncio.sleep(0.1)  # transitions still in its outbox belong to the load
         return self.cpu_s() - before_s
 
 
@@ -362,7 +364,10 @@ async def measure(mode: str, core: int, options: argparse.Namespace) -> dict[str
     mock = await asyncio.get_running_loop().create_server(MockInstance, "127.0.0.1", 0)
     mock_port = mock.sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{mock_port}"
-    store_url = f"embedded://{Path(tempfile.mkdtemp(prefix='dualmap-')) / 'valkey.sock'}"
+    folder = Path(tempfile.mkdtemp(prefix="dualmap-"))
+    server = EmbeddedValkey(unix_socket=None if options.tcp else folder / "valkey.sock")
+    await asyncio.to_thread(server.start)
+    store_url = server.url
     store = await open_store(StoreSettings(url=store_url), scheduling=SchedulingSettings())
     try:
         for number in range(options.instances):
@@ -382,6 +387,7 @@ async def measure(mode: str, core: int, options: argparse.Namespace) -> dict[str
             await asyncio.to_thread(router.process.join, 20)
     finally:
         await store.close()
+        await asyncio.to_thread(server.stop)
         mock.close()
 
 
@@ -392,6 +398,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3000, help="of each size and repetition")
     parser.add_argument("--latency-requests", type=int, default=200)
     parser.add_argument("--instances", type=int, default=8, help="all of them the one mock")
+    parser.add_argument("--tcp", action="store_true", help="the store over TCP, else over a Unix socket")
     parser.add_argument("--profile", type=Path, help="write cProfile files here (and measure slower figures)")
     options = parser.parse_args()
     cores = os.sched_getaffinity(0)

@@ -1,6 +1,6 @@
 """CPU cost of the scheduling core alone: no store, no HTTP.
 
-Process CPU time, best of several repetitions of a loop: what else runs on the machine disturbs a minimum least.
+Process CPU time, best of several repetitions of a loop: other work on the machine disturbs a minimum least.
 
     python -m benchmarks.scheduling_cost [--repetitions 7] [--policies dualmap,llm-d]
 """
@@ -11,21 +11,29 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from scheduling.blocks import BlockRule, cache_seed
 from scheduling.chain import Chain
-from scheduling.decision import Decision, Policy, RouteQuery
+from scheduling.decision import Policy, RouteQuery
 from scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.learned import Learned
+from scheduling.placement import Observation, Placed, Placement, PlaceReply, PlaceStatus, Search
 from scheduling.policies import build_policy
 from scheduling.prompt import chat_prompt
-from scheduling.rebalance import HeldRequest, HotQueue, plan_rebalance
+from scheduling.queue_order import QueueEntry, QueueHead, QueueOrder, plan_queue
+from scheduling.rebalance import HotQueue, plan_rebalance
+from scheduling.request import Request, RequestState
+from scheduling.ring import VIRTUAL_NODES
 from scheduling.settings import SchedulingSettings
+from scheduling.steps import drive_now
 from scheduling.view import ClusterView
 
 FLEET_SIZES = (8, 500)
 PROMPT_BYTES = (2 * 1024, 32 * 1024)
+CHAIN = Chain(tuple(range(1, 65)), 128, 64 * 128)
 
 
 def cpu_us(work: Callable[[], object], loops: int, repetitions: int) -> float:
@@ -47,29 +55,62 @@ def view_of(count: int, settings: SchedulingSettings) -> ClusterView:
         tree_version=1,
         instances=instances,
         tree=HotnessTree({1: 1}),
-        virtual_nodes=settings.virtual_nodes,
     )
 
 
-def decision_costs(policy_name: str, repetitions: int) -> Iterator[tuple[str, float]]:
-    """Candidates and choice, as a replica does them around the store call."""
+@dataclass(frozen=True, slots=True)
+class CannedFleet:
+    """Answers every placement with the same loads: what a search costs without the store."""
+
+    view: ClusterView
+    loads: Mapping[str, InstanceLoad]
+    learned: Learned
+
+    def blocked(self) -> frozenset[str]:
+        return frozenset()
+
+    def least_loaded(self) -> tuple[str, ...]:
+        return self.view.ready[:2]
+
+    def place(self, placement: Placement) -> PlaceReply:
+        first, *_, last = placement.instances
+        seen = {first: self.loads[first], last: self.loads[last]}
+        return PlaceReply(PlaceStatus.DISPATCHED, 1, 1, 0, seen, first, last)
+
+    def observe(self, instance_ids: tuple[str, ...], chain: Chain) -> Observation:
+        return Observation(1, 1, 1, self.loads)
+
+
+def search_costs(policy_name: str, repetitions: int) -> Iterator[tuple[str, float]]:
+    """A search for an instance, as a replica makes it around the store call."""
     settings = SchedulingSettings.model_validate({"policy": policy_name})
-    policy = build_policy(settings)
     for count in FLEET_SIZES:
         view = view_of(count, settings)
-        query = RouteQuery(Chain(tuple(range(1, 65)), 128, 64 * 128), settings.slo_ttft_s)
         loads = {
             name: InstanceLoad(name, InstanceState.READY, pending_tokens=100 * index, hit_blocks=index % 7)
-            for index, name in enumerate(policy.candidates(query, view))
+            for index, name in enumerate(view.ready)
         }
+        search = partial(
+            search_once, build_policy(settings), QueueOrder.of(settings), CannedFleet(view, loads, Learned())
+        )
+        yield f"search, {policy_name}, {count} instances", cpu_us(search, 4000 // count + 20, repetitions)
 
-        decide = partial(decide_once, policy, query, view, loads)
-        yield f"decision, {policy_name}, {count} instances", cpu_us(decide, 4000 // count + 20, repetitions)
+
+def search_once(policy: Policy, order: QueueOrder, fleet: CannedFleet) -> Placed:
+    request = Request("r", "replica", "", RequestState.HELD, 1, 0, CHAIN.prompt_tokens, 256, 5000)
+    search = Search(policy, order, RouteQuery(CHAIN, 5.0), request, fleet, False, decode_stall_s=3.0)
+    return drive_now(search.run(), fleet)
 
 
-def decide_once(policy: Policy, query: RouteQuery, view: ClusterView, loads: Mapping[str, InstanceLoad]) -> Decision:
-    policy.candidates(query, view)
-    return policy.choose(query, loads)
+def plan_costs(repetitions: int) -> Iterator[tuple[str, float]]:
+    """Who goes next in a full view of a queue, half of which cannot be on time."""
+    rng = random.Random(3)
+    order = QueueOrder(by_deadline=True, max_deferred_s=30.0)
+    for count in (4, 64):
+        entries = tuple(QueueEntry(str(i), 2000 + 100 * i, rng.randint(1, 8000)) for i in range(count))
+        pending = sum(entry.uncached_tokens for entry in entries)
+        queue = QueueHead(1000, InstanceLoad("a", InstanceState.READY, pending_tokens=pending), entries)
+        yield f"plan a queue of {count} held requests", cpu_us(partial(plan_queue, queue, order), 200, repetitions)
 
 
 def prompt_costs(repetitions: int) -> Iterator[tuple[str, float]]:
@@ -90,7 +131,7 @@ def ring_costs(repetitions: int) -> Iterator[tuple[str, float]]:
     for count in FLEET_SIZES:
         full = view_of(count, settings).rings
         fewer = full.with_members(full.members[1:])
-        label = f"{count} instances x {settings.virtual_nodes} anchors"
+        label = f"{count} instances x {VIRTUAL_NODES} anchors"
         yield f"build, {label}", cpu_us(partial(view_of, count, settings), 1, repetitions)
         yield f"add one, {label}", cpu_us(partial(fewer.with_members, full.members), 3, repetitions)
         yield f"remove one, {label}", cpu_us(partial(full.with_members, fewer.members), 3, repetitions)
@@ -119,9 +160,13 @@ def rebalance_costs(repetitions: int) -> Iterator[tuple[str, float]]:
     """A queue so long that every second request must go."""
     rng = random.Random(2)
     for count in (50, 1000):
-        held = tuple(HeldRequest(str(i), rng.randint(1, 4000), 4000, 5.0, 0.0, "b", 500) for i in range(count))
+        held = tuple(
+            Request(str(i), "r", "a", RequestState.HELD, 1, rng.randint(1, 4000), 4000, 256, 5000, 0, 0, 0, "b", 500)
+            for i in range(count)
+        )
         pending = sum(request.uncached_tokens for request in held)
         queue = HotQueue(
+            0,
             InstanceLoad("a", InstanceState.READY, pending_tokens=pending),
             held,
             {"b": InstanceLoad("b", InstanceState.READY, prefill_tokens_per_s=8000.0 * count / 50)},
@@ -132,11 +177,11 @@ def rebalance_costs(repetitions: int) -> Iterator[tuple[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--policies", default="dualmap,min-ttft,llm-d")
+    parser.add_argument("--policies", default="dualmap-least-cost,dualmap,min-ttft,llm-d")
     arguments = parser.parse_args()
     for name in arguments.policies.split(","):
-        report(decision_costs(name, arguments.repetitions))
-    for costs in (prompt_costs, ring_costs, hotness_costs, rebalance_costs):
+        report(search_costs(name, arguments.repetitions))
+    for costs in (prompt_costs, ring_costs, hotness_costs, plan_costs, rebalance_costs):
         report(costs(arguments.repetitions))
 
 

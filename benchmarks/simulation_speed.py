@@ -1,4 +1,4 @@
-"""How fast runs are simulated: CPU seconds and peak memory, against the limits that users count on.
+"""How fast runs are simulated: CPU seconds and peak memory, against their limits.
 
     python benchmarks/simulation_speed.py [--policies dualmap,preble] [--repetitions 3] [--skip-large]
 

@@ -1,10 +1,12 @@
-"""What the shared store costs: CPU per call on both sides, and memory per KV block.
+"""What the shared store costs: CPU of the server and of the client for a whole request, and memory per KV block.
 
-    python benchmarks/store_cost.py [--instances 8 500] [--requests 4000] [--repeat 3] [--policy dualmap]
+    python benchmarks/store_cost.py [--instances 8 500] [--blocks 4 64] [--held 0 500] [--policy NAME]
 
-Starts a private Valkey, sends requests through ``RedisPool`` from 64 concurrent callers, and divides the CPU time of
-this process and of the server by the number of calls. Chains have 64 blocks, the first 32 shared by many. Figures are
-medians over the repetitions; they are not tests, as a busy machine changes them.
+Starts a private Valkey, sends requests through ``RedisPool`` from 64 concurrent callers as routers do (the search for
+an instance, the first token, the end, and the plans of the queues that these made room in), and divides the CPU time of
+this process and of the server by the number of requests. Half of a prompt's blocks are shared by many. With ``--held``
+every instance has so many requests in its queue, and each request that ends lets one of them go. Figures are medians
+over the repetitions; they are not tests, as a busy machine changes them.
 """
 
 from __future__ import annotations
@@ -15,37 +17,60 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import redis
 import uvloop
 
 from scheduling.chain import Chain
-from scheduling.idle_holder import idle_holder_cost
+from scheduling.decision import RouteQuery
+from scheduling.granting import CommitReply, Grant, grant_queue
 from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.learned import Learned
+from scheduling.placement import Observation, Placed, Placement, PlaceReply, PlaceStatus, Search
+from scheduling.policies import build_policy
+from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
+from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
+from scheduling.steps import drive
+from scheduling.view import ClusterView
 from statestore.base import PoolStore
 from statestore.embedded import EmbeddedValkey
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
-from statestore.reservation import Newcomer, Reservation
 from statestore.settings import StoreSettings
 
 CONCURRENT = 64
-CHAIN_BLOCKS = 64
-SHARED_BLOCKS = 32
 ROOTS = 200
 BLOCK_TOKENS = 128
+REPLICA = "replica"
+WHOLE = "whole request"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    instances: int
+    blocks: int
+    held: int
+    """In the queue of each instance."""
+
+    def __str__(self) -> str:
+        return f"{self.instances} instances, {self.blocks} blocks, {self.held} held on each"
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Microseconds per call."""
+    """Microseconds per request."""
 
     client_us: float
     server_us: float
     wall_us: float
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.client_us + other.client_us, self.server_us + other.server_us, self.wall_us + other.wall_us)
 
 
 class ServerCpu:
@@ -62,8 +87,81 @@ class ServerCpu:
         return int(self._client.memory_usage(key, samples=0) or 0)
 
 
-async def timed(cpu: ServerCpu, calls: Sequence[Callable[[], Awaitable[object]]]) -> Cost:
-    """The cost of one of ``calls``, sent by ``CONCURRENT`` callers that each wait for their answer."""
+@dataclass(slots=True)
+class BenchFleet:
+    """The store as one replica's searches and plans see it."""
+
+    pool: PoolStore
+    view: ClusterView
+    learned: Learned = field(default_factory=Learned)
+    named: tuple[str, ...] = ()
+    trips: int = 0
+    placed: int = 0
+    dispatched: deque[Grant] = field(default_factory=deque)
+    """Requests whose instances work on them, the first dispatched first."""
+
+    def blocked(self) -> frozenset[str]:
+        return frozenset()
+
+    def least_loaded(self) -> tuple[str, ...]:
+        return self.named
+
+    async def place(self, placement: Placement) -> PlaceReply:
+        self.trips += 1
+        reply = await self.pool.place(placement)
+        if reply.least_loaded:
+            self.named = tuple(name for name, _ in reply.least_loaded)
+        return reply
+
+    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
+        self.trips += 1
+        return await self.pool.observe(instance_ids, chain)
+
+    async def refresh(self) -> None:
+        """Members stay as they are."""
+
+    async def commit(self, plan: QueuePlan) -> CommitReply:
+        reply = await self.pool.commit(plan, replica_id=REPLICA)
+        self.dispatched.extend(grant for grant in reply.grants if not grant.rejected)
+        return reply
+
+
+class Bench:
+    """Requests through the steps of their life, on one pool."""
+
+    def __init__(self, pool: PoolStore, view: ClusterView, scheduling: SchedulingSettings) -> None:
+        self.fleet = BenchFleet(pool, view)
+        self._pool = pool
+        self._policy = build_policy(scheduling)
+        self._order = QueueOrder.of(scheduling)
+        self._stall_s = scheduling.decode_stall_s
+
+    async def place(self, request_id: str, chain: Chain) -> None:
+        request = Request(request_id, REPLICA, "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, slo_ms=3_600_000)
+        query = RouteQuery(chain, 3600.0)
+        search = Search(self._policy, self._order, query, request, self.fleet, False, self._stall_s)
+        placed: Placed = await drive(search.run(), self.fleet)
+        self.fleet.placed += 1
+        if placed.reply.status is PlaceStatus.DISPATCHED:
+            told = Grant(request_id, placed.decision.instance_id, REPLICA, 1, placed.reply.uncached_tokens)
+            self.fleet.dispatched.append(told)
+        await self._plan(placed.reply.queue)
+
+    async def first_token(self, grant: Grant) -> None:
+        note = '{"features":[1.0,0.1,0.2,0.3,0.4]}'
+        await self._plan((await self._pool.first_token(grant.request_id, grant.instance_id, note=note)).queue)
+
+    async def finish(self, grant: Grant) -> None:
+        note = '{"text_bytes":2048,"tokens":512}'
+        finished = await self._pool.finish(grant.request_id, replica_id=REPLICA, attempt=1, note=note)
+        await self._plan(finished.queue)
+
+    async def _plan(self, queue: QueueHead | None) -> None:
+        await drive(grant_queue(queue, self._order), self.fleet)
+
+
+async def timed(cpu: ServerCpu, calls: Iterable[Callable[[], Awaitable[object]]], count: int) -> Cost:
+    """The cost of one of ``count`` calls, sent by ``CONCURRENT`` callers that each wait for their answer."""
     waiting = iter(calls)
 
     async def caller() -> None:
@@ -76,120 +174,170 @@ async def timed(cpu: ServerCpu, calls: Sequence[Callable[[], Awaitable[object]]]
             callers.create_task(caller())
     client_s, wall_s = time.process_time() - client_s, time.perf_counter() - wall_s
     server_s = cpu.used_s() - server_s
-    per_call = 1e6 / len(calls)
+    per_call = 1e6 / count
     return Cost(client_s * per_call, server_s * per_call, wall_s * per_call)
 
 
-def chains(count: int, random_source: random.Random) -> list[Chain]:
-    roots = [tuple(random_source.getrandbits(64) for _ in range(SHARED_BLOCKS)) for _ in range(ROOTS)]
-    own_blocks = CHAIN_BLOCKS - SHARED_BLOCKS
+def chains(count: int, blocks: int, random_source: random.Random) -> list[Chain]:
+    """Half of their blocks are those of one of ``ROOTS`` prefixes."""
+    shared = blocks // 2
+    roots = [tuple(random_source.getrandbits(64) for _ in range(shared)) for _ in range(ROOTS)]
     return [
         Chain(
-            random_source.choice(roots) + tuple(random_source.getrandbits(64) for _ in range(own_blocks)),
+            random_source.choice(roots) + tuple(random_source.getrandbits(64) for _ in range(blocks - shared)),
             BLOCK_TOKENS,
-            CHAIN_BLOCKS * BLOCK_TOKENS,
+            blocks * BLOCK_TOKENS,
         )
         for _ in range(count)
     ]
 
 
 async def measure(
-    url: str, scheduling: SchedulingSettings, instances: int, requests: int, seed: int
-) -> dict[str, Cost]:
-    """One pass of ``requests`` requests through every step of their life."""
+    url: str, scheduling: SchedulingSettings, scenario: Scenario, requests: int, seed: int
+) -> tuple[dict[str, Cost], float]:
+    """The cost of each step and of all; and round trips to place a request."""
     random_source = random.Random(seed)
     cpu = ServerCpu(url)
     store = RedisStore(StoreSettings(url=url, command_timeout_s=30.0), scheduling=scheduling, batched=True)
     await store.open()
     try:
         pool: PoolStore = store.pool("default")
-        names = [f"instance-{number}" for number in range(instances)]
-        for name in names:
-            await pool.put_instance(
-                InstanceSpec(name, "http://x", state=InstanceState.READY, max_running_requests=requests)
-            )
-        asked = [
-            (f"r{number}", chain, random_source.sample(names, 2))
-            for number, chain in enumerate(chains(requests, random_source))
-        ]
-        await timed(cpu, [lambda: store.ping()] * 1000)  # warm up both sides
-        costs = {"ping": await timed(cpu, [lambda: store.ping()] * requests)}
-        steps: dict[str, Callable[[str, Chain, list[str]], Awaitable[object]]] = {
-            "observe a pair": lambda _, chain, pair: pool.observe(pair, chain),
-            "reserve": lambda request_id, chain, pair: pool.reserve(
-                Reservation(request_id, "replica", pair[0], chain, 4096, 256, 5000, pair[1], 8192)
-            ),
-            "observe again": lambda _, chain, pair: pool.observe(pair, chain),
-            "with horizon": lambda _, chain, pair: pool.observe(pair, chain, horizon=True),
-            "look or reserve": lambda request_id, chain, pair: pool.reserve_idle(
-                pair, Newcomer(f"new-{request_id}", "replica", chain, 256, 5000)
-            ),
-            "first token": lambda request_id, chain, pair: pool.first_token(request_id, pair[0], chain),
-            "finish": lambda request_id, chain, pair: pool.finish(request_id),
-        }
-        if idle_holder_cost(scheduling) is None:
-            del steps["look or reserve"]
-        for name, step in steps.items():
-            costs[name] = await timed(
-                cpu,
-                [lambda step=step, one=one: step(*one) for one in asked],  # type: ignore[misc]
-            )
-        return costs
+        bench = Bench(pool, await members(pool, scheduling, scenario, requests), scheduling)
+        waiting = scenario.held * scenario.instances
+        filling, *asked = chains(waiting + requests + 1, scenario.blocks, random_source)
+        for number, chain in enumerate([filling, *asked[:waiting]]):
+            await bench.place(f"filling-{number}", chain)
+        bench.fleet.trips = bench.fleet.placed = 0
+        await timed(cpu, [lambda: store.ping()] * 1000, 1000)  # warm up both sides
+        costs = {"ping": await timed(cpu, [lambda: store.ping()] * requests, requests)}
+        if scenario.held:
+            costs[WHOLE] = await whole_lives(cpu, bench, asked[waiting:])
+        else:
+            costs |= await by_steps(cpu, bench, asked)
+        return costs, bench.fleet.trips / bench.fleet.placed
     finally:
         await store.close()
 
 
+async def members(pool: PoolStore, scheduling: SchedulingSettings, scenario: Scenario, requests: int) -> ClusterView:
+    """Instances that dispatch at once where nothing is to be held, else one request at a time."""
+    room: dict[str, Any] = {"max_running_requests": 1, "max_queued_requests": 100 * scenario.held}
+    if not scenario.held:
+        room = {
+            "dispatch_window_tokens": 10**9,
+            "max_running_requests": requests,
+            "kv_capacity_tokens": 10**8,
+        }
+    for number in range(scenario.instances):
+        await pool.put_instance(InstanceSpec(f"instance-{number:03}", "http://x", state=InstanceState.READY, **room))
+    membership = await pool.membership()
+    return ClusterView.build(
+        epoch=membership.epoch,
+        tree_version=membership.tree_version,
+        instances=membership.instances,
+        tree=membership.tree,
+    )
+
+
+async def by_steps(cpu: ServerCpu, bench: Bench, asked: Sequence[Chain]) -> dict[str, Cost]:
+    """All requests through one step, then all through the next: nothing is held, so each goes by itself."""
+    count = len(asked)
+    placing = [
+        lambda number=number, chain=chain: bench.place(f"r{number}", chain) for number, chain in enumerate(asked)
+    ]
+    costs = {"place": await timed(cpu, placing, count)}
+    sent = list(bench.fleet.dispatched)
+    steps = {"first token": bench.first_token, "finish": bench.finish}
+    for name, step in steps.items():
+        calls = [lambda step=step, grant=grant: step(grant) for grant in sent]
+        costs[name] = await timed(cpu, calls, count)
+    costs[WHOLE] = costs["place"] + costs["first token"] + costs["finish"]
+    return costs
+
+
+async def whole_lives(cpu: ServerCpu, bench: Bench, asked: Sequence[Chain]) -> Cost:
+    """As one request comes and waits, another has its first token and ends, and lets a third go."""
+    dispatched = bench.fleet.dispatched
+
+    async def live(number: int, chain: Chain) -> None:
+        await bench.place(f"r{number}", chain)
+        if dispatched:
+            grant = dispatched.popleft()
+            await bench.first_token(grant)
+            await bench.finish(grant)
+
+    calls = [lambda number=number, chain=chain: live(number, chain) for number, chain in enumerate(asked)]
+    return await timed(cpu, calls, len(asked))
+
+
 async def bytes_per_block(url: str, blocks: int) -> float:
     """Memory of one block in an instance's KV metadata."""
-    store = RedisStore(StoreSettings(url=url), scheduling=SchedulingSettings(), batched=True)
+    scheduling = SchedulingSettings()
+    store = RedisStore(StoreSettings(url=url), scheduling=scheduling, batched=True)
     await store.open()
     try:
         pool = store.pool("memory")
         await pool.put_instance(
             InstanceSpec("a", "http://a", state=InstanceState.READY, kv_capacity_tokens=blocks * BLOCK_TOKENS)
         )
-        random_source = random.Random(7)
-        for number, chain in enumerate(chains(blocks // SHARED_BLOCKS + ROOTS, random_source)):
-            await pool.reserve(Reservation(f"r{number}", "replica", "a", chain, 1, 1, 5000))
-            await pool.finish(f"r{number}")
+        membership = await pool.membership()
+        view = ClusterView.build(
+            epoch=0, tree_version=0, instances=membership.instances, tree=membership.tree, virtual_nodes=16
+        )
+        bench = Bench(pool, view, scheduling)
+        for number, chain in enumerate(chains(blocks // 32 + ROOTS, 64, random.Random(7))):
+            await bench.place(f"r{number}", chain)
+            await bench.finish(bench.fleet.dispatched.popleft())
         cached = (await pool.loads())["a"].cached_blocks
-        return ServerCpu(url).memory_bytes(PoolKeys("dualmap", "memory").account("a").kv) / cached
+        return ServerCpu(url).memory_bytes(PoolKeys("dualmap", "memory").instance("a").kv) / cached
     finally:
         await store.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", type=int, nargs="+", default=[8, 500])
+    parser.add_argument("--blocks", type=int, nargs="+", default=[4, 64], help="of a prompt")
+    parser.add_argument("--held", type=int, nargs="+", default=[0, 500], help="on each instance; of 8 instances only")
     parser.add_argument("--requests", type=int, default=4000)
-    parser.add_argument("--policy", default="dualmap-wide", help="dualmap: queues by arrival, no prefix holders")
+    parser.add_argument("--policy", default=SchedulingSettings().policy)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     scheduling = SchedulingSettings(policy=options.policy)
-    report: dict[str, dict[str, dict[str, float]]] = {}
-    for instances in options.instances:
-        passes = []
-        for seed in range(options.repeat):
-            with EmbeddedValkey() as server:
-                passes.append(uvloop.run(measure(server.url, scheduling, instances, options.requests, seed)))
-        report[str(instances)] = {
-            step: {
-                field: round(statistics.median(getattr(one[step], field) for one in passes), 1)
-                for field in ("client_us", "server_us", "wall_us")
-            }
-            for step in passes[0]
-        }
+    scenarios = [
+        Scenario(instances, blocks, held)
+        for held in options.held
+        for instances in (options.instances if not held else [8])
+        for blocks in options.blocks
+    ]
+    report = {str(scenario): medians(scheduling, scenario, options) for scenario in scenarios}
     with EmbeddedValkey() as server:
         block_bytes = round(uvloop.run(bytes_per_block(server.url, 50_000)), 1)
     if options.json:
-        print(json.dumps({"calls": report, "bytes_per_kv_block": block_bytes}, indent=2))
+        print(json.dumps({"requests": report, "bytes_per_kv_block": block_bytes}, indent=2))
         return
-    print(f"{'instances':>9}  {'call':<16}{'client µs':>10}{'server µs':>10}{'wall µs':>10}")
-    for instances_text, steps in report.items():
-        for step, cost in steps.items():
-            print(f"{instances_text:>9}  {step:<16}{cost['client_us']:>10}{cost['server_us']:>10}{cost['wall_us']:>10}")
+    for scenario, steps in report.items():
+        print(f"{scenario}, {steps.pop('round trips to place')} round trips to place")
+        for step, figures in steps.items():
+            print(f"    {step:<15}" + "".join(f"{name} {figure:>7}   " for name, figure in figures.items()))
     print(f"KV metadata: {block_bytes} bytes per block")
+
+
+def medians(scheduling: SchedulingSettings, scenario: Scenario, options: argparse.Namespace) -> dict[str, Any]:
+    passes = []
+    for seed in range(options.repeat):
+        with EmbeddedValkey() as server:
+            passes.append(uvloop.run(measure(server.url, scheduling, scenario, options.requests, seed)))
+    figures: dict[str, Any] = {
+        "round trips to place": round(statistics.median(trips for _, trips in passes), 2),
+    }
+    for step in passes[0][0]:
+        figures[step] = {
+            name: round(statistics.median(getattr(costs[step], name) for costs, _ in passes), 1)
+            for name in ("server_us", "client_us", "wall_us")
+        }
+    return figures
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What lies between two tokens of a stream, as a client sees it: direct, by the router, by haproxy before it.
+"""Gaps between two tokens of a stream, as a client sees them: direct, through the router, through haproxy and router.
 
-An instance writes a token every 28 ms. A hop that holds small writes back shows as gaps of 0 and of some hundred ms in
-place of 28, and as a late first token.
+An instance writes a token every 28 ms. A hop that delays small writes shows as gaps of 0 and of some hundred ms instead
+of 28, and as a late first token.
 
     python benchmarks/token_gaps.py                     everything on this machine; haproxy where it is installed
     python benchmarks/token_gaps.py direct=http://172.18.0.3:8000 haproxy=http://127.0.0.1:8000
 
-The second form asks servers that run: the same model behind all URLs, and nothing else to do for them.
+The second form measures running servers: the same model behind all URLs, and no other traffic.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def stop(router: Router) -> None:
 
 @contextlib.asynccontextmanager
 async def local_haproxy(router_port: int, folder: Path) -> AsyncIterator[str]:
-    """haproxy with the composed fleet's configuration, but for where it listens and where its one router is."""
+    """haproxy with the composed fleet's configuration, but other addresses of its own and of its one router."""
     port = free_port()
     text = HAPROXY.read_text()
     text = text.replace("default-path config", f"default-path origin {HAPROXY.parent}")

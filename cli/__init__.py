@@ -1,1 +1,1 @@
-"""The front door: the ``dualmap`` command. Knows every room, is known by none."""
+"""The ``dualmap`` command. Imports every package; no package imports it."""

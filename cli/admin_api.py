@@ -17,17 +17,17 @@ _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of every command that talks to a router."""
-    parser.add_argument("--url", help="a replica or the fleet's endpoint; by default where router.port says")
+    parser.add_argument("--url", help="a replica or the fleet's endpoint; by default the address of router.port")
     parser.add_argument("--pool", help="pool name; may be left out when there is one")
 
 
 def endpoint(settings: Settings) -> str:
-    """Where this configuration's routers are reached from this machine."""
+    """The URL by which this machine reaches the routers of this configuration."""
     return base_url(settings, settings.router.port)
 
 
 def base_url(settings: Settings, port: int) -> str:
-    """Where a router is reached from this machine that listens on ``port``, the endpoint's or its own."""
+    """The URL by which this machine reaches a router that listens on ``port``, the endpoint's or its own."""
     host = "127.0.0.1" if settings.router.host in _EVERYWHERE else settings.router.host
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -51,10 +51,10 @@ class AdminApi:
         return answer.json
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
-        """The answer, whatever its status.
+        """The answer, with any status.
 
         Raises:
-            CommandError: nobody answers.
+            CommandError: no server answers.
         """
         query = f"?{urlencode({'pool': self._pool})}" if self._pool else ""
         answer = fetch(
@@ -67,7 +67,7 @@ class AdminApi:
 
 
 def refuse_errors(answer: Answer) -> None:
-    """Raises CommandError with what the replica said was wrong; its errors have OpenAI's shape."""
+    """Raises CommandError with the replica's own message; its errors have OpenAI's shape."""
     if answer.status < HTTPStatus.BAD_REQUEST:
         return
     body = answer.json

@@ -1,7 +1,7 @@
 """Settings from flags, environment and file: ``flags > environment > YAML > defaults``.
 
-Every value keeps the name of where it came from, so that a wrong one is reported as the user wrote it. An unknown
-name is an error, never ignored: a misspelt setting that silently does nothing is the most expensive kind.
+Every value keeps the name of its source, so that a wrong one is reported as the user wrote it. An unknown name is an
+error, never ignored: a misspelt setting without effect is the most expensive kind.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def nearly_settings(environment: Mapping[str, str]) -> list[str]:
         meant = annotation_at((section.lower(), name.lower()))
         if given != variable and meant is not None and not value.startswith("tcp://"):
             known = f"{ENVIRONMENT_PREFIX}{section}{_SEPARATOR}{name}"
-            warnings.append(f"{variable} is no setting; did you mean {known}?")
+            warnings.append(f"{variable} is not a setting; did you mean {known}?")
     return warnings
 
 
@@ -223,7 +223,7 @@ def _complaints(error: ValidationError, origins: Mapping[tuple[str, ...], str]) 
 
 
 def _problem(name: str, detail: ErrorDetails) -> str:
-    """What is wrong, in words of whoever writes a configuration."""
+    """What is wrong, in terms of the configuration file."""
     if detail["type"] in ("too_short", "string_too_short") and detail["ctx"]["min_length"] == 1:
         return "must not be empty"
     message = "input should be a list" if detail["type"] == "tuple_type" else detail["msg"]

@@ -18,12 +18,12 @@ class UnfitSettingsError(CommandError):
 
 
 def of_store(error: StoreError) -> CommandError:
-    """Why a command ends that the store does not serve: what its server refuses of ``store.url`` is a wrong setting."""
+    """The error of a command that cannot use the store: a ``store.url`` that its server refuses is a wrong setting."""
     return (UnfitSettingsError if isinstance(error, StoreConfigurationError) else CommandError)(str(error))
 
 
 def not_listening(error: OSError, flags: str) -> CommandError:
-    """Why a server did not start; where it is an address that cannot be listened on, with the settings to change."""
+    """Why a server did not start; for an address that cannot be listened on, with the settings to change."""
     if error.filename is not None:
         return CommandError(str(error))
     return CommandError(f"{error.strerror or error}; choose another port with {flags} PORT, or 0 for any free one")

@@ -1,4 +1,4 @@
-"""``dualmap explain``: why a request went where it went, told by the replica that placed it."""
+"""``dualmap explain``: why a request went where it went, from the replica that placed it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def tell(story: dict[str, Any]) -> RenderableType:
-    """The story of a request as people read it; a live request that no replica explains is told by its record."""
+    """The explanation of a request, for people; for a live request that no replica explains, its record."""
     if "rounds" not in story:
         facts = "\n".join(f"  {name}: {value}" for name, value in story["record"].items())
         return f"Request {story['request_id']} is live, but {story['note']}.\n{facts}"
@@ -83,7 +83,7 @@ def _ending(story: dict[str, Any]) -> str:
 
     reported = story["reported_cached_tokens"]
     return (
-        f"Went to {story['instance_id'] or 'nobody'}: held {seconds('held_s')}, "
+        f"Went to {story['instance_id'] or 'no instance'}: held {seconds('held_s')}, "
         f"first token {seconds('first_token_s')} (expected {seconds('expected_ttft_s')}), "
         f"done {seconds('done_s')}, outcome {story['outcome'] or 'still open'}\n"
         f"Cached tokens: expected {story['expected_cached_tokens']:,}, "

@@ -14,14 +14,14 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status 0 means that nobody answered."""
+    """Status 0 means that there was no answer."""
 
     status: int
     body: bytes
 
     @property
     def json(self) -> Any:
-        """The body as JSON; None when it is none."""
+        """The body as JSON; None when it is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError:

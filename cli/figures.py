@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from cli.fetch import fetch
-from statestore.base import PoolSnapshot, RequestState
+from scheduling.request import RequestState
+from statestore.base import PoolSnapshot
 
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)", re.MULTILINE)
 _FAILED = re.compile(r'outcome="(?:upstream_failed|timed_out|cut_off|refused|internal_error)"')
@@ -104,7 +105,7 @@ class FleetCounts:
         self._ended: Mapping[str, float] = {}
 
     async def read(self) -> ReplicaCounts:
-        """Counters of all replicas, summed; one that does not answer counts with what it said last."""
+        """Counters of all replicas, summed; one that does not answer counts with its last values."""
         pages = await asyncio.gather(*(asyncio.to_thread(_fetch, f"{url}/metrics") for url in self._ops_urls))
         for url, page in zip(self._ops_urls, pages, strict=True):
             if page is None:

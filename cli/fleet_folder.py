@@ -49,7 +49,7 @@ def fleet_folder(parent: Path | None = None) -> Iterator[Path]:
 def remove_abandoned(parent: Path) -> None:
     """Remove what fleets of this user left behind when they were killed."""
     for folder in parent.glob(f"{PREFIX}*"):
-        # An OSError says that it is locked, or without a lock, or somebody else's.
+        # An OSError means that it is locked, has no lock, or belongs to another user.
         with contextlib.suppress(OSError), (folder / _LOCK).open("r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if folder.lstat().st_uid == os.getuid():
@@ -63,7 +63,7 @@ def _fitting(parent: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    # Locked before it has its name: else it could pass for one that was left behind.
+    # Locked before it has its name: otherwise it could be taken for one that was left behind.
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         Path(lock.name).rename(folder / _LOCK)

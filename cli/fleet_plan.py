@@ -19,10 +19,10 @@ from simulation.time_scale import scaled_scheduling
 from statestore.settings import InstanceSettings, PoolSettings
 from statestore.url import without_password
 
-# Stages in which children stop: whoever takes requests first, whoever serves them last.
+# Stages in which children stop: those that accept requests first, those that serve them last.
 STOP_ROUTERS, STOP_WORKERS, STOP_INSTANCES = range(3)
 
-# On one machine nobody watches /ready before sending, and nobody should wait long for Ctrl-C: unless set otherwise.
+# On one machine clients do not check /ready, and Ctrl-C should not take long: unless set otherwise.
 _HASTE = {"settle_s": 0.0, "drain_timeout_s": 3.0}
 
 
@@ -103,7 +103,7 @@ def given_instances(urls: Sequence[str]) -> tuple[InstanceSettings, ...]:
     """The running servers that ``--instance-url`` names.
 
     Raises:
-        CommandError: a URL is none.
+        CommandError: a URL is invalid.
     """
     instances = []
     for number, url in enumerate(urls, 1):
@@ -135,12 +135,10 @@ def _children(config_file: str, size: FleetSize, ops_urls: Mapping[int, str], em
 
 
 def _sped_up(settings: Settings, time_scale: float) -> dict[str, Any]:
-    """What has to go faster with emulated engines that do: all that is stated in seconds of an engine's life."""
-    worker = settings.worker
-    intervals = ("rebalance_interval_s", "rebalance_min_gap_s", "hotness_interval_s")
+    """Settings that change with the speed of emulated engines: all that are stated in seconds of engine time."""
     return {
         "scheduling": scaled_scheduling(settings.scheduling, time_scale),
-        "worker": worker.model_copy(update={name: getattr(worker, name) / time_scale for name in intervals}),
+        "worker": settings.worker.model_copy(update={"time_scale": time_scale}),
     }
 
 
@@ -169,7 +167,7 @@ def emulated_pool(pool: PoolSettings, emulator: EmulatorSettings) -> PoolSetting
 
 
 def free_ports(count: int, host: str = "127.0.0.1", *, taken: Collection[int] = ()) -> tuple[int, ...]:
-    """Ports that nobody listens on right now, all different, and none that is ``taken`` already by this fleet."""
+    """Ports without a listener right now, all different, and none that is ``taken`` already by this fleet."""
     family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     ports: list[int] = []
     with contextlib.ExitStack() as bound:
@@ -182,7 +180,7 @@ def free_ports(count: int, host: str = "127.0.0.1", *, taken: Collection[int] = 
 
 
 def first_of_free_ports(wanted: int, count: int, host: str, *, taken: Collection[int] = ()) -> int:
-    """The first of ``count`` free ports in a row: ``wanted``, or else as near above it as there are some. None of them
+    """The first of ``count`` free ports in a row: ``wanted``, or else the next ones above it. None of them
     is ``taken`` already by this fleet, which does not listen yet.
 
     Raises:
@@ -198,7 +196,7 @@ def first_of_free_ports(wanted: int, count: int, host: str, *, taken: Collection
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether nobody listens on the port."""
+    """Whether no process listens on the port."""
     try:
         require_free_port(host, port)
     except CommandError:

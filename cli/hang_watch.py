@@ -1,6 +1,6 @@
-"""Children that stopped answering are killed, so that their keeper starts them again.
+"""Children that stopped answering are killed, so that their supervisor restarts them.
 
-Replicas share one port, and the kernel hands connections to one that hangs, too, for as long as its socket is open.
+Replicas share one port, and the kernel also hands connections to one that hangs, for as long as its socket is open.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cli.processes import Child
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often a child is asked, and how many questions in a row it may leave unanswered: a count and not a time, as
-    this process itself may have been suspended."""
+    """How often a child is checked, and how many checks in a row may stay unanswered: a count and not a time, as this
+    process itself may have been suspended."""
 
     every_s: float = 1.0
     answer_within_s: float = 2.0
@@ -48,11 +48,11 @@ async def hung_ones_killed(
 
 async def _watch(child: Child, say: Callable[[str], None], patience: Patience) -> None:
     pid, answered, silent = child.pid, False, 0
-    limits = httpx.Limits(max_keepalive_connections=0)  # what clients need is a new connection
+    limits = httpx.Limits(max_keepalive_connections=0)  # clients make new connections
     async with httpx.AsyncClient(timeout=patience.answer_within_s, limits=limits, trust_env=False) as client:
         while True:
             heard = await _ask(client, child.spec.health_url)
-            if child.pid != pid:  # another process: whoever was asked, it counts for none
+            if child.pid != pid:  # another process: the check counts for neither
                 pid, answered, silent = child.pid, False, 0
             elif heard is None and answered:
                 silent += 1

@@ -1,4 +1,4 @@
-"""``dualmap inspect``: the shared state as people read it, straight from the store, without any router."""
+"""``dualmap inspect``: the shared state for people, directly from the store, without a router."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def _queues(store: Store, pool: str, _: argparse.Namespace, __: Settings) 
 async def _ring(store: Store, pool: str, _: argparse.Namespace, settings: Settings) -> RenderableType:
     snapshot = await _snapshot(store, pool)
     ready = [spec.instance_id for spec in snapshot.instances.values() if is_scheduled(spec)]
-    return tables.ring(DualRing.of(ready, settings.scheduling.virtual_nodes))
+    return tables.ring(DualRing.of(ready))
 
 
 async def _requests(store: Store, pool: str, arguments: argparse.Namespace, _: Settings) -> RenderableType:
@@ -104,7 +104,7 @@ _VIEWS: dict[str, Callable[[Store, str, argparse.Namespace, Settings], Awaitable
 
 
 class RawPool:
-    """Keys of a pool that no store method shows, read as they are from the server that has them."""
+    """Keys of a pool that no store method shows, read directly from their server."""
 
     def __init__(self, keys: PoolKeys, calls: Calls) -> None:
         self._keys = keys
@@ -128,7 +128,7 @@ class RawPool:
         if instance_id not in members:
             known = [*members[:_NAMED], "…"] if len(members) > _NAMED else members or ["none"]
             raise CommandError(f"the pool has no instance {instance_id!r}, but {', '.join(known)}")
-        key = self._keys.account(instance_id).kv
+        key = self._keys.instance(instance_id).kv
         total = int(await self._calls.command("ZCARD", key))
         newest = pairs_from(await self._calls.command("ZREVRANGE", key, 0, limit - 1, "WITHSCORES"))
         return total, [(block.hex(), float(stamp)) for block, stamp in newest.items()]

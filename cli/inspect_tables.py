@@ -1,4 +1,4 @@
-"""The tables of ``dualmap inspect``: from the store's own values to rows; nothing here reads anything."""
+"""The tables of ``dualmap inspect``: from the store's values to rows, without I/O."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from scheduling.rebalance import HotQueue
+from scheduling.request import Request
 from scheduling.ring import DualRing, Ring
-from statestore.base import PoolSnapshot, QueueSnapshot, RequestRecord
+from statestore.base import PoolSnapshot
 
 _HASH_SPACE = 1 << 64
 
@@ -50,12 +52,12 @@ def overview(pool: str, snapshot: PoolSnapshot) -> RenderableType:
         about = ", ".join(f"{name} {value}" for name, value in sorted(replica.info.items()))
         replicas.add_row(replica.replica_id, f"{(replica.expires_ms - snapshot.now_ms) / 1000:.1f}", about)
     leader = snapshot.leader
-    leading = f"{leader.owner} (fence {leader.fence})" if leader else "nobody"
+    leading = f"{leader.owner} (fence {leader.fence})" if leader else "none"
     migrations = ", ".join(f"{count:,} {reason}" for reason, count in sorted(snapshot.migrations.items())) or "none"
     return Group(instances, "", replicas, "", f"leader: {leading}", f"migrations: {migrations}")
 
 
-def queues(snapshots: Sequence[QueueSnapshot]) -> RenderableType:
+def queues(snapshots: Sequence[HotQueue]) -> RenderableType:
     """Held requests, queue by queue."""
     parts: list[RenderableType] = []
     for snapshot in snapshots:
@@ -78,7 +80,7 @@ def queues(snapshots: Sequence[QueueSnapshot]) -> RenderableType:
 
 
 def ring(rings: DualRing) -> RenderableType:
-    """How much of the hash space each ready instance owns; an even ring gives everyone the same share."""
+    """How much of the hash space each ready instance owns; an even ring gives all the same share."""
     table = _table("instance", "anchors", "first ring", "second ring", title=f"{len(rings.members)} ready instances")
     shares = [owned_shares(each) for each in (rings.first, rings.second)]
     for instance_id in rings.members:
@@ -102,7 +104,7 @@ def owned_shares(ring: Ring) -> dict[str, float]:
 
 def requests(snapshot: PoolSnapshot, limit: int) -> RenderableType:
     """Live requests, oldest first."""
-    found = sorted(snapshot.requests, key=lambda record: record.sequence)
+    found = sorted(snapshot.requests, key=lambda record: (record.enqueued_ms, record.request_id))
     headings = ("request", "state", "instance", "other", "replica", "attempt", "uncached", "prompt", "age s")
     table = _table(*headings, numbers_from=5, title=f"{len(found)} live requests")
     for record in found[:limit]:
@@ -110,7 +112,7 @@ def requests(snapshot: PoolSnapshot, limit: int) -> RenderableType:
     return table
 
 
-def _request_row(record: RequestRecord, now_ms: int) -> tuple[str, ...]:
+def _request_row(record: Request, now_ms: int) -> tuple[str, ...]:
     return (
         record.request_id,
         record.state.value,
@@ -136,5 +138,5 @@ def kv(total: int, blocks: Sequence[tuple[str, float]]) -> RenderableType:
     """Blocks in the order in which they would be kept; the last ones would be forgotten first."""
     table = _table("block (prefix hash)", "stamp", "", title=f"{total:,} blocks listed")
     for block, stamp in blocks:
-        table.add_row(block, f"{int(stamp):,}", "given" if stamp % 1 == 0 else "promised")
+        table.add_row(block, f"{int(stamp):,}", "resident" if stamp % 1 == 0 else "reserved")
     return table

@@ -26,7 +26,7 @@ _LOAD_COLUMNS = ("pending_tokens", "queued_requests", "running_requests", "cache
 _ACTIONS = {
     "list": "all instances with state and load",
     "add": "add an instance; it serves as soon as its health check passes",
-    "drain": "give it nothing new; what it has is finished, what waits for it moves",
+    "drain": "send it nothing new; what it has is finished, what is held for it moves",
     "resume": "put it back into service",
     "remove": "drain it, wait until it has nothing left, forget it",
 }
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action_parser = actions.add_parser(action, help=effect, description=effect)
         add_connection_arguments(action_parser)
         if action != "list":
-            action_parser.add_argument("id", help="stable id: what maps to an instance follows its id")
+            action_parser.add_argument("id", help="stable id: prefixes map to an instance by its id")
         if action == "remove":
             action_parser.add_argument(
                 "--timeout-s", type=float, default=60.0, help="how long to wait for its requests"
@@ -76,7 +76,7 @@ def remove(api: AdminApi, instance_id: str, timeout_s: float) -> None:
     """Drain an instance and forget it once it is idle.
 
     Raises:
-        CommandError: it is unknown, or still busy after ``timeout_s``; it goes on draining then.
+        CommandError: it is unknown, or still busy after ``timeout_s``; it continues to drain then.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:  # the replica itself waits a while before it says that the instance is busy

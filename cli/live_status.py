@@ -1,4 +1,4 @@
-"""The live status of ``dualmap up``: a table that renews itself on a terminal, one line now and then elsewhere."""
+"""The live status of ``dualmap up``: a table that refreshes on a terminal, a line at intervals elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the serving commands log: one line an event on standard error, with the time and where it comes from."""
+"""Logging of the serving commands: one line per event on standard error, with time and logger."""
 
 from __future__ import annotations
 

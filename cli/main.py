@@ -1,4 +1,4 @@
-"""The ``dualmap`` command: finds the subcommand, loads only what that one needs, runs it.
+"""The ``dualmap`` command: finds the subcommand, imports only what that needs, runs it.
 
 Exit codes: 0 done, 1 it ran and failed, 2 the command line or the configuration is wrong, 130 interrupted.
 """
@@ -44,7 +44,7 @@ COMMANDS = {
     "emulate": Command("run emulated vLLM instances", "cli.serve_emulator"),
     "instances": Command("add, drain, resume, remove or list instances", "cli.instances"),
     "inspect": Command("look into the shared state", "cli.inspect"),
-    "explain": Command("say why a request went where it went", "cli.explain"),
+    "explain": Command("explain why a request went where it went", "cli.explain"),
     "replay": Command("send a trace through a live endpoint", "cli.replay"),
     "record": Command("make one trace of what replicas recorded", "cli.record"),
     "simulate": Command("run a trace through a simulated fleet in virtual time", "cli.simulate"),
@@ -83,7 +83,7 @@ def _run(name: str, words: list[str]) -> int:
         epilog="Every setting is a flag too (--router.port 8000); 'dualmap settings --list' names them all.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    # Taken out first, so that it may stand behind a subcommand's own words too.
+    # Taken out first, so that it may also come after a subcommand's own words.
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for each in (common, parser):
         each.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")

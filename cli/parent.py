@@ -1,7 +1,7 @@
 """A child process ends with its parent, however the parent ends.
 
 The parent holds the write end of a pipe and passes on the read end: the kernel closes the pipe when the parent is
-gone, even after ``kill -9``. Works alike on Linux and macOS.
+gone, even after ``kill -9``. Works on Linux and macOS.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GRACE_S = 10.0
 
 
 def end_with_parent(environment: Mapping[str, str]) -> None:
-    """Watch the pipe named in the environment, if any; terminate this process in good order when it closes."""
+    """Watch the pipe named in the environment, if any; terminate this process cleanly when it closes."""
     if descriptor := environment.get(PARENT_PIPE_VARIABLE):
         threading.Thread(target=_watch, args=(int(descriptor),), name="parent-watch", daemon=True).start()
 

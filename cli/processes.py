@@ -29,7 +29,7 @@ class ChildSpec:
     arguments: tuple[str, ...]
     stop_stage: int
     health_url: str = ""
-    """Where it answers as long as it works; empty if nowhere."""
+    """The URL that it answers as long as it works; empty if none."""
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class ProcessGroup:
     async def stop(self, stage_timeout_s: float, at_once: asyncio.Event) -> None:
         """Stop all children stage by stage; what has not ended after ``stage_timeout_s`` is killed.
 
-        Nobody is waited for once ``at_once`` is set: all that still run are killed.
+        Once ``at_once`` is set, all that still run are killed without waiting.
         """
         for child in self.children:
             if child.keeper is not None:

@@ -1,4 +1,4 @@
-"""Waiting for a new fleet: what it lacks, what its servers say to that, and which of them it may start without."""
+"""Waiting for a new fleet: what is missing, what its servers answer, and which of them it may start without."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ASK_TIMEOUT_S = 2.0
 class Pace:
     poll_s: float = 0.1
     tell_every_s: float = 5.0
-    """Servers are asked this often what keeps them; it is told if it is news."""
+    """Servers are checked this often; an answer is shown if it is new."""
     others_within_s: float = 5.0
     """Time for the other servers once one is ready."""
     own_within_s: float = 60.0
-    """Time for whatever the fleet brings itself."""
+    """Time for the parts that the fleet starts itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Lack:
     """What a fleet still waits for."""
 
     parts: str
-    """A part of its own without which it serves nobody; empty if it lacks none."""
+    """A part of the fleet itself that is missing; empty if none is."""
     servers: tuple[InstanceSettings, ...]
     """Instances that are not ready."""
     some_ready: bool
-    """Whether an instance is."""
+    """Whether an instance is ready."""
 
 
 _PACE = Pace()
@@ -57,7 +57,7 @@ class Readiness:
 
     async def wait(self, within_s: float | None, check: Callable[[], None], stopping: asyncio.Event) -> bool:
         """Wait until all of it serves, or until some of the given servers do and the others had their time; False if
-        told to stop first. Calls ``check`` all the time, which may raise.
+        stopped first. Calls ``check`` regularly, which may raise.
 
         ``within_s``: by default no longer than what the fleet brings itself may take, emulated instances included, and
         as long as it takes for servers that were given.
@@ -108,7 +108,7 @@ class Readiness:
         return Lack("", tuple(servers), some_ready)
 
     async def _said_of(self, lack: Lack) -> str:
-        """What is lacking, and of every server what it answered."""
+        """What is missing, and the answer of every server."""
         if lack.parts:
             return lack.parts
         said = await asyncio.gather(*(asyncio.to_thread(_answer_of, server) for server in lack.servers))

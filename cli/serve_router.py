@@ -14,7 +14,7 @@ from cli.settings import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", help="beginning of this replica's id; --router.replica_id sets the whole of it")
+    parser.add_argument("--name", help="beginning of this replica's id; --router.replica_id sets all of it")
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     from router.serve import serve
     from statestore.errors import StoreError
 
-    # Never the same id twice, whatever the name: a lease must not pass for that of a former process.
+    # Never the same id twice, even with the same name: a lease must not be taken for that of a former process.
     name = f"{arguments.name}-{secrets.token_hex(3)}" if arguments.name else None
     log_to_stderr(settings.router.log_level)
     end_with_parent(os.environ)

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     from statestore.errors import StoreError
     from workers.serve import serve
 
-    # Never the same id twice, whatever the name: a lease must not pass for that of a former process.
+    # Never the same id twice, even with the same name: a lease must not be taken for that of a former process.
     worker_id = f"{arguments.name}-{secrets.token_hex(3)}" if arguments.name else None
     log_to_stderr(settings.router.log_level)
     end_with_parent(os.environ)

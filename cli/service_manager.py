@@ -1,7 +1,7 @@
-"""A service manager such as systemd is told that this process serves, and again and again that its event loop runs.
+"""Notifies a service manager such as systemd that this process serves, and repeatedly that its event loop runs.
 
-A manager with a watchdog kills a process that falls silent. Without that, a replica that hangs would catch connections
-on a port it shares for as long as it hangs. The protocol is that of sd_notify(3): a datagram to $NOTIFY_SOCKET.
+A manager with a watchdog kills a process that stops notifying. Otherwise a replica that hangs would receive connections
+on a shared port for as long as it hangs. The protocol is that of sd_notify(3): a datagram to $NOTIFY_SOCKET.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _TELLS_PER_WATCH = 3
 
 
 class ServiceManager:
-    """Who started this process, as far as the environment names it; else nobody, and nothing is told."""
+    """The service manager that the environment names; if it names none, nothing is sent."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
-        # A name that begins with @ is none in the file system; a socket of another kind is not for us.
+        # A name that begins with @ is not in the file system; a socket of another kind is not supported.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self._watch_s = int(environment.get("WATCHDOG_USEC", "0")) / 1e6 if ours and address else 0.0
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Tell that the event loop runs, for the time of the context, if the manager wants to know."""
+        """Notify that the event loop runs, for the time of the context, if the manager has a watchdog."""
         telling = asyncio.create_task(self._tell_alive(), name="watchdog") if self._watch_s > 0 else None
         try:
             yield
@@ -41,7 +41,7 @@ class ServiceManager:
                 await asyncio.gather(telling, return_exceptions=True)
 
     def ready(self) -> None:
-        """Tell that this process serves."""
+        """Notify that this process serves."""
         self._tell(_READY)
 
     async def _tell_alive(self) -> None:
@@ -57,4 +57,4 @@ class ServiceManager:
                 channel.setblocking(False)
                 channel.sendto(state, self._address)
         except OSError as error:
-            log.warning("the service manager was not told %s: %s", state.decode(), error)
+            log.warning("the service manager could not be notified of %s: %s", state.decode(), error)

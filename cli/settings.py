@@ -1,4 +1,4 @@
-"""The one settings tree: every room's own section under one name."""
+"""The settings tree: every package's own section under one name."""
 
 from __future__ import annotations
 

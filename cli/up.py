@@ -59,11 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ready-within-s",
         type=_seconds,
         metavar="S",
-        help="how long the instances may take until one is ready, by default 60 if they are emulated and for ever"
-        " if not",
+        help="how long the instances may take until one is ready, by default 60 if they are emulated, else without"
+        " limit",
     )
     parser.add_argument(
-        "--status-interval-s", type=_seconds, default=_STATUS_INTERVAL_S, metavar="S", help="how often figures renew"
+        "--status-interval-s",
+        type=_seconds,
+        default=_STATUS_INTERVAL_S,
+        metavar="S",
+        help="how often figures are refreshed",
     )
 
 
@@ -87,7 +91,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 class StopSignals:
-    """What the user's signals ask for. To be made where the event loop runs; handles signals from then on."""
+    """The user's signals. To be made where the event loop runs; handles signals from then on."""
 
     def __init__(self) -> None:
         self.stopping = asyncio.Event()
@@ -150,7 +154,7 @@ async def _children(
     plan: FleetPlan, config: Path, status: LiveStatus, at_once: asyncio.Event
 ) -> AsyncIterator[ProcessGroup]:
     write_config(plan, config)
-    # What the environment said is in the file by now; in a child it would come before the file again.
+    # Values of the environment are in the file by now; in a child they would override the file again.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}
     group = ProcessGroup(config.parent, environment, status.say)
     try:
@@ -161,7 +165,7 @@ async def _children(
 
 
 def write_config(plan: FleetPlan, config: Path) -> None:
-    """Write what the children read: JSON, which is YAML; for this user alone, since it may hold keys."""
+    """Write the children's settings: JSON, which is YAML; readable by this user alone, since it may hold keys."""
     config.touch(mode=0o600)
     config.write_text(json.dumps(plain(plan.settings)), encoding="utf-8")
 
@@ -180,7 +184,7 @@ async def show_until(
         except StoreError as error:
             if away_since_s is None:
                 away_since_s = now_s
-                status.say(f"the store does not answer, and replicas go on from what they saw last: {error}")
+                status.say(f"the store does not answer, and replicas continue from what they saw last: {error}")
         else:
             if away_since_s is not None:
                 status.say(f"the store answers again, after {time.monotonic() - away_since_s:.0f} s")
@@ -212,7 +216,7 @@ async def unserved_models(plan: FleetPlan) -> list[str]:
 
 
 def welcome(plan: FleetPlan, took_s: float, directory: Path) -> str:
-    """What a user reads once the fleet is ready."""
+    """The message to the user once the fleet is ready."""
     model = plan.settings.pools[0].model
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True})
     emulated = "" if plan.emulated else " not"

@@ -1,4 +1,4 @@
-"""Keys that a request has to show: how it sends one, and whether that is one of those that open."""
+"""API keys: how a request sends one, and whether it is valid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def presented_key(field: Callable[[bytes], bytes | None]) -> bytes:
 
 
 class ApiKeys:
-    """The keys that open something, compared in constant time. Without keys it is open."""
+    """The keys that give access, compared in constant time. Without keys access is open."""
 
     def __init__(self, keys: Iterable[str], *, refusal: str = API_KEY_REFUSAL) -> None:
         self._keys = tuple(key.encode() for key in keys)

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
 from router.admin import explanations, inspection, instances
+from router.admin import settings as fleet_settings
 from router.admin.auth import require_key
 from router.errors import (
     InvalidRequestError,
@@ -37,20 +38,20 @@ from statestore.errors import StoreError
 log = logging.getLogger(__name__)
 
 DESCRIPTION = """
-Operation of one replica of a DualMap fleet. Whatever changes here changes for the whole fleet, through its shared
-state; any replica answers for all of it.
+Operation of one replica of a DualMap fleet. Every change here applies to the whole fleet, through its shared state; any
+replica answers for all of it.
 
 Inference (`/v1/chat/completions`, `/v1/completions` and the other paths of vLLM) is served on the same port.
 """
 
 
-_ADMIN = (instances, inspection, explanations)
+_ADMIN = (instances, inspection, explanations, fleet_settings)
 
 
 def create_app(runtime: Runtime) -> FastAPI:
     """The app over a started or starting runtime; it starts and stops nothing itself."""
     settings = runtime.context.settings
-    # No redirects: they would name whatever host the client named.
+    # No redirects: they would contain the host that the client sent.
     app = FastAPI(title="DualMap router", version=package_version(), description=DESCRIPTION, redirect_slashes=False)
     app.state.runtime = runtime
     app.state.started_unix_s = int(time.time())
@@ -65,10 +66,10 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 
 def _warn_of_open_admin(settings: RouterSettings) -> None:
-    """Say it where somebody else may come by: inference asks for keys, or other machines reach the replica."""
+    """Warn where others may have access: inference requires keys, or other machines reach the replica."""
     if settings.admin_key is None and (settings.api_keys or not is_loopback(settings.host)):
         log.warning(
-            "/admin asks for no key: whoever reaches this replica may add, drain and remove instances;"
+            "/admin requires no key: anyone who reaches this replica may add, drain and remove instances;"
             " set router.admin_key"
         )
 
@@ -84,7 +85,7 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
 
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, Any]:
-        """Alive. Says when the replica runs without its shared state."""
+        """Alive. Reports when the replica runs without its shared state."""
         return health_report(runtime)
 
     @app.get("/ready", tags=["operation"])
@@ -102,7 +103,7 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
     @app.post("/ping", include_in_schema=False)
     @app.get("/ping", tags=["operation"])
     async def ping() -> Response:
-        """The status of `/ready` without a body, for platforms that ask for it."""
+        """The status of `/ready` without a body, for platforms that use it."""
         return Response(status_code=200 if runtime.accepts_traffic else 503)
 
     @app.get("/version", tags=["operation"])
@@ -162,7 +163,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 
 def _invalid_request(first: Mapping[str, Any]) -> InvalidRequestError:
-    """What the first of FastAPI's findings means to a client."""
+    """The first of FastAPI's validation errors, as a message to the client."""
     if first["type"] == "json_invalid":  # its place is an offset, no field
         return InvalidRequestError(
             f"the body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
@@ -186,7 +187,7 @@ def _methods_at(path: str, request: Request) -> set[str]:
 
 
 def _path_hint(request: Request) -> str:
-    """Where a client with a wrong base URL meant to go."""
+    """The path that a client with a wrong base URL probably meant."""
     for path in similar_paths(request.url.path):
         if path in INFERENCE_PATHS or _methods_at(path, request):
             return f"did you mean {path}?"

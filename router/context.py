@@ -1,4 +1,4 @@
-"""What all requests of a replica share, passed in once instead of looked up anywhere."""
+"""What all requests of a replica share, passed in once."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from router.recording import TrafficRecorder
 from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
 from router.timers import CallLater
-from statestore.base import RequestRecord
+from scheduling.request import Request
 from statestore.clock import Clock
 
 
 class Live(Protocol):
-    """A request that this replica owes an answer."""
+    """A request that this replica must answer."""
 
     request_id: str
 
     @property
     def pool_name(self) -> str: ...
 
-    def record(self, now_ms: int) -> RequestRecord | None:
+    def record(self, now_ms: int) -> Request | None:
         """The request as the store should know it, at ``now_ms`` of the store's clock; None if it needs not."""
 
     def explain(self) -> Explanation | None:
@@ -40,8 +40,8 @@ class Live(Protocol):
 class LiveRequests:
     """The requests of this replica that are held or in flight, by id, up to a limit.
 
-    An id is free again once the store has heard that its request is over: until then a reservation would be taken for
-    a repetition of the former one, and a release that is repeated would end the new request's.
+    An id is free again once the store knows that its request is over. Until then a reservation would be taken for a
+    repetition of the former one, and a repeated release would end the new request.
     """
 
     def __init__(self, limit: int) -> None:
@@ -89,7 +89,7 @@ class LiveRequests:
             del self._by_id[live.request_id]
 
     def releasing(self, request_id: str) -> None:
-        """The store is about to be told that a request is over; ``released`` is owed."""
+        """The end of a request is about to be sent to the store; the caller must call ``released``."""
         self._releasing.add(request_id)
 
     def released(self, request_id: str) -> None:
@@ -109,4 +109,4 @@ class ReplicaContext:
     live: LiveRequests
     recorder: TrafficRecorder | None = field(default=None)
     draining: bool = field(default=False)
-    """Set once the replica is told to stop: /ready is off, requests are still served until the port closes."""
+    """Set once the replica is to stop: /ready is off, requests are still served until the port closes."""

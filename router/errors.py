@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 from statestore.errors import StoreError, StoreUnavailableError
 
 NO_INSTANCE_RETRY_S = 2.0
-"""About when a health check may have made one ready."""
+"""After about this time a health check may have made one ready."""
 
 _ANTHROPIC_PATHS: Final = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
 _ANTHROPIC_TYPES: Final = {
@@ -26,8 +26,8 @@ _ANTHROPIC_TYPES: Final = {
 class RouterError(Exception):
     """Root of the router's errors: an HTTP status with OpenAI's ``type`` and ``code`` for its kind.
 
-    Every message says what the reader can do about it. ``retry_after_s`` is an honest estimate of when the
-    same request would be taken, in seconds.
+    Every message says what the reader can do about it. ``retry_after_s`` is an estimate of when the same request would
+    be accepted, in seconds.
     """
 
     status: ClassVar[int] = 500
@@ -84,7 +84,7 @@ class BodyTooLargeError(RouterError):
 
 
 class UnsupportedEncodingError(RouterError):
-    """The body is compressed, and neither replicas nor instances read that."""
+    """The body is compressed, which neither replicas nor instances support."""
 
     status, type, code = 415, "invalid_request_error", "unsupported_encoding"
 
@@ -100,7 +100,7 @@ class HeadersTooLargeError(RouterError):
 
 
 class ReplicaFullError(RouterError):
-    """This replica has reached what it may carry: requests, connections, or bytes of bodies."""
+    """This replica has reached a limit: requests, connections, or bytes of bodies."""
 
     status, type, code = 429, "rate_limit_error", "replica_full"
 
@@ -124,7 +124,7 @@ class UnavailableError(RouterError):
 
 
 def nobody_ready(pool: str) -> UnavailableError:
-    """What a request is told that no instance of its pool can be given."""
+    """The error where no instance of a pool takes requests."""
     message = f"no instance of pool {pool!r} is ready; see /admin/instances"
     return UnavailableError(message, retry_after_s=NO_INSTANCE_RETRY_S)
 
@@ -142,7 +142,7 @@ class StoreAwayError(RouterError):
 
 
 class ShuttingDownError(RouterError):
-    """This replica is told to stop, and the time for requests in flight to finish is over."""
+    """This replica stops, and the time for requests in flight to finish is over."""
 
     status, type, code = 503, "service_unavailable", "shutting_down"
 
@@ -166,7 +166,7 @@ class UpstreamTimeoutError(RouterError):
 
 
 def from_exception(error: BaseException) -> RouterError:
-    """The router's view of any exception; unknown ones become a 500 that gives nothing away."""
+    """The router's error for any exception; unknown ones become a 500 that reveals nothing."""
     if isinstance(error, RouterError):
         return error
     if isinstance(error, StoreUnavailableError):

@@ -4,39 +4,37 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 
 from scheduling.decision import Decision
 from scheduling.instance import InstanceLoad
-from statestore.reservation import ReserveStatus
+from scheduling.placement import Placed, PlaceStatus
+from scheduling.values import value
 
 KEPT_CANDIDATES = 8
+KEPT_EXPLANATIONS = 2048
+"""Of requests that ended last: a few megabytes."""
 
 
-@dataclass(slots=True)
+@value
 class PlacementRound:
-    """One question to the policy, what it saw, what it said, and what the store made of it."""
+    """One decision: what the policy saw, what it chose, and what the store replied."""
 
     candidates: tuple[str, ...]
     loads: Mapping[str, InstanceLoad]
     decision: Decision
     attempt: int
-    status: ReserveStatus | None = None
-    """None: the store was not asked, or has not answered."""
+    status: PlaceStatus
     considered: int = 0
     """Candidates in all; ``candidates`` and ``loads`` keep a few of them."""
 
     @classmethod
-    def of(
-        cls,
-        candidates: tuple[str, ...],
-        loads: Mapping[str, InstanceLoad],
-        decision: Decision,
-        attempt: int,
-        status: ReserveStatus | None = None,
-    ) -> PlacementRound:
-        """The round, cut to what is worth remembering: policies that ask the whole fleet see hundreds of loads."""
+    def of(cls, placed: Placed, attempt: int) -> PlacementRound:
+        """The round, cut to what is kept: policies that observe the whole fleet see hundreds of loads."""
+        decision, loads, status = placed.decision, placed.reply.loads, placed.reply.status
+        candidates = tuple(loads)
+        if candidates != placed.candidates:  # others beside them were weighed, or some of them are gone
+            candidates = tuple(dict.fromkeys((*placed.candidates, *loads)))
         if len(candidates) <= KEPT_CANDIDATES:
             return cls(candidates, loads, decision, attempt, status, len(candidates))
         chosen = [name for name in (decision.instance_id, decision.alternative_id) if name is not None]
@@ -46,7 +44,7 @@ class PlacementRound:
         return cls(kept, seen, decision, attempt, status, len(candidates))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Explanation:
     """One request's story on this replica; times are seconds since it was parsed."""
 
@@ -80,7 +78,7 @@ class Explanation:
 class DecisionLog:
     """The explanations of the ``limit`` requests that ended last, by request id. Live ones explain themselves."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = KEPT_EXPLANATIONS) -> None:
         self._limit = limit
         self._entries: OrderedDict[str, Explanation] = OrderedDict()
 
@@ -99,5 +97,5 @@ class DecisionLog:
         return self._entries.get(request_id)
 
     def recent(self, limit: int) -> list[Explanation]:
-        """Who ended last comes first."""
+        """The one that ended last comes first."""
         return list(islice(reversed(self._entries.values()), limit))

@@ -47,11 +47,11 @@ def nobody_left(failure: InstanceFailure, attempts: int) -> RouterError:
 
 
 async def spend_retry(failure: InstanceFailure, request: Retried, context: ReplicaContext) -> None:
-    """Take another try out of what the settings allow a request and the replica as a whole. If the instance's engine
-    died, wait for the trial of another copy of the request, or become the trial.
+    """Take another try from what the settings allow this request and the whole replica. If the instance's engine died,
+    wait for the trial of another copy of the request, or become the trial.
 
-    The replica's budget keeps a failing fleet from doing everything several times. Where nothing was done it is
-    not asked: a dead instance may refuse its whole queue within a moment.
+    The replica's budget keeps a failing fleet from doing all work several times. It is not charged where no work was
+    done: a dead instance may refuse its whole queue within a moment.
 
     Raises:
         RouterError: there is none left, or another engine has died of the request.

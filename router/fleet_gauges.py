@@ -1,4 +1,4 @@
-"""Gauges of the whole fleet, read from a snapshot that is fetched when somebody scrapes, and not too often."""
+"""Gauges of the whole fleet, read from a snapshot that is fetched at a scrape, and not too often."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from statestore.base import PoolSnapshot, PoolStore
 from statestore.clock import Clock
 from statestore.errors import StoreError
 
+MAX_AGE_S = 1.0
 _LOAD_GAUGES = {
     "pending_tokens": "Uncached prompt tokens sent or queued, prefill not finished",
     "dispatched_tokens": "The dispatched part of the pending tokens",
@@ -23,26 +24,25 @@ _LOAD_GAUGES = {
     "context_tokens": "Prompt and expected output tokens of the running requests",
     "cached_blocks": "Blocks the KV metadata lists for the instance",
     "prefill_tokens_per_s": "Learned prefill rate",
-    "stalled_s": "Time since the last finished prefill while work is pending",
+    "stalled_s": "Time since the last finished prefill while on-time work is pending",
 }
 _METRIC_NAMES = {"prefill_tokens_per_s": "prefill_tokens_per_second", "stalled_s": "stalled_seconds"}
 """Where Prometheus wants the unit spelt out."""
 
 
 class FleetSnapshots:
-    """The last snapshot of every pool; refetched when older than ``max_age_s``."""
+    """The last snapshot of every pool; refetched when older than ``MAX_AGE_S``."""
 
-    def __init__(self, pools: Mapping[str, PoolStore], *, clock: Clock, max_age_s: float, call: StoreCall) -> None:
+    def __init__(self, pools: Mapping[str, PoolStore], *, clock: Clock, call: StoreCall) -> None:
         self._pools = pools
         self._clock = clock
-        self._max_age_s = max_age_s
         self._call = call
         self._fetched_s: dict[str, float] = {}
         self._locks = {name: asyncio.Lock() for name in pools}
         self.snapshots: dict[str, PoolSnapshot] = {}
 
     async def get(self, pool: str) -> PoolSnapshot:
-        """A snapshot no older than ``max_age_s``; callers at the same time share one store call.
+        """A snapshot no older than ``MAX_AGE_S``; callers at the same time share one store call.
 
         Raises:
             StoreUnavailableError: the store is out of reach and there is no fresh one.
@@ -50,13 +50,13 @@ class FleetSnapshots:
         async with self._locks[pool]:
             fetched_s = self._fetched_s.get(pool)
             now_s = self._clock.monotonic_s()
-            if fetched_s is None or now_s - fetched_s >= self._max_age_s:
+            if fetched_s is None or now_s - fetched_s >= MAX_AGE_S:
                 self.snapshots[pool] = await measured(self._call, self._pools[pool].snapshot())
                 self._fetched_s[pool] = now_s
             return self.snapshots[pool]
 
     async def refresh(self) -> None:
-        """Bring all up to date as far as the store answers; what is out of reach vanishes from the gauges."""
+        """Refresh all as far as the store answers; what is out of reach is absent from the gauges."""
         for pool in self._pools:
             try:
                 await self.get(pool)

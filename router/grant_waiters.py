@@ -1,4 +1,4 @@
-"""Where held requests wait for their grant: a stream that tells at once, a poll that misses nothing."""
+"""Where held requests wait for their grant: a stream is fast, a poll misses nothing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from collections.abc import Callable
 from router.errors import HoldTimeoutError, QueueFullError, RouterError, SloUnreachableError
 from router.metrics import StoreCall, measured
 from router.timers import CallLater
-from statestore.base import Grant, PoolStore, RequestRecord, RequestState
+from scheduling.granting import Grant
+from scheduling.request import Request, RequestState
+from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.errors import StoreError
 
 log = logging.getLogger(__name__)
 
+POLL_S = 1.0
+"""How often held requests are looked up: what the stream of grants lost is found then."""
+
 
 class ReservationLostError(Exception):
-    """The store no longer knows a held request (it came back empty, or reaped it; another replica's may have its id
-    by now): it must be placed again."""
+    """The store no longer knows a held request: it came back empty, or reaped the request, and another replica's may
+    have its id now. It must be placed again."""
 
 
 class GrantWaiter:
@@ -28,15 +33,17 @@ class GrantWaiter:
     answer has been read.
     """
 
-    __slots__ = ("_future", "_grant", "attempt", "held", "request_id", "retry_after_s")
+    __slots__ = ("_future", "_grant", "attempt", "held", "rejected", "request_id", "retry_after_s")
 
     def __init__(self, request_id: str, attempt: int) -> None:
         self.request_id = request_id
         self.attempt = attempt
         self.held = False
-        """The store has said so: from now on its record must exist."""
+        """By the store's reply: from now on its record must exist."""
+        self.rejected = False
+        """An error that came before the wait began."""
         self.retry_after_s: Callable[[], float] = lambda: 0.0
-        """How long a client that is turned away should stay away."""
+        """After how long a refused client should try again."""
         self._grant: Grant | None = None
         self._future: asyncio.Future[Grant] | None = None
 
@@ -66,25 +73,22 @@ class GrantWaiters:
         replica_id: str,
         clock: Clock,
         call_later: CallLater,
-        poll_s: float,
         timeout_s: float,
         refuses_late: bool,
         call: StoreCall,
     ) -> None:
-        """With ``refuses_late`` every request that stepped behind its deadline while it was held is turned away, else
-        only those that their instance is not to serve late."""
+        """With ``refuses_late`` every request that is deferred is refused, else only those that are rejected."""
         self._call_later = call_later
         self._pool = pool
         self._call = call
         self._replica_id = replica_id
         self._clock = clock
-        self._poll_s = poll_s
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._refuses_late = refuses_late
         self._waiters: dict[str, GrantWaiter] = {}
 
     def expect(self, request_id: str, attempt: int) -> GrantWaiter:
-        """Register before reserving; ``leave`` is owed however that goes."""
+        """Register before reserving; the caller must call ``leave`` in any case."""
         waiter = self._waiters[request_id] = GrantWaiter(request_id, attempt)
         return waiter
 
@@ -101,12 +105,14 @@ class GrantWaiters:
 
         Raises:
             HoldTimeoutError: it has not come within the hold timeout.
-            QueueFullError: it stepped behind its deadline, and its instance holds enough late work without it.
-            SloUnreachableError: it stepped behind its deadline, and late requests are refused.
+            QueueFullError: it was rejected: its instance holds enough deferred work without it.
+            SloUnreachableError: it was deferred, and late requests are refused.
             ReservationLostError: the store does not know the request any more.
         """
         waiter.held, waiter.retry_after_s = True, retry_after_s
-        timer = self._call_later(max(0.0, self._timeout_s - held_s), lambda: self._give_up(waiter))
+        if waiter.rejected:
+            raise self._late(waiter)
+        timer = self._call_later(max(0.0, self.timeout_s - held_s), lambda: self._give_up(waiter))
         try:
             return await waiter.grant()
         finally:
@@ -115,17 +121,21 @@ class GrantWaiters:
     def _give_up(self, waiter: GrantWaiter) -> None:
         waiter.failed(
             HoldTimeoutError(
-                f"no instance had room within {self._timeout_s:g} s; try again later, or raise scheduling.max_hold_s"
-                " (or router.hold_timeout_s where it is set)",
+                f"no instance had room within {self.timeout_s:g} s; try again later, or raise scheduling.max_hold_s",
                 retry_after_s=waiter.retry_after_s(),
             )
         )
 
     def deliver(self, grant: Grant) -> None:
-        """Hand a grant over; one that nobody waits for is of a request that is over, whose release is on its way."""
+        """Hand a grant over. One without a waiter is of a request that is over, whose release is on its way."""
         waiter = self._waiters.get(grant.request_id)
-        if waiter is not None and waiter.attempt == grant.attempt:
+        if waiter is None or waiter.attempt != grant.attempt:
+            return
+        if not grant.rejected:
             waiter.granted(grant)
+        elif waiter.attempt == 1:
+            waiter.rejected = True
+            waiter.failed(self._late(waiter))
 
     async def listen(self) -> None:
         """Follow the pool's grants for this replica. Runs until cancelled."""
@@ -134,7 +144,7 @@ class GrantWaiters:
                 await self._follow()
             except StoreError as error:
                 log.warning("pool %s: the grant stream broke: %s", self._pool.name, error)
-            await self._clock.sleep(self._poll_s)
+            await self._clock.sleep(POLL_S)
 
     async def _follow(self) -> None:
         grants = self._pool.grants(self._replica_id)
@@ -147,7 +157,7 @@ class GrantWaiters:
     async def poll(self) -> None:
         """Look the held requests up, all in one call, again and again. Runs until cancelled."""
         while True:
-            await self._clock.sleep(self._poll_s)
+            await self._clock.sleep(POLL_S)
             try:
                 await self.look_up()
             except StoreError as error:
@@ -162,12 +172,12 @@ class GrantWaiters:
         for waiter in held:
             self._settle(waiter, records.get(waiter.request_id))
 
-    def _settle(self, waiter: GrantWaiter, record: RequestRecord | None) -> None:
+    def _settle(self, waiter: GrantWaiter, record: Request | None) -> None:
         if record is None or record.replica_id != self._replica_id:
             waiter.failed(ReservationLostError(waiter.request_id))
         elif record.attempt == waiter.attempt and record.state is not RequestState.HELD:
-            waiter.granted(Grant(record.request_id, record.instance_id, record.attempt, record.uncached_tokens))
-        elif record.late and (self._refuses_late or record.surplus) and waiter.attempt == 1:
+            waiter.granted(_grant_of(record))
+        elif waiter.attempt == 1 and (record.rejected or (record.deferred and self._refuses_late)):
             waiter.failed(self._late(waiter))
 
     def _late(self, waiter: GrantWaiter) -> RouterError:
@@ -179,6 +189,16 @@ class GrantWaiters:
             )
         return QueueFullError(
             "the first token cannot come in time any more, and too many such requests are waiting already; try again"
-            " later, allow more time with x-slo-ttft-ms, add instances, or raise scheduling.max_late_work_s",
+            " later, allow more time with x-slo-ttft-ms, add instances, or raise scheduling.max_deferred_s",
             retry_after_s=waiter.retry_after_s(),
         )
+
+
+def _grant_of(record: Request) -> Grant:
+    return Grant(
+        record.request_id,
+        record.instance_id,
+        record.replica_id,
+        record.attempt,
+        record.uncached_tokens,
+    )

@@ -1,4 +1,4 @@
-"""How a replica is, in words that people and probes can read."""
+"""The health of a replica, for people and probes."""
 
 from __future__ import annotations
 

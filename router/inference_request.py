@@ -22,14 +22,14 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 
 @value
 class SentPrompt:
-    """What a scheduled request says of its prompt, whichever pool it is for."""
+    """What a scheduled request says about its prompt, for any pool."""
 
     prompt: Prompt
     salt: str | None
     """Requests that differ in it share no KV cache."""
     text_bytes: int | None
     """Length of the rendered text; None for token ids, for prompts with media, and for those that the engine is to
-    truncate, which teach nothing about bytes per token."""
+    truncate: bytes per token cannot be learned from them."""
     output_limit: int | None
     """Tokens of the answer at most."""
 
@@ -50,11 +50,11 @@ class InferenceRequest:
     form: bool = False
     """The body is a form, not JSON."""
     body_hash: int = 0
-    """Of the raw body, where it is passed on: what is scheduled is known by the hash of its prompt."""
+    """Of the raw body, for requests that are passed on: scheduled ones are identified by the hash of their prompt."""
     leaves_usage_open: bool = False
-    """It streams, and has no ``stream_options``: its usage is for the fleet alone to know."""
+    """It streams, and has no ``stream_options``: only the fleet uses its usage."""
     model_span: tuple[int, int] | None = None
-    """Where a long body names its model, quotes included; None where that was not looked for."""
+    """Where a long body names its model, quotes included; None if not searched for."""
 
     @property
     def scheduled(self) -> bool:
@@ -65,7 +65,7 @@ _random = Random(os.urandom(32))
 
 
 def mint_request_id() -> str:
-    """A request id that no other replica mints; nobody has to be unable to guess it."""
+    """A request id that no other replica mints; it need not be secret."""
     return f"{_random.getrandbits(128):032x}"
 
 

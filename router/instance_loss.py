@@ -1,8 +1,8 @@
-"""Who must hear that an instance was given up: the exchanges on it.
+"""Notification of the exchanges on an instance that the fleet gave up.
 
-An engine that hangs keeps its connections open, and so does a server that is told to stop: nothing breaks, and their
-requests would wait for their timeouts. The leading worker finds it out from outside and takes the instance down, or
-parks it if it was draining; every refresh of the view compares.
+An engine that hangs keeps its connections open, and so does a server that is stopping: no connection breaks, and their
+requests would wait for their timeouts. The leading worker detects it from outside and takes the instance down, or parks
+it if it was draining; every refresh of the view compares.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from statestore.clock import Clock
 
 GONE_S: Final = 10.0
 """An instance that is missing or out of service, but not down, counts as gone after this long: a store that came back
-empty is filled step by step, and a drain waits for the requests in the instance's account alone, not for those
-that are passed through, which may just be coming to their end."""
+empty is filled step by step, and a drain waits only for the requests that are counted on the instance, not for those
+that are passed through, which may just be finishing."""
 
 
 class InstanceLossListener(Protocol):
     """One try of a request on an instance."""
 
     def instance_lost(self, why: str) -> bool:
-        """The fleet gave the instance up. True if it was let go of, False if the client has seen a byte of the answer
-        (which may still come to its end). Must not wait."""
+        """The fleet gave the instance up. True if this try ends, False if the client has seen a byte of the answer
+        (which may still finish). Must not wait."""
 
     def instance_down(self, why: str) -> None:
-        """The instance is down: break off an answer that has begun if it has fallen silent. Told at every check; must
+        """The instance is down: break off an answer that has begun if it has fallen silent. Called at every check; must
         not wait."""
 
 
@@ -47,7 +47,7 @@ class InstanceLossNotifier:
         self._away_since_s: dict[str, float] = {}
 
     def watch(self, instance_id: str, listener: InstanceLossListener) -> None:
-        """Tell ``listener`` when the instance leaves; ``unwatch`` is owed."""
+        """Call ``listener`` when the instance leaves; the caller must call ``unwatch``."""
         self._listeners.setdefault(instance_id, set()).add(listener)
 
     def unwatch(self, instance_id: str, listener: InstanceLossListener) -> None:
@@ -58,11 +58,11 @@ class InstanceLossNotifier:
                 del self._listeners[instance_id]
 
     def check(self, view: ClusterView) -> None:
-        """Tell answers that have begun on an instance that is down; and of those who wait for one that is down, or gone
-        for ``GONE_S``, as many as may be tried again now.
+        """Notify answers that have begun on an instance that is down; and of the tries that wait for one that is down,
+        or gone for ``GONE_S``, as many as may be tried again now.
 
-        The others stay where they are and are told by a later check: an instance that is back by then may still
-        answer them, an error could not. So it is with all of them while no other instance is ready.
+        The others stay where they are until a later check: an instance that is back by then may still answer them. All
+        of them stay while no other instance is ready.
         """
         now_s = self._clock.monotonic_s()
         self._note_away(view, now_s)
@@ -82,7 +82,7 @@ class InstanceLossNotifier:
                     listener.instance_down(f"instance {instance_id} is down and has fallen silent")
 
     def _tell(self, instance_id: str, why: str, at_most: float) -> int:
-        """How many let go of the instance."""
+        """How many tries ended."""
         let_go = 0
         for listener in tuple(self._listeners[instance_id]):
             if let_go + 1 > at_most:

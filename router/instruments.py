@@ -1,8 +1,8 @@
 """Counters, gauges and histograms of one event loop, read by Prometheus when it scrapes.
 
 The instruments of prometheus_client take a lock and check their labels at every addition, for threads that a replica
-does not have; at two dozen additions a request that was a tenth of its CPU. These are plain numbers, written from the
-event loop alone.
+does not have. At two dozen additions per request that was a tenth of its CPU. These are plain numbers, written only
+from the event loop.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Protocol
 from router.context import ReplicaContext
 from router.errors import from_exception
 from router.failures import outcome_of
-from router.inference_request import InferenceRequest, SentPrompt
+from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
 from router.outcome import InstanceFailure, Outcome, Usage
 from router.passthrough import PassthroughBalancer, PassthroughRequest
@@ -27,7 +27,7 @@ from router.served_pool import ServedPool
 
 
 class PlacedRequest(Protocol):
-    """One live request that its instance may be given now. Every transition is idempotent."""
+    """One live request that may be sent to its instance now. Every transition is idempotent."""
 
     request_id: str
     """The client's own, or that with a suffix when another live request of the fleet has the same."""
@@ -40,11 +40,11 @@ class PlacedRequest(Protocol):
 
     @property
     def expected_ttft_s(self) -> float | None:
-        """TTFT that its placement expected; None when it was placed by nothing that expects one, or again."""
+        """TTFT that its placement expected; None if it was passed on, or placed again."""
 
     @property
     def loss_notifier(self) -> InstanceLossNotifier:
-        """Tells that ``instance_id`` was given up, to whoever waits for its first byte."""
+        """Notifies the exchange that waits for the first byte when ``instance_id`` is given up."""
 
     def first_token(self) -> None:
         """The instance produced its first token. Never waits; repetitions change nothing."""
@@ -60,7 +60,8 @@ class PlacedRequest(Protocol):
         """
 
     def engine_died(self) -> None:
-        """The engine seems to have died of the answer that has begun; ``finish`` is owed. See ``quarantine``."""
+        """The engine seems to have died during an answer that has begun; the caller must call ``finish``. See
+        ``quarantine``."""
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         """The request is over, however it went: release everything. Never waits; only the first call counts."""
@@ -78,7 +79,8 @@ class Lifecycle:
     async def place(self, request: InferenceRequest) -> PlacedRequest:
         """Hash, route, reserve, and wait for the grant (bounded).
 
-        The caller owes the placed request a ``finish``. When this raises, or is cancelled, nothing is left behind.
+        The caller must call ``finish`` of the placed request. When this raises, or is cancelled, nothing is left
+        behind.
 
         Raises:
             RouterError: the request is refused.
@@ -89,10 +91,22 @@ class Lifecycle:
             if request.prompt is None:
                 return await self._pass_through(request, route)
             # Read before anything is entered: a bad body touches no state.
-            scheduled = await self._open(request, request.prompt, route)
+            pool = route.pool
+            prompt = await read_prompt(
+                request.prompt,
+                model=pool.settings.model,
+                lora=route.lora,
+                rule=pool.blocks,
+                bytes_per_token=pool.view.learned.bytes_per_token,
+                expected_output_tokens=pool.scheduling.expected_output_tokens,
+            )
+            request.prompt = None
+            request_id = self._free_id(request.request_id)
+            scheduled = ScheduledRequest(request, request_id, route, prompt, self._context, self._placer)
             self._admit(scheduled)
             try:
-                scheduled.trial = await scheduled.pool.quarantine.admit(scheduled.prompt_hash)
+                if pool.quarantine.suspects:  # else nobody has to wait
+                    scheduled.trial = await pool.quarantine.admit(scheduled.prompt_hash)
                 await self._placer.place(scheduled)
             except BaseException as error:
                 scheduled.finish(outcome_of(error))
@@ -124,26 +138,6 @@ class Lifecycle:
             passed.finish(outcome_of(error))
             raise
         return passed
-
-    async def _open(self, request: InferenceRequest, sent: SentPrompt, route: Route[ServedPool]) -> ScheduledRequest:
-        pool = route.pool
-        prompt = await read_prompt(
-            sent,
-            model=pool.settings.model,
-            lora=route.lora,
-            rule=pool.blocks,
-            bytes_per_token=pool.view.bytes_per_token,
-            expected_output_tokens=pool.scheduling.expected_output_tokens,
-        )
-        request.prompt = None
-        return ScheduledRequest(
-            request,
-            request_id=self._free_id(request.request_id),
-            route=route,
-            prompt=prompt,
-            context=self._context,
-            placer=self._placer,
-        )
 
     def _free_id(self, request_id: str) -> str:
         """The id itself unless a request of this replica has it, or its release is on its way; other replicas are asked

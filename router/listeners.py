@@ -14,7 +14,7 @@ def bind(host: str, port: int, *, shared: bool) -> socket.socket:
         OSError: the address cannot be bound; the message names it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's algorithm off, which would hold tokens back, only where it is.
+    # The protocol is named because only then does asyncio turn Nagle's algorithm off, which would delay tokens.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -21,7 +21,7 @@ _ERROR_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0,
 _ERROR_RATIO_BOUNDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 
 STORE_CALLS = (
-    "observe", "reserve_idle", "reserve", "first_token", "finish", "records", "membership", "heartbeat", "requests_of",
+    "place", "observe", "commit", "first_token", "finish", "records", "membership", "heartbeat", "requests_of",
     "snapshot",
 )  # fmt: skip
 
@@ -67,6 +67,8 @@ class PoolMetrics:
         self.hit_tokens_expected = metrics.hit_tokens.labels(pool, "expected")
         self.hit_tokens_reported = metrics.hit_tokens.labels(pool, "reported")
         self.stale = metrics.stale.labels(pool)
+        self.one_trip = metrics.placements.labels(pool, "1")
+        self.more_trips = metrics.placements.labels(pool, "more")
         self.replaced = metrics.replaced.labels(pool)
         self.in_flight = metrics.in_flight.labels(pool)
 
@@ -96,6 +98,9 @@ class RouterMetrics:
         )
         self.hit_tokens = make.counter(
             "dualmap_hit_tokens", "Prompt tokens found cached: expected, reported by instances", "pool", "by"
+        )
+        self.placements = make.counter(
+            "dualmap_placements", "Requests placed, by round trips to the store that it took", "pool", "round_trips"
         )
         self.stale = make.counter("dualmap_stale_reservations", "Decisions made again on fresher loads", "pool")
         self.replaced = make.counter("dualmap_replaced_requests", "Held requests that the store had lost", "pool")

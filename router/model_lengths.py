@@ -1,4 +1,4 @@
-"""The longest context of each pool's model, as one of its instances tells it."""
+"""The longest context of each pool's model, as one of its instances reports it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ASK_TIMEOUT_S: Final = 1.0
 KEPT_S: Final = 60.0
 """An answer is kept this long: an instance that is replaced may have another limit."""
 ASK_AGAIN_S: Final = 5.0
-"""After no answer. The former length, if any, stays meanwhile."""
+"""After no answer. The former length, if any, is kept meanwhile."""
 
 
 class ModelLengths:
     """Asks an instance's ``/v1/models``, and remembers."""
 
     def __init__(self, clock: Clock, api_key: SecretStr | None, *, transport: httpx.AsyncBaseTransport | None = None):
-        """``api_key`` is sent to instances; ``transport`` stands in for the network in tests."""
+        """``api_key`` is sent to instances; ``transport`` replaces the network in tests."""
         self._clock = clock
         self._headers = {"authorization": f"Bearer {api_key.get_secret_value()}"} if api_key is not None else {}
         self._transport = transport
@@ -33,8 +33,8 @@ class ModelLengths:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, pool: ServedPool) -> int | None:
-        """``max_model_len`` of the pool's model; None while no instance told it. Waits for ``ASK_TIMEOUT_S`` at most;
-        callers at the same time share one question."""
+        """``max_model_len`` of the pool's model; None while no instance reported it. Waits for ``ASK_TIMEOUT_S`` at
+        most; callers at the same time share one request."""
         name = pool.settings.name
         async with self._locks[name]:
             now_s = self._clock.monotonic_s()

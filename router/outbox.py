@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 Transition = Callable[[], Awaitable[object]]
 
+LIMIT = 65_536
+"""Transitions that wait: those of minutes without the store."""
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 2.0
 
@@ -22,18 +24,20 @@ LONGEST_RETRY_S = 2.0
 class Outbox:
     """A bounded queue of idempotent store calls, so that the byte path never waits for the store.
 
-    Calls start in the order in which they were posted. One that finds the store away is repeated until it
-    gets through. When the queue is full the new transition is dropped and counted: the replica's
-    reconciliation finds what it should have released.
+    Calls start in the order in which they were posted. One that finds the store away is repeated until it succeeds.
+    When the queue is full the new transition is dropped and counted: the replica's reconciliation finds what it should
+    have released.
     """
 
-    def __init__(self, *, limit: int, clock: Clock, concurrency: int = 64, dropped: Counter | None = None) -> None:
+    def __init__(
+        self, *, clock: Clock, limit: int = LIMIT, concurrency: int = 64, dropped: Counter | None = None
+    ) -> None:
         self._posted: deque[tuple[Transition, Callable[[], None] | None]] = deque()
         self._limit = limit
         self._clock = clock
         self._concurrency = concurrency
         self._idle: list[asyncio.Future[None]] = []
-        """Couriers without work, the last to fall idle last."""
+        """Idle couriers, the most recent last."""
         self._owed = 0
         self._settled = asyncio.Event()
         self._settled.set()
@@ -74,7 +78,10 @@ class Outbox:
                 await work
             transition, settled = self._posted.popleft()
             try:
-                await self._deliver(transition)
+                try:
+                    await transition()
+                except StoreUnavailableError:
+                    await self._repeat(transition)
             except StoreError as error:
                 log.error("a transition was refused: %s", error)
             except Exception:
@@ -86,14 +93,15 @@ class Outbox:
                 if self._owed == 0:
                     self._settled.set()
 
-    async def _deliver(self, transition: Transition) -> None:
+    async def _repeat(self, transition: Transition) -> None:
+        """Until it gets through."""
         delay_s = FIRST_RETRY_S
         while True:
+            await self._clock.sleep(delay_s)
             try:
                 await transition()
                 return
             except StoreUnavailableError:
-                await self._clock.sleep(delay_s)
                 delay_s = min(2 * delay_s, LONGEST_RETRY_S)
 
     async def flush(self, timeout_s: float) -> bool:

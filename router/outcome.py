@@ -1,4 +1,4 @@
-"""How a request ended, or failed on an instance: the words between the data plane and the life cycle."""
+"""How a request ended, or failed on an instance: the terms shared by data plane and life cycle."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from scheduling.breaker import is_server_fault
 from scheduling.values import value
 
 ENGINE_DEATH: Final = "EngineCore encountered an issue"
-"""How vLLM's server answers for an engine that died."""
+"""The answer of vLLM's server after its engine died."""
 
 
 @value
 class Usage:
-    """The tokens of a request as its instance counted them; None: it did not say."""
+    """The tokens of a request as its instance counted them; None: not reported."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -47,7 +47,7 @@ class FailureKind(StrEnum):
     """The connection broke before the first byte of the answer."""
     TIMEOUT = "timeout"
     STATUS = "status"
-    """It answered with a status that is worth another try elsewhere (408, 429, 5xx but for 501 and 505)."""
+    """It answered with a status that justifies a try elsewhere (408, 429, 5xx except 501 and 505)."""
     DOWN = "down"
     """The fleet took it down, or removed it, while the first byte of the answer was due."""
     PROTOCOL = "protocol"
@@ -62,12 +62,12 @@ class InstanceFailure:
 
     @property
     def server_fault(self) -> bool:
-        """True when the instance is to blame: it counts for the circuit breaker. 4xx, 501 and 505 never do."""
+        """True when the fault is the instance's: it counts for the circuit breaker. 4xx, 501 and 505 never do."""
         return self.kind is not FailureKind.STATUS or is_server_fault(self.status)
 
     @property
     def engine_died(self) -> bool:
-        """True when the instance seems to have died, or stopped working, with the request in its hands."""
+        """True when the instance seems to have died, or stopped working, while it held the request."""
         return self.kind in (FailureKind.CLOSED, FailureKind.DOWN) or ENGINE_DEATH in self.detail
 
     @property

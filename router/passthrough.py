@@ -11,9 +11,9 @@ from router.instance_loss import InstanceLossNotifier
 from router.outcome import InstanceFailure, Outcome, Usage
 from router.quarantine import Trial
 from router.served_pool import ServedPool
-from statestore.base import RequestRecord
+from scheduling.request import Request
 
-# The golden ratio as a stride: with the turn itself it picks two instances that drift past each other.
+# The golden ratio as a stride: with the turn itself it picks two instances, in ever different pairs.
 _STRIDE = 0.6180339887498949
 
 
@@ -46,7 +46,7 @@ class PassthroughBalancer:
 
 
 class PassthroughRequest:
-    """A request that is passed through. It has no prefill to account for: only its end and its retries matter."""
+    """A request that is passed through. It reserves no prefill: only its end and its retries matter."""
 
     expected_cached_tokens = 0
     expected_ttft_s = None
@@ -77,7 +77,7 @@ class PassthroughRequest:
     def loss_notifier(self) -> InstanceLossNotifier:
         return self.pool.loss_notifier
 
-    def record(self, now_ms: int) -> RequestRecord | None:
+    def record(self, now_ms: int) -> Request | None:
         return None
 
     def explain(self) -> None:

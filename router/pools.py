@@ -11,7 +11,7 @@ from statestore.settings import PoolSettings
 
 
 class Named(Protocol):
-    """Anything that runs a pool by its settings."""
+    """Any object with the settings of a pool."""
 
     @property
     def settings(self) -> PoolSettings: ...
@@ -26,7 +26,7 @@ class DuplicateModelError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[P]):
-    """Where a model name leads."""
+    """The pool of a model name."""
 
     pool: P
     model: str
@@ -76,7 +76,7 @@ class PoolDirectory(Generic[P]):
         """The answer of ``GET /v1/models``: every name that ``resolve`` knows, in OpenAI's shape.
 
         ``created_s`` is a Unix time, ``lengths`` the longest context by pool, in tokens, where it is known; aliases and
-        adapters name the model they stand for as ``root``.
+        adapters name their model as ``root``.
         """
         cards: list[dict[str, Any]] = [
             {

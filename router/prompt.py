@@ -30,15 +30,15 @@ class ReadPrompt:
     text_bytes: int | None
     """See ``SentPrompt``."""
     expected_output_tokens: int
-    """Enters the shared load: the configured expectation, or the request's limit where that is less. A limit is no
-    forecast: most clients name one that few of their answers reach, and instances whose running requests were counted
-    by it would look full all the time. The instance gets the limit as it was sent."""
+    """Counts in the shared load: the configured assumption, or the request's limit if that is lower. A limit is no
+    forecast: most clients send one that few of their answers reach, and instances whose running requests were counted
+    by it would always look full. The instance gets the limit as it was sent."""
 
 
 def sent_prompt(
     path: str, body: Mapping[str, Any], long_texts: LongTexts = _NO_LONG_TEXTS, *, max_parts: int = MAX_PARTS
 ) -> SentPrompt:
-    """What the body of a scheduled request says of its prompt.
+    """What the body of a scheduled request says about its prompt.
 
     Raises:
         InvalidRequestError: the body has no prompt, or parts of it have the wrong type or are too many.
@@ -47,8 +47,7 @@ def sent_prompt(
     try:
         prompt = render(body, long_texts, max_parts=max_parts)
     except TooManyPartsError as error:
-        advice = "send fewer, or raise router.max_prompt_parts"
-        raise InvalidRequestError(f"{error}; {advice}", param=error.param) from error
+        raise InvalidRequestError(f"{error}; send fewer", param=error.param) from error
     except PromptError as error:
         raise InvalidRequestError(str(error), param=error.param) from error
     salt = body.get("cache_salt")
@@ -86,7 +85,7 @@ async def read_prompt(
 
 @lru_cache(maxsize=1024)
 def _unsalted_seed(model: str, lora: str | None) -> int:
-    """The same for almost all requests of a model."""
+    """The same for almost all requests for a model."""
     return cache_seed(model, lora)
 
 

@@ -1,10 +1,10 @@
 """Requests that may kill the engine that holds them: tried on one more engine, one copy at a time, then refused.
 
-When an engine dies, everything it held is suspect, and known from then on by the hash of its prompt. The next copy of
-it to be sent, most often the retry, is its trial: other copies wait until the trial has shown a token. A second death
-convicts it, and copies are refused for a time that doubles with every further death. A completed trial clears it.
+When an engine dies, every request that it held is a suspect, identified by the hash of its prompt. The next copy to be
+sent, usually the retry, is its trial: other copies wait until the trial has shown a token. After a second death copies
+are refused, for a time that doubles with every further death. A completed trial clears the prompt.
 
-Each replica remembers for itself. ``died`` and ``of`` are what a shared log of deaths would have to answer.
+Each replica has a memory of its own.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ LONGEST_REFUSAL_S: Final = 1800.0
 MEMORY_S: Final = 3600.0
 """A suspect is forgotten this long after the last death."""
 TRIAL_S: Final = 10.0
-"""Copies wait this long for a trial at most: a prompt that kills does so when the engine begins with it."""
+"""Copies wait this long for a trial at most: a prompt that kills does so when the engine starts it."""
 ONE_DEATH_S: Final = 5.0
 """An engine's requests break one after the other: within this time it died once."""
 MAX_SUSPECTS: Final = 16_384
-"""The ones that were suspected first are forgotten first."""
+"""The oldest suspects are forgotten first."""
 
 
 @dataclass(slots=True)
 class Suspect:
-    """A prompt that was in the hands of an engine that died."""
+    """A prompt that an engine held when it died."""
 
     deaths: int = 0
     last_death_s: float = 0.0
@@ -53,12 +53,12 @@ class Suspect:
 
 
 class Trial:
-    """The one copy of a suspect that may be sent now. Whoever was given it owes ``end``."""
+    """The one copy of a suspect that may be sent now. Its holder must call ``end``."""
 
     def __init__(self, on_end: Callable[[bool], None]) -> None:
         self._on_end = on_end
         self.passed = asyncio.Event()
-        """Set once other copies need not wait for it: the engine lives on, so far."""
+        """Set once other copies need not wait for it: the engine is still alive."""
 
     def end(self, *, completed: bool) -> None:
         """The copy is over."""
@@ -67,18 +67,18 @@ class Trial:
 
 
 class Quarantine:
-    """The suspects of one pool on one replica. Who is none of them pays for a look into a dictionary."""
+    """The suspects of one pool on one replica. Other requests only pay for one dictionary lookup."""
 
     def __init__(self, clock: Clock, call_later: CallLater) -> None:
         self._clock = clock
         self._call_later = call_later
-        self._suspects: dict[int, Suspect] = {}
+        self.suspects: dict[int, Suspect] = {}
 
     def died(self, prompt_hash: int, instance_id: str, request_id: str) -> None:
         """The instance's engine died while it held a request of this prompt."""
         now_s = self._clock.monotonic_s()
-        suspect = self._suspects.pop(prompt_hash, None) or Suspect()
-        self._suspects[prompt_hash] = suspect  # behind those that were suspected before
+        suspect = self.suspects.pop(prompt_hash, None) or Suspect()
+        self.suspects[prompt_hash] = suspect  # behind those that were suspected before
         if now_s - suspect.died_at_s.get(instance_id, -ONE_DEATH_S) >= ONE_DEATH_S:
             suspect.deaths += 1
             suspect.last_death_s = suspect.died_at_s[instance_id] = now_s
@@ -90,8 +90,8 @@ class Quarantine:
                     suspect.deaths,
                     ", ".join(suspect.died_at_s),
                 )
-        while len(self._suspects) > MAX_SUSPECTS:
-            del self._suspects[next(iter(self._suspects))]
+        while len(self.suspects) > MAX_SUSPECTS:
+            del self.suspects[next(iter(self.suspects))]
 
     async def admit(self, prompt_hash: int) -> Trial | None:
         """Wait until a request of this prompt may be sent, ``TRIAL_S`` for each trial before it at most.
@@ -118,17 +118,17 @@ class Quarantine:
 
     def of(self, prompt_hash: int) -> Suspect | None:
         """What is remembered of the prompt."""
-        suspect = self._suspects.get(prompt_hash)
+        suspect = self.suspects.get(prompt_hash)
         if suspect is not None and self._clock.monotonic_s() - suspect.last_death_s >= MEMORY_S:
-            del self._suspects[prompt_hash]
+            del self.suspects[prompt_hash]
             return None
         return suspect
 
     def _begin_trial(self, prompt_hash: int, suspect: Suspect) -> Trial:
         def ended(completed: bool) -> None:
             suspect.trial = None
-            if completed and self._suspects.get(prompt_hash) is suspect:
-                del self._suspects[prompt_hash]
+            if completed and self.suspects.get(prompt_hash) is suspect:
+                del self.suspects[prompt_hash]
 
         trial = Trial(ended)
         self._call_later(TRIAL_S, trial.passed.set)

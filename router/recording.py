@@ -1,8 +1,8 @@
 """Recording live traffic: when requests came, how long they were, which prefixes they shared; never any text.
 
 One line a finished request, as it finishes, in a file of this replica's own. ``dualmap record`` makes one trace
-(Mooncake's format) out of the files of all replicas. Block hashes are salted: whoever has the file cannot confirm a
-guess at a prompt without the salt. Each line names its salt by a fingerprint, as hashes of different salts cannot be
+(Mooncake's format) out of the files of all replicas. Block hashes are salted: without the salt, a reader of the file
+cannot confirm a guess at a prompt. Each line names its salt by a fingerprint, as hashes of different salts cannot be
 compared.
 """
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class TrafficRecorder:
-    """Appends whole lines to a file, one write each. Stops, and says so once, when the file cannot be written."""
+    """Appends whole lines to a file, one write each. Stops, and logs it once, when the file cannot be written."""
 
     def __init__(self, file: BinaryIO, salt: str) -> None:
         self._file: BinaryIO | None = file
@@ -60,7 +60,7 @@ class TrafficRecorder:
 
 
 def open_recorder(settings: RouterSettings, replica_id: str) -> TrafficRecorder | None:
-    """The recorder that the settings ask for; None when they ask for none.
+    """The recorder, if the settings want one; else None.
 
     Raises:
         OSError: the folder or the file cannot be written.

@@ -1,4 +1,4 @@
-"""A replica's standing in the fleet: its lease, and what it does when the store forgot or leaked something."""
+"""A replica's membership in the fleet: its lease, and recovery when the store lost or leaked requests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from functools import partial
 from router.context import ReplicaContext
 from router.metrics import measured
 from router.served_pool import ServedPool
-from statestore.base import PoolSnapshot, RequestRecord
-from statestore.batches import for_each
+from scheduling.request import Request
+from statestore.base import PoolSnapshot
 from statestore.errors import StoreError
-from statestore.reaping import latest_first
+from statestore.recovery import recover_requests, restore_members
 from statestore.settings import PoolSettings
 
 log = logging.getLogger(__name__)
 
 BEATS_PER_LEASE = 3
+RECONCILE_S = 30.0
+"""How often leftovers of this replica are looked for."""
 
 
 class Replica:
@@ -27,11 +29,12 @@ class Replica:
         self._pool = pool
         self._context = context
         self._info = {**info, "scheduling": pool.scheduling.fingerprint}
+        pool.store.recover_from(self._live)
         self._suspects: frozenset[tuple[str, int]] = frozenset()
         self._reachable = True
         self._owes_restoring = False
-        """The store did not know the lease, and has not been given back since what it may have lost. Remembered,
-        because a beat enters the lease: the next one finds itself known."""
+        """The store did not know the lease, and what it may have lost has not been restored since. Remembered, because
+        a heartbeat enters the lease: the next one finds it known."""
 
     @property
     def _settings(self) -> PoolSettings:
@@ -41,20 +44,19 @@ class Replica:
         """Load the view, release what a former process of this id left behind, and take the lease; enter the
         configured instances if the store knows none at all.
 
-        A store with members is the workers' business: what was learned or removed there at run time stays.
+        A store with members is left to the workers: what was learned or removed there at run time stays.
 
         Raises:
             StoreUnavailableError: the store is out of reach.
         """
         await self._put_missing_members()
         await self._pool.view.refresh()
-        stored = await self._snapshot()
-        self._warn_of_others(stored)
-        await self._release_former(stored)
+        self._warn_of_others(await self._snapshot())
+        await self._recover(0)
         await self._beat()
 
     def _warn_of_others(self, snapshot: PoolSnapshot) -> None:
-        """Who shares queues and learned rates must order and read them alike."""
+        """Replicas that share queues and learned rates must order and read them in the same way."""
         mine = self._info["scheduling"]
         others = [
             replica.replica_id
@@ -69,25 +71,37 @@ class Replica:
                 ", ".join(others),
             )
 
-    async def _release_former(self, stored: PoolSnapshot) -> None:
-        """Nothing is live here yet: what the store has is of a process that was killed, and whose lease this one
-        renews, so that no reaper will see to it."""
-        left = self._over_here(stored.requests)
-        finish = partial(self._pool.store.finish, replica_id=self._context.replica_id)
-        await for_each(latest_first(left), lambda record: finish(record.request_id, attempt=record.attempt))
-        if left:
-            log.warning("pool %s: released %d requests of this replica's past", self._settings.name, len(left))
+    async def _recover(self, now_ms: int) -> None:
+        """Enter live requests that the store lost again, and finish those that are over. The latter are of a process
+        that was killed, whose lease this one renews, so that no reaper finishes them, or of an older snapshot. A
+        request that is just being placed, or released, is neither."""
+        stored = await self._requests()
+        live = self._live(now_ms)
+        known = {record.request_id for record in (*live, *self._over_here(stored))}
+        settled = [record for record in stored if record.request_id in known]
+        recovered = await recover_requests(self._pool.store, settled, live)
+        if recovered.released:
+            self._context.metrics.reconciled.inc(recovered.released)
+            log.warning("pool %s: released %d requests of the past", self._settings.name, recovered.released)
+        if recovered.adopted:
+            log.warning("pool %s: entered %d live requests again", self._settings.name, recovered.adopted)
+        self._release([record for record in live if record.request_id not in self._context.live])
+
+    def _live(self, now_ms: int) -> list[Request]:
+        """The live requests of this replica in this pool, as the store should know them."""
+        records = (live.record(now_ms) for live in self._context.live if live.pool_name == self._settings.name)
+        return [record for record in records if record is not None]
 
     async def _put_missing_members(self) -> None:
-        """Fill a store that has no members: with those last seen there, else with the configured ones."""
+        """Fill a store that has no members with those last seen there, else with the configured ones."""
         if (await self._pool.store.membership()).instances:
             return
-        specs = tuple(self._pool.view.last_members.values())
-        for spec in specs or (instance.spec() for instance in self._settings.instances):
-            await self._pool.store.put_instance(spec)
+        last_seen = tuple(self._pool.view.last_members.values())
+        configured = [instance.spec() for instance in self._settings.instances]
+        await restore_members(self._pool.store, last_seen or configured)
 
     async def keep_lease(self) -> None:
-        """Renew the lease a few times per lease, and give back what the store may have lost, as often as it takes.
+        """Renew the lease a few times per lease, and restore what the store may have lost, until that succeeds.
         Runs until cancelled."""
         lease_s = self._context.settings.replica_lease_s
         while True:
@@ -96,7 +110,7 @@ class Replica:
             try:
                 if not await self._beat():
                     self._owes_restoring = True
-                failing = "what the store may have lost could not be given back, and is tried again"
+                failing = "what the store may have lost could not be restored, and is tried again"
                 if self._owes_restoring:
                     await self.restore()
                     self._owes_restoring = False
@@ -126,25 +140,14 @@ class Replica:
         A store that has members was not emptied: an instance that is missing there was removed on purpose. One that
         came back from an older snapshot has requests that are over; others end while they are entered.
         """
-        pool = self._pool
         await self._put_missing_members()
-        await pool.view.refresh()
-        snapshot = await self._snapshot()
-        self._release(self._over_here(snapshot.requests))
-        records = [
-            record
-            for live in self._context.live
-            if live.pool_name == self._settings.name and (record := live.record(snapshot.now_ms)) is not None
-        ]
-        adopted = await pool.store.adopt(records) if records else 0
-        if adopted:
-            log.warning("pool %s: the store had lost %d live requests; they are back", self._settings.name, adopted)
-        self._release([record for record in records if record.request_id not in self._context.live])
+        await self._pool.view.refresh()
+        await self._recover((await self._snapshot()).now_ms)
 
     async def reconcile_all(self) -> None:
-        """Look for leftovers now and then. Runs until cancelled."""
+        """Look for leftovers at intervals. Runs until cancelled."""
         while True:
-            await self._context.clock.sleep(self._context.settings.reconcile_s)
+            await self._context.clock.sleep(RECONCILE_S)
             self._pool.forget_departed()
             try:
                 await self.reconcile()
@@ -155,15 +158,16 @@ class Replica:
         """Release what the store still keeps of this replica although it is over here; returns how many.
 
         A release can be lost: the outbox was full, or a reservation took effect after its caller had given up.
-        Only what was left over at two looks in a row goes, because a release may just be on its way.
+        Only what was left over at two checks in a row is released, because a release may just be on its way.
         """
-        leftover = {(record.request_id, record.sequence): record for record in self._over_here(await self._requests())}
+        over = self._over_here(await self._requests())
+        leftover = {(record.request_id, record.enqueued_ms): record for record in over}
         found = self._suspects.intersection(leftover)
         self._suspects = frozenset(leftover) - found
         self._release([leftover[each] for each in found])
         return len(found)
 
-    def _over_here(self, stored: Sequence[RequestRecord]) -> list[RequestRecord]:
+    def _over_here(self, stored: Sequence[Request]) -> list[Request]:
         """This replica's requests in the store that are over here, with no release on its way."""
         context = self._context
         return [
@@ -172,7 +176,7 @@ class Replica:
             if record.replica_id == context.replica_id and context.live.is_free(record.request_id)
         ]
 
-    def _release(self, leftover: Sequence[RequestRecord]) -> None:
+    def _release(self, leftover: Sequence[Request]) -> None:
         context = self._context
         finish = partial(self._pool.store.finish, replica_id=context.replica_id)
         for record in leftover:
@@ -184,7 +188,7 @@ class Replica:
     async def _snapshot(self) -> PoolSnapshot:
         return await measured(self._context.metrics.store_calls["snapshot"], self._pool.store.snapshot())
 
-    async def _requests(self) -> Sequence[RequestRecord]:
+    async def _requests(self) -> Sequence[Request]:
         call = self._context.metrics.store_calls["requests_of"]
         return await measured(call, self._pool.store.requests_of(self._context.replica_id))
 

@@ -1,6 +1,11 @@
-"""A limit on retries as a share of traffic, so that a failing fleet is not hammered by its own router."""
+"""A limit on retries as a share of traffic, so that its own router does not overload a failing fleet."""
 
 from __future__ import annotations
+
+RETRY_SHARE = 0.2
+"""Retries for each request at most; a refused connection costs none."""
+RETRIES_PER_S = 10.0
+"""Allowed beside the share of requests, so that a quiet fleet may retry as well."""
 
 
 class RetryBudget:

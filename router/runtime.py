@@ -20,12 +20,12 @@ from router.metrics import RouterMetrics
 from router.model_lengths import ModelLengths
 from router.outbox import Outbox
 from router.outcome import Outcome
-from router.placement_limiter import PlacementLimiter
+from router.pool_fleet import PoolFleet
 from router.pools import PoolDirectory
 from router.quarantine import Quarantine
 from router.recording import open_recorder
 from router.replica import Replica
-from router.retry_budget import RetryBudget
+from router.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
 from router.served_pool import ServedPool
 from router.settings import FLUSH_TIMEOUT_S, LEAVING_S, RouterSettings
 from router.supervision import Supervisor
@@ -33,8 +33,8 @@ from router.timers import CallLater
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
 from scheduling.breaker import BreakerRule
-from scheduling.idle_holder import idle_holder_cost
 from scheduling.policies import build_policy
+from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings
 from statestore.base import Store
 from statestore.clock import Clock, RealClock
@@ -42,7 +42,7 @@ from statestore.settings import PoolSettings
 
 
 def make_replica_id() -> str:
-    """An id that no other replica has, and that tells people where it runs."""
+    """An id that no other replica has, and that shows where the replica runs."""
     host = "".join(char if char.isalnum() or char in "-_." else "-" for char in socket.gethostname())[:64]
     return f"{host}-{secrets.token_hex(3)}"
 
@@ -82,7 +82,6 @@ class Runtime:
         self.fleet = FleetSnapshots(
             {name: pool.store for name, pool in self.pools.pools.items()},
             clock=self.context.clock,
-            max_age_s=settings.snapshot_max_age_s,
             call=self.context.metrics.store_calls["snapshot"],
         )
         FleetGauges(self.fleet, self.context.metrics.registry)
@@ -114,7 +113,7 @@ class Runtime:
         return self.joined and not self.context.draining
 
     async def stop(self) -> None:
-        """End what is still live, deliver what is owed to the store, give up the lease, end the background work."""
+        """End what is still live, deliver the outbox to the store, give up the lease, end the background work."""
         self.context.draining = True
         await asyncio.sleep(0)  # requests that were cancelled when the drain took too long end by themselves
         for live in self.context.live:
@@ -144,10 +143,10 @@ def _context(
         settings=settings,
         clock=clock,
         call_later=call_later,
-        outbox=Outbox(limit=settings.outbox_limit, clock=clock, dropped=metrics.outbox_dropped),
+        outbox=Outbox(clock=clock, dropped=metrics.outbox_dropped),
         metrics=metrics,
-        decisions=DecisionLog(settings.explanations),
-        retries=RetryBudget(settings.retry_budget_share, settings.retry_budget_per_s, clock.monotonic_s()),
+        decisions=DecisionLog(),
+        retries=RetryBudget(RETRY_SHARE, RETRIES_PER_S, clock.monotonic_s()),
         live=LiveRequests(settings.max_requests),
         recorder=open_recorder(settings, replica_id),
     )
@@ -158,39 +157,46 @@ def _served_pool(
 ) -> ServedPool:
     settings, clock, shared = context.settings, context.clock, store.pool(pool.name)
     calls, loss_notifier = context.metrics.store_calls, InstanceLossNotifier(context.retries, clock)
-    return ServedPool(
+    view = ViewKeeper(
+        shared,
+        clock=clock,
+        call=calls["membership"],
+        seen=loss_notifier.check,
+    )
+    waiters = GrantWaiters(
+        shared,
+        replica_id=context.replica_id,
+        clock=clock,
+        call_later=context.call_later,
+        timeout_s=scheduling.max_hold_s,
+        refuses_late=settings.late_requests == "refuse",
+        call=calls["records"],
+    )
+    breakers = CircuitBreakers(BreakerRule())
+    fleet = PoolFleet(
+        shared,
+        view,
+        breakers,
+        waiters,
+        order=QueueOrder.of(scheduling),
+        replica_id=context.replica_id,
+        calls=calls,
+        now_s=clock.monotonic_s,
+    )
+    served = ServedPool(
         settings=pool,
         scheduling=scheduling,
         store=shared,
-        view=ViewKeeper(
-            shared,
-            virtual_nodes=scheduling.virtual_nodes,
-            bytes_per_token=scheduling.bytes_per_token,
-            clock=clock,
-            poll_s=settings.view_poll_s,
-            call=calls["membership"],
-            seen=loss_notifier.check,
-        ),
+        view=view,
         loss_notifier=loss_notifier,
-        grant_waiters=GrantWaiters(
-            shared,
-            replica_id=context.replica_id,
-            clock=clock,
-            call_later=context.call_later,
-            poll_s=settings.held_poll_s,
-            timeout_s=settings.hold_timeout_of(scheduling),
-            refuses_late=settings.late_requests == "refuse",
-            call=calls["records"],
-        ),
-        placement_limiter=PlacementLimiter(
-            clock, context.call_later, together_tokens=scheduling.reserve_tolerance_tokens
-        ),
+        grant_waiters=waiters,
+        fleet=fleet,
         policy=build_policy(scheduling),
-        reserves_idle=idle_holder_cost(scheduling) is not None,
-        breakers=CircuitBreakers(
-            BreakerRule(settings.breaker_fault_limit, settings.breaker_cooldown_s, settings.breaker_max_cooldown_s)
-        ),
+        breakers=breakers,
         quarantine=Quarantine(clock, context.call_later),
         metrics=context.metrics.pools[pool.name],
         blocks=BlockRule.of(scheduling),
+        configured=scheduling,
     )
+    view.follow = served.follow
+    return served

@@ -1,4 +1,4 @@
-"""One live request: where it is, what was promised for it, and what is released when it is over."""
+"""One live request: where it is, what was reserved for it, and what is released when it is over."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ import time
 from functools import partial
 from typing import Protocol
 
+import orjson
+
 from router.context import ReplicaContext
 from router.errors import UnavailableError, from_exception
 from router.explain import Explanation, PlacementRound
 from router.failures import end_trial, nobody_left, outcome_of, spend_retry
 from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
-from router.metrics import measured
 from router.outcome import InstanceFailure, Outcome, Usage
 from router.pools import Route
 from router.prompt import ReadPrompt
 from router.quarantine import Trial
 from router.served_pool import ServedPool
 from router.timers import TimerHandle, prefill_delay_s
+from scheduling.granting import Grant
 from scheduling.instance import InstanceSpec
-from statestore.base import FinishFacts, RequestRecord, RequestState
-from statestore.reservation import Reservation
+from scheduling.learning import features_to_note
+from scheduling.placement import Placed
+from scheduling.request import Request, RequestState
 
 
 class Placer(Protocol):
@@ -33,7 +36,7 @@ class Placer(Protocol):
 class ScheduledRequest:
     """A request that the method placed. Its transitions go to the store through the outbox, in order.
 
-    It is the only owner of what it reserved: whatever ends it calls ``finish``, which releases once.
+    It is the only owner of what it reserved: every end calls ``finish``, which releases once.
     """
 
     # Where it is; what starts the same for every request is its class's until it changes.
@@ -46,10 +49,14 @@ class ScheduledRequest:
     failed: frozenset[str] = frozenset()
     """Instances that this request failed on."""
     trial: Trial | None = None
+    enqueued_ms = 0
+    """Its first reservation, of the store's clock."""
     may_be_reserved = False
     """Whether the store was asked for a reservation, and has not said that it made none."""
-    reservation: Reservation | None = None
-    """The last one that was decided; whether it took effect may be unknown."""
+    _placed: Placed | None = None
+    """The last placement that took effect."""
+    _held_by: Grant | None = None
+    """What dispatched it, if it was held."""
     held_s = 0.0
     """Time held until the last grant."""
     _held_since_s: float | None = None
@@ -68,7 +75,7 @@ class ScheduledRequest:
     _reported = Usage()
 
     def __init__(
-        self, inference_request: InferenceRequest, *, request_id: str, route: Route[ServedPool], prompt: ReadPrompt,
+        self, inference_request: InferenceRequest, request_id: str, route: Route[ServedPool], prompt: ReadPrompt,
         context: ReplicaContext, placer: Placer,
     ) -> None:  # fmt: skip
         pool = route.pool
@@ -105,7 +112,12 @@ class ScheduledRequest:
 
     def not_reserved(self) -> None:
         """The store has no reservation of this request."""
-        self.may_be_reserved, self.reservation = False, None
+        self.may_be_reserved, self._placed = False, None
+
+    def try_again(self) -> None:
+        """Its instance failed, or the store lost it: a new attempt to place it begins."""
+        self.store_attempt += 1
+        self._placed = None
 
     def rename(self) -> None:
         """Take another id: the client's own is that of another live request."""
@@ -117,9 +129,11 @@ class ScheduledRequest:
         return self._expected_ttft_s if self.store_attempt == 1 else None
 
     # transitions ------------------------------------------------------------------------------------------------
-    def placed(self, expected_ttft_s: float) -> None:
-        """A reservation was made, by a decision that expects so much from then on."""
-        self._expected_ttft_s = expected_ttft_s
+    def was_placed(self, placed: Placed) -> None:
+        """A reservation was made; its TTFT is expected from now on."""
+        self._placed = placed
+        self.enqueued_ms = placed.reply.enqueued_ms
+        self._expected_ttft_s = placed.decision.expected_ttft_s
 
     def hold_began(self) -> None:
         self._held_since_s = self.age_s
@@ -131,16 +145,19 @@ class ScheduledRequest:
         since_s = self._held_since_s
         return self.held_s if since_s is None else self.held_s + self.age_s - since_s
 
-    def dispatched(self, spec: InstanceSpec, uncached_tokens: int, *, was_held: bool) -> None:
-        """The instance may be given the request now."""
+    def dispatched(self, spec: InstanceSpec, uncached_tokens: int, *, held_by: Grant | None = None) -> None:
+        """The request may be sent to the instance now."""
+        self.pool.metrics.hold_s.observe(self.held_s)
+        self._held_by = held_by
         self._uncached_tokens = uncached_tokens
         self.instance_id, self.instance_url = spec.instance_id, spec.url
         self.expected_cached_tokens = max(0, self.chain.prompt_tokens - uncached_tokens)
         self.attempts += 1
         self._dispatched = True
         if not self.inference_request.stream:
-            ahead = spec.dispatch_window_tokens if was_held else self.pool.dispatched_tokens(spec.instance_id)
-            delay_s = prefill_delay_s(ahead, uncached_tokens, self.pool.prefill_rate(spec.instance_id))
+            fleet = self.pool.fleet
+            ahead = spec.dispatch_window_tokens if held_by else fleet.dispatched_tokens(spec.instance_id)
+            delay_s = prefill_delay_s(ahead, uncached_tokens, fleet.prefill_rate(spec.instance_id))
             self._release = self._context.call_later(delay_s, self._prefill_presumed)
 
     def first_token(self) -> None:
@@ -153,17 +170,27 @@ class ScheduledRequest:
         self._send_first_token()
 
     def _prefill_presumed(self) -> None:
-        """An answer that does not stream shows no first token: its expected time stands in for it."""
+        """An answer that does not stream shows no first token: its expected time is taken instead."""
         self._release = None
         if not (self._done or self._prefilled):
             self._send_first_token()
 
     def _send_first_token(self) -> None:
         self._prefilled = True
-        call = self._context.metrics.store_calls["first_token"]
-        request_id, instance_id, chain, store = self.request_id, self.instance_id, self.chain, self.pool.store
-        seen = self.inference_request.stream  # otherwise it is presumed, or the end of the whole answer
-        self._context.outbox.post(lambda: measured(call, store.first_token(request_id, instance_id, chain, seen=seen)))
+        first_token = partial(self.pool.fleet.first_token, self.request_id, self.instance_id, self._note())
+        self._context.outbox.post(first_token)
+
+    def _note(self) -> str:
+        """The sample of its first token (``scheduling.learning``); empty where that is presumed, or the end of the
+        whole answer. Its TTFT is part of it only if the request went where it was placed, at the first try."""
+        if not self.inference_request.stream:
+            return ""
+        placed, held_by = self._placed, self._held_by
+        if placed is None or self.store_attempt > 1 or placed.decision.instance_id != self.instance_id:
+            return "{}"
+        if held_by is not None and held_by.deferred:
+            return "{}"
+        return orjson.dumps({"features": features_to_note(placed.features)}).decode()
 
     def _count_ttft(self) -> None:
         ttft_s = self.age_s
@@ -180,7 +207,7 @@ class ScheduledRequest:
     async def reroute(self, failure: InstanceFailure) -> None:
         failed_id = self.instance_id
         self._stop_release_timer()
-        self._dispatched = False
+        self._dispatched, self._placed = False, None
         if failure.server_fault:
             self.pool.breakers.failed(failed_id, self._context.clock.monotonic_s())
         self.failed |= {failed_id}
@@ -188,7 +215,9 @@ class ScheduledRequest:
         try:
             await spend_retry(failure, self, self._context)
             self.pool.metrics.retries[failure.kind].inc()
-            self.store_attempt += 1
+            # Release what the failed attempt had reserved, before the next one reserves.
+            await self.pool.fleet.finish(self.request_id, self.store_attempt)
+            self.try_again()
             self._prefilled = False
             await self._place_again(failure)
         except BaseException as error:
@@ -218,19 +247,18 @@ class ScheduledRequest:
             self._send_finish(self._taught(usage))
         self._context.decisions.add(self.explain())
 
-    def _send_finish(self, facts: FinishFacts | None) -> None:
-        call = self._context.metrics.store_calls["finish"]
-        request_id, attempt, store = self.request_id, self.store_attempt, self.pool.store
-        finish = partial(store.finish, request_id, replica_id=self._context.replica_id, attempt=attempt, facts=facts)
-        live = self._context.live
+    def _send_finish(self, note: str) -> None:
+        live, request_id = self._context.live, self.request_id
         live.releasing(request_id)
-        self._context.outbox.post(lambda: measured(call, finish()), partial(live.released, request_id))
+        finish = partial(self.pool.fleet.finish, request_id, self.store_attempt, note)
+        self._context.outbox.post(finish, partial(live.released, request_id))
 
-    def _taught(self, usage: Usage | None) -> FinishFacts | None:
+    def _taught(self, usage: Usage | None) -> str:
+        """How many tokens its text had, for the leader to learn from; "" where that is not known."""
         text_bytes = self.prompt.text_bytes
-        if usage is None or usage.prompt_tokens is None or text_bytes is None:
-            return None
-        return FinishFacts(text_bytes, usage.prompt_tokens)
+        if usage is None or not usage.prompt_tokens or not text_bytes:
+            return ""
+        return f'{{"text_bytes":{text_bytes},"tokens":{usage.prompt_tokens}}}'
 
     def _count_end(self, outcome: Outcome, usage: Usage | None) -> None:
         metrics = self.pool.metrics
@@ -250,7 +278,7 @@ class ScheduledRequest:
                 metrics.hit_tokens_reported.inc(usage.cached_tokens)
 
     def _record(self, usage: Usage) -> None:
-        """What the instance did not count is what was expected."""
+        """Expected counts replace those that the instance did not report."""
         recorder = self._context.recorder
         if recorder is not None:
             prompt_tokens = usage.prompt_tokens or self.chain.prompt_tokens
@@ -282,11 +310,11 @@ class ScheduledRequest:
             rounds=tuple(self.rounds),
             failures=self._failures,
             instance_id=self.instance_id or None,
-            held_s=self._held_until_now_s() if self.attempts or self.reservation else None,
+            held_s=self._held_until_now_s() if self.attempts or self._placed else None,
             expected_ttft_s=self._expected_ttft_s,
             first_token_s=self._first_token_s,
             done_s=self._ended_s,
-            outcome=self._outcome and self._outcome.value,
+            outcome=self._outcome,
             expected_cached_tokens=self.expected_cached_tokens,
             reported_cached_tokens=self._reported.cached_tokens,
             reported_prompt_tokens=self._reported.prompt_tokens,
@@ -296,34 +324,29 @@ class ScheduledRequest:
     def _received_unix_s(self) -> float:
         return time.time() - self.age_s
 
-    # accounts ---------------------------------------------------------------------------------------------------
-    def record(self, now_ms: int) -> RequestRecord | None:
-        reservation = self.reservation
-        if reservation is None or self._done:
+    # its record -------------------------------------------------------------------------------------------------
+    def record(self, now_ms: int) -> Request | None:
+        """The request as the store should know it; None if it needs not."""
+        placed = self._placed
+        if placed is None or self._done:
             return None
-        state = RequestState.HELD
+        decision, state = placed.decision, RequestState.HELD
         if self._dispatched:
             state = RequestState.PREFILLED if self._prefilled else RequestState.DISPATCHED
-        instance_id = self.instance_id if self._dispatched else reservation.instance_id
-        moved = instance_id != reservation.instance_id
-        enqueued_ms = now_ms - round(self.age_s * 1000)
-        return RequestRecord(
+        moved = self._dispatched and self.instance_id != decision.instance_id
+        return Request(
             request_id=self.request_id,
-            replica_id=reservation.replica_id,
-            instance_id=instance_id,
+            replica_id=self._context.replica_id,
+            instance_id=self.instance_id if self._dispatched else decision.instance_id,
             state=state,
-            attempt=reservation.attempt,
-            uncached_tokens=self._uncached_tokens if self._dispatched else reservation.uncached_tokens,
+            attempt=self.store_attempt,
+            uncached_tokens=self._uncached_tokens if self._dispatched else decision.uncached_tokens,
             prompt_tokens=self.chain.prompt_tokens,
-            expected_output_tokens=reservation.expected_output_tokens,
-            slo_ms=reservation.slo_ms,
-            enqueued_ms=enqueued_ms,
+            expected_output_tokens=self.prompt.expected_output_tokens,
+            slo_ms=round(self.slo_s * 1000),
+            enqueued_ms=now_ms - round(self.age_s * 1000),
             dispatched_ms=now_ms if self._dispatched else 0,
             prefilled_ms=now_ms if self._prefilled else 0,
-            alternative_id=reservation.instance_id if moved else reservation.alternative_id,
-            alternative_uncached_tokens=(
-                reservation.uncached_tokens if moved else reservation.alternative_uncached_tokens
-            ),
-            # In a store that forgot its own count, the order of arrival serves as well.
-            sequence=enqueued_ms,
+            alternative_id=decision.instance_id if moved else decision.alternative_id,
+            alternative_uncached_tokens=decision.uncached_tokens if moved else decision.alternative_uncached_tokens,
         )

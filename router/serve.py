@@ -1,4 +1,4 @@
-"""One router replica as a process: bound ports, an open store, a server that drains when it is told to stop."""
+"""One router replica as a process: bound ports, an open store, a server that drains at a signal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 2048
 
 OTHER_FILES = 256
-"""Open files beside those of requests: the store, probes and scrapes, idle connections, the process's own."""
+"""Open files other than those of requests: the store, probes and scrapes, idle connections, the process's own."""
 
 OnReady = Callable[[int, int | None], None]
 """``on_ready(port, ops_port)``, once requests are served."""
@@ -63,7 +63,7 @@ async def serve(
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or ``stop``; then drain: /ready turns off, the settle time passes, the port
-    closes, requests in flight finish or are cut off at the drain timeout, what is owed to the store is delivered.
+    closes, requests in flight finish or are cut off at the drain timeout, the outbox is delivered to the store.
 
     A second signal ends it at once. A store that is not there yet is waited for, and /health answers meanwhile;
     configured instances enter as ``starting``, and their health checks make them ready.
@@ -73,7 +73,7 @@ async def serve(
         StoreConfigurationError: the store's URL or server cannot serve a fleet; so cannot a store of one process.
         DuplicateModelError: two pools claim one model name.
     """
-    # Else every counter has a second series, for a time that nobody asks for.
+    # Otherwise every counter has a second series, with an unused time.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     _warn_of_few_files(router, raise_open_files_limit())
     shutdown = _Shutdown(stop or asyncio.Event())
@@ -131,7 +131,7 @@ async def _drain(runtime: Runtime, server: _Server, shutdown: _Shutdown) -> None
     await shutdown.hurried_within(settings.settle_s)
     server.should_exit = True
     hurried = await shutdown.hurried_within(settings.drain_timeout_s)
-    why = "it was told to hurry" if hurried else f"router.drain_timeout_s ({settings.drain_timeout_s:g} s) is over"
+    why = "a second signal came" if hurried else f"router.drain_timeout_s ({settings.drain_timeout_s:g} s) is over"
     cut = server.cut_off(ShuttingDownError(f"this replica shuts down, and {why}; try again", retry_after_s=1.0))
     if cut:
         log.warning("cut off requests=%d: they had not finished, and %s", cut, why)
@@ -140,7 +140,7 @@ async def _drain(runtime: Runtime, server: _Server, shutdown: _Shutdown) -> None
 
 
 def _announce(runtime: Runtime, ports: Sequence[int], on_ready: OnReady | None) -> None:
-    # What lives by now lives for ever: taking it out of the collector's sight keeps its pauses short.
+    # Objects that exist by now are permanent: freezing them keeps the collector's pauses short.
     gc.collect()
     gc.freeze()
     log.info("replica %s serves on port %s", runtime.context.replica_id, " and ".join(map(str, ports)))
@@ -166,14 +166,14 @@ class _Server(EmbeddedServer):
 
 
 class _Shutdown:
-    """Whether the process was told to stop, and whether it was told to hurry."""
+    """Whether the process got a signal to stop, and a second one to hurry."""
 
     def __init__(self, stopping: asyncio.Event) -> None:
         self.stopping = stopping
         self.hurried = asyncio.Event()
 
     async def hurried_within(self, time_s: float) -> bool:
-        """Wait for that long, or until the process is told to hurry; whether it was."""
+        """Wait for that long, or until a signal to hurry; returns whether there was one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(time_s):
                 await self.hurried.wait()
@@ -214,9 +214,9 @@ def _listening(router: RouterSettings) -> Iterator[list[socket.socket]]:
 
 @contextlib.asynccontextmanager
 async def _opened(store: StoreSettings, scheduling: SchedulingSettings, wait: Wait) -> AsyncIterator[Store | None]:
-    """The open store, closed at the end; None if the process was told to stop before it could be opened.
+    """The open store, closed at the end; None if the process got a signal to stop before it could be opened.
 
-    Once open it may go away: the replica then goes on by a ledger of its own until it is back.
+    Once open it may go away: the replica then continues on a local state until it is back.
     """
     shared = await wait(lambda: open_shared_store(store, scheduling=scheduling, batched=True))
     opened = FailoverStore(shared, scheduling) if shared is not None else None
@@ -239,6 +239,6 @@ def _warn_of_few_files(router: RouterSettings, open_files: int) -> None:
 
 
 def _info(router: RouterSettings, listeners: Sequence[socket.socket]) -> dict[str, str]:
-    """What the fleet is told about this replica: its own port if it has one, else the endpoint."""
+    """What this replica advertises to the fleet: its own port if it has one, else the endpoint."""
     ops_url = advertised_url(router.host, port_of(listeners[-1]))
     return {"ops_url": ops_url, "pid": str(os.getpid()), "host": socket.gethostname()}

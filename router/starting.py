@@ -1,4 +1,4 @@
-"""A replica that has not reached its store yet: it tries again, and answers probes meanwhile."""
+"""A replica that has not reached its store yet: it retries, and answers probes meanwhile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ANSWERS = {
 async def until_store_is_there(
     step: Callable[[], Awaitable[T]], *, url: str, stopping: asyncio.Event, listener: socket.socket
 ) -> T | None:
-    """Repeat a step until the store answers; None once the process is told to stop.
+    """Repeat a step until the store answers; None after a signal to stop.
 
     From the first failure on, ``listener`` is served with 200 for ``/health`` and 503 for everything else; before it
     stays closed, as others may share its port. ``url`` is named in the log.
@@ -61,7 +61,7 @@ async def _probes_answered(listener: socket.socket) -> AsyncIterator[None]:
         _answer, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
     )
     server = EmbeddedServer(config)
-    # A copy: uvicorn closes what it is given, and the real server wants the socket next.
+    # A copy: uvicorn closes its socket, and the real server uses it next.
     serving = asyncio.create_task(server.serve(sockets=[listener.dup()]), name="starting probes")
     try:
         yield
@@ -87,7 +87,7 @@ async def _answer(
 
 
 class EmbeddedServer(uvicorn.Server):
-    """uvicorn's server, told when to stop by us instead of by signals."""
+    """uvicorn's server, stopped by this module instead of by signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Long work on the event loop, in steps: between two of them the loop serves whoever else waits."""
+"""Long work on the event loop, in steps: between two of them the loop serves other requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def in_steps(work: Generator[None, None, T]) -> T:
-    """Run the work, which yields where it may be left; returns what it returns, and raises what it raises."""
+    """Run the work, which yields where it may pause; returns its result, and raises its errors."""
     try:
         while True:
             try:

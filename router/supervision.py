@@ -1,4 +1,4 @@
-"""Background work that outlives its mistakes."""
+"""Background work that is restarted after errors."""
 
 from __future__ import annotations
 

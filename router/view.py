@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from router.metrics import StoreCall, measured
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec
+from scheduling.learned import Learned
 from scheduling.view import ClusterView
-from statestore.base import Membership, Observation, PoolStore
+from statestore.base import Membership, PoolStore
 from statestore.clock import Clock
 from statestore.errors import StoreError
 
 log = logging.getLogger(__name__)
 
+POLL_S = 1.0
+"""After this long without a reply that shows another epoch the copy is read again."""
 
-def empty_view(virtual_nodes: int) -> ClusterView:
-    return ClusterView.build(epoch=-1, tree_version=-1, instances={}, tree=HotnessTree(), virtual_nodes=virtual_nodes)
+
+def empty_view() -> ClusterView:
+    return ClusterView.build(epoch=-1, tree_version=-1, instances={}, tree=HotnessTree())
 
 
 def next_view(view: ClusterView, membership: Membership) -> ClusterView:
@@ -28,7 +33,6 @@ def next_view(view: ClusterView, membership: Membership) -> ClusterView:
         tree_version=membership.tree_version,
         instances=membership.instances,
         tree=membership.tree,
-        virtual_nodes=view.rings.first.virtual_nodes,
         previous=view,
     )
 
@@ -36,18 +40,15 @@ def next_view(view: ClusterView, membership: Membership) -> ClusterView:
 class ViewKeeper:
     """Replaces the view whole when the store shows another epoch or tree version.
 
-    Reads of the store run one at a time, and one more waits at most: whoever asks while a read is under way, which may
-    miss what made them ask, shares the next.
+    Reads of the store run one at a time, and one more waits at most: callers during a read, which may have started
+    before the change that they want to see, share the next.
     """
 
     def __init__(
         self,
         pool: PoolStore,
         *,
-        virtual_nodes: int,
-        bytes_per_token: float,
         clock: Clock,
-        poll_s: float,
         call: StoreCall,
         seen: Callable[[ClusterView], None] = lambda view: None,
     ) -> None:
@@ -56,23 +57,24 @@ class ViewKeeper:
         self._seen = seen
         self._call = call
         self._clock = clock
-        self._poll_s = poll_s
         self._wanted = asyncio.Event()
         self._last: asyncio.Task[None] | None = None
         """The refresh that was started last, perhaps done."""
         self._coming: asyncio.Task[None] | None = None
-        """The same until it reads the store: who asks may share it."""
-        self.view = empty_view(virtual_nodes)
-        self.bytes_per_token = bytes_per_token
-        """Learned over all replicas; the configured prior until the store says otherwise."""
+        """The same until it reads the store: callers may share it."""
+        self.view = empty_view()
+        self.learned = Learned()
+        """By the leader; the prior until the store says otherwise."""
         self.last_members: Mapping[str, InstanceSpec] = {}
         """The last membership that was not empty: what a store that came back empty is given again."""
+        self.follow: Callable[[Mapping[str, Any]], None] = lambda overrides: None
+        """Called with the scheduling settings that were changed in the running fleet, after every refresh."""
 
-    def note(self, observation: Observation) -> None:
-        """Compare what an observation shows; wakes the keeper when the copy is out of date. Never waits."""
+    def note(self, epoch: int, tree_version: int) -> None:
+        """Compare what a reply shows; wakes the keeper when the copy is out of date. Never waits."""
         view = self.view
         # Not "newer than": a store that came back empty counts from the start again.
-        if observation.epoch != view.epoch or observation.tree_version != view.tree_version:
+        if epoch != view.epoch or tree_version != view.tree_version:
             self._wanted.set()
 
     async def refresh(self) -> ClusterView:
@@ -98,7 +100,8 @@ class ViewKeeper:
         self._wanted.clear()
         membership = await measured(self._call, self._pool.membership())
         self.view = next_view(self.view, membership)
-        self.bytes_per_token = membership.bytes_per_token
+        self.learned = membership.learned
+        self.follow(membership.overrides)
         if membership.instances:
             self.last_members = membership.instances
         self._seen(self.view)
@@ -107,7 +110,7 @@ class ViewKeeper:
         if self._coming is task:  # cancelled before it could read
             self._coming = None
         if not task.cancelled():
-            task.exception()  # retrieved here: whoever waited has seen it, and nobody may have waited
+            task.exception()  # retrieved here: every waiter has seen it, and there may be none
 
     async def run(self) -> None:
         """Refresh when noted, and when nothing was for a while. Runs until cancelled."""
@@ -116,11 +119,11 @@ class ViewKeeper:
                 await self.refresh()
             except StoreError as error:
                 log.warning("pool %s: the view stays at epoch %d: %s", self._pool.name, self.view.epoch, error)
-                await self._clock.sleep(self._poll_s)
+                await self._clock.sleep(POLL_S)
             await self._wait_for_change()
 
     async def _wait_for_change(self) -> None:
-        idle = asyncio.ensure_future(self._clock.sleep(self._poll_s))
+        idle = asyncio.ensure_future(self._clock.sleep(POLL_S))
         noted = asyncio.ensure_future(self._wanted.wait())
         try:
             await asyncio.wait((idle, noted), return_when=asyncio.FIRST_COMPLETED)

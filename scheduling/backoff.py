@@ -1,4 +1,4 @@
-"""How long to wait after failures in a row, and which of them to tell."""
+"""How long to wait after failures in a row, and which of them to log."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def backoff_s(failures: int, *, first_s: float, longest_s: float) -> float:
 
 
 def worth_logging(failures: int) -> bool:
-    """True for failures 1, 2, 4, 8, …: an outage is told without flooding the log."""
+    """True for failures 1, 2, 4, 8, …: an outage is logged without flooding the log."""
     return failures & (failures - 1) == 0

@@ -5,7 +5,7 @@ before it. The first seed holds what separates KV caches in vLLM although the pr
 LoRA adapter, the cache salt.
 
 Text is cut every ``block_bytes`` bytes of its UTF-8 rendering, a number that follows from the configuration
-alone: all replicas cut alike, for ever. What the fleet learns (bytes per token) only changes how many tokens a
+alone: all replicas always cut the same way. What the fleet learns (bytes per token) only changes how many tokens a
 block is believed to hold.
 """
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import xxhash
 
 from scheduling.chain import Chain
+from scheduling.learned import DEFAULT_BYTES_PER_TOKEN
 from scheduling.settings import SchedulingSettings
 from scheduling.values import value
 
@@ -30,11 +31,11 @@ _SEPARATOR = b"\xff"
 
 @value
 class TextPrompt:
-    """A prompt as bytes: equal leading bytes stand for equal leading tokens."""
+    """A prompt as bytes: equal leading bytes mean equal leading tokens."""
 
     data: bytes
     has_media: bool = False
-    """Images, sound or other parts stand in ``data`` as their hashes: its length tells nothing about its tokens."""
+    """``data`` holds hashes of images, sound or other parts, so its length says nothing about its tokens."""
 
 
 @value
@@ -65,16 +66,17 @@ class BlockRule:
 
     @classmethod
     def of(cls, settings: SchedulingSettings) -> BlockRule:
-        return cls(settings.block_tokens, max(1, round(settings.block_tokens * settings.bytes_per_token)))
+        return cls(settings.block_tokens, max(1, round(settings.block_tokens * DEFAULT_BYTES_PER_TOKEN)))
 
     def chain(self, prompt: Prompt, seed: int, bytes_per_token: float) -> Chain:
         """The chain of a prompt; ``bytes_per_token`` (learned) only scales the token estimates of text."""
         if isinstance(prompt, TokenPrompt):
             return chain_of_tokens(prompt.token_ids, seed, self.block_tokens)
-        return chain_of_text(prompt.data, seed, self.block_bytes, bytes_per_token)
+        data, block_bytes = prompt.data, self.block_bytes
+        return _text_chain(_prefix_hashes(data, seed, block_bytes), len(data), block_bytes, bytes_per_token)
 
     def chain_in_steps(self, prompt: Prompt, seed: int, bytes_per_token: float) -> Generator[None, None, Chain]:
-        """The same in steps of about a millisecond: whoever drives them may do other work in between."""
+        """The same in steps of about a millisecond: the caller may do other work in between."""
         if isinstance(prompt, TokenPrompt):
             ids = prompt.token_ids
             hashed = yield from _hash_in_steps(ids.tobytes(), seed ^ _TOKEN_BYTES, self.block_tokens * _TOKEN_BYTES)
@@ -145,7 +147,7 @@ def _hash_in_steps(data: bytes, seed: int, block_bytes: int) -> Generator[None, 
         if hashes:
             yield
         step_hashes, tail_hash = _prefix_hashes(data[start : start + step_bytes], parent, block_bytes)
-        if hashes and len(data) - start < block_bytes:  # a rest that stands alone in its step is no block
+        if hashes and len(data) - start < block_bytes:  # a rest that is alone in its step is no block
             return tuple(hashes), step_hashes[0]
         hashes += step_hashes
         parent = hashes[-1]

@@ -1,7 +1,7 @@
 """Circuit breaker of one instance as one replica sees it: pure values, no clock.
 
-Only server faults open it: errors of the connection, time-outs, answers of 500 and above but for 501 and 505, which
-every instance would give. Those and answers of 4xx are the client's doing; they say that the instance is alive and
+Only server faults open it: errors of the connection, time-outs, answers of 500 and above except 501 and 505, which
+every instance would give. Those and answers of 4xx are caused by the client; they show that the instance is alive and
 count as neither success nor fault.
 
 Transitions are one table; a missing entry is an error of the caller. Counting and cooling are guards that
@@ -35,11 +35,11 @@ class BreakerEvent(StrEnum):
     SUCCESS = "success"
     """The instance answered as it should."""
     FAULT = "fault"
-    """The instance failed, less often in a row than makes it untrusted."""
+    """The instance failed, fewer times in a row than the limit."""
     FAULT_LIMIT = "fault_limit"
-    """The instance failed once too often in a row."""
+    """The instance failed as many times in a row as the limit."""
     COOLED = "cooled"
-    """The cool-down is over and somebody wants to try."""
+    """The cool-down is over and a request is to be sent."""
     NEUTRAL = "neutral"
     """The try ended without evidence: a client error, or the client left."""
 
@@ -56,13 +56,13 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerEvent], BreakerState] = {
     (_S.OPEN, _E.FAULT_LIMIT): _S.OPEN,
     (_S.OPEN, _E.NEUTRAL): _S.OPEN,
     (_S.OPEN, _E.COOLED): _S.HALF_OPEN,
-    # Whoever ends first decides, most often the probe. Which request that was nobody keeps: a success of any shows
-    # that the instance answers, and a fault of another than the probe costs one cool-down more.
+    # The first request to end decides, usually the probe. Which request it was is not kept: a success of any shows
+    # that the instance answers, and a fault of another than the probe costs one more cool-down.
     (_S.HALF_OPEN, _E.SUCCESS): _S.CLOSED,
     (_S.HALF_OPEN, _E.FAULT): _S.OPEN,
     (_S.HALF_OPEN, _E.FAULT_LIMIT): _S.OPEN,
     (_S.HALF_OPEN, _E.NEUTRAL): _S.HALF_OPEN,
-    # A probe that never reported back: after another cool-down somebody else may try.
+    # A probe that never reported back: after another cool-down another request may try.
     (_S.HALF_OPEN, _E.COOLED): _S.HALF_OPEN,
 }
 
@@ -104,7 +104,7 @@ class Breaker:
         return replace(self._to(BreakerEvent.COOLED), retry_at_s=now_s + rule.cooldown_s)
 
     def succeeded(self) -> Breaker:
-        """After an answer that shows the instance well."""
+        """After an answer that shows that the instance is healthy."""
         return Breaker() if self._to(BreakerEvent.SUCCESS).state is BreakerState.CLOSED else self
 
     def ended_without_evidence(self, now_s: float) -> Breaker:

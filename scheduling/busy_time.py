@@ -2,7 +2,8 @@
 
 An engine was busy with a prefill from the later of the prefill's dispatch and the former one's end until its own end.
 Prefills that one step computed together end together, and one that ends leaves a part of its last step to the next. So
-prefills that follow each other without a gap are taken together: their time is right, whatever it was for each.
+prefills that follow each other without a gap are taken together: their total time is right, even if single ones are
+not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class PrefillSample:
     dispatched_ms: int
     first_token_ms: int
     previous_ms: int
-    """First token before this one on the instance, whoever's it was; 0 if there was none."""
+    """First token before this one on the instance, of any request; 0 if there was none."""
     ttft_ms: int = 0
     parts: TtftParts | None = None
     """What the TTFT was expected from; None if it says little of that: retried, moved or past its deadline."""

@@ -20,8 +20,8 @@ class Chain:
     prompt_tokens: int
     """Tokens in the whole prompt, the partial last block included."""
     tail_hash: int | None = None
-    """Hash of the whole prompt when a partial block follows the full ones. No KV cache lists it, but it tells
-    apart the requests of a popular prefix whose own part is shorter than a block."""
+    """Hash of the whole prompt when a partial block follows the full ones. No KV cache lists it, but it
+    distinguishes the requests of a popular prefix whose own part is shorter than a block."""
 
     def prefix_hash(self, blocks: int) -> int:
         """Hash of the first ``blocks`` blocks, counted from 1; the partial last block, if there is one, counts too."""

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduling.chain import Chain
-from scheduling.settings import SchedulingSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +40,11 @@ class HotnessRule:
     """When a prefix becomes hot and when it cools; shares are of all requests in the window."""
 
     hot_share_factor: float = 2.0
+    """Above this over the number of ready instances it is hot."""
     cold_share_factor: float = 1.0
+    """Below this it is cold again; the band between the two keeps prefixes from flapping."""
     min_requests: int = 32
-
-
-def hotness_rule(settings: SchedulingSettings) -> HotnessRule:
-    """The rule that the settings describe."""
-    return HotnessRule(
-        hot_share_factor=settings.hot_share_factor,
-        cold_share_factor=settings.cold_share_factor,
-        min_requests=settings.hotness_min_requests,
-    )
+    """Seen before any prefix counts as hot."""
 
 
 FREQUENT_COUNT = 4
@@ -117,8 +110,8 @@ class HotnessWindow:
         A prefix enters above ``hot_share_factor / n`` and leaves below ``cold_share_factor / n``; the band
         between keeps the mapping from flapping. Below ``min_requests`` the tree stays as it is.
 
-        Every request that counts for a prefix counts for its parent, so a hot prefix has a hot parent without
-        anybody looking: the result is closed upwards if ``tree`` is.
+        Every request that counts for a prefix counts for its parent, so a hot prefix always has a hot parent: the
+        result is closed upwards if ``tree`` is.
         """
         total = len(self._entries)
         if total < rule.min_requests or ready_instances < 1:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scheduling.ttft_model import PRIOR_WEIGHTS, Weights
 from scheduling.values import value
 
 DEFAULT_PREFILL_TOKENS_PER_S = 8000.0
-"""What is expected of an instance of which nothing else is known."""
+"""Assumed for an instance of which nothing else is known."""
 
 
 class InstanceState(StrEnum):
@@ -71,20 +70,32 @@ class InstanceLoad:
     cached_blocks: int = 0
     """Blocks the KV metadata lists for the instance, those of held requests included."""
     window_tokens: float = 0.0
-    """Prefill work assigned lately, decayed exponentially (Preble's load in a window)."""
+    """Prefill work assigned recently, decayed exponentially (Preble's load in a window)."""
     prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
     """Learned prefill rate."""
     stalled_s: float = 0.0
-    """Time since the last finished prefill (or since work came) while work is pending, else 0. Held requests that
-    stepped behind are no such work: they may wait for KV memory, with nothing to prefill meanwhile."""
+    """Time since the last finished prefill (or since work came) while work is pending, else 0. Deferred requests do
+    not count: they may wait for KV memory, with nothing to prefill meanwhile."""
     kv_capacity_tokens: int = 1_000_000
     hit_blocks: int = 0
-    """Blocks at the head of the chain in question that the instance is believed to hold, or to be about to: those of
-    requests held for it count as well."""
-    behind_tokens: int = 0
-    """The part of ``pending_tokens`` that nobody on time waits for, see ``scheduling.queue_order.behind_tokens``."""
-    ttft_weights: Weights = PRIOR_WEIGHTS
-    """What the instance's first tokens have taught so far, see ``scheduling.ttft_model``."""
+    """Blocks at the head of the chain in question that are listed for the instance: resident ones, and those reserved
+    by requests held for it."""
+    deferred_tokens: int = 0
+    """The deferred part of ``pending_tokens``: no request on time waits for it, see ``scheduling.queue_order``."""
+    passed_over_tokens: int = 0
+    """Tokens of held requests that the last plan passed over; some of them may have left since."""
+    dispatch_window_tokens: int = 4096
+    max_running_requests: int = 256
+    max_queued_requests: int = 1024
+    version: int = 0
+    """Grows with every change of the instance's figures; plans are committed against it."""
+
+    @property
+    def overtaken_tokens(self) -> int:
+        """The part of ``pending_tokens`` that a new request on time need not wait for."""
+        return overtaken_tokens(
+            self.pending_tokens, self.dispatched_tokens, self.deferred_tokens, self.passed_over_tokens
+        )
 
     @property
     def kv_usage(self) -> float:
@@ -94,11 +105,16 @@ class InstanceLoad:
     @property
     def kv_demand(self) -> float:
         """Context tokens over KV memory: above 1 where running requests share prefixes, or overcommit it."""
-        return kv_demand(self.context_tokens, self.kv_capacity_tokens)
+        return self.context_tokens / max(1, self.kv_capacity_tokens)
 
     def cached_share(self, block_tokens: int) -> float:
         """Share of KV memory that the blocks listed for the instance fill, 0..1."""
         return min(1.0, self.cached_blocks * block_tokens / max(1, self.kv_capacity_tokens))
+
+
+def overtaken_tokens(pending_tokens: int, dispatched_tokens: int, deferred_tokens: int, passed_over_tokens: int) -> int:
+    """What is deferred, and what the last plan passed over, as far as it still waits."""
+    return deferred_tokens + min(passed_over_tokens, pending_tokens - dispatched_tokens - deferred_tokens)
 
 
 def kv_demand(context_tokens: int, kv_capacity_tokens: int) -> float:

@@ -11,7 +11,7 @@ whatever they compute is a part of ``token_s``. So the fixed cost of a step, the
 apart, and prompts of one length say what those of another take.
 
 The TTFT adds the wait: queueing behind the prefills ahead, sharing steps with them (*joining*), and what placements
-cannot know and experience tells, a constant and a part that grows with the context in KV memory.
+cannot know and samples show, a constant and a part that grows with the context in KV memory.
 ``scheduling.latency_model`` learns all of it from first tokens.
 """
 
@@ -30,7 +30,7 @@ TYPICAL_PROMPT_TOKENS = 8192
 PRIOR_STEP_SHARE, PRIOR_STEP_S = 0.1, 0.025
 """Fixed cost of a step before anything is learned: this share of a full step, and no more than so much."""
 MOST_STEP_TOKENS = 16_384
-"""Token budget that is believed at most; a dispatch window without a limit tells none."""
+"""Largest token budget that is assumed; a dispatch window without a limit says nothing about it."""
 PRIOR_ATTENTION = 3e-5
 """Pairs of tokens in time of one token, before anything is learned. Dense models of 7B to 70B have 2e-5 to 4e-5 (from
 their configuration: 4 operations per layer, width and pair against 2 per parameter and token)."""
@@ -86,15 +86,15 @@ class Latency:
     context_token_s: float
     """Per step and token of running context: its share of decoding."""
     pairs_per_token: float = TYPICAL_PROMPT_TOKENS / 2
-    """Of the prefills lately."""
+    """Of recent prefills."""
     typical_context_tokens: float = 0.0
-    """Running context during the prefills lately."""
+    """Running context during recent prefills."""
     queueing_weight: float = 1.0
     """Seconds of wait for each second of queueing."""
     joining_weight: float = 0.5
     """Seconds of wait for each second of steps shared with the work ahead."""
     waiting_s: float = 0.0
-    """Wait whatever the instance has to do: for requests that come just after, which share the step."""
+    """Wait independent of the instance's load: for requests that come just after, which share the step."""
     waiting_context_s: float = 0.0
     """Wait per token of running context: for KV memory."""
 
@@ -127,7 +127,7 @@ class Latency:
 
     @property
     def tokens_per_s(self) -> float:
-        """Rate of prefills that queue, short or long, with the running context of late."""
+        """Rate of prefills that queue, short or long, with the recent running context."""
         return 1.0 / self.mean_token_s(self.typical_context_tokens)
 
     def mean_token_s(self, context_tokens: float) -> float:

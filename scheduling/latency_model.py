@@ -48,7 +48,7 @@ class PrefillSums:
     ridge: RidgeSums
     """Features: ends, tokens, pairs, and steps times running context."""
     tokens: float
-    """Of prefills lately; decayed as the ridge's sums."""
+    """Of recent prefills; decayed as the ridge's sums."""
     pairs: float
     context_tokens: float
     """Running context, once for each of ``tokens``."""

@@ -1,15 +1,15 @@
 """The life of an instance as the fleet sees it: one table of transitions.
 
-Health checks say what the engine does, operators and the autoscaler what it is for. Health never puts back into
-service what somebody took out: a draining instance stays draining while it is well, a parked one stays parked. One
-that dies or hangs while draining is parked at once: it finishes nothing any more, and must not come back by itself.
+Health checks report what the engine does; operators decide whether it serves. Health never returns an instance to
+service that an operator took out: a draining instance stays draining while it is healthy, a parked one stays parked.
+One that dies or hangs while draining is parked at once: it finishes nothing more, and must not come back by itself.
 
     starting ── HEALTHY ──▶ ready ── DRAIN ──▶ draining ── DRAINED, UNHEALTHY ──▶ standby
                             ▲   │                 │                                 │
                     HEALTHY │   │ UNHEALTHY       │ RESUME                          │ RESUME
                             └── down              └──▶ ready                        └──▶ starting
 
-A ready instance whose engine was RESTARTED unnoticed passes through starting, where its KV metadata is forgotten.
+A ready instance whose engine was RESTARTED between two checks passes through starting, which forgets its KV metadata.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class InstanceEvent(StrEnum):
     UNHEALTHY = "unhealthy"
     """Enough checks in a row failed, or it makes no progress."""
     RESTARTED = "restarted"
-    """It is well, but its process is another one than at the last check; legal only where KV metadata is kept."""
+    """It is healthy, but its process is another one than at the last check; legal only where KV metadata is kept."""
     DRAIN = "drain"
     """Take no new requests, finish what is there."""
     DRAINED = "drained"
@@ -34,11 +34,11 @@ class InstanceEvent(StrEnum):
     RESUME = "resume"
     """Back into service."""
     PARK = "park"
-    """Out of service at once; legal only where nothing is lost by it."""
+    """Out of service at once; legal only where no work is lost."""
 
 
 SERVING = frozenset({InstanceState.READY, InstanceState.DRAINING})
-"""States in which an instance works on what it has been given; a draining one finishes what is queued on it."""
+"""States in which an instance works on dispatched requests; a draining one finishes what is queued on it."""
 
 _S, _E = InstanceState, InstanceEvent
 TRANSITIONS: dict[tuple[InstanceState, InstanceEvent], InstanceState] = {

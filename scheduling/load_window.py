@@ -1,8 +1,8 @@
-"""Work assigned to an instance lately: an exponentially decayed sum.
+"""Work assigned to an instance recently: an exponentially decayed sum.
 
 Source: Preble (ICLR 2025), which sums the prefill work of a three-minute window per GPU. Exponential decay
 with the window's length as time constant holds the same mass under steady load and needs two numbers instead of
-a list. The state store keeps a Lua twin of ``LoadWindow``.
+a list.
 """
 
 from __future__ import annotations

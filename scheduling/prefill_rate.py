@@ -4,7 +4,7 @@ Every finished prefill reports its uncached tokens and the seconds the engine wa
 the later of the previous prefill's end and its own dispatch. Prefills that one engine batch computed together
 end together, so the second reports (almost) no seconds; a ratio of sums stays right where a mean of ratios
 would not. Both sums shrink by ``MEMORY_S / (MEMORY_S + busy_s)``, a decay in busy time, so idle hours forget
-nothing; and it is plain arithmetic, so that the Lua twin in the state store agrees to the last digit.
+nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from scheduling.values import value
 MEMORY_S = 30.0
 """Busy seconds that the sums remember, about."""
 PRIOR_S = 2.0
-"""Busy seconds that the configured rate counts for until there is experience."""
+"""Busy seconds that the configured rate counts for until there are samples."""
 LONGEST_STALL_S = 10.0
-"""Busy seconds beyond what a prefill was expected to take that are counted at most: more says nothing of the rate. The
-engine stood still, or the clock that measured it was set forward; an hour of it would starve the instance for good."""
+"""Busy seconds beyond the expected time of a prefill that are counted at most. More says nothing about the rate: the
+engine stood still, or the measuring clock was set forward. An hour of it would starve the instance permanently."""
 
 
 @value
@@ -29,7 +29,7 @@ class PrefillRate:
 
     @classmethod
     def prior(cls, tokens_per_s: float) -> PrefillRate:
-        """What is believed before the first prefill."""
+        """The assumption before the first prefill."""
         return cls(tokens_per_s * PRIOR_S, PRIOR_S)
 
     @property
@@ -45,7 +45,7 @@ class PrefillRate:
 
 
 def learned_tokens_per_s(tokens: float, busy_s: float) -> float:
-    """The rate that the two sums of a ``PrefillRate`` stand for."""
+    """The rate that the two sums of a ``PrefillRate`` give."""
     return max(1.0, tokens / busy_s)
 
 

@@ -1,15 +1,15 @@
 """The prompt of an OpenAI request body, rendered canonically.
 
-Not the chat template of the model: a rendering of our own that changes where the template's output changes.
+Not the chat template of the model: a rendering that changes where the template's output changes.
 What must hold is the prefix property: bodies with the same leading messages render to the same leading bytes.
-So whatever chat templates put before the messages (tools, documents, template arguments) comes first, keys in
+So everything that chat templates put before the messages (tools, documents, template arguments) comes first, keys in
 sorted order; then the messages one after the other, each opened by ``_MESSAGE`` and closed by nothing.
 
 The separators never occur in UTF-8, so no content can pretend to be structure.
 
-Who reads a long body may have cut its long strings out: ``LongTexts`` has them by the names that stand for them, which
-follow from what they say. Where a text is rendered the text itself is, so it renders like any other; inside of what is
-rendered as JSON, or hashed, its name does as well.
+The reader of a long body may have cut out its long strings: ``LongTexts`` maps names, which follow from the contents,
+to the strings. A text is rendered with its own bytes, so it renders like any other. Inside of what is rendered as JSON,
+or hashed, its name is enough.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _MESSAGE = b"\xff"
 _FIELD = b"\xfe"
 _TOKEN_SEPARATOR = 0xFFFFFFFF
 _EMBEDDING_BYTES = 8 << 10
-"""Base64 of one token's embedding, roughly: 3072 values of 16 bits. Nothing in a request tells the model's width."""
+"""Base64 of one token's embedding, roughly: 3072 values of 16 bits. A request does not contain the model's width."""
 
 MAX_PARTS: Final = 10_000
-"""Messages, content parts of all messages, prompts, tools: of each at most, unless told otherwise."""
+"""Messages, content parts of all messages, prompts, tools: default maximum of each."""
 
 LongTexts = Mapping[str, bytes]
-"""Long strings of a body, in UTF-8, by the names that stand for them."""
+"""Long strings of a body, in UTF-8, by the names that replace them."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 
@@ -78,7 +78,7 @@ def completion_prompt(
 ) -> Prompt:
     """The prompt of a completions body: a string, token ids, or an array of either (rendered one after the other).
 
-    Without one, ``prompt_embeds``, a string in base64 or an array of such, stands in for it.
+    Without one, ``prompt_embeds``, a string in base64 or an array of such, takes its place.
 
     Raises:
         PromptError: ``prompt`` is missing, empty or has the wrong shape, and so are embeddings; or there are too many.
@@ -165,7 +165,7 @@ class _Rendering:
             self._add_extras(message, f"messages[{index}]")
 
     def _add_extras(self, message: dict[str, Any], param: str) -> None:
-        """Name, tool calls, reasoning and whatever else a message carries. Clients send absent parts as null."""
+        """Name, tool calls, reasoning and all other fields of a message. Clients send absent parts as null."""
         calls = message.get("tool_calls")
         if calls is not None and not isinstance(calls, list):
             raise PromptError(f"{param}.tool_calls must be an array", f"{param}.tool_calls")

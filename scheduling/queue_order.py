@@ -1,26 +1,22 @@
-"""Who goes next: the order in which held requests of one instance are granted.
+"""Which held request goes next: a plan for the queue of one instance.
 
 ``fifo`` is the order of first reservation, the paper's setting. ``deadline`` keeps the most requests on time: earliest
-deadline first, and when one would be late, the longest so far steps aside (J. M. Moore, "An n job, one machine
-sequencing algorithm for minimizing the number of late jobs", 1968, known as Moore-Hodgson; optimal for one machine
-and known jobs). A request that could not make its deadline even if it were next has *stepped behind*: it is served,
-oldest first, while nobody on time is waiting and the engine has room to spare, and goes before everybody once it has
-been held for ``max_hold_ms``. An engine has room to spare if it has no prefill left, and if the running requests leave
-some of its KV memory: where decoding fills that, prefill queues are empty for most of the time, and late work that is
-served whenever they are takes the memory, and with it the steps, that those on time would have had.
-As whoever is late goes first in the end, late work takes a share of the instance that requests on time have to do
-without, and under lasting overload it would take all of it. Therefore an instance takes on a limited amount, what it
-holds and what it has done for overdue requests lately (``scheduling.overdue_work``) together: a burst of
-``max_late_work_ms``, and ``late_work_share`` of its time in the long run. Whoever steps behind beyond that is
-*surplus*, and refused. What is served late while nobody on time waits costs nobody anything, and counts no longer.
+deadline first, and when one would be late, the longest so far is passed over (J. M. Moore, "An n job, one machine
+sequencing algorithm for minimizing the number of late jobs", 1968, known as Moore-Hodgson; optimal for one machine and
+known jobs). A new request does not wait for what a plan passed over. So the plan contains the sum of these tokens, and
+they do not count as work ahead until the next plan.
 
-An engine takes requests in only between two steps. Whoever is next waits for the rest of the step under way, half of
-one on average, and a plan that leaves that out sends many a request just too late (``step_rest_tokens``).
+A request that could not meet its deadline even if it were next is *deferred*: it waits behind all that can, and is
+dispatched when none of them is waiting, the engine has no prefill left, and running requests leave KV memory. (Where
+decoding fills the memory, prefill queues are empty most of the time. Late work that is dispatched whenever they are
+empty would take the memory, and with it the steps, that requests on time need.) An instance holds deferred work of
+``max_deferred_s`` at most: what would be deferred beyond that is *rejected*.
 
-While no deadline is at stake the order decides nothing, and the engine is given more than one dispatch window: with
-the next prompts at hand it fills the last step of a long prefill, which would otherwise run half empty.
+An engine takes requests in only between two steps, so the next request waits for the rest of the step under way, half
+of one on average (``step_rest_tokens``).
 
-The state store keeps a Lua twin of these functions; the property tests drive both in lockstep.
+Replicas make plans from the queue head in the reply to the transition that made room, and commit them against the
+version of the queue that they were made for.
 """
 
 from __future__ import annotations
@@ -29,109 +25,193 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-PLANNED_REQUESTS = 256
-"""Requests that one pick looks at, in order of deadline: the bound of its cost."""
+from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.request import Request
+from scheduling.settings import SchedulingSettings
+from scheduling.values import value
 
-CALM_WINDOWS = 4
-"""Dispatch windows that an instance may be given while no deadline is at stake."""
+PLAN_LIMIT = 64
+"""Requests at the head of a queue that one plan looks at: the bound of its cost."""
+DEFERRED_RANK_MS = 10**14
+"""Added to the rank of a deferred request: behind every deadline."""
 
 
-class Waiting(NamedTuple):
-    """A held request that may still be on time."""
+class QueueEntry(NamedTuple):
+    """A held request as its queue lists it."""
 
-    deadline_ms: int
+    request_id: str
+    rank_ms: int
+    """Its place: deadline (order ``deadline``) or time of first reservation, of the store's clock."""
     uncached_tokens: int
 
-
-class Plan(NamedTuple):
-    """Whom to grant next, and whom for now not at all."""
-
-    first: int
-    """Position in the queue."""
-    aside_tokens: int
-    """Uncached tokens of those set aside: they will not be ahead of anybody on time."""
+    @property
+    def deferred(self) -> bool:
+        return self.rank_ms >= DEFERRED_RANK_MS
 
 
-NOBODY_WAITS = Plan(0, 0)
+@value
+class QueueHead:
+    """The first ``PLAN_LIMIT`` entries of an instance's queue at one moment."""
+
+    now_ms: int
+    load: InstanceLoad
+    entries: tuple[QueueEntry, ...]
+
+
+class PlanStep(NamedTuple):
+    """What becomes of one held request."""
+
+    request_id: str
+    deferred_to_ms: int | None = None
+    """Its new rank; None: it is dispatched."""
+    rejected: bool = False
+
+
+@value
+class QueuePlan:
+    """The steps to commit, in their order."""
+
+    instance_id: str
+    version: int
+    steps: tuple[PlanStep, ...]
+    passed_over_tokens: int = 0
+    """Of requests that are left: a new one overtakes them as long as nothing else changes."""
+
+
+@value
+class QueueOrder:
+    """The pool's order, as its settings have it."""
+
+    by_deadline: bool
+    max_deferred_s: float
+
+    @classmethod
+    def of(cls, settings: SchedulingSettings) -> QueueOrder:
+        return cls(settings.granting_order == "deadline", settings.max_deferred_s)
+
+    def rank_ms(self, slo_ms: int) -> int:
+        """A request's place in its queue, counted from its first reservation."""
+        return slo_ms if self.by_deadline else 0
+
+    def rank_of(self, request: Request) -> int:
+        """Where a held request is listed."""
+        rank_ms = request.enqueued_ms + self.rank_ms(request.slo_ms)
+        return rank_ms + DEFERRED_RANK_MS if request.deferred else rank_ms
+
+
+def plan_queue(queue: QueueHead, order: QueueOrder) -> QueuePlan:
+    """What may be dispatched now, in order, and what is deferred."""
+    room = _Room(queue.load)
+    steps, passed_over_tokens = _plan_deadlines(queue, order, room) if order.by_deadline else _plan_fifo(queue, room)
+    return QueuePlan(queue.load.instance_id, queue.load.version, tuple(steps), passed_over_tokens)
+
+
+class _Room:
+    """The room that an instance has left while a plan fills it."""
+
+    def __init__(self, load: InstanceLoad) -> None:
+        self._load = load
+        self._serves = load.state in (InstanceState.READY, InstanceState.DRAINING)
+        self._running = load.running_requests
+        self.dispatched_tokens = load.dispatched_tokens
+
+    def __bool__(self) -> bool:
+        load = self._load
+        return (
+            self._serves
+            and self.dispatched_tokens < load.dispatch_window_tokens
+            and self._running < load.max_running_requests
+        )
+
+    @property
+    def spares_late_work(self) -> bool:
+        """Whether late work would take nothing from requests on time."""
+        return bool(self) and self.dispatched_tokens == 0 and self._load.kv_demand < 1.0
+
+    def take(self, entry: QueueEntry) -> PlanStep:
+        self.dispatched_tokens += entry.uncached_tokens
+        self._running += 1
+        return PlanStep(entry.request_id)
+
+
+def _plan_fifo(queue: QueueHead, room: _Room) -> tuple[list[PlanStep], int]:
+    steps = []
+    for entry in queue.entries:
+        if not room:
+            break
+        steps.append(room.take(entry))
+    return steps, 0
+
+
+def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[list[PlanStep], int]:
+    load, now_ms = queue.load, queue.now_ms
+    rate, on_time_tokens = load.prefill_tokens_per_s, load.pending_tokens - load.deferred_tokens
+    deferred_tokens = load.deferred_tokens
+    steps: list[PlanStep] = []
+    waiting: list[QueueEntry] = []
+    for entry in queue.entries:
+        if entry.deferred:
+            continue
+        step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens - entry.uncached_tokens)
+        if not misses_deadline(entry, now_ms, step_tokens, rate):
+            waiting.append(entry)
+            continue
+        rejected = deferred_tokens >= order.max_deferred_s * rate
+        steps.append(PlanStep(entry.request_id, entry.rank_ms + DEFERRED_RANK_MS, rejected))
+        deferred_tokens += entry.uncached_tokens
+    step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens)
+    plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
+    while waiting and room:
+        steps.append(room.take(waiting.pop(plan.first)))
+        plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
+    if not waiting:
+        for entry in queue.entries:
+            if entry.deferred and room.spares_late_work:
+                steps.append(room.take(entry))
+    return steps, plan.passed_over_tokens
 
 
 def step_rest_tokens(dispatch_window_tokens: int, other_tokens: int) -> int:
-    """What is left, on average, of the engine step that a request finds under way, in tokens of prefill: half a step,
-    of which a dispatch window holds two. A step is no fuller than others on time have work for."""
+    """The average rest of the engine step that is under way when a request arrives, in tokens of prefill: half a step,
+    and a dispatch window holds two steps. A step is no fuller than the other on-time work."""
     return min(dispatch_window_tokens // 4, other_tokens)
 
 
-def steps_behind(request: Waiting, now_ms: int, step_tokens: int, tokens_per_s: float) -> bool:
-    """Whether the deadline would pass before the first token even if the request were next, behind the rest of a step
-    (``step_rest_tokens``)."""
-    return now_ms + (step_tokens + request.uncached_tokens) * 1000 / tokens_per_s > request.deadline_ms
+def misses_deadline(entry: QueueEntry, now_ms: int, step_tokens: int, tokens_per_s: float) -> bool:
+    """Whether the deadline passes before the first token even if the request is next, after the rest of a step."""
+    return now_ms + (step_tokens + entry.uncached_tokens) * 1000 / tokens_per_s > entry.rank_ms
 
 
-def has_room_to_spare(dispatched_tokens: int, kv_demand: float) -> bool:
-    """Whether late work would take nothing from who is on time: no prefill is left, and running contexts, shared
-    prefixes counted for each, do not fill KV memory (``InstanceLoad.kv_demand``)."""
-    return dispatched_tokens == 0 and kv_demand < 1.0
+class OnTimePlan(NamedTuple):
+    """The result of Moore-Hodgson for a queue."""
+
+    first: int
+    """Position of the entry to dispatch next; 0 in an empty queue."""
+    passed_over_tokens: int
 
 
-def goes_at_once(
-    queued_requests: int, dispatched_tokens: int, kv_demand: float, *, has_room: bool, is_behind: bool
-) -> bool:
-    """Whether a request that comes to an instance with so many queued is dispatched without a wait.
+def plan_on_time(queue: Sequence[QueueEntry], now_ms: int, ahead_tokens: int, tokens_per_s: float) -> OnTimePlan:
+    """The plan for a queue by deadline, behind the tokens ahead of them all.
 
-    One that has stepped behind waits for room to spare, but in ``fifo``, where nobody steps behind.
-    """
-    return not queued_requests and has_room and (not is_behind or has_room_to_spare(dispatched_tokens, kv_demand))
-
-
-def plan_on_time(queue: Sequence[Waiting], now_ms: int, ahead_tokens: int, tokens_per_s: float) -> Plan:
-    """The plan for a queue in order of deadline.
-
-    Moore-Hodgson over the first ``PLANNED_REQUESTS``, behind the tokens ahead of them: those dispatched, and the rest
-    of a step (``step_rest_tokens``). Next is the first of those that the plan keeps on time; if it keeps none, the one
-    with the fewest tokens, which is the likeliest to make it after all. O(n log n).
+    Next is the first of those that it keeps on time. If it keeps none, the one with the fewest tokens, which is the
+    most likely to meet its deadline. O(n log n).
     """
     if not queue:
-        return NOBODY_WAITS
+        return OnTimePlan(0, 0)
     end_ms = now_ms + ahead_tokens * 1000 / tokens_per_s
     kept: list[tuple[int, int]] = []
-    aside: set[int] = set()
-    aside_tokens = 0
-    planned = queue[:PLANNED_REQUESTS]
-    for position, request in enumerate(planned):
-        heappush(kept, (-request.uncached_tokens, -position))
-        end_ms += request.uncached_tokens * 1000 / tokens_per_s
-        if end_ms > request.deadline_ms:
+    passed_over: set[int] = set()
+    passed_over_tokens = 0
+    for position, entry in enumerate(queue):
+        heappush(kept, (-entry.uncached_tokens, -position))
+        end_ms += entry.uncached_tokens * 1000 / tokens_per_s
+        if end_ms > entry.rank_ms:
             longest_tokens, longest = heappop(kept)
             end_ms += longest_tokens * 1000 / tokens_per_s
-            aside.add(-longest)
-            aside_tokens -= longest_tokens
+            passed_over.add(-longest)
+            passed_over_tokens -= longest_tokens
     if kept:
-        return Plan(next(position for position in range(len(planned)) if position not in aside), aside_tokens)
-    return Plan(min(range(len(planned)), key=lambda position: planned[position].uncached_tokens), aside_tokens)
-
-
-def behind_tokens(pending_tokens: int, dispatched_tokens: int, late_tokens: int, aside_tokens: int) -> int:
-    """The part of an instance's pending tokens that a new request on time need not wait for.
-
-    That is what stepped behind and, as far as it still waits, what the last plan set aside.
-    """
-    return late_tokens + min(aside_tokens, pending_tokens - dispatched_tokens - late_tokens)
-
-
-def is_calm(earliest_deadline_ms: int, now_ms: int, on_time_tokens: int, tokens_per_s: float) -> bool:
-    """Whether all on-time work of an instance, dispatched and waiting, would end before the earliest deadline waiting.
-
-    Then nobody is late in any order. O(1).
-    """
-    return now_ms + on_time_tokens * 1000 / tokens_per_s <= earliest_deadline_ms
-
-
-def is_surplus(late_tokens: int, tokens_per_s: float, overdue_work_ms: float, max_late_work_ms: int) -> bool:
-    """Whether one more request that steps behind is too many, given the tokens of those that did before and are held,
-    and what is left of the work of those that became overdue."""
-    return late_tokens * 1000 / tokens_per_s + overdue_work_ms >= max_late_work_ms
-
-
-def is_overdue(enqueued_ms: int, now_ms: int, max_hold_ms: int) -> bool:
-    """Whether a held request has waited for as long as any may: it goes next, room or not."""
-    return now_ms - enqueued_ms >= max_hold_ms
+        first = next(position for position in range(len(queue)) if position not in passed_over)
+    else:
+        first = min(range(len(queue)), key=lambda position: queue[position].uncached_tokens)
+    return OnTimePlan(first, passed_over_tokens)

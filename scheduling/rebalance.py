@@ -16,39 +16,26 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
 from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.request import Request
 from scheduling.ttft import DECODE_STALL_S, expected_ttft_s, stall_s
-
-
-@dataclass(frozen=True, slots=True)
-class HeldRequest:
-    """A request that still waits in the fleet and can therefore move."""
-
-    request_id: str
-    uncached_tokens: int
-    """On the instance that holds it."""
-    prompt_tokens: int
-    slo_s: float
-    waited_s: float
-    """Since its first reservation: the part of its SLO that is already spent."""
-    alternative_id: str | None = None
-    alternative_uncached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class HotQueue:
     """One instance's queue at one moment."""
 
+    now_ms: int
     load: InstanceLoad
     """``dispatched_tokens`` are prefilled before anything held; the rest of ``pending_tokens`` is held."""
-    held: tuple[HeldRequest, ...]
+    held: tuple[Request, ...]
     """In the order in which they would be granted."""
     alternatives: Mapping[str, InstanceLoad]
-    """Loads of the held requests' other candidates; those that are missing or not ready take nothing."""
+    """Loads of the held requests' other candidates; nothing moves to those that are missing or not ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Take this held request to that instance."""
+    """Move this held request to that instance."""
 
     request_id: str
     target_id: str
@@ -56,17 +43,22 @@ class Move:
     """By how much its expected TTFT falls."""
 
 
+def waited_s(request: Request, now_ms: int) -> float:
+    """Since its first reservation: the part of its SLO that is already spent."""
+    return max(0, now_ms - request.enqueued_ms) / 1000
+
+
 def plan_sweep(loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
-    """The instances worth a look: ready, with requests that can still move; longest work first."""
+    """The instances to examine: ready, with requests that can still move; longest work first."""
     hot = [load for load in loads.values() if load.queued_requests and load.state is InstanceState.READY]
     hot.sort(key=lambda load: load.pending_tokens / load.prefill_tokens_per_s, reverse=True)
     return tuple(load.instance_id for load in hot)
 
 
 def plan_rebalance(queue: HotQueue, decode_stall_s: float = DECODE_STALL_S) -> tuple[Move, ...]:
-    """The moves of one round, largest benefit first; () when everybody on the instance is on time.
+    """The moves of one round, largest benefit first; () when every request on the instance is on time.
 
-    A request that is on time with nobody late behind it stays: its move would help no one.
+    A request that is on time with no late request behind it stays: its move would help none.
     Costs O(n log n) in the length of the queue.
     """
     plan = _Plan(queue, decode_stall_s)
@@ -104,8 +96,8 @@ class _Plan:
         if target is None or target.state is not InstanceState.READY:
             return 0.0
         tokens = request.alternative_uncached_tokens + self._arriving.get(target.instance_id, 0)
-        there_s = request.waited_s + expected_ttft_s(target, tokens, self._decode_stall_s)
-        return self._ttft_here_s(index) - there_s if there_s < request.slo_s else 0.0
+        there_s = self._waited_s(request) + expected_ttft_s(target, tokens, self._decode_stall_s)
+        return self._ttft_here_s(index) - there_s if there_s < request.slo_ms / 1000 else 0.0
 
     def move(self, index: int, benefit_s: float) -> Move:
         request = self._queue.held[index]
@@ -123,13 +115,16 @@ class _Plan:
         return self._last_late
 
     def _late(self, index: int) -> bool:
-        return self._stays[index] and self._ttft_here_s(index) > self._queue.held[index].slo_s
+        return self._stays[index] and self._ttft_here_s(index) > self._queue.held[index].slo_ms / 1000
 
     def _ttft_here_s(self, index: int) -> float:
         load = self._queue.load
         tokens = load.dispatched_tokens + self._ahead.through(index)
         waiting_s = tokens / load.prefill_tokens_per_s + stall_s(load, self._decode_stall_s)
-        return self._queue.held[index].waited_s + waiting_s
+        return self._waited_s(self._queue.held[index]) + waiting_s
+
+    def _waited_s(self, request: Request) -> float:
+        return waited_s(request, self._queue.now_ms)
 
 
 class _PrefixSums:

@@ -6,8 +6,8 @@ from __future__ import annotations
 def refuses(expected_ttft_s: float, prior_ttft_s: float, slo_s: float, *, idle: bool) -> bool:
     """Whether the request is refused: it is expected to miss its SLO.
 
-    Never by an idle instance that would serve it in time by its prior. A refused request teaches nothing, so that a
-    wrong estimate would refuse such requests for ever; one that is served late puts the estimate right.
+    Never by an idle instance that would serve it in time by its prior. Nothing is learned from a refused request, so a
+    wrong estimate would refuse such requests forever; one that is served late corrects the estimate.
 
     Args:
         prior_ttft_s: what the prior of the same instance expects (``Latency.prior``).

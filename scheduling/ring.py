@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import xxhash
 
 # One seed per ring. They are part of the mapping: changing one moves every key of every fleet.
+VIRTUAL_NODES = 128
+"""Anchor points of an instance on each ring."""
 RING_SEEDS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 
 
@@ -23,12 +25,12 @@ def _anchor_positions(instance_id: str, seed: int, virtual_nodes: int) -> list[i
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One consistent-hash ring: sorted anchor positions and, beside each, the instance it belongs to."""
+    """One consistent-hash ring: sorted anchor positions and, for each, the instance it belongs to."""
 
     seed: int
     virtual_nodes: int
     positions: array[int] = field(default_factory=lambda: array("Q"))
-    """Unboxed: a search among 64,000 numbers strewn over the heap would miss the caches at every step."""
+    """Unboxed: a search among 64,000 numbers scattered over the heap would miss the caches at every step."""
     owners: tuple[str, ...] = ()
 
     def successor(self, key: int) -> str:
@@ -40,8 +42,8 @@ class Ring:
     def with_change(self, leaving: Iterable[str], joining: Iterable[str]) -> Ring:
         """The ring without ``leaving`` and with ``joining``; anchors of all others do not move.
 
-        Costs a lookup per changed anchor and a copy of the rest, so one instance more or less among hundreds
-        is a matter of milliseconds.
+        Costs a lookup per changed anchor and a copy of the rest, so adding or removing one instance among hundreds
+        takes milliseconds.
         """
         positions, owners = self._without(leaving)
         anchors = sorted(
@@ -85,7 +87,7 @@ class Ring:
 
 def _insertion_index(positions: Sequence[int], owners: Sequence[str], position: int, owner: str) -> int:
     """Where the anchor is, or belongs, in the order of (position, owner): equal positions are ordered by id, so
-    that rings of the same members are the same however they came about."""
+    that rings of the same members are the same in whatever order members joined."""
     index = bisect_left(positions, position)
     while index < len(positions) and positions[index] == position and owners[index] < owner:
         index += 1
@@ -102,7 +104,7 @@ class DualRing:
     """Sorted ids."""
 
     @classmethod
-    def of(cls, members: Iterable[str], virtual_nodes: int) -> DualRing:
+    def of(cls, members: Iterable[str], virtual_nodes: int = VIRTUAL_NODES) -> DualRing:
         """Rings over ``members``; the same members give the same rings in every process."""
         empty = cls(Ring(RING_SEEDS[0], virtual_nodes), Ring(RING_SEEDS[1], virtual_nodes), ())
         return empty.with_members(members)

@@ -1,22 +1,19 @@
-"""The expected TTFT as an instance's own history tells it: a linear model, learned online.
+"""The expected TTFT, learned online from the pool's own first tokens: a linear model.
 
 ``ttft_s = w . (1, queueing, compute, attention, context)``. The paper's formula (``scheduling.ttft``) is the prior: one
-second for each second of queueing and of compute. Experience adds what a prefill rate alone cannot tell: the wait for
-an engine step, the attention of new tokens to a long cached prompt, and decoding, which shares every step and grows
+second for each second of queueing and of compute. Samples add what a prefill rate alone cannot show: the wait for an
+engine step, the attention of new tokens to a long cached prompt, and decoding, which shares every step and grows
 with the context in KV memory.
 
-Recursive least squares with exponential forgetting (S. Haykin, "Adaptive Filter Theory"). Errors count relative to
-the TTFT that was seen. One beyond ``SURPRISE_SHARE`` of it has the weight that makes it teach no more than one of that
-size, and gives as much less certainty (Huber's weights in a recursive least M-estimate; S.-C. Chan and Y.-X. Zou, "A
-recursive least M-estimate algorithm for robust adaptive filtering in impulsive noise", 2004): most surprises are
-requests whose instance was given others before their first token. Plain arithmetic in a fixed order, so that the Lua
-twin in the state store agrees to the last digit, and the covariance stays symmetric to the last digit: forgetting would
-let the least asymmetry grow without bound.
+Recursive least squares with exponential forgetting (S. Haykin, "Adaptive Filter Theory"). Errors are relative to the
+measured TTFT. An error beyond ``SURPRISE_SHARE`` of it is weighted down, so that it changes the weights no more than
+one of that size, and reduces the variance correspondingly less (Huber's weights in a recursive least M-estimate; S.-C.
+Chan and Y.-X. Zou, "A recursive least M-estimate algorithm for robust adaptive filtering in impulsive noise", 2004):
+most large errors are requests whose instance received others before their first token. The covariance is kept exactly
+symmetric: forgetting would let any asymmetry grow without bound.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from scheduling.values import value
 
@@ -29,42 +26,33 @@ PRIOR_COVARIANCE: tuple[float, ...] = tuple(
     float(row == column) for row in range(FEATURES) for column in range(FEATURES)
 )
 KEEP = 0.98
-"""Of every former observation's weight at each new one: about fifty are remembered."""
+"""Share of every former sample's weight that is kept at each new one: about fifty are remembered."""
 SURPRISE_SHARE = 0.2
-"""Of the TTFT that was seen: errors beyond it are surprises."""
+"""Of the measured TTFT: errors beyond it are weighted down."""
 LEAST_TTFT_S = 0.1
 """Shorter ones count as this long: their error is an engine step's, not the model's."""
 UNCERTAIN = 10.0
-"""Variance from which on nothing is forgotten: what the requests of late did not show must not be forgotten too."""
-
-
-class TtftFeatures(NamedTuple):
-    """What is known of a request and its instance when it is placed; integers, so that no store rounds them."""
-
-    queueing_ms: int
-    """Prefill of the work ahead, see ``scheduling.ttft.remaining_queueing_s``."""
-    compute_ms: int
-    """Prefill of the own uncached tokens."""
-    attention_million_pairs: int
-    """Pairs of an uncached token and a token before it."""
-    context_tokens: int
-    """Expected context of the instance's running requests, see ``InstanceLoad.context_tokens``."""
+"""Variance from which on nothing is forgotten: keep what recent requests did not exercise."""
 
 
 @value
 class TtftModel:
-    """What one instance has taught so far."""
+    """What the first tokens of a pool have taught so far."""
 
     weights: Weights = PRIOR_WEIGHTS
     covariance: tuple[float, ...] = PRIOR_COVARIANCE
     """Of the weights, row by row."""
 
-    def after(self, features: TtftFeatures, ttft_s: float) -> TtftModel:
-        """The model after one more first token, ``ttft_s`` >= 0 after its request came."""
+    def after(self, features: tuple[float, ...], ttft_s: float) -> TtftModel:
+        """The model after one more first token, ``ttft_s`` >= 0 after its request came.
+
+        ``features`` are those of its placement: 1, seconds of prefill ahead, seconds of own prefill, 100 million pairs
+        of attention, KV memory's worths of running context.
+        """
         unit_s = max(LEAST_TTFT_S, ttft_s)
-        seen = [part / unit_s for part in scaled(features)]
+        seen = [part / unit_s for part in features]
         weights, covariance = self.weights, self.covariance
-        if min(_variances(covariance)) <= 0.0:  # what rounding or a foreign hand has spoilt does not heal
+        if min(_variances(covariance)) <= 0.0:  # corrupted by rounding or by hand: start again
             weights, covariance = PRIOR_WEIGHTS, PRIOR_COVARIANCE
         error = ttft_s / unit_s - _dot(weights, seen)
         trust = SURPRISE_SHARE / abs(error) if abs(error) > SURPRISE_SHARE else 1.0
@@ -83,24 +71,8 @@ class TtftModel:
         )
 
 
-def scaled(features: TtftFeatures) -> tuple[float, float, float, float, float]:
-    """The features in units that make all of them about one: s, s, 100 million pairs, million tokens."""
-    queueing_ms, compute_ms, million_pairs, context_tokens = features
-    return 1.0, queueing_ms / 1000, compute_ms / 1000, million_pairs / 100, context_tokens / 1_000_000
-
-
-def modelled_ttft_s(weights: Weights, features: TtftFeatures) -> float:
-    """The expected TTFT; never negative."""
-    return max(0.0, _dot(weights, scaled(features)))
-
-
-def attention_million_pairs(uncached_tokens: int, cached_tokens: int) -> int:
-    """Pairs of tokens that the attention of a prefill looks at."""
-    return uncached_tokens * (2 * cached_tokens + uncached_tokens) // 2_000_000
-
-
 def _dot(one: Weights | list[float], other: tuple[float, ...] | list[float]) -> float:
-    """Not ``sum``, which later Pythons compensate for rounding, and Lua does not."""
+    """Of the five features."""
     return one[0] * other[0] + one[1] * other[1] + one[2] * other[2] + one[3] * other[3] + one[4] * other[4]
 
 

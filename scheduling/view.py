@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState, Role
-from scheduling.ring import DualRing
+from scheduling.ring import VIRTUAL_NODES, DualRing
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class ClusterView:
     """Grows with every change of membership or of an instance's state."""
     tree_version: int
     instances: Mapping[str, InstanceSpec]
-    """Every known instance by id, whatever its state."""
+    """Every known instance by id, in any state."""
     ready: tuple[str, ...]
     """Ids of the ready, scheduled (mixed or prefill) instances, sorted."""
     rings: DualRing
@@ -33,7 +33,7 @@ class ClusterView:
         tree_version: int,
         instances: Mapping[str, InstanceSpec],
         tree: HotnessTree,
-        virtual_nodes: int,
+        virtual_nodes: int = VIRTUAL_NODES,
         previous: ClusterView | None = None,
     ) -> ClusterView:
         """The view of these parts. With ``previous`` given only the anchors of changed members are computed;

@@ -1,1 +1,1 @@
-"""The proving ground: an engine model, traces, replay in virtual time, and the emulator of vLLM."""
+"""Simulation: an engine model, traces, replay in virtual time, and the emulator of vLLM."""

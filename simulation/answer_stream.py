@@ -1,4 +1,4 @@
-"""Reading a streamed answer: when its first content came, how it ended and what it says of itself."""
+"""Reading a streamed answer: when its first content came, how it ended, and its usage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls")
 class AnswerStream:
     """Takes the bytes of one stream of server-sent events as they come.
 
-    Events are parsed up to the first content; behind it only the last ones, when the stream is over.
+    Events are parsed up to the first content; after it only the last ones, when the stream is over.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:

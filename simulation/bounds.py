@@ -1,22 +1,22 @@
 """What no scheduler can pass: the *ideal goodput* of a trace, and the *sustainable rate* of traffic like it.
 
-The ideal has every hit that one endless cache would give, perfect balance and no queueing. What a request costs an
-engine at least, by the engine model's own step costs, if every step it takes part in is full:
+The ideal has every hit that one endless cache would give, perfect balance and no queueing. The least cost of a request,
+by the engine model's own step costs, if every step that it takes part in is full:
 
 * prefill: linear layers of its uncached tokens and attention of these to everything before them;
 * decode: linear layers, host work and reading its context, once for every token after the first;
 * for each token computed its part of a full step's overhead. Reading the weights hides behind a full step's arithmetic.
 
-An ideal that has to keep a share of the requests on time leaves out the costliest of the rest, altogether. What it
-keeps must have its first tokens by the last arrival plus SLO, and N instances have no more than N times that span
-to compute them. Decoding cannot be put off meanwhile: an engine step gives every decoding sequence one token, and
-no step takes longer than a full batch at the longest prompt with full KV memory. So at the end of the span each request
-has generated at least the tokens that fit between its deadline and that end at the longest step: this much of its
-decoding counts too, and no more, so that the ideal goodput holds for short traces as well. The shorter the trace the
-more decoding lies behind its end; the sustainable rate counts all of it, and is what an endless trace would have. So
-the goodput of a short trace can be above the sustainable rate, never above the ideal goodput.
+An ideal that must keep a share of the requests on time leaves out the most expensive ones completely. The others must
+have their first tokens by the last arrival plus SLO, and N instances have no more than N times that span to compute
+them. Decoding cannot be postponed meanwhile: an engine step gives every decoding sequence one token, and no step takes
+longer than a full batch at the longest prompt with full KV memory. So at the end of the span each request has generated
+at least the tokens that fit between its deadline and that end at the longest step: this much of its decoding counts
+too, and no more, so that the ideal goodput holds for short traces as well. The shorter the trace the more decoding lies
+behind its end; the sustainable rate counts all of it, and is what an endless trace would have. So the goodput of a
+short trace can be above the sustainable rate, never above the ideal goodput.
 
-That engines preempt nobody is the one assumption: preemption puts decoding off at the price of computing it again.
+The one assumption is that engines preempt no request: preemption postpones decoding at the price of computing it again.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def bounds_of(
 def sustainable_rate(
     trace: Trace, engine: EngineConfig, instances: int, *, share: float = ON_TIME_SHARE, skip: int = 0
 ) -> float:
-    """The rate above which no scheduler keeps ``share`` of such traffic on time for ever; with all of it, the rate
-    above which queues grow without end, whatever the order."""
+    """The rate above which no scheduler keeps ``share`` of such traffic on time permanently; with all of it, the rate
+    above which queues grow without end, in any order."""
     requests = ideal_requests(trace, engine, skip)
     return _sustainable_per_s(requests, _kept(share, len(requests)), instances)
 
@@ -124,7 +124,7 @@ def longest_step_s(trace: Trace, engine: EngineConfig) -> float:
 def _ideal_squeeze(
     requests: Sequence[IdealRequest], kept: int, instances: int, slo_s: float, step_s: float
 ) -> float | None:
-    """By how much the trace's times can be divided with the cheapest ``kept`` on time; None: by anything."""
+    """By how much the trace's times can be divided with the cheapest ``kept`` on time; None: without limit."""
     span_s = requests[-1].arrival_s
 
     def fits(squeeze: float) -> bool:

@@ -13,7 +13,7 @@ OnEvent = Callable[[str, Event], None]
 
 
 class Cluster:
-    """Engines by instance id. Wakes each engine exactly when it next has something to say."""
+    """Engines by instance id. Wakes each engine exactly at its next event."""
 
     def __init__(self, events: EventQueue, on_event: OnEvent, *, endless_cache: bool = False) -> None:
         self._events = events

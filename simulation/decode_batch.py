@@ -1,9 +1,9 @@
 """All decoding sequences of one engine as one thing, so that many steps cost as much as one.
 
 Every step gives every decoding sequence one token. So nothing is counted per sequence and step: a sequence
-remembers the number of the step after which it joined, and everything else follows from step numbers. It needs a
-new KV block once every ``block_tokens`` steps, always at the same remainder; counting sequences by that remainder
-tells the blocks that any run of steps needs. A heap tells who ends first.
+remembers the number of the step after which it joined, and everything else follows from step numbers. It needs a new KV
+block once every ``block_tokens`` steps, always at the same remainder; counting sequences by that remainder gives the
+blocks that any run of steps needs. A heap gives the sequence that ends first.
 """
 
 from __future__ import annotations
@@ -105,6 +105,6 @@ class DecodeBatch:
 
     @staticmethod
     def _is_current(entry: tuple[int, int, EngineSequence]) -> bool:
-        # Those who left early stay in the heap until they surface; a preempted one may have come back since.
+        # Sequences that left early stay in the heap until they surface; a preempted one may have come back since.
         last_step, order, sequence = entry
         return sequence.decoding and sequence.last_step == last_step and sequence.order == order

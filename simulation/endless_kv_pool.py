@@ -1,8 +1,8 @@
-"""KV memory that runs out for running requests alone: a bound on what any cache, and any placement, could save.
+"""KV memory that only running requests can exhaust: a bound on what any cache, and any placement, could save.
 
-Every block that was ever computed, on whichever instance, is a hit, and takes no memory until a request holds it. What
-running requests hold is as limited as in ``KvPool``. So a run with such pools tells what is lost to caches that are
-small, or apart from each other: what is left is prefill of what nobody computed before, decoding, and waiting.
+Every block that was ever computed, on any instance, is a hit, and takes no memory until a request holds it. Memory of
+running requests is as limited as in ``KvPool``. So a run with such pools shows what is lost because caches are small,
+or separate: the rest is prefill of what no instance computed before, decoding, and waiting.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EndlessKvPool(KvPool):
         return len(self._computed)
 
     def match(self, hashes: Sequence[int], limit: int) -> tuple[int, int]:
-        """As in ``KvPool``; hits that nobody here holds yet have to be taken, as idle ones."""
+        """As in ``KvPool``; hits that no request here holds yet must be taken, as idle ones."""
         computed, holders = self._computed, self._holders
         hits = idle = 0
         for block in islice(hashes, limit):
@@ -46,6 +46,6 @@ class EndlessKvPool(KvPool):
         super().hold(blocks)
 
     def drop(self, hashes: Sequence[int]) -> None:
-        """As in ``KvPool``; those that nobody holds any more take no memory, and stay known as computed."""
+        """As in ``KvPool``; those that no request holds any more take no memory, and stay known as computed."""
         super().drop(hashes)
         self.clear_idle()

@@ -1,7 +1,7 @@
 """A vLLM V1 instance in virtual time.
 
-The engine runs steps back to back while it has work; what a step computes is the scheduler's part
-(``engine_scheduler``), how long it takes is ``step_time``'s. What arrives during a step waits for its end.
+The engine runs steps back to back while it has work. ``engine_scheduler`` decides what a step computes, ``step_time``
+how long it takes. A request that arrives during a step waits for its end.
 
 Steps with nothing but decoding are planned as one *run*: their number is known in advance (until a sequence ends
 or memory runs out) and their times follow a closed form, so a run costs the same for one step and for a thousand.

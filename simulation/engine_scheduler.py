@@ -1,4 +1,4 @@
-"""What a step of the engine computes: queue, running set, KV blocks. It knows no durations; see ``engine`` for those.
+"""What a step of the engine computes: queue, running set, KV blocks. Durations are in ``engine``.
 
 The rules are vLLM V1's (first come, first served; chunked prefill; prefix caching). A step takes every decoding
 sequence (one token each), then the prompt under prefill, then waiting prompts in order of arrival, until the token

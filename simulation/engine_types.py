@@ -1,4 +1,4 @@
-"""What goes into the engine model and what comes out of it."""
+"""Input and output of the engine model."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class EngineRequest:
     request_id: str
     prompt_tokens: int
     output_tokens: int
-    """Tokens it will generate; the model is told, a real engine finds out."""
+    """Tokens it will generate; the model knows them in advance, a real engine does not."""
     block_hashes: tuple[int, ...] = ()
     """Prefix hashes of the prompt's full blocks of ``block_tokens``: hash k covers blocks ``0..k``. May be
     shorter than the prompt; what it leaves out is never shared."""

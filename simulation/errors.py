@@ -1,4 +1,4 @@
-"""Errors of the simulation room: everything a user can cause by input comes as one of these."""
+"""Errors of the simulation package: every error of user input is one of these."""
 
 from __future__ import annotations
 

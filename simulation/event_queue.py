@@ -1,4 +1,4 @@
-"""Virtual time: what happens next, in an order that never depends on chance."""
+"""Virtual time: events in a deterministic order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Action = Callable[[float], None]
 
 
 class Priority(IntEnum):
-    """Who goes first among events of one moment.
+    """Which of the events at the same moment goes first.
 
     What changes the cluster comes before what decides on it, and decisions before engines start their next
     step: requests that arrive together share the first step of an idle engine.

@@ -15,7 +15,7 @@ def fitting_table(
 ) -> Table:
     """The table without the columns that ``width`` characters have no room for, so that no cell is ever cut.
 
-    The last column goes first; the first one and those in ``always`` stay, whatever the width.
+    The last column goes first; the first one and those in ``always`` stay at any width.
     """
     kept = list(range(len(columns)))
     measuring = Console(width=_UNBOUNDED)

@@ -1,4 +1,4 @@
-"""Watching a fleet from outside while it is replayed against: pending tokens over instances, and migrations."""
+"""Watching a fleet from outside during a replay: pending tokens over instances, and migrations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROBE_TIMEOUT_S = 5.0
 
 
 class FleetProbe:
-    """Reads the router's ``/metrics`` from time to time. Against anything else it sees nothing and says so."""
+    """Reads the router's ``/metrics`` at intervals. Against any other server it reports that it sees nothing."""
 
     def __init__(self, client: HttpClient, interval_s: float) -> None:
         self.samples: list[LoadSample] = []
@@ -38,7 +38,7 @@ class FleetProbe:
             await asyncio.sleep(self._interval_s)
 
     async def look(self) -> None:
-        """Look once; a server that does not answer in time is passed over."""
+        """Read once; a server that does not answer in time is skipped."""
         try:
             status, page = await asyncio.wait_for(self._client.read("/metrics"), _PROBE_TIMEOUT_S)
         except (HttpClientError, TimeoutError):

@@ -19,7 +19,7 @@ IDLE_S = 2.0
 
 
 class HttpClientError(Exception):
-    """No complete response: the connection could not be made, broke, or spoke no HTTP."""
+    """No complete response: the connection could not be made, broke, or was not HTTP."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Response:
 
 
 class HttpClient:
-    """Keep-alive connections to one server. Not for untrusted servers: it follows what they say."""
+    """Keep-alive connections to one server. Not for untrusted servers: it sets no limits."""
 
     def __init__(self, url: str, *, connect_timeout_s: float = 10.0) -> None:
         parts = urlsplit(url)

@@ -1,10 +1,10 @@
 """KV memory of one instance: blocks held by running requests and, in what is left, the prefix cache.
 
 Every block is in exactly one place: *private* (tail of a prompt, generated tokens; known only to its request),
-*pinned* (in the prefix cache and held by running requests), *idle* (in the prefix cache, held by nobody, can be
-evicted) or *empty*. Whoever holds a block of the cache holds its whole prefix, and a request gives its blocks
-back last block first; so in least-recently-used order a block always comes before its prefix, and evicting from
-the front takes leaf blocks first without looking at the tree.
+*pinned* (in the prefix cache and held by running requests), *idle* (in the prefix cache, held by no request, can be
+evicted) or *empty*. A request that holds a block of the cache holds its whole prefix, and it gives its blocks back last
+block first. So in least-recently-used order a block always comes before its prefix, and evicting from the front takes
+leaf blocks first without looking at the tree.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class KvPool:
                 holders[block] = holding + 1
 
     def drop(self, hashes: Sequence[int]) -> None:
-        """Give held blocks back, last first; those that nobody holds any more stay cached as most recent."""
+        """Give held blocks back, last first; those that no request holds any more stay cached as most recent."""
         holders, idle = self._holders, self._idle
         for block in reversed(hashes):
             holding = holders[block] - 1

@@ -1,80 +1,77 @@
-"""The leader's work in virtual time: hotness tree, triggered rebalancing and sweeps.
+"""The leader's rounds in virtual time: the jobs of ``scheduling.leader_jobs``, one after the other.
 
-The rules are the scheduling core's and the transitions the ledger's, as in a worker. The waiting differs, and two
-things that a worker does are left out. It evacuates instances that drain; here they serve what they hold. And it
-spares the store: it ignores triggers after one that led to no move until the next sweep, and pauses after a round for
-as long as that took.
+As in a worker, with two exceptions. A worker evacuates instances that drain; here they serve what they hold. And it
+spares the store: after a rebalance that led to no move it ignores triggers until the next sweep, and it pauses after a
+round for as long as that took.
 """
 
 from __future__ import annotations
 
-from scheduling.hotness import HotnessWindow, hotness_rule
-from scheduling.rebalance import plan_rebalance, plan_sweep
-from scheduling.view import is_scheduled
+from collections.abc import Iterable
+
+from scheduling.hotness import HotnessRule, HotnessWindow
+from scheduling.leader_jobs import HotnessKeeper, LearningKeeper, rebalance, sweep_queue
+from scheduling.learning import FleetLearner
+from scheduling.queue_order import QueueOrder
+from scheduling.rebalance import plan_sweep
+from scheduling.steps import drive_now
 from simulation.event_queue import EventQueue, Priority
 from simulation.scenario import Scenario
-from statestore.ledger import PoolLedger, upkeep
-from statestore.queues import hot_queue
+from simulation.simulated_fleet import SimulatedFleet
 
 REASON = "rebalance"
-_READ_LIMIT = 1 << 20
 
 
-class HotnessKeeper:
-    """Reads the arrival log and replaces the tree when it changes."""
+class Leader:
+    """One round at a time; grants are left in the state's outbox."""
 
-    def __init__(self, scenario: Scenario, ledger: PoolLedger) -> None:
+    def __init__(self, scenario: Scenario, fleet: SimulatedFleet, order: QueueOrder, events: EventQueue) -> None:
         settings = scenario.scheduling
-        self._ledger = ledger
-        self._rule = hotness_rule(settings)
-        self._window = HotnessWindow(
-            int(settings.hotness_window_s * 1000), settings.hotness_window_requests, settings.max_key_blocks
-        )
-        self._last_entry = "0"
-
-    def tick(self) -> None:
-        ledger, window = self._ledger, self._window
-        for arrival in ledger.arrivals.after(self._last_entry, _READ_LIMIT):
-            window.add(arrival.at_ms, arrival.head)
-            window.expire(arrival.at_ms)
-            self._last_entry = arrival.entry_id
-        ready = sum(is_scheduled(account.spec) for account in ledger.accounts.values())
-        tree = window.grow(ledger.tree, ready, self._rule)
-        if tree is not ledger.tree:
-            upkeep.publish_tree(ledger, tree, {prefix: window.count(prefix) for prefix in tree.hot})
-
-
-class Rebalancer:
-    """One round at a time: when the routing path asks, ``min_gap_s`` apart at least, and by sweep."""
-
-    def __init__(self, scenario: Scenario, ledger: PoolLedger, events: EventQueue) -> None:
         self._scenario = scenario
-        self._ledger = ledger
+        self._fleet = fleet
+        self._state = fleet.state
+        self._order = order
         self._events = events
+        window_ms = int(settings.hotness_window_s * 1000)
+        window = HotnessWindow(window_ms, settings.hotness_window_requests, settings.max_key_blocks)
+        self._hotness = HotnessKeeper(window, HotnessRule())
+        self._learning = LearningKeeper(FleetLearner(fleet.learned))
         self._next_round_s = 0.0
         self._armed = False
 
-    def listen(self, now_s: float) -> None:
-        """Plan a round if a reservation asked for one."""
-        if len(self._ledger.wanted) and not self._armed:
-            self._armed = True
-            self._events.push(max(now_s, self._next_round_s), Priority.LEADER, self._round)
+    def grow_tree(self) -> None:
+        """Read the arrival log, and publish the hotness tree where it changed."""
+        tree = drive_now(self._hotness.tick(self._state.tree, len(self._fleet.view.ready)), self._fleet)
+        if tree is not self._state.tree:
+            self._fleet.publish_tree(tree, self._hotness.counts(tree))
 
-    def _round(self, now_s: float) -> None:
+    def learn(self) -> None:
+        """Learn from the samples since the last round."""
+        rates = {instance_id: book.tokens_per_s for instance_id, book in self._state.instances.items()}
+        drive_now(self._learning.tick(rates), self._fleet)
+
+    def sweep_queues(self) -> None:
+        """Plan every queue: in deadline order, what is due changes with time alone."""
+        for instance_id, book in self._state.instances.items():
+            if book.queued_requests:
+                drive_now(sweep_queue(instance_id, self._order), self._fleet)
+
+    def rebalance_by_sweep(self) -> None:
+        self._rebalance(plan_sweep(self._state.loads()))
+
+    def listen(self, now_s: float) -> None:
+        """Plan a round if a placement asked for one: ``rebalance_min_gap_s`` after the last one at the earliest."""
+        if len(self._state.wanted) and not self._armed:
+            self._armed = True
+            self._events.push(max(now_s, self._next_round_s), Priority.LEADER, self._rebalance_wanted)
+
+    def _rebalance_wanted(self, now_s: float) -> None:
         self._armed = False
         self._next_round_s = now_s + self._scenario.rebalance_min_gap_s
-        for instance_id in self._ledger.wanted.take():
-            self._rebalance(instance_id, int(now_s * 1000))
+        self._rebalance(self._state.wanted.take())
 
-    def sweep(self, now_s: float) -> None:
-        now_ms = int(now_s * 1000)
-        for instance_id in plan_sweep(self._ledger.loads(now_ms)):
-            self._rebalance(instance_id, now_ms)
-
-    def _rebalance(self, instance_id: str, now_ms: int) -> None:
-        snapshot = self._ledger.queue(instance_id, now_ms)
-        if snapshot is None or not snapshot.held:
-            return
-        moves = plan_rebalance(hot_queue(snapshot), self._scenario.scheduling.decode_stall_s)
-        for move in moves[: self._scenario.rebalance_max_moves]:
-            self._ledger.migrate(move.request_id, instance_id, move.target_id, REASON, now_ms)
+    def _rebalance(self, instance_ids: Iterable[str]) -> None:
+        stall_s, max_moves = self._scenario.scheduling.decode_stall_s, self._scenario.rebalance_max_moves
+        for instance_id in instance_ids:
+            steps = rebalance(instance_id, self._order, reason=REASON, decode_stall_s=stall_s, max_moves=max_moves)
+            drive_now(steps, self._fleet)

@@ -17,7 +17,7 @@ Draw = Callable[["Axes"], None]
 Series = tuple[Sequence[float], Sequence[float]]
 
 STYLES: Mapping[str, tuple[str, str]] = {
-    "dualmap-wide": ("#6a040f", "-"),
+    "dualmap-least-cost": ("#6a040f", "-"),
     "dualmap": ("#c1121f", "-"),
     "dualmap-no-rebalance": ("#e76f51", "--"),
     "dualmap-min-ttft": ("#f4a261", "--"),

@@ -1,4 +1,4 @@
-"""Calibrated engine models: what a device can do, what a model asks of it, and the step costs that follow.
+"""Calibrated engine models: the capability of a device, the demand of a model, and the step costs that follow.
 
 Everything is derived from published figures and three efficiencies; nothing is fitted to a result.
 
@@ -16,9 +16,9 @@ and a sequence 50 µs on the host. With steps of 2,048 tokens this gives
 | qwen2.5-14b-910b3 | 5,090 / 4,501 / 3,698 tokens/s | 28.5 / 39.8 / 158.1 ms |
 
 KV memory is the DualMap paper's: 1M and 0.5M tokens of context cache per instance. At 57 kB and 197 kB a token that
-is more than the HBM of one device holds beside the weights, so it stands for HBM and host memory together; moving
-blocks between the two is taken to be hidden behind compute. Prompts of up to 131,072 tokens are taken, as the models
-do with YaRN.
+is more than the HBM of one device holds beside the weights, so it means HBM and host memory together; moving blocks
+between the two is assumed to be hidden behind compute. Prompts of up to 131,072 tokens are accepted, as by the models
+with YaRN.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prompts for trace requests: text that has exactly the trace's lengths and shares exactly its prefixes.
 
-A trace names blocks, it does not show them. Every block id gets a text of its own, made from the id alone, so
+A trace contains ids of blocks, not their text. Every block id gets a text of its own, made from the id alone, so
 requests share text as far as they share ids. The words are all three letters and a space: one token each for the
 emulator's tokenizer, and about one for a real one.
 """
@@ -26,7 +26,7 @@ class PromptWriter:
     """Writes the prompts of one trace.
 
     Args:
-        block_tokens: tokens that one of the trace's block ids stands for.
+        block_tokens: tokens of one block of the trace.
         salt: another salt gives other texts with the same sharing, so that a second replay finds no old caches.
     """
 
@@ -41,7 +41,7 @@ class PromptWriter:
     def message(self, request: TraceRequest) -> str:
         """The text of a single user message, such that the chat as a whole has exactly ``input_tokens`` tokens.
 
-        The chat form itself takes 13 tokens: a shorter input cannot be had and gives the shortest there is.
+        The chat form itself takes 13 tokens: a shorter input is impossible and gives the shortest one.
         """
         length = max(TOKEN_BYTES, request.input_tokens * TOKEN_BYTES - CHAT_OVERHEAD_BYTES)
         return self._bytes(request, length).decode("ascii")

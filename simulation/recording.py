@@ -1,7 +1,7 @@
-"""From what replicas recorded to a trace: merged, in order of arrival, in Mooncake's format.
+"""From recordings of replicas to a trace: merged, in order of arrival, in Mooncake's format.
 
 A replica appends a line for each request as it finishes (``router.recording``): wall-clock time, lengths, salted
-hashes of the full blocks, the block size as the replica believed it then, and a fingerprint of the salt. Here the lines
+hashes of the full blocks, the block size as the replica assumed it then, and a fingerprint of the salt. Here the lines
 of all replicas are sorted, their hashes become small numbers in order of appearance, and all lines get one block size.
 """
 
@@ -52,12 +52,12 @@ def merge_recordings(paths: Sequence[str | Path], name: str = "recording") -> Tr
 
 _OTHER_SALT = (
     "recorded with another salt than the lines before, so that what they share cannot be seen: set router.record_salt, "
-    "the same on all replicas (without it each makes up its own, anew at every start), or merge files of one salt alone"
+    "the same on all replicas (without it each generates its own at every start), or merge files of one salt alone"
 )
 
 
 def render_mooncake(trace: Trace) -> str:
-    """The trace as Mooncake JSONL; ``block_tokens`` stands on every line too, which other readers ignore."""
+    """The trace as Mooncake JSONL; ``block_tokens`` is on every line too, which other readers ignore."""
     return "".join(
         orjson.dumps(
             {

@@ -1,13 +1,13 @@
 """A trace sent through a live endpoint: open loop, at the trace's own times, every request accounted for.
 
-Open loop means that nothing waits for answers: a fleet that falls behind meets the same arrivals as one that does
+Open loop means that no request waits for answers: a fleet that falls behind gets the same arrivals as one that does
 not. Times count from when a request was due, so a client that falls behind does not hide it. Prompts share text exactly
-as the trace's block ids say.
+as the trace's block ids do.
 
 **Sped-up fleets.** Emulated instances may run ``time_scale`` engine seconds in a second. A replay with the same
 time scale sends that much faster, asks for a TTFT SLO that much tighter (``x-slo-ttft-ms`` is in milliseconds of the
-clock) and reports engine seconds. The router must be told as well: prefill rates times the scale; SLO, decode stall
-and hotness window divided by it (``simulation.time_scale`` does that for its settings).
+clock) and reports engine seconds. The router needs the same scale: prefill rates times the scale; SLO, decode stall and
+hotness window divided by it (``simulation.time_scale`` does that for its settings).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ReplayProgress:
 
 
 class ReplayError(SimulationError):
-    """The endpoint cannot be replayed against; says why."""
+    """The endpoint cannot be replayed against; the message says why."""
 
 
 async def replay(
@@ -185,7 +185,7 @@ class _Replay:
 
     async def _wait_until(self, due_s: float, stopping: asyncio.Task[object]) -> None:
         """Wait for a request's time (or for the end), writing the bodies of the next ones meanwhile."""
-        await asyncio.sleep(0)  # answers must be read even when everything is due at once
+        await asyncio.sleep(0)  # answers must be read even when all requests are due at once
         while (delay_s := due_s - time.monotonic()) > 0 and not stopping.done():
             if self._bodies.write_one_ahead():
                 await asyncio.sleep(0)
@@ -196,7 +196,7 @@ class _Replay:
         return (request.arrival_s - self._first_arrival_s) / self._options.time_scale
 
     async def _send(self, index: int, request: TraceRequest, body: bytes, due_s: float) -> None:
-        """Send one request and note what became of it, whatever that is."""
+        """Send one request and record its result in any case."""
         self._sent += 1
         failure: str | None = "given up: the replay was stopped"
         response: Response | None = None

@@ -38,7 +38,7 @@ class RequestBodies:
         self._endpoint = endpoint
 
     def take(self) -> bytes:
-        """The next request's body. Raises StopIteration behind the last one."""
+        """The next request's body. Raises StopIteration after the last one."""
         return self._ready.popleft() if self._ready else self._write(next(self._unwritten))
 
     def write_one_ahead(self) -> bool:

@@ -1,7 +1,7 @@
-"""What a live replay is judged by: one record for every request, and the figures over all of them.
+"""The figures of a live replay: one record for every request, and figures over all of them.
 
 With emulated instances that run ``time_scale`` times faster than the clock, every time here is in engine seconds:
-what the clock showed, times the scale. So reports of slow and of sped-up fleets can be laid side by side.
+what the clock showed, times the scale. So reports of slow and of sped-up fleets can be compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.table import Table
 from simulation.results import LoadSample, Percentiles, load_cv
 
 UNKNOWN_INSTANCE = "unknown"
-"""Named where no ``x-dualmap-instance`` header tells (a bare vLLM server, an error of the router)."""
+"""Used where there is no ``x-dualmap-instance`` header (a bare vLLM server, an error of the router)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class ReplayedRequest:
     ttft_s: float | None = None
     """From when it was due to the first content: a client that is behind makes no request faster."""
     expected_ttft_s: float | None = None
-    """As the router estimated it when it placed the request; None: it does not say."""
+    """As the router estimated it when it placed the request; None: not reported."""
     e2e_s: float | None = None
     """From when it was due to the end of its answer."""
     prompt_tokens: int = 0
-    """As the instance counted them; 0 if it did not say."""
+    """As the instance counted them; 0 if not reported."""
     completion_tokens: int = 0
     cached_tokens: int | None = None
-    """None: the instance did not say; vLLM says so of no request without a hit, and of none at all without
+    """None: the instance did not report it; vLLM reports it for no request without a hit, and for none at all without
     ``--enable-prompt-tokens-details``."""
 
 
@@ -54,7 +54,7 @@ class InstanceShare:
 
     requests: int
     hit_rate: float | None
-    """None: the instance told of no request."""
+    """None: the instance reported it for no request."""
     p90_ttft_s: float
 
 
@@ -80,12 +80,12 @@ class ReplayReport:
     e2e_s: Percentiles
     tpot_s: Percentiles
     ttft_error_p50: float | None
-    """|expected - actual| / actual TTFT over the requests whose estimate the router told; None: of none."""
+    """|expected - actual| / actual TTFT over the requests whose estimate the router reported; None: for none."""
     ttft_error_p90: float | None
     ttft_error_s: Percentiles | None
     """The same in seconds."""
     hit_rate: float | None
-    """Share of prompt tokens that instances report as cached; None: they told of no request."""
+    """Share of prompt tokens that instances report as cached; None: reported for no request."""
     load_cv: float | None
     """Mean of the coefficient of variation of pending tokens over instances, see ``results.load_cv``; None: not
     observed, or never a load."""
@@ -163,7 +163,7 @@ def _tpot_s(request: ReplayedRequest) -> float | None:
 
 
 def _estimate_errors(requests: Sequence[ReplayedRequest]) -> tuple[Percentiles | None, Percentiles | None]:
-    """Of the TTFT estimates that were told: relative to the actual TTFT since sending, and in seconds."""
+    """Of the reported TTFT estimates: relative to the actual TTFT since sending, and in seconds."""
     pairs = [
         (request.expected_ttft_s, request.ttft_s - request.lag_s)
         for request in requests
@@ -244,13 +244,13 @@ def record_lines(requests: Sequence[ReplayedRequest]) -> bytes:
 
 def _estimate_error(report: ReplayReport) -> str:
     if report.ttft_error_p50 is None or report.ttft_error_p90 is None or report.ttft_error_s is None:
-        return "not told"
+        return "not reported"
     seconds = report.ttft_error_s
     return f"{report.ttft_error_p50:.0%} / {report.ttft_error_p90:.0%}, {seconds.p50:.2f} / {seconds.p90:.2f} s"
 
 
 def _share(share: float | None) -> str:
-    return "not told" if share is None else f"{share:.1%}"
+    return "not reported" if share is None else f"{share:.1%}"
 
 
 def _seconds(times_s: Percentiles) -> str:

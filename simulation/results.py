@@ -1,4 +1,4 @@
-"""What a run is judged by."""
+"""The figures of a run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LoadSample:
 
 
 MIN_PENDING_TOKENS = 2048
-"""Pending tokens of an instance, in the mean over the fleet, below which balance says nothing: less than one step of
+"""Pending tokens of an instance, in the mean over the fleet, below which balance is meaningless: less than one step of
 an engine each, so that a single request makes the difference."""
 
 

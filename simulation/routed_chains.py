@@ -2,7 +2,7 @@
 
 A simulated run usually hashes the trace's own block ids. A live router hashes the replay's text, in its own block
 size, so the same prefixes fall elsewhere on the rings. With these chains (and the live instances' names) the
-simulator's rings are the live ones, and what still differs is not luck.
+simulator's rings are the live ones, and remaining differences are not chance.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import orjson
 
 from scheduling.blocks import BlockRule, cache_seed
 from scheduling.chain import Chain
+from scheduling.learned import DEFAULT_BYTES_PER_TOKEN
 from scheduling.prompt import chat_prompt
 from scheduling.settings import SchedulingSettings
 from simulation.replay_bodies import Endpoint, RequestBodies
@@ -24,4 +25,4 @@ def routed_chains(trace: Trace, model: str, scheduling: SchedulingSettings, salt
     rule, seed = BlockRule.of(scheduling), cache_seed(model)
     bodies = RequestBodies(trace, model, Endpoint.CHAT, salt)
     for _ in trace.requests:
-        yield rule.chain(chat_prompt(orjson.loads(bodies.take())), seed, scheduling.bytes_per_token)
+        yield rule.chain(chat_prompt(orjson.loads(bodies.take())), seed, DEFAULT_BYTES_PER_TOKEN)

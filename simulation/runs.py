@@ -1,4 +1,4 @@
-"""Many runs at once: one process a run, over the cores; results in the order of the jobs."""
+"""Many runs at once: one process per run, over the cores; results in the order of the jobs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def map_jobs(work: Callable[[Job], Answer], jobs: Sequence[Job], workers: int) -
 
 
 def _end_with_parent() -> None:
-    """A pool's process that lost its parent (killed, say) would wait for work for ever."""
+    """A pool's process that lost its parent (killed, for example) would wait for work forever."""
     parent = parent_process()
     assert parent is not None  # called in a child only
 

@@ -1,4 +1,5 @@
-"""What one simulated run is: the fleet, its settings and how time passes. Plain data, fit to send to a process."""
+"""The description of one simulated run: the fleet, its settings and how time passes. Plain data, to send to a
+process."""
 
 from __future__ import annotations
 
@@ -36,18 +37,18 @@ class FleetChange:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run but for its trace."""
+    """One run without its trace."""
 
     scheduling: SchedulingSettings
     engine: EngineConfig
     instances: int = 8
     dispatch: Dispatch | None = None
-    """None: what suits the policy, see ``dispatch_of``."""
+    """None: the policy's own form, see ``dispatch_of``."""
     dispatch_window_tokens: int = 4096
     max_queued_requests: int = UNLIMITED
     """Held requests of one instance; one more is refused."""
     fleet: tuple[InstanceSpec, ...] = ()
-    """The instances by number from 1, each with figures of its own; empty: all alike, as the engine and the limits
+    """The instances by number from 1, each with figures of its own; empty: all the same, as the engine and the limits
     above say, and called by ``instance_name``."""
     late_requests: Literal["serve", "refuse"] = "serve"
     """What becomes of a request whose expected TTFT exceeds its SLO, as ``router.late_requests`` has it."""
@@ -60,11 +61,11 @@ class Scenario:
     hotness_interval_s: float = 1.0
     sample_interval_s: float = 1.0
     instance_name: str = "i{:03d}"
-    """How instances are called, by number from 1: names decide where they stand on the rings."""
+    """Names of instances, by number from 1: names decide their places on the rings."""
     output_limits_known: bool = False
-    """Requests say how long their answer may be, and use that up: no more of it is expected. Else they say nothing."""
+    """Requests have a limit on their answer, and use it up: no longer answer is expected. Otherwise they have none."""
     endless_cache: bool = False
-    """Every instance finds whatever any of them has computed, see ``simulation.endless_kv_pool``: a bound, not a fleet.
+    """Every instance finds all that any of them has computed, see ``simulation.endless_kv_pool``: a bound, not a fleet.
     The scheduling code knows nothing of it."""
     labels: dict[str, str] = field(default_factory=dict)
     """Free text that comes back with the result."""
@@ -73,7 +74,7 @@ class Scenario:
     def dispatch_of(self) -> Dispatch:
         """How this run dispatches. Holding is DualMap's own idea; the other policies' projects send at once.
 
-        Deadline order chooses among held requests, so it holds them whatever the policy.
+        Deadline order chooses among held requests, so it holds them under any policy.
         """
         if self.dispatch is not None:
             return self.dispatch

@@ -1,4 +1,4 @@
-"""A request inside the engine: how far it has come."""
+"""A request inside the engine, and its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the emulator, and the figures a user may set in place of a preset's."""
+"""Settings of the emulator, and figures that a user may set instead of a preset's."""
 
 from __future__ import annotations
 
@@ -81,16 +81,14 @@ class EmulatorSettings(EngineSettings):
         None, ge=0, description="waiting requests at most, one more gets 503 (none: no limit)"
     )
     stream_interval: int = Field(1, ge=1, description="tokens in a streamed chunk; the first token is sent at once")
-    flush_interval_ms: float = Field(5.0, ge=0, description="chunks are written at most this often, milliseconds")
     mean_output_tokens: int = Field(256, ge=1, description="mean answer length when a request does not set it")
     seed: int = Field(0, description="seed of answer lengths and texts")
     shutdown_timeout_s: float = Field(
         0.0, ge=0, description="time to finish running requests on SIGTERM, new ones get 500; 0: abort them, seconds"
     )
     crash_on: str | None = Field(
-        None, min_length=1, description="the engine dies of a prompt that contains this text (none: of none)"
+        None, min_length=1, description="a prompt that contains this text kills the engine (none: no prompt does)"
     )
-    max_body_bytes: int = Field(64 * 1024 * 1024, gt=0, description="longest request body, bytes")
 
     @model_validator(mode="after")
     def _ports_exist(self) -> EmulatorSettings:

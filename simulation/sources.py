@@ -1,4 +1,4 @@
-"""Where a run's trace comes from: a file or a generator, cut, capped and scaled. Small, so jobs carry it cheaply."""
+"""The source of a run's trace: a file or a generator, cut, capped and scaled. Small, so that jobs contain it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TraceSource:
     """For files that do not carry their block size."""
     seed: int = DEFAULT_SEED
     start: int = 0
-    """Requests of a file to leave out before the first: windows of one file stand for seeds."""
+    """Requests of a file to skip before the first: windows of one file take the place of seeds."""
 
     def load(self, rate_per_s: float | None = None) -> Trace:
         """The trace, scaled to a mean rate; None keeps its own times.

@@ -1,8 +1,8 @@
 """How long one engine step takes, from first principles.
 
-A step computes all its tokens in one forward pass. Its linear layers are bound by whichever is slower, reading
-every weight once or multiplying for every token (the roofline); attention is bound by arithmetic in prefill and
-by reading the KV cache in decode. The terms add up, as layers run one after the other:
+A step computes all its tokens in one forward pass. Its linear layers are bound by the slower of reading every weight
+once and multiplying for every token (the roofline); attention is bound by arithmetic in prefill and by reading the KV
+cache in decode. The terms add up, as layers run one after the other:
 
     overhead + max(weights, token · (prefill + decode tokens)) + pair · prefill pairs
              + sequence · decoding sequences + context · tokens of their context
@@ -50,5 +50,5 @@ class StepCosts:
 
 
 def attention_pairs(context_tokens: int, chunk_tokens: int) -> int:
-    """Pairs that causal attention computes for a chunk behind ``context_tokens`` of its own prompt."""
+    """Pairs that causal attention computes for a chunk after ``context_tokens`` of its own prompt."""
     return chunk_tokens * context_tokens + chunk_tokens * (chunk_tokens + 1) // 2

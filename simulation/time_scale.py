@@ -1,15 +1,15 @@
-"""One clock for a sped-up fleet: what its settings become when engines run faster than the clock.
+"""One clock for a sped-up fleet: its settings when engines run faster than the clock.
 
-Emulated instances with ``time_scale`` k live k engine seconds in a second. To the fleet, which lives by the clock,
-they are instances that prefill k times faster; and whatever the scheduling settings state in seconds of an engine's
-life is over k times sooner. Leases, health checks and network timeouts are about processes, not engines, and stay.
+Emulated instances with ``time_scale`` k run k engine seconds in a second. To the fleet, which uses the clock, they are
+instances that prefill k times faster, and all times of the scheduling settings that are engine seconds are k times
+shorter. Leases, health checks and network timeouts are about processes, not engines, and stay.
 """
 
 from __future__ import annotations
 
 from scheduling.settings import SchedulingSettings
 
-_ENGINE_TIMES = ("slo_ttft_s", "hotness_window_s", "decode_stall_s", "max_hold_s", "max_late_work_s", "kv_weight_s")
+_ENGINE_TIMES = ("slo_ttft_s", "hotness_window_s", "decode_stall_s", "max_hold_s", "max_deferred_s", "kv_weight_s")
 
 
 def scaled_scheduling(settings: SchedulingSettings, time_scale: float) -> SchedulingSettings:

@@ -1,8 +1,8 @@
 """The emulator's tokenizer: four bytes of UTF-8 are one token.
 
-It keeps what the scheduling of prompts depends on. Text that starts alike is tokenized alike, a prompt has as many
-tokens as an average tokenizer would find, and what the model sees is rendered from the request the way chat
-templates do it: turn after turn, so that a longer conversation starts with the shorter one.
+It preserves what scheduling depends on. Text with the same start has the same first tokens, a prompt has as many tokens
+as an average tokenizer would find, and the model's input is rendered from the request as chat templates do it: turn
+after turn, so that a longer conversation starts with the shorter one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def count_tokens(text: bytes) -> int:
 
 
 def encode(text: bytes) -> list[int]:
-    """Token ids of a text; below 2^32 but for a partial last one."""
+    """Token ids of a text; below 2^32 except for a partial last one."""
     whole = len(text) // TOKEN_BYTES * TOKEN_BYTES
     ids = [int.from_bytes(text[at : at + TOKEN_BYTES], "little") for at in range(0, whole, TOKEN_BYTES)]
     if whole < len(text):
@@ -67,7 +67,7 @@ def block_hashes(text: bytes, block_tokens: int, salt: str = "") -> tuple[int, .
 
 
 def render_chat(messages: Sequence[Mapping[str, Any]], tools: object = None) -> bytes:
-    """What the model is shown for a chat request, up to where its answer begins (the ChatML form).
+    """The model's input for a chat request, up to where its answer begins (the ChatML form).
 
     Raises:
         ValueError: a message has no role, or content that is neither text nor a list of parts.

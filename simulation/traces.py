@@ -95,7 +95,7 @@ def _capped(request: TraceRequest, max_input_tokens: int, block_tokens: int) -> 
 
 
 def read_trace(path: str | Path, block_tokens: int | None = None) -> Trace:
-    """Read a trace of any known format, told apart by its first line.
+    """Read a trace of any known format, recognized by its first line.
 
     ``block_tokens`` is for JSONL that does not carry its block size (512, Mooncake's, when None), and the
     block size that Azure requests are cut into.
@@ -125,7 +125,7 @@ def read_mooncake(path: str | Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -
 
 
 def _lines(source: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers from 1, blank ones left out."""
+    """Lines with their numbers from 1, without blank ones."""
     try:
         with source.open("rb") as file:
             for number, line in enumerate(file, start=1):

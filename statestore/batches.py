@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def for_each(items: Iterable[T], call: Callable[[T], Awaitable[object]]) -> None:
-    """One call per item, started in their order; raises what the first failed one met."""
+    """One call per item, started in their order; raises the error of the first one that failed."""
     for batch in batches(items):
         await asyncio.gather(*(call(item) for item in batch))
 

@@ -46,7 +46,7 @@ async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings,
 
 
 async def open_shared_store(settings: StoreSettings, *, scheduling: SchedulingSettings, batched: bool = False) -> Store:
-    """``open_store`` for a router or a worker: each alone serves nothing, so the other must reach the store, too.
+    """``open_store`` for a router or a worker. Both need the same store, so other processes must be able to reach it.
 
     Raises:
         StoreConfigurationError: as ``open_store``, and for a store that one process alone can see.

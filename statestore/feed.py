@@ -6,10 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from statestore.base import Grant
+from scheduling.granting import Grant
 
 MAX_UNREAD_GRANTS = 65_536
-"""Grants kept for a reader that does not read; the oldest go first, as ``records`` is the truth."""
+"""Grants kept for a reader that does not read; the oldest are dropped first, as ``records`` is authoritative."""
 
 
 class GrantFeed:

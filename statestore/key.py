@@ -1,4 +1,4 @@
-"""API keys as settings accept them, for requests of clients and for requests to instances alike."""
+"""API keys as settings accept them, for requests of clients and for requests to instances."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def _as_sent(secret: SecretStr) -> SecretStr:
-    """The key without blanks around it: a file that is mounted as a secret mostly ends with a line break."""
+    """The key without blanks around it: a file that is mounted as a secret usually ends with a line break."""
     key = secret.get_secret_value().strip(_BLANK)
     if not key:
         raise PydanticCustomError("key", "must not be empty")

@@ -12,9 +12,9 @@ SHORTAGE_LOG_S: Final = 10.0
 
 
 def raise_open_files_limit() -> int:
-    """Raise the soft limit, often 1,024, to the hard one as far as the system lets; returns the limit in effect.
+    """Raise the soft limit, often 1,024, to the hard one as far as the system allows; returns the limit in effect.
 
-    It stands here because this is the lowest room that touches the system; every serving process calls it.
+    It is here because this is the lowest package that touches the system; every serving process calls it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
@@ -38,7 +38,7 @@ def out_of_files(error: BaseException | None) -> bool:
 
 
 class ShortageLog:
-    """When a shortage, of which every connection that fails is one more sign, is worth another line in the log."""
+    """When a shortage, which every failed connection reports again, is logged again."""
 
     def __init__(self) -> None:
         self._logged_s = -math.inf

@@ -1,7 +1,8 @@
 """The Lua scripts, read from ``statestore/lua`` once.
 
-A file is named ``<verb>_<noun>-<key count>.lua`` (N: any number of keys). A line ``-- include: name`` puts
-``shared/name.lua`` in its place, the first time it is met; scripts may not call each other in Redis.
+A file is named ``<verb>_<noun>-<key count>.lua`` (N: any number of keys). A line ``-- include: clock, leases``
+is replaced by ``shared/clock.lua`` and ``shared/leases.lua``, each only once; scripts may not call each other in Redis.
+``terms`` is not a file: it is the constants, the same in every call of a process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 _INCLUDE = "-- include: "
+_TERMS = "terms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +29,17 @@ class Script:
     """SHA-1 of the source, by which the server knows it."""
 
 
-def load_scripts() -> Mapping[str, Script]:
-    """Every script by its name without key count, for example ``reserve_request``."""
+def load_scripts(terms: Mapping[str, float]) -> Mapping[str, Script]:
+    """Every script by its name without key count, for example ``place_request``."""
     folder = files("statestore") / "lua"
-    scripts = (_load(entry, folder / "shared") for entry in folder.iterdir() if entry.name.endswith(".lua"))
+    shared = {each.name.removesuffix(".lua"): each.read_text("utf-8") for each in (folder / "shared").iterdir()}
+    constants = ", ".join(f"{name} = {value!r}" for name, value in terms.items())
+    shared[_TERMS] = "local terms = { " + constants + " }"
+    scripts = (_load(entry, shared) for entry in folder.iterdir() if entry.name.endswith(".lua"))
     return {script.name: script for script in scripts}
 
 
-def _load(entry: Traversable, shared: Traversable) -> Script:
+def _load(entry: Traversable, shared: Mapping[str, str]) -> Script:
     name, _, count = entry.name.removesuffix(".lua").partition("-")
     source = "\n".join(_with_includes(entry.read_text("utf-8"), shared, set())) + "\n"
     # The name of a SHA-1 the server computes too; nothing is secured with it.
@@ -42,14 +47,14 @@ def _load(entry: Traversable, shared: Traversable) -> Script:
     return Script(name, None if count == "N" else int(count), source, sha)
 
 
-def _with_includes(text: str, shared: Traversable, included: set[str]) -> list[str]:
+def _with_includes(text: str, shared: Mapping[str, str], included: set[str]) -> list[str]:
     lines: list[str] = []
     for line in text.splitlines():
         if not line.startswith(_INCLUDE):
             lines.append(line)
             continue
-        name = line.removeprefix(_INCLUDE).strip()
-        if name not in included:
-            included.add(name)
-            lines += _with_includes((shared / f"{name}.lua").read_text("utf-8"), shared, included)
+        for name in line.removeprefix(_INCLUDE).split(", "):
+            if name not in included:
+                included.add(name)
+                lines += _with_includes(shared[name], shared, included)
     return lines

@@ -37,8 +37,8 @@ def _why_no_base_url(url: str) -> str | None:
     except ValueError as error:  # of the port, too
         return str(error)
     if port == 0:
-        return "port 0 is none that a server has"
-    return None if host and _is_host(host) else "its host is missing or is none"
+        return "no server has port 0"
+    return None if host and _is_host(host) else "its host is missing or invalid"
 
 
 def _is_host(host: str) -> bool:
@@ -92,7 +92,7 @@ class StoreSettings(BaseModel):
     url: Annotated[str, AfterValidator(_store_url)] = Field(
         "redis://127.0.0.1:6379/0",
         description="redis://, rediss://, redis+sentinel://, redis+cluster://, unix:// or embedded:///PATH;"
-        " embedded:// and memory:// are seen by one process alone, for tests",
+        " embedded:// and memory:// are for one process alone, for tests",
     )
     prefix: str = Field("dualmap", pattern=r"^[A-Za-z0-9_.-]+$", description="first part of every key")
     connect_timeout_s: float = Field(2.0, gt=0, description="time to connect to the store, seconds")
@@ -100,7 +100,7 @@ class StoreSettings(BaseModel):
 
 
 class InstanceSettings(BaseModel):
-    """One configured instance. What is left out has its default; a KV capacity that the server reports takes over."""
+    """One configured instance. A field that is left out has its default; a KV capacity that the server reports wins."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""What a store tells as it happens, until its reader closes it."""
+"""A stream of a store's messages, until its reader closes it."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ class Stream(Protocol[T_co]):
     async def __anext__(self) -> T_co: ...
 
     async def aclose(self) -> None:
-        """Listen no longer. Whoever waits for the next one finds the iteration over."""
+        """Stop listening. A reader that waits for the next message gets the end of the iteration."""

@@ -1,6 +1,6 @@
-"""A store URL, taken apart. No I/O: a wrong one is found before anything is started.
+"""Parsing of store URLs. No I/O: a wrong one is found before anything is started.
 
-redis-py's own parser knows one host, and passes over what it does not understand.
+redis-py's own parser knows one host, and ignores what it does not understand.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StoreUrl:
     path: str = ""
     """Of a Unix socket."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """What follows the question mark: only options that this scheme has, with values that they may have."""
+    """The options after the question mark: only those that this scheme has, with values that they may have."""
 
     @property
     def of_one_process(self) -> bool:
@@ -61,14 +61,14 @@ def parse_store_url(url: str) -> StoreUrl:
     """The parts of a store URL.
 
     Raises:
-        ValueError: it is none; the message repeats nothing that may be a password.
+        ValueError: it is not one; the message repeats nothing that may be a password.
     """
     parts = urlsplit(url)
     _refuse("://" not in url, f"not a URL; use {SCHEMES}")
     _refuse(parts.scheme not in _OPTIONS, f"unknown scheme {parts.scheme!r}; use {SCHEMES}")
     scheme, _, discovery = parts.scheme.partition("+")
     remote = scheme in ("redis", "rediss")
-    # First: a password that is not percent-encoded is told of as such, wherever its parts end up.
+    # First: a password that is not percent-encoded gets its own message, wherever its parts end up.
     default_port = 26379 if discovery == "sentinel" else 6379
     nodes = _nodes(parts.netloc.rpartition("@")[2], default_port) if remote else ()
     _refuse(bool(parts.fragment), "a '#' must be percent-encoded: %23")

@@ -31,7 +31,7 @@ def router_registry() -> CollectorRegistry:
     """What a replica exposes, the fleet's gauges included."""
     router = RouterMetrics(["default"])
     pool = MemoryStore(SchedulingSettings()).pool("default")
-    fleet = FleetSnapshots({"default": pool}, clock=RealClock(), max_age_s=1.0, call=router.store_calls["snapshot"])
+    fleet = FleetSnapshots({"default": pool}, clock=RealClock(), call=router.store_calls["snapshot"])
     asyncio.run(fleet.refresh())
     FleetGauges(fleet, router.registry)
     return router.registry

@@ -30,18 +30,16 @@ class Drainer:
     """Ends every drain whose instance is empty."""
 
     name = "drainer"
+    interval_s = 1.0
 
-    def __init__(
-        self, pool: PoolStore, fence: int, reader: PoolReader, *, interval_s: float, metrics: WorkerMetrics
-    ) -> None:
-        self.interval_s = interval_s
+    def __init__(self, pool: PoolStore, fence: int, reader: PoolReader, *, metrics: WorkerMetrics) -> None:
         self._reader = reader
         self._pool = pool
         self._fence = fence
         self._metrics = metrics
 
     async def tick(self) -> None:
-        """Look once. Raises StoreUnavailableError, LeaseLostError."""
+        """One round. Raises StoreUnavailableError, LeaseLostError."""
         for instance_id in plan_tick(await self._reader.loads()):
             parked = await self._pool.set_instance_state(
                 instance_id, _DRAINED, expected=InstanceState.DRAINING, fence=self._fence

@@ -1,4 +1,4 @@
-"""What the ``/metrics`` page of a vLLM server says: KV capacity, tokens processed, start of the process."""
+"""The ``/metrics`` page of a vLLM server: KV capacity, tokens processed, start of the process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_LINES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ServerRun:
-    """One run of a server's process, as far as its metrics identify it; a field is None if the server does not say."""
+    """One run of a server's process, as far as its metrics identify it; a field is None if it is not reported."""
 
     started_s: float | None = None
     """Start of the process, Unix time on the server's clock."""
@@ -34,7 +34,7 @@ class ServerRun:
         """Whether the process was restarted between two readings.
 
         Start times decide if both readings have one: only a later one is a restart, so that several processes behind
-        one URL are not taken for a process that restarts for ever. Otherwise, counters that went back are.
+        one URL are not taken for a process that keeps restarting. Otherwise, counters that went back show a restart.
         """
         if former.started_s is not None and self.started_s is not None:
             return self.started_s > former.started_s
@@ -54,7 +54,7 @@ def server_run_of(metrics: str) -> ServerRun:
 
 
 def kv_capacity_of(metrics: str) -> int | None:
-    """KV cache size of the server in tokens; None if it does not say, or says what cannot be.
+    """KV cache size of the server in tokens; None if it is not reported, or impossible.
 
     With data parallelism every engine has a line of its own. ``kv_cache_size_tokens`` is the engine's own and adds up.
     ``num_gpu_blocks``, all that older versions have, is already the server's sum, repeated in every line.
@@ -77,7 +77,7 @@ def _count(labels: dict[str, str], name: str) -> int:
 
 
 def _samples(metrics: str) -> Iterator[Sample]:
-    """The samples that are read, line by line: a malformed line costs itself alone, and the histograms no time."""
+    """The samples that are used, parsed line by line: a malformed line is skipped, and histograms are not parsed."""
     lines = (line for line in metrics.splitlines() if line.startswith(_READ) and len(line) <= _MAX_LINE_CHARS)
     for _, line in zip(range(_MAX_LINES), lines, strict=False):
         try:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduling.evacuation import plan_evacuation
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.leader_jobs import evacuate
+from scheduling.queue_order import QueueOrder
+from scheduling.steps import drive
 from scheduling.view import is_scheduled
 from statestore.base import PoolStore
-from statestore.queues import held_request
+from statestore.led import LedPool
 from workers.metrics import WorkerMetrics
-from workers.moves import execute_moves
+from workers.moves import count_moves
 from workers.pool_reader import PoolReader
 
 
@@ -20,10 +22,10 @@ def reason_for(state: InstanceState) -> str:
 
 
 def plan_tick(loads: Mapping[str, InstanceLoad], instances: Mapping[str, InstanceSpec]) -> tuple[str, ...]:
-    """The instances to evacuate: out of service and with held requests, unless nobody could take them.
+    """The instances to evacuate: out of service and with held requests, unless no instance could take them.
 
-    A draining instance would serve what waits for it, and does where no other takes requests; moved, its requests
-    are served sooner, and so the drain ends sooner.
+    A draining instance would serve its held requests, and does where no other takes requests. Moved, they are served
+    sooner, and the drain ends sooner.
     """
     if not any(map(is_scheduled, instances.values())):
         return ()
@@ -35,27 +37,26 @@ def plan_tick(loads: Mapping[str, InstanceLoad], instances: Mapping[str, Instanc
 
 
 class Evacuator:
-    """Looks at every round, so leftovers of an interrupted evacuation are found as well."""
+    """Checks all instances in every round, so leftovers of an interrupted evacuation are found as well."""
 
     name = "evacuator"
+    interval_s = 0.5
 
     def __init__(
         self,
         pool: PoolStore,
         fence: int,
         reader: PoolReader,
+        order: QueueOrder,
         *,
-        interval_s: float,
         decode_stall_s: float,
-        by_deadline: bool,
         metrics: WorkerMetrics,
     ) -> None:
-        self.interval_s = interval_s
         self._pool = pool
-        self._fence = fence
+        self._led = LedPool(pool, fence)
+        self._order = order
         self._reader = reader
         self._decode_stall_s = decode_stall_s
-        self._by_deadline = by_deadline
         self._metrics = metrics
 
     async def tick(self) -> None:
@@ -65,14 +66,10 @@ class Evacuator:
             await self._evacuate(instance_id, instances)
 
     async def _evacuate(self, instance_id: str, instances: Mapping[str, InstanceSpec]) -> None:
-        snapshot = await self._pool.queue(instance_id)
         loads = await self._pool.loads()
         left = loads.get(instance_id)
-        if snapshot is None or left is None or left.state is InstanceState.READY:
+        if left is None or left.state is InstanceState.READY:
             return
-        held = tuple(held_request(record, snapshot.now_ms) for record in snapshot.held)
-        moves = plan_evacuation(
-            held, instance_id, loads, instances, self._decode_stall_s, by_deadline=self._by_deadline
-        )
         reason = reason_for(left.state)
-        await execute_moves(self._pool, instance_id, moves, reason=reason, fence=self._fence, metrics=self._metrics)
+        steps = evacuate(instance_id, self._order, loads, instances, reason=reason, decode_stall_s=self._decode_stall_s)
+        count_moves(self._pool.name, instance_id, await drive(steps, self._led), reason, self._metrics)

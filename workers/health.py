@@ -1,4 +1,4 @@
-"""Active health checks: which instances may serve. Done by the leader alone, over HTTP, off the request path."""
+"""Active health checks: which instances may serve. Only the leader runs them, over HTTP, off the request path."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ from workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
+DOWN_AFTER = 3
+"""Failed checks in a row that take an instance down."""
+UP_AFTER = 2
+"""Good checks in a row that bring an instance back."""
+JITTER = 0.2
+"""Random share by which the time between two checks varies: a fleet that started at once is not checked at once."""
+CHECKS_PER_S = 200.0
+"""At most; in a larger fleet each instance is checked less often."""
+CONCURRENCY = 64
+"""Checks under way at once."""
+
 _UNCHECKED = frozenset({InstanceState.STANDBY})
 """Not in service and not meant to be: its server may not even run."""
 
@@ -45,11 +56,11 @@ def plan_tick(
 def check_pause_s(instances: int, settings: WorkerSettings) -> float:
     """Time between two checks of one instance: as configured, or longer where the fleet's checks would add up to
     more than the allowed rate. A checker that is itself overloaded would take healthy instances down."""
-    return max(settings.health_interval_s, instances / settings.health_checks_per_s)
+    return max(settings.health_interval_s, instances / CHECKS_PER_S)
 
 
 class HealthChecker:
-    """Checks run beside each other, so an instance that hangs delays nobody else's. ``async with`` ends them."""
+    """Checks run concurrently, so an instance that hangs does not delay the others'. ``async with`` ends them."""
 
     name = "health"
 
@@ -73,9 +84,9 @@ class HealthChecker:
         self._model = model
         self._settings = settings
         self._thresholds = Thresholds(
-            down_after=settings.health_down_after,
-            up_after=settings.health_up_after,
-            stall_suspect_s=settings.stall_suspect_s,
+            down_after=DOWN_AFTER,
+            up_after=UP_AFTER,
+            stall_suspect_s=settings.stall_down_s / 2,
             stall_down_s=settings.stall_down_s,
         )
         self._prober = prober
@@ -84,7 +95,7 @@ class HealthChecker:
         self._jitter = jitter
         self._records: dict[str, HealthRecord] = {}
         self._shortage_log = ShortageLog()
-        self._slots = asyncio.Semaphore(settings.health_concurrency)
+        self._slots = asyncio.Semaphore(CONCURRENCY)
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> HealthChecker:
@@ -99,7 +110,7 @@ class HealthChecker:
         await asyncio.gather(*checks, return_exceptions=True)
 
     async def tick(self) -> None:
-        """Start the checks that are due. Raises what an earlier check met: StoreUnavailableError, LeaseLostError."""
+        """Start the checks that are due. Raises the errors of earlier checks: StoreUnavailableError, LeaseLostError."""
         self._collect()
         membership = await self._reader.membership()
         self._records = {name: kept for name, kept in self._records.items() if name in membership.instances}
@@ -140,7 +151,7 @@ class HealthChecker:
             )
 
     async def _check_now(self, spec: InstanceSpec, load: InstanceLoad | None, pause_s: float) -> None:
-        """One instance: look, evaluate, remember, and change its state if that is due."""
+        """One instance: check, evaluate, remember, and change its state if that is due."""
         now_s = self._clock.monotonic_s()
         former = self._records.get(spec.instance_id, HealthRecord(now_s))
         health = await self._prober.health(spec.url)
@@ -170,7 +181,7 @@ class HealthChecker:
         return health.connected or self._clock.monotonic_s() >= former.run_due_s
 
     async def _restart(self, spec: InstanceSpec) -> None:
-        """The engine was restarted between two checks: nothing of its KV cache is left.
+        """The engine was restarted between two checks: its KV cache is empty.
 
         It passes through ``starting``, at whose beginning the store forgets its KV metadata, and is ready again at
         once, so that no request has to wait for the next check.
@@ -194,8 +205,7 @@ class HealthChecker:
             await self._change(spec, event, "checks succeed")
 
     def _due_s(self, pause_s: float) -> float:
-        share = self._settings.health_jitter
-        return self._clock.monotonic_s() + pause_s * self._jitter.uniform(1 - share, 1 + share)
+        return self._clock.monotonic_s() + pause_s * self._jitter.uniform(1 - JITTER, 1 + JITTER)
 
     def _tell(self, spec: InstanceSpec, record: HealthRecord, complaint: str | None, former: HealthRecord) -> None:
         if record.failures and worth_logging(record.failures):
@@ -216,7 +226,7 @@ class HealthChecker:
 
     async def _proves_itself(self, spec: InstanceSpec) -> bool:
         """Whether an instance that was down completes a token: its ``/health`` may have been fine all along."""
-        if spec.state is not InstanceState.DOWN or not self._settings.health_canary:
+        if spec.state is not InstanceState.DOWN:
             return True
         complaint = await self._prober.canary(spec.url, self._model)
         if complaint is None:
@@ -225,7 +235,7 @@ class HealthChecker:
         return False
 
     async def _learn(self, spec: InstanceSpec) -> None:
-        """Take over what the server says of itself; what it does not say stays as configured."""
+        """Store what the server reports about itself; what it does not report stays as configured."""
         facts = await self._prober.facts(spec.url)
         log.info(
             "instance described pool=%s instance=%s version=%s models=%s kv_capacity_tokens=%s",
@@ -251,7 +261,7 @@ class HealthChecker:
     async def _change(self, spec: InstanceSpec, event: InstanceEvent, cause: str) -> None:
         target = next_state(spec.state, event)
         changed = await self._pool.set_instance_state(spec.instance_id, target, expected=spec.state, fence=self._fence)
-        if not changed:  # somebody changed or removed it meanwhile; the next check sees what is true now
+        if not changed:  # it was changed or removed meanwhile; the next check sees the present state
             return
         self._metrics.health_transitions.labels(self._pool.name, spec.state.value, target.value).inc()
         log.warning(

@@ -1,13 +1,13 @@
-"""What health checks conclude: pure rules over what was seen of one instance.
+"""Conclusions from health checks: pure rules over the observations of one instance.
 
-An answered ``/health`` proves that the HTTP side of an engine lives, not that the engine does: a stopped, paused
-or sleeping one keeps answering while requests hang. So an instance with work that has finished no prefill for
-long becomes a *suspect*, its token counters are read while it is one, and only their standing still condemns it:
-an engine that merely decodes for long, its KV memory full, makes progress there. Counters that cannot be read say
-nothing: a busy engine is slow to tell them, and one that has none is left to the time limits of its requests.
+An answered ``/health`` proves that the HTTP side of an engine lives, not that the engine does: a stopped, paused or
+sleeping one keeps answering while requests hang. So an instance with work that has finished no prefill for long becomes
+a *suspect*. Its token counters are then read, and it is taken down only if they do not move: an engine that decodes for
+long, its KV memory full, makes progress there. Counters that cannot be read show nothing: a busy engine answers slowly,
+and one without counters is left to the time limits of its requests.
 
 An engine that is restarted between two checks answers both, with an empty KV cache. Only a connection that has to be
-opened again can hide a restart from the checker: then, and now and then in case a proxy keeps its connection open, it
+opened again can hide a restart from the checker. Then, and at intervals in case a proxy keeps its connection open, it
 reads from the metrics which run of the process answers.
 """
 
@@ -44,10 +44,10 @@ class CheckResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """An instance that works on something and finishes nothing; times are the checker's own monotonic seconds."""
+    """An instance with work that finishes none; times are the checker's own monotonic seconds."""
 
     progress: float | None
-    """Tokens processed when its counters were first read, or last moved; None if it has not said yet."""
+    """Tokens processed when its counters were first read, or last moved; None if not reported yet."""
     since_s: float
     """When that was."""
     unmoved_s: float | None = None
@@ -75,7 +75,7 @@ class HealthRecord:
         return replace(self, due_s=due_s, successes=0, failures=self.failures + 1)
 
     def after_reading(self, run: ServerRun | None, now_s: float) -> HealthRecord:
-        """The record after the metrics were read, None: in vain."""
+        """The record after the metrics were read; None: they could not be."""
         return replace(self, run=run or self.run, run_due_s=now_s + RUN_INTERVAL_S)
 
     def shows_restart(self, run: ServerRun | None) -> bool:
@@ -97,7 +97,7 @@ def update_suspicion(former: Suspicion | None, progress: float | None, now_s: fl
 
 
 def evaluate(complaint: str | None, suspicion: Suspicion | None, thresholds: Thresholds) -> CheckResult:
-    """The result of one check from what ``/health`` said and what the counters show."""
+    """The result of one check from the answer of ``/health`` and the counters."""
     if complaint is not None:
         return CheckResult.FAILED
     patience_s = thresholds.stall_down_s - thresholds.stall_suspect_s
@@ -109,9 +109,9 @@ def evaluate(complaint: str | None, suspicion: Suspicion | None, thresholds: Thr
 def conclude(
     state: InstanceState, record: HealthRecord, result: CheckResult, thresholds: Thresholds
 ) -> InstanceEvent | None:
-    """What the latest check, the last of a row, means for the instance's life; None while it is too early to say.
+    """The event in the instance's life that the latest check, the last of a row, causes; None while it is too early.
 
-    One good check is enough for an instance that starts. A stall has been watched long enough by itself.
+    One good check is enough for an instance that starts. A stall has been observed for long enough by itself.
     """
     enough = 1 if state is InstanceState.STARTING else thresholds.up_after
     if record.successes >= enough:

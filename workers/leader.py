@@ -1,8 +1,8 @@
 """Leader election over the store's lease: at most one worker acts for a pool.
 
 A term is held by renewing at a third of the lease. The holder trusts its own monotonic clock for one thing only:
-counted from *before* the call that granted or renewed the lease, a full lease later somebody else may lead, so
-by then its jobs are stopped. What a paused process still writes after that is refused by the fencing number.
+counted from *before* the call that granted or renewed the lease, another worker may lead a full lease later, so by then
+its jobs are stopped. Later writes of a paused process are refused by the fencing number.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from statestore.leases import Lease
 from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 2.0
+"""For jobs to end when leadership does."""
 
 Lead = Callable[[Lease], Awaitable[None]]
 """What a leader does; runs until cancelled, and may raise LeaseLostError."""
@@ -61,10 +64,10 @@ class Election:
         owner: str,
         *,
         lease_ms: int,
-        stop_timeout_s: float,
         clock: Clock,
         metrics: WorkerMetrics,
         jitter: random.Random,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
         self._pool = pool
         self._owner = owner
@@ -76,24 +79,25 @@ class Election:
         self._jitter = jitter
         self._term: Term | None = None
         self.store_error: str | None = None
-        """What the last call found wrong with the store; None while it answers. There is one every third of a lease."""
+        """The store's error at the last call; None while it answers. There is one call every third of a lease."""
 
     @property
     def lease(self) -> Lease | None:
-        """The lease held now, None while somebody else (or nobody) leads."""
+        """The lease held now, None while another worker (or none) leads."""
         return self._term.lease if self._term else None
 
     async def run(self, lead: Lead) -> None:
-        """Campaign, lead, campaign again, for ever. Cancelling steps down: jobs stop, then the lease is released."""
+        """Campaign, lead, campaign again, until cancelled. Cancelling steps down: jobs stop, then the lease is
+        released."""
         while True:
             term = await self._campaign()
             event = await self._lead_for(term, lead)
             log.warning("term over pool=%s worker=%s event=%s", self._pool.name, self._owner, event)
-            # Work that fails would fail again at once: somebody else gets the time of a lease to do better.
+            # Work that fails would fail again at once: another worker gets the time of a lease to lead.
             await self._clock.sleep(self._lease_s if event == "failed" else self._retry_s())
 
     def _retry_s(self) -> float:
-        """How soon a follower asks again: what its attempts add to the lease of a dead leader at most."""
+        """How soon a follower tries again: at most so much later than its lease a dead leader is replaced."""
         return self._lease_s / 10 * self._jitter.uniform(0.5, 1.0)
 
     async def _campaign(self) -> Term:
@@ -103,7 +107,7 @@ class Election:
             try:
                 async with asyncio.timeout(self._lease_s):
                     lease = await self._pool.acquire_lease(self._owner, self._lease_ms)
-            except (StoreError, TimeoutError) as error:  # a store that refuses this client may be put right
+            except (StoreError, TimeoutError) as error:  # a store that refuses this client may be corrected
                 failures += 1
                 self.store_error = f"unavailable: {error!r}"
                 if worth_logging(failures):
@@ -172,13 +176,13 @@ class Election:
         work.cancel()
         _, running = await asyncio.wait({work}, timeout=self._stop_timeout_s)
         if running:
-            # Nothing is lost by going on: whatever they still write, the fence refuses.
+            # It is safe to continue: the fence refuses their later writes.
             log.error("jobs still running pool=%s after_s=%.1f", self._pool.name, self._stop_timeout_s)
         elif not work.cancelled():
-            work.exception()  # seen here, so that the event loop does not report it as never retrieved
+            work.exception()  # retrieved here, so that the event loop does not report it
 
     async def _release(self, lease: Lease) -> None:
-        """Let the next leader start at once instead of after the lease; failing to is harmless."""
+        """Let the next leader start at once instead of after the lease; a failure is harmless."""
         try:
             async with asyncio.timeout(self._lease_s):
                 await self._pool.release_lease(lease)

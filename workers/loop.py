@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S = 0.1
 """Pause after the first failure; each one in a row doubles it."""
+BACKOFF_MAX_S = 5.0
+TICK_TIMEOUT_S = 10.0
+"""For one round: a store call that hangs must not end a job permanently."""
 
 
 class Job(Protocol):
@@ -38,12 +41,18 @@ class LoopContext:
     clock: Clock
     metrics: WorkerMetrics
     jitter: random.Random
-    tick_timeout_s: float
-    backoff_max_s: float
+    tick_timeout_s: float = TICK_TIMEOUT_S
+    backoff_max_s: float = BACKOFF_MAX_S
+    time_scale: float = 1.0
+    """Divides the pauses, where engines are faster than the clock."""
+
+
+class StopJobsError(Exception):
+    """A job asks for the end of all jobs of its group."""
 
 
 async def run_job(job: Job, context: LoopContext) -> None:
-    """Repeat the job's round for ever; only LeaseLostError and cancellation end it."""
+    """Repeat the job's round; only LeaseLostError, StopJobsError and cancellation end it."""
     failures = 0
     while True:
         outcome, failure = await _bounded_tick(job, context)
@@ -52,7 +61,7 @@ async def run_job(job: Job, context: LoopContext) -> None:
             if failures:
                 log.info("job recovered pool=%s job=%s failed_rounds=%d", context.pool_name, job.name, failures)
             failures = 0
-            delay_s = job.interval_s
+            delay_s = job.interval_s / context.time_scale
         else:
             failures += 1
             pause_s = backoff_s(failures, first_s=BACKOFF_FIRST_S, longest_s=context.backoff_max_s)
@@ -66,7 +75,7 @@ async def _bounded_tick(job: Job, context: LoopContext) -> tuple[str, Exception 
     try:
         async with asyncio.timeout(context.tick_timeout_s):
             await job.tick()
-    except LeaseLostError:
+    except (LeaseLostError, StopJobsError):
         raise
     except StoreUnavailableError as error:
         return "store_unavailable", error

@@ -13,9 +13,9 @@ _TICK_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
 
 
 class WorkerMetrics:
-    """Every metric of the workers room. Labels are bounded by the number of pools, jobs and reasons.
+    """Every metric of the workers package. Labels are bounded by the number of pools, jobs and reasons.
 
-    What ``pools`` may count is there from the start, at 0: ``increase`` misses the event that a series begins with.
+    Series of ``pools`` exist from the start, at 0: ``increase`` misses the event that a series begins with.
     """
 
     def __init__(self, pools: Iterable[str] = ()) -> None:
@@ -47,24 +47,30 @@ class WorkerMetrics:
         )
         self.migrations = Counter(
             "dualmap_worker_migrations",
-            "Migrations asked for by this worker, by reason and by what the store answered",
+            "Migrations requested by this worker, by reason and by the store's reply",
             ["pool", "reason", "status"],
             registry=self.registry,
         )
         self.rebalances = Counter(
             "dualmap_worker_rebalances",
-            "Instance queues looked at, by cause (triggered, sweep)",
+            "Instance queues examined by the rebalancer, by cause (triggered, sweep)",
             ["pool", "cause"],
             registry=self.registry,
         )
-        self.overdue_granted = Counter(
-            "dualmap_worker_overdue_granted",
-            "Held requests granted because they had waited for as long as anybody may",
+        self.swept_granted = Counter(
+            "dualmap_worker_swept_granted",
+            "Held requests granted by the leader's sweep, as no replica had planned them",
             ["pool"],
             registry=self.registry,
         )
         self.hot_prefixes = Gauge(
             "dualmap_worker_hot_prefixes", "Hot prefixes in the published tree", ["pool"], registry=self.registry
+        )
+        self.samples = Counter(
+            "dualmap_worker_samples",
+            "First tokens and ends of requests that the leader learned from",
+            ["pool"],
+            registry=self.registry,
         )
         self.trees_published = Counter(
             "dualmap_worker_trees_published", "Hotness trees published", ["pool"], registry=self.registry
@@ -89,7 +95,7 @@ class WorkerMetrics:
         )
         self.drift_repaired = Counter(
             "dualmap_worker_drift_repaired",
-            "Instances whose sums were off and have been put right",
+            "Instances whose counts were wrong and were corrected",
             ["pool"],
             registry=self.registry,
         )
@@ -108,7 +114,7 @@ class WorkerMetrics:
 
     def _start_at_0(self, pool: str) -> None:
         for counter in (
-            self.overdue_granted, self.trees_published, self.reaped_replicas, self.reaped_requests,
+            self.swept_granted, self.samples, self.trees_published, self.reaped_replicas, self.reaped_requests,
             self.drift_repaired, self.drained,
         ):  # fmt: skip
             counter.labels(pool)

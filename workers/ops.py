@@ -1,4 +1,4 @@
-"""A worker's own HTTP side: whether it is alive, and what it counts."""
+"""A worker's own HTTP server: ``/health`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from workers.status import WorkerStatus
 
 
 def create_app(worker_id: str, status: WorkerStatus, metrics: WorkerMetrics) -> FastAPI:
-    """``/health`` answers 200 as long as the process can: restarting a worker does not bring a store back. It answers
-    from what is known, so that a store that hangs makes no probe time out."""
+    """``/health`` answers 200 as long as the process works: restarting a worker does not bring a store back. It makes
+    no store call, so that a store that hangs makes no probe time out."""
     app = FastAPI(title="DualMap worker", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.head("/health")

@@ -1,4 +1,4 @@
-"""A pool's members and loads, read once for all jobs that look at the same moment."""
+"""A pool's members and loads, read once for all jobs that need them at the same moment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class PoolReader(Protocol):
-    """What a job looks at before it acts; a ``PoolStore`` itself is one, always fresh."""
+    """What a job reads before it acts; a ``PoolStore`` itself is one, always fresh."""
 
     async def membership(self) -> Membership: ...
 
@@ -22,7 +22,7 @@ class PoolReader(Protocol):
 
 
 class _Cached(Generic[T]):
-    """One answer, fetched again when older than the bound; those who ask meanwhile share the fetch."""
+    """One answer, fetched again when older than the bound; concurrent callers share the fetch."""
 
     def __init__(self, fetch: Callable[[], Awaitable[T]], clock: Clock, max_age_s: float) -> None:
         self._fetch = fetch
@@ -40,9 +40,9 @@ class _Cached(Generic[T]):
 
 
 class CachedPoolReader:
-    """A ``PoolReader`` no older than ``max_age_s``: with hundreds of instances a look costs tens of milliseconds.
+    """A ``PoolReader`` no older than ``max_age_s``: with hundreds of instances a read costs tens of milliseconds.
 
-    What it shows may be over when a job acts on it, as with any read: the writes check for themselves.
+    Its data may be out of date when a job acts on it, as with any read: writes check their preconditions.
     """
 
     def __init__(self, pool: PoolStore, clock: Clock, max_age_s: float) -> None:

@@ -1,6 +1,6 @@
-"""Asking a vLLM server about itself over HTTP: alive, what it is, does it make progress.
+"""Probing a vLLM server over HTTP: is it alive, what is it, does it make progress.
 
-Never hangs, and raises ``NotAskedError`` alone: whatever else goes wrong is an answer.
+Never hangs, and raises only ``NotAskedError``: every other error is an answer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import orjson
 from statestore.open_files import out_of_files
 from workers.engine_metrics import ServerRun, kv_capacity_of, server_run_of
 
+CANARY_TIMEOUT_S = 10.0
+"""For the one-token completion of a returning engine; one that needs longer is tried again with the next check."""
 _MAX_BODY_BYTES = 4 << 20
 """A metrics page of a busy server is a few hundred kilobytes."""
 
 
 class NotAskedError(Exception):
-    """This process has no file descriptor left for the question, which says nothing about the server."""
+    """This process has no file descriptor left for the probe, which says nothing about the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Answer:
     status: int
     body: bytes
     error: str | None
-    """None when the server answered at all, whatever the status."""
+    """None when the server answered, with any status."""
     asked: bool = True
     """False when this process could not even ask."""
     connected: bool = False
@@ -54,7 +56,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a server says of itself; every field may be unknown."""
+    """What a server reports about itself; every field may be unknown."""
 
     version: str | None
     models: tuple[str, ...]
@@ -64,14 +66,16 @@ class EngineFacts:
 class Prober:
     """One HTTP client for all instances of a pool; ``async with`` closes it."""
 
-    def __init__(self, *, timeout_s: float, canary_timeout_s: float, api_key: str | None = None) -> None:
+    def __init__(
+        self, *, timeout_s: float, canary_timeout_s: float = CANARY_TIMEOUT_S, api_key: str | None = None
+    ) -> None:
         self._timeout_s = timeout_s
         self._canary_timeout_s = canary_timeout_s
-        # Environment proxies are for the way out of a data centre, not for the instances in it.
+        # Environment proxies lead out of a data centre, not to the instances in it.
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {api_key}"} if api_key else None,
             timeout=httpx.Timeout(max(timeout_s, canary_timeout_s), connect=timeout_s),
-            # The checker bounds how many questions are open; waiting here would count against the server asked.
+            # The checker bounds how many probes are open; waiting here would count against the server.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0),
             follow_redirects=False,
             trust_env=False,
@@ -96,7 +100,7 @@ class Prober:
         return server_run_of(answer.body.decode(errors="replace")) if answer.ok else None
 
     async def facts(self, url: str) -> EngineFacts:
-        """Version, served models and KV capacity. Three small requests: ask rarely."""
+        """Version, served models and KV capacity. Three small requests: call rarely."""
         version, models, metrics = await asyncio.gather(
             *(self._ask("GET", f"{url}{path}", self._timeout_s) for path in ("/version", "/v1/models", "/metrics"))
         )
@@ -109,8 +113,8 @@ class Prober:
     async def canary(self, url: str, model: str) -> str | None:
         """None if the engine completes one token, else what is wrong.
 
-        A refusal of the request itself (4xx: no such endpoint or model, a key needed) says nothing about the
-        engine and counts as an answer. Raises NotAskedError.
+        A refusal of the request itself (4xx: no such endpoint or model, a key needed) says nothing about the engine and
+        counts as success. Raises NotAskedError.
         """
         body = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
         answer = await self._ask("POST", f"{url}/v1/completions", self._canary_timeout_s, body)
@@ -139,7 +143,7 @@ class Prober:
                 return Answer(response.status_code, bytes(content), None, connected=bool(connects))
         except TimeoutError:
             return Answer(0, b"", f"no answer within {timeout_s:g} s")
-        except Exception as error:  # whatever is wrong with one instance must not stop the checks of the others
+        except Exception as error:  # no error of one instance may stop the checks of the others
             return Answer(0, b"", f"{type(error).__name__}: {error}", asked=not out_of_files(error))
 
 

@@ -12,6 +12,9 @@ from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
+GRACE_S = 2.0
+"""A replica sends three heartbeats in a lease: enough time for each replica to send one again."""
+
 
 @dataclass(frozen=True, slots=True)
 class GracePeriod:
@@ -25,18 +28,18 @@ class GracePeriod:
 
 
 class Reaper:
-    """Every round: whose lease ran out, and an end to their requests.
+    """In every round finishes the requests of replicas whose lease expired.
 
-    After taking over and after a store outage it waits a grace period: leases ran on while nobody could renew
-    them, and living replicas must get the chance to beat first.
+    After taking over and after a store outage it waits a grace period: leases expired while no replica could renew
+    them, and living replicas must get the chance to send a heartbeat first.
     """
 
     name = "reaper"
+    interval_s = 1.0
 
     def __init__(
-        self, pool: PoolStore, fence: int, *, interval_s: float, grace_s: float, clock: Clock, metrics: WorkerMetrics
+        self, pool: PoolStore, fence: int, *, clock: Clock, metrics: WorkerMetrics, grace_s: float = GRACE_S
     ) -> None:
-        self.interval_s = interval_s
         self._pool = pool
         self._fence = fence
         self._grace_s = grace_s

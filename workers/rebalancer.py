@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduling.rebalance import plan_rebalance, plan_sweep
+from scheduling.leader_jobs import rebalance
+from scheduling.queue_order import QueueOrder
+from scheduling.rebalance import plan_sweep
+from scheduling.steps import drive
 from statestore.base import PoolStore
 from statestore.clock import Clock
-from statestore.queues import hot_queue
+from statestore.led import LedPool
 from workers.metrics import WorkerMetrics
-from workers.moves import execute_moves
+from workers.moves import count_moves
 from workers.pool_reader import PoolReader
 
 REASON = "rebalance"
-
+SWEEP_INTERVAL_S = 1.0
+MIN_GAP_S = 0.02
+"""Between two rounds for triggers, so that those of a burst share one."""
+MAX_MOVES = 256
+"""Migrations of one round on one instance: its bound in time."""
 
 _LONGEST_WAIT_S = 1.0
 """For a trigger, in one round: a round must end within the bound of every job's rounds."""
@@ -22,7 +29,7 @@ _LONGEST_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TickPlan:
-    """What the next round looks at, and how long it may wait for a trigger first."""
+    """Whether the next round sweeps, and how long it may wait for a trigger first."""
 
     sweep: bool
     wait_s: float
@@ -45,17 +52,18 @@ class Rebalancer:
         pool: PoolStore,
         fence: int,
         reader: PoolReader,
+        order: QueueOrder,
         *,
-        sweep_interval_s: float,
-        min_gap_s: float,
-        max_moves: int,
         decode_stall_s: float,
         clock: Clock,
         metrics: WorkerMetrics,
+        sweep_interval_s: float = SWEEP_INTERVAL_S,
+        max_moves: int = MAX_MOVES,
     ) -> None:
-        self.interval_s = min_gap_s
+        self.interval_s = MIN_GAP_S
         self._pool = pool
-        self._fence = fence
+        self._led = LedPool(pool, fence)
+        self._order = order
         self._reader = reader
         self._sweep_interval_s = sweep_interval_s
         self._max_moves = max_moves
@@ -63,10 +71,9 @@ class Rebalancer:
         self._clock = clock
         self._metrics = metrics
         self._next_sweep_s = clock.monotonic_s()
-        self._min_gap_s = min_gap_s
         self._fruitless: set[str] = set()
         """Where a trigger since the last sweep led to no move: under lasting overload every request would trigger
-        another look, and each reads a whole queue. The next sweep looks again."""
+        another round, and each reads a whole queue. The next sweep clears it."""
 
     async def tick(self) -> None:
         """One sweep, or one wait for a trigger. Raises StoreUnavailableError, LeaseLostError."""
@@ -86,14 +93,15 @@ class Rebalancer:
             self._metrics.rebalances.labels(self._pool.name, cause).inc()
             if not await self._rebalance(instance_id) and cause == "triggered":
                 self._fruitless.add(instance_id)
-        self.interval_s = max(self._min_gap_s, self._clock.monotonic_s() - started_s)
+        self.interval_s = max(MIN_GAP_S, self._clock.monotonic_s() - started_s)
 
     async def _rebalance(self, instance_id: str) -> int:
         """One round for one instance; returns how many requests moved."""
-        snapshot = await self._pool.queue(instance_id)
-        if snapshot is None or not snapshot.held:
-            return 0
-        moves = plan_rebalance(hot_queue(snapshot), self._decode_stall_s)[: self._max_moves]
-        return await execute_moves(
-            self._pool, instance_id, moves, reason=REASON, fence=self._fence, metrics=self._metrics
+        steps = rebalance(
+            instance_id,
+            self._order,
+            reason=REASON,
+            decode_stall_s=self._decode_stall_s,
+            max_moves=self._max_moves,
         )
+        return count_moves(self._pool.name, instance_id, await drive(steps, self._led), REASON, self._metrics)

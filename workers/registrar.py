@@ -1,4 +1,4 @@
-"""Registrar: sees to it that the store knows the fleet's members.
+"""Registrar: ensures that the store knows the fleet's members.
 
 The configuration is applied when a worker starts. What operators change later at run time stays, through
 changes of leader too. Only a store that lost its state is filled again: its membership epoch went back, or stayed
@@ -31,8 +31,8 @@ def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, Inst
     """What to enter when a worker starts: new instances, and known ones whose configuration changed.
 
     None whose server is in the fleet under another id, see ``served_elsewhere``. A known instance keeps its state, and
-    its KV capacity: mostly that is what it said of itself when it became ready, and the store does not tell such a
-    figure from a configured one.
+    its KV capacity: usually it reported that when it became ready, and the store does not distinguish such a figure
+    from a configured one.
     """
     configured = tuple(configured)
     elsewhere = served_elsewhere(configured, stored)
@@ -84,7 +84,8 @@ def shared_urls(configured: Iterable[InstanceSettings]) -> dict[str, list[str]]:
 
 
 def plan_tick(known: Known, now: Membership) -> tuple[InstanceSpec, ...]:
-    """What to restore: nothing if the store's epoch grew, as it does when a member leaves; else what is missing."""
+    """Members to restore: none if the store's epoch grew, as it does when a member leaves; else those that are
+    missing."""
     if now.epoch > known.epoch:
         return ()
     return tuple(spec for instance_id, spec in known.instances.items() if instance_id not in now.instances)
@@ -94,15 +95,15 @@ class Registrar:
     """Runs in every worker, leading or not: entering a member twice changes nothing."""
 
     name = "registrar"
+    interval_s = 1.0
 
-    def __init__(self, pool: PoolStore, settings: PoolSettings, *, interval_s: float, metrics: WorkerMetrics) -> None:
-        self.interval_s = interval_s
+    def __init__(self, pool: PoolStore, settings: PoolSettings, *, metrics: WorkerMetrics) -> None:
         self._pool = pool
         self._configured = settings.instances
         self._metrics = metrics
         self._known: Known | None = None
         self._owed: dict[str, InstanceSpec] = {}
-        """Planned and not yet entered: an interrupted restoration goes on in the next round."""
+        """Planned and not yet entered: an interrupted restoration continues in the next round."""
 
     async def tick(self) -> None:
         """Apply the configuration once, afterwards watch for lost state. Raises StoreUnavailableError."""

@@ -1,4 +1,4 @@
-"""Repairer: recomputes every instance's sums from its requests and counts what had drifted."""
+"""Repairer: recomputes every instance's counts from its requests and counts how many had drifted."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Repairer:
     """The guard of the invariant: pending tokens of an instance = sum over its unprefilled requests."""
 
     name = "repairer"
+    interval_s = 15.0
 
-    def __init__(self, pool: PoolStore, fence: int, *, interval_s: float, metrics: WorkerMetrics) -> None:
-        self.interval_s = interval_s
+    def __init__(self, pool: PoolStore, fence: int, *, metrics: WorkerMetrics) -> None:
         self._pool = pool
         self._fence = fence
         self._metrics = metrics

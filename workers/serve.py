@@ -25,7 +25,7 @@ from statestore.errors import StoreUnavailableError
 from statestore.open_files import raise_open_files_limit
 from statestore.settings import PoolSettings, StoreSettings
 from statestore.url import without_password
-from workers.loop import BACKOFF_FIRST_S
+from workers.loop import BACKOFF_FIRST_S, BACKOFF_MAX_S
 from workers.metrics import WorkerMetrics
 from workers.pool_worker import PoolWorker
 from workers.settings import WorkerSettings
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def new_worker_id() -> str:
-    """Unique among all workers ever: a lease must not pass for another process's."""
+    """Unique among all workers ever: a lease must not be taken for another process's."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
@@ -54,7 +54,7 @@ async def serve(
 ) -> None:
     """Run until SIGTERM, SIGINT or ``stop``; then stop the jobs, release leadership and close the store.
 
-    A store that is not there yet is waited for, and ``/health`` answers meanwhile. ``on_ops_port`` is told the
+    A store that is not there yet is waited for, and ``/health`` answers meanwhile. ``on_ops_port`` gets the
     port of ``/health`` and ``/metrics`` once they answer.
 
     Raises:
@@ -64,9 +64,9 @@ async def serve(
     owner = worker_id or new_worker_id()
     stopping = stop or asyncio.Event()
     waiting = clock or RealClock()
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter, nobody's question
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # an unused second series per counter
     raise_open_files_limit()  # a health check takes one per instance
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every single health check
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every single health check
     with _stop_on_signals(stopping):
         log.info("worker starting worker=%s pid=%d pools=%s", owner, os.getpid(), ",".join(p.name for p in pools))
         metrics, status = WorkerMetrics(pool.name for pool in pools), WorkerStatus()
@@ -75,7 +75,7 @@ async def serve(
                 log.info("worker listening worker=%s host=%s port=%d", owner, worker.ops_host, port)
                 if on_ops_port is not None:
                     on_ops_port(port)
-            opened = await _until(stopping, _open(store, scheduling, waiting, worker.backoff_max_s))
+            opened = await _until(stopping, _open(store, scheduling, waiting))
             if opened is None:
                 return
             try:
@@ -124,13 +124,13 @@ async def _ops(
     if worker.ops_port is None:
         yield None
         return
-    from workers.ops import create_app, serve_ops  # a web framework is only loaded where one is wanted
+    from workers.ops import create_app, serve_ops  # the web framework is loaded only where it is used
 
     async with serve_ops(create_app(owner, status, metrics), worker.ops_host, worker.ops_port) as port:
         yield port
 
 
-async def _open(settings: StoreSettings, scheduling: SchedulingSettings, clock: Clock, longest_s: float) -> Store:
+async def _open(settings: StoreSettings, scheduling: SchedulingSettings, clock: Clock) -> Store:
     failures = 0
     while True:
         try:
@@ -140,7 +140,7 @@ async def _open(settings: StoreSettings, scheduling: SchedulingSettings, clock: 
             if worth_logging(failures):
                 url = without_password(settings.url)
                 log.warning("waiting for the store url=%s failures=%d error=%s", url, failures, error)
-        await clock.sleep(backoff_s(failures, first_s=BACKOFF_FIRST_S, longest_s=longest_s))
+        await clock.sleep(backoff_s(failures, first_s=BACKOFF_FIRST_S, longest_s=BACKOFF_MAX_S))
 
 
 async def _until(stopping: asyncio.Event, work: Coroutine[object, object, T]) -> T | None:

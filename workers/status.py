@@ -1,4 +1,4 @@
-"""What a worker process has to tell about itself."""
+"""What a worker process reports about itself."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def key_of(request: Request) -> bytes:
 
 
 def require_key(keys: Sequence[SecretStr], refusal: str = API_KEY_REFUSAL) -> Callable[[Request], None]:
-    """A dependency that lets pass who presents one of the keys, or anybody when there are none."""
+    """A dependency that accepts requests with one of the keys, or all requests when there are none."""
     known = ApiKeys((key.get_secret_value() for key in keys), refusal=refusal)
 
     def check(request: Request) -> None:

@@ -1,11 +1,11 @@
-"""Why a request went where it went; the replica that placed it remembers, and its peers know how to ask it."""
+"""Why a request went where it went; the replica that placed it remembers, and its peers can ask it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Any
@@ -17,9 +17,9 @@ from fastapi import APIRouter, Path, Query, Request
 from router.admin.auth import key_of
 from router.admin.scope import RuntimeParam
 from router.errors import NotFoundError
-from router.explain import Explanation
+from router.explain import KEPT_EXPLANATIONS, Explanation
 from router.runtime import Runtime
-from statestore.base import RequestRecord
+from scheduling.request import Request as RequestRecord
 
 routes = APIRouter(prefix="/admin", tags=["explanations"])
 
@@ -68,8 +68,7 @@ async def explain(
             "note": f"the replica that placed it keeps the explanation, but {not_asked}",
         }
     raise NotFoundError(
-        f"{_who_forgot(local, gaps)} request {request_id!r}: each keeps the last"
-        f" {runtime.context.settings.explanations} requests that ended (router.explanations)",
+        f"{_who_forgot(local, gaps)} request {request_id!r}: each keeps the last {KEPT_EXPLANATIONS} that ended",
         param="request_id",
     )
 
@@ -88,11 +87,9 @@ def _explanation(runtime: Runtime, request_id: str) -> Explanation | None:
 
 
 def _story(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
-    # Loads that nobody has read yet are read now.
-    rounds = tuple(replace(each, loads=dict(each.loads)) for each in explanation.rounds)
     return {
         "replica_id": runtime.context.replica_id,
-        **asdict(replace(explanation, rounds=rounds)),
+        **asdict(explanation),
         "hash_key": f"{explanation.hash_key:016x}",
     }
 
@@ -106,16 +103,16 @@ async def _live_record(runtime: Runtime, request_id: str) -> RequestRecord | Non
 
 
 async def _ask_peers(request: Request, runtime: Runtime, request_id: str) -> tuple[dict[str, Any] | None, list[str]]:
-    """The first answer of a peer that has one, and what kept others from being asked in time."""
+    """The first answer of a peer that has one, and why others could not be asked in time."""
     addresses = await _addresses(runtime)
     peers = {replica_id: url for replica_id, url in addresses.items() if replica_id != runtime.context.replica_id}
     if not peers:
         return None, []
-    # Any of those behind one address answers there, this replica too.
+    # Several replicas may share an address; any of them answers there, this one included.
     shared = {url: count for url, count in Counter(addresses.values()).items() if url and count > 1}
     key = key_of(request)
     headers = {b"authorization": b"Bearer " + key} if key else {}
-    # No environment proxies: they are for the way out of a data centre, not for the replicas in it.
+    # No environment proxies: they lead out of a data centre, not to the replicas in it.
     async with httpx.AsyncClient(timeout=PEER_TIMEOUT_S, headers=headers, trust_env=False) as client:
         answers = await asyncio.gather(*(_ask_peer(client, url, request_id) for url in peers.values()))
     silent = [

@@ -14,8 +14,8 @@ from router.inference_request import SCHEDULED_PATHS
 from router.prompt import read_prompt, sent_prompt
 from router.served_pool import ServedPool
 from scheduling.chain import Chain
-from scheduling.ring import Ring
-from statestore.base import RequestRecord, RequestState
+from scheduling.request import Request, RequestState
+from scheduling.ring import VIRTUAL_NODES, Ring
 
 routes = APIRouter(prefix="/admin", tags=["inspection"])
 
@@ -71,7 +71,7 @@ async def ring(
         "pool": pool.settings.name,
         "epoch": view.epoch,
         "members": list(view.rings.members),
-        "virtual_nodes": pool.scheduling.virtual_nodes,
+        "virtual_nodes": VIRTUAL_NODES,
         "shares": {"first": _shares(view.rings.first), "second": _shares(view.rings.second)},
     }
 
@@ -129,7 +129,7 @@ async def requests(
     return answer[:limit]
 
 
-def _request(pool: ServedPool, record: RequestRecord, now_ms: int) -> dict[str, Any]:
+def _request(pool: ServedPool, record: Request, now_ms: int) -> dict[str, Any]:
     return {"pool": pool.settings.name, **asdict(record), "age_ms": max(0, now_ms - record.enqueued_ms)}
 
 
@@ -153,7 +153,7 @@ async def _lookup(pool: ServedPool, body: dict[str, Any], path: str, model: str)
         model=pool.settings.model,
         lora=model if model in pool.settings.loras else None,
         rule=pool.blocks,
-        bytes_per_token=pool.view.bytes_per_token,
+        bytes_per_token=pool.view.learned.bytes_per_token,
         expected_output_tokens=pool.scheduling.expected_output_tokens,
     )
     return _pair(pool, _key(pool, prompt.chain)) | {

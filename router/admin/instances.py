@@ -29,7 +29,7 @@ routes = APIRouter(prefix="/admin/instances", tags=["instances"])
 
 REMOVE_POLL_S = 0.2
 STATE_RACES = 5
-"""Tries of a change of state before somebody else's changes are reported as a conflict."""
+"""Tries of a change of state before concurrent changes are reported as a conflict."""
 
 InstanceId = Annotated[str, Path(description="instance id")]
 
@@ -110,7 +110,7 @@ async def update_instance(pool: PoolParam, instance_id: InstanceId, changes: Ins
 
 @routes.post("/{instance_id}/drain")
 async def drain_instance(pool: PoolParam, instance_id: InstanceId) -> Instance:
-    """Give the instance nothing new; what it has is finished, what is held for it moves. Then it is on standby."""
+    """Send the instance nothing new; what it has is finished, what is held for it moves. Then it is on standby."""
     return await _apply(pool, instance_id, InstanceEvent.DRAIN)
 
 
@@ -138,7 +138,7 @@ async def remove_instance(
     while not await pool.store.remove_instance(instance_id):
         load = (await pool.store.loads()).get(instance_id)
         if load is None:
-            break  # somebody else removed it
+            break  # it was removed meanwhile
         if clock.monotonic_s() >= until_s:
             raise ConflictError(
                 f"instance {instance_id!r} is {load.state}, with {load.queued_requests} held and "
@@ -156,7 +156,7 @@ async def _known(pool: ServedPool, instance_id: str) -> InstanceSpec:
 
 
 async def _apply(pool: ServedPool, instance_id: str, event: InstanceEvent) -> Instance:
-    """Change the state by the table of an instance's life, against whoever changes it at the same time."""
+    """Change the state by the table of an instance's life; other changes may happen at the same time."""
     for _ in range(STATE_RACES):
         spec = await _known(pool, instance_id)
         try:

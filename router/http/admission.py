@@ -1,4 +1,4 @@
-"""What is asked of a request before anything is placed: the key, the method, the shape of its body."""
+"""Checks of a request before it is placed: the key, the method, the shape of its body."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from router.prompt import sent_prompt
 from scheduling.prompt import MAX_PARTS, LongTexts
 
 OPS_BODY_BYTES: Final = 512 << 10
-"""Largest body of a request that the ASGI app serves, which builds it at once, whatever its shape."""
+"""Largest body of a request that the ASGI app serves: the app parses it at once, in any shape."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 
@@ -33,7 +33,7 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
         if method == "OPTIONS":  # a browser sends no key with it
             return OPS_BODY_BYTES
         if method == "CONNECT":
-            raise MethodNotAllowedError("this is no forward proxy: CONNECT is not supported")
+            raise MethodNotAllowedError("this is not a forward proxy: CONNECT is not supported")
         if inference and method != "POST":
             raise MethodNotAllowedError(f"{path} takes POST, not {method}")
         if check_key is not None and (inference or needs_api_key(path)):
@@ -59,10 +59,10 @@ def read_inference_request(request: Request, request_id: str, *, max_parts: int 
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """The object that a body is, built at once.
+    """The JSON object of a body, parsed at once.
 
     Raises:
-        InvalidRequestError: it is none.
+        InvalidRequestError: it is not one.
     """
     try:
         value = orjson.loads(body)

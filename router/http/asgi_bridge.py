@@ -1,4 +1,4 @@
-"""One request of a client connection through an ASGI application: the paths that are no inference."""
+"""One request of a client connection through an ASGI application: all paths but those of inference."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _address(name: object) -> tuple[str, int] | None:
 async def serve_asgi(
     app: AsgiApp, scope: dict[str, Any], request: Request, downstream: WaitingDownstream, default_fields: list[Header]
 ) -> None:
-    """Run the app for one request and write what it answers. Raises only ``CancelledError``."""
+    """Run the app for one request and write its answer. Raises only ``CancelledError``."""
     bridge = _AsgiBridge(request, downstream, default_fields)
     try:
         await app(scope, bridge.receive, bridge.send)
@@ -74,7 +74,7 @@ async def serve_asgi(
             return
         if not isinstance(error, RouterError):
             _log.error("%s %s failed", request.method, request.path, exc_info=error)
-        if not bridge.complete:  # Starlette raises what it has answered once more
+        if not bridge.complete:  # Starlette raises again what it has answered
             downstream.refuse(from_exception(error))
 
 

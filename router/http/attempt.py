@@ -1,4 +1,4 @@
-"""What one try of a request on one instance comes to."""
+"""The result of one try of a request on one instance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RETRIED_STATUS: Final = frozenset({408, 429})
 
 
 def is_retried(status: int) -> bool:
-    """True for a status that another instance may spare the client: 408, 429 and 5xx but for 501 and 505."""
+    """True for a status that justifies a try on another instance: 408, 429 and 5xx except 501 and 505."""
     return is_server_fault(status) or status in _RETRIED_STATUS
 
 
@@ -60,7 +60,7 @@ class ExchangeTimes:
 def failure_in(event: bytes) -> InstanceFailure | None:
     """The failure that a first event announces; None for an event that should reach the client.
 
-    An error whose code is the client's own doing passes, as a plain answer of that status does.
+    An error with a code of a client error is passed on, as a plain answer of that status is.
     """
     status = error_status(event_object(event))
     if status is None or not is_retried(status):

@@ -1,4 +1,4 @@
-"""How much memory the bodies of requests may take on a replica, whoever sends them and however many do."""
+"""How much memory the bodies of requests may take on a replica, over all clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class BodyBudget:
         self.held_bytes = 0
 
     def take(self, count: int) -> None:
-        """Count bytes that were read; ``give_back`` is owed for them.
+        """Count bytes that were read; the caller must call ``give_back`` for them.
 
         Raises:
             ReplicaFullError: they are too many, and were not counted.
@@ -27,10 +27,10 @@ class BodyBudget:
         self.held_bytes += count
 
     def count(self, count: int) -> None:
-        """Count bytes that reading a body takes beside it, also where they do not fit: it is what makes room, and
-        bodies that come meanwhile are refused. ``give_back`` is owed for them."""
+        """Count bytes that reading a body takes in addition, even above the limit: reading makes room, and bodies that
+        come meanwhile are refused. The caller must call ``give_back`` for them."""
         self.held_bytes += count
 
     def give_back(self, count: int) -> None:
-        """Bytes that were taken are gone."""
+        """Counted bytes are free again."""
         self.held_bytes -= count

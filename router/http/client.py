@@ -26,6 +26,8 @@ from router.outcome import Outcome
 
 _log = logging.getLogger(__name__)
 
+BUFFER_BYTES: Final = 256 << 10
+"""Of an answer that a client has not read, before its instance is paused."""
 LINGER_S: Final = 2.0
 """After an answer to an unfinished request, its rest is read and dropped this long: closing at once would make
 the client's kernel throw the answer away (RFC 9112 section 9.6)."""
@@ -34,8 +36,8 @@ the client's kernel throw the answer away (RFC 9112 section 9.6)."""
 def http_protocol(plane: DataPlane, *, ops_port: int | None = None) -> Callable[..., asyncio.Protocol]:
     """The value of uvicorn's ``http=``: makes a protocol per connection, over one data plane.
 
-    Everything that is no inference goes to the application that uvicorn was given. Connections to ``ops_port`` do not
-    count for ``router.max_connections``.
+    Everything but inference goes to uvicorn's application. Connections to ``ops_port`` do not count for
+    ``router.max_connections``.
     """
     settings = plane.settings
     limit_of = connection_limit_finder(settings.max_connections, ops_port)
@@ -55,8 +57,8 @@ def http_protocol(plane: DataPlane, *, ops_port: int | None = None) -> Callable[
 class ClientConnection(asyncio.Protocol):
     """One connection. It is the ``Downstream`` of the answer it carries; there is one at a time.
 
-    Reading never stops, so a vanished client is noticed at once; what it sends ahead is bounded instead: one
-    request being read (within its limits) and a few complete ones.
+    Reading never stops, so a client that left is detected at once; what it sends ahead is bounded instead: one request
+    being read (within its limits) and a few complete ones.
     """
 
     def __init__(
@@ -71,12 +73,7 @@ class ClientConnection(asyncio.Protocol):
         self._limit_of = limit_of
         self._limit: ConnectionLimit = None  # type: ignore[assignment]  # until connection_made
         self._loop = asyncio.get_running_loop()
-        self._reader = RequestReader(
-            check_head,
-            max_header_bytes=plane.settings.max_header_bytes,
-            max_headers=plane.settings.max_headers,
-            bodies=plane.bodies,
-        )
+        self._reader = RequestReader(check_head, bodies=plane.bodies)
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until connection_made
         self._waiting: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -106,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not inherit from asyncio's: nothing to assert.
         self._transport = tcp = cast("asyncio.Transport", transport)
-        tcp.set_write_buffer_limits(self._plane.settings.buffer_bytes)
+        tcp.set_write_buffer_limits(BUFFER_BYTES)
         self._connections.add(self)
         self._plane.observer.connections_changed(1)
         self._plane.sweeper.add(self)
@@ -133,14 +130,14 @@ class ClientConnection(asyncio.Protocol):
             self._task.cancel()  # frees the instance; an app hears of it by receive() and send()
 
     def eof_received(self) -> bool:
-        """The client has closed its sending half, or left: probes tell. It is answered what it has sent whole.
+        """The client has closed its sending half, or left: probes show which. Its complete requests are answered.
 
         Returning False closes the transport, behind what is still to be written.
         """
         if self._closing or self._task is None:
             return False
         if self.http_10 or self._transport.get_extra_info("sslcontext") is not None:
-            self._transport.abort()  # no probe for the one, no half for the other: it counts as gone
+            self._transport.abort()  # HTTP/1.0 has no probe, and TLS no half-closed state: the client counts as gone
             return False
         self._reader.end()
         self._probes = DepartureProbes(self._loop, self._probe)
@@ -234,7 +231,7 @@ class ClientConnection(asyncio.Protocol):
         task.add_done_callback(self._answered)
 
     def _after_last(self) -> None:
-        """Nothing to answer: say what is due to the request being read, or wait."""
+        """No request to answer: send what the request being read is waiting for, or wait."""
         reader = self._reader
         if reader.refusal is not None:
             self._refuse_input(reader.refusal)
@@ -316,7 +313,7 @@ class ClientConnection(asyncio.Protocol):
         return self._keep_alive
 
     def write(self, data: bytes) -> None:
-        if not self.gone:  # what the instance sends until it hears of it
+        if not self.gone:  # bytes that the instance sends before it sees the disconnect
             self._transport.write(data)
 
     def write_head(self, head: bytes) -> None:
@@ -377,13 +374,13 @@ class ClientConnection(asyncio.Protocol):
 
     # deadlines -----------------------------------------------------------------------------------------------
     def sweep(self, now_s: float) -> None:
-        """Called by the sweeper: what the client itself keeps us waiting for."""
+        """Called by the sweeper: checks the waits for the client."""
         settings = self._plane.settings
         waited_s = now_s - self._since_s
         if self._lingering:
             if waited_s > LINGER_S:
                 self._transport.abort()
-        elif self._closing or not self._writable:  # a last answer that is not read keeps its connection, too
+        elif self._closing or not self._writable:  # a last answer that is not read also keeps its connection open
             if waited_s > settings.chunk_timeout_s:
                 self.abort()
         elif self._task is not None:

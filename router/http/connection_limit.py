@@ -1,4 +1,4 @@
-"""How many connections each port of a replica takes: a full endpoint can still be asked how it is."""
+"""How many connections each port of a replica takes: the health of a full endpoint can still be checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ConnectionLimit:
 
     max_connections: int
     when_full: str
-    """What a client beyond the limit is told."""
+    """The error for a client beyond the limit."""
     connections: int = 0
 
 

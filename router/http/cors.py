@@ -1,4 +1,4 @@
-"""Which pages of other origins a browser lets call inference and the list of models, and read the answers."""
+"""CORS: which pages of other origins may call inference and the list of models from a browser, and read the answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CorsRule:
         self._any = _ANY.encode() in self._origins
 
     def fields(self, request: Request) -> list[Header]:
-        """What the answer to a request says to the browser; for a preflight request, what it may send."""
+        """The header fields of an answer for the browser; for a preflight request, what it may send."""
         origin = request.get(b"origin")
         if origin is None or not needs_api_key(request.path):
             return []

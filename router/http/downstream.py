@@ -1,4 +1,4 @@
-"""What an answer may do to the client it goes to."""
+"""The client side of an answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ByteSource(Protocol):
     def resume_reading(self) -> None: ...
 
     def probe(self) -> None:
-        """Send the client what it skips, if the framing has a place for it: a write to one that has left fails."""
+        """Send the client bytes that it skips, if the framing allows: a write to a client that has left fails."""
 
     def give_up(self, error: RouterError) -> None:
         """Break the answer off with ``error``, in the way that its client understands."""
@@ -31,7 +31,7 @@ class Downstream(Protocol):
     page_fields: Sequence[Header]
     """For the browser of a page that asks (CORS); part of every answer's head."""
     asked_s: float
-    """When the request was taken up, by the loop's clock."""
+    """When work on the request began, by the loop's clock."""
     http_10: bool
     """The client speaks HTTP/1.0: no chunked framing, and the connection closes behind the answer."""
     bodiless: bool
@@ -63,4 +63,4 @@ class Downstream(Protocol):
         """Break the connection, so that the client notices that the answer is not whole."""
 
     def break_off(self, last_words: bytes) -> None:
-        """Send ``last_words``, then close without the end that the framing promised."""
+        """Send ``last_words``, then close without the end that the framing announced."""

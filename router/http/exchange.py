@@ -34,22 +34,22 @@ MAX_HELD_BYTES: Final = 256 << 10
 """A first event, or the body of an error answer, is held back up to this."""
 
 ERROR_BODY_S: Final = 2.0
-"""An error answer that is worth another try is not waited for longer than this."""
+"""Longest wait for the rest of an error answer that justifies another try."""
 
 SILENT_S: Final = 5.0
 """An answer that has begun, of an instance that is down or whose port refuses, is broken off once no byte of it has
-come for so long: its server may just be finishing what it has."""
+come for this time: its server may just be finishing."""
 
 STREAM_TAIL_READS: Final = 16
-"""The end of a stream is looked for in so many reads, as its last events may come one by one; of any other answer, in
-the last two, which may be large."""
+"""The end of a stream is searched in so many last reads, as its last events may come one by one; of any other answer,
+in the last two, which may be large."""
 
 
 class Exchange:
     """Sink of one answer. ``done`` gets the result; the caller gives connection and downstream, and releases them.
 
     ``on_commit`` is called when the answer begins to be sent, and returns the fleet's fields for its head. With
-    ``hides_usage`` the client does not see a stream's event of usage. ``port_refuses`` tells, without waiting, whether
+    ``hides_usage`` the client does not see a stream's usage event. ``port_refuses`` returns, without waiting, whether
     the port of an instance is known to refuse connections.
     """
 
@@ -131,7 +131,7 @@ class Exchange:
 
     # the fleet's side ----------------------------------------------------------------------------------------
     def instance_lost(self, why: str) -> bool:
-        """Let go of the instance if the client has seen nothing; an answer that has begun may still end well."""
+        """Give the instance up if the client has seen nothing; an answer that has begun may still finish."""
         if self._downstream.committed or self._failing_status or self.done.done():
             return False
         self._lose(why)
@@ -149,7 +149,7 @@ class Exchange:
 
     # phases: each is a receiver of bytes ---------------------------------------------------------------------
     def _hold_error(self, wire: bytes, pieces: list[bytes]) -> None:
-        """The body of an answer that is worth another try elsewhere."""
+        """The body of an error answer that justifies a try elsewhere."""
         self._hold(wire, pieces)
         if self._held_bytes > MAX_HELD_BYTES:
             self._fail_by_status(None)
@@ -195,7 +195,7 @@ class Exchange:
         self._held_bytes += len(wire)
 
     def _split(self, pieces: list[bytes]) -> list[bytes] | None:
-        """Events that are whole now; None when one is too long to be looked at."""
+        """Events that are complete now; None when one is too long to be read."""
         assert self._splitter is not None
         try:
             return self._splitter.feed(b"".join(pieces))
@@ -272,7 +272,7 @@ class Exchange:
         if not self._connection.reusable:
             self._connection.abort()
         status = self._head.status if self._head is not None else 0
-        # Settled first: breaking off closes the client's connection, which must not pass for the client's doing.
+        # Settled first: breaking off closes the client's connection, which must not count as the client's own.
         self._settle(ExchangeResult(status, failure=failure, error_answer=answer, overdue=overdue))
         if self._downstream.committed:
             timed_out = failure.kind is FailureKind.TIMEOUT
@@ -293,7 +293,7 @@ class Exchange:
         self._fail(failure, answer=ErrorAnswer(failure.status or 500, fields, body))
 
     def _break_off(self, error: RouterError) -> None:
-        """The client must notice: no end of the framing, and in a stream an error event where one fits."""
+        """Let the client detect it: no end of the framing, and in a stream an error event where one fits."""
         words = b""
         if self._between_events():
             words = self._framed(error_event(error_body(error, self._downstream.path)))
@@ -343,7 +343,8 @@ class Exchange:
             self._time_out(f"no {what} within {limit_s:g} s (router.{setting}_timeout_s)", overdue=False)
 
     def _measure_silence_s(self, now_s: float) -> float:
-        """Time since the answer got on, to the sweeper's interval; 0 while the client is slower than the instance."""
+        """Time since the answer's last progress, to the sweeper's interval; 0 while the client is slower than the
+        instance."""
         if self._downstream.committed and (self._progressed or self._connection.paused):
             self._progressed = False
             self._last_progress_s = now_s

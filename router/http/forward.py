@@ -1,4 +1,4 @@
-"""The one way of an inference request: read, place, try instances until one answers, finish."""
+"""The path of every inference request: read, place, try instances until one answers, finish."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.http.attempt import ErrorAnswer, ExchangeResult, ExchangeTimes
 from router.http.downstream import Downstream
 from router.http.exchange import Exchange
 from router.http.heads import Header, fields_for_instance, response_head
-from router.http.long_bodies import LONG_BODY_BYTES
+from router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
 from router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
@@ -45,13 +45,12 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
         elif len(request.body) > LONG_BODY_BYTES:
             inference_request = await plane.long_bodies.read(request, request_id)
         else:
-            max_parts = plane.settings.max_prompt_parts
-            inference_request = read_inference_request(request, request_id, max_parts=max_parts)
+            inference_request = read_inference_request(request, request_id, max_parts=MAX_PROMPT_PARTS)
         placed = await plane.lifecycle.place(inference_request)
         await _Forwarding(request, inference_request, placed, downstream, plane).run()
     except Exception as error:
         refusal = from_exception(error)
-        # The id that the fleet knows it by: the client's own may be another live request's.
+        # The id in the fleet: the client's own may be another live request's.
         request_id = placed.request_id if placed is not None else refusal.request_id or request_id
         if refusal.status == 500:
             _log.error("request %s failed inside the router", request_id, exc_info=error)
@@ -59,7 +58,7 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
 
 
 class _Forwarding:
-    """One placed request and its tries. Whatever happens, the request is finished once and nothing stays open."""
+    """One placed request and its tries. In every case the request is finished once and no connection stays open."""
 
     def __init__(
         self,
@@ -112,7 +111,8 @@ class _Forwarding:
             if result.overdue:
                 raise UpstreamTimeoutError(f"no instance answered in time: {failure.detail}")
             if failure.kind is FailureKind.TIMEOUT and not self._inference_request.stream:
-                # A whole answer was due: most likely it was being computed, and the next instance would take as long.
+                # A complete answer was due: most likely it was being computed, and the next instance would take as
+                # long.
                 advice = "stream long answers, or raise the setting"
                 raise UpstreamTimeoutError(f"the instance did not answer in time: {failure.detail}; {advice}")
             try:
@@ -138,7 +138,7 @@ class _Forwarding:
         try:
             connection = await upstreams.connect(url)
         except ConnectError:
-            return result  # the instance itself has died, perhaps with the request in its hands
+            return result  # the instance itself has died, perhaps while it held the request
         return await self._exchange(connection)
 
     async def _exchange(self, connection: UpstreamConnection) -> ExchangeResult:
@@ -191,8 +191,8 @@ class _Forwarding:
         )
 
     def _body(self) -> list[BodyPart]:
-        """The client's own bytes, unless it called the model by another name than the instance knows, or leaves it to
-        us to ask for usage."""
+        """The client's own bytes, unless it uses another name of the model than the instance, or the router asks for
+        usage."""
         inference_request, body, model = self._inference_request, self._request.body, self._placed.model
         edits: list[Edit] = []
         if self._asks_usage:
@@ -206,7 +206,7 @@ class _Forwarding:
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> list[Header]:
-        """There is no other try from here on: let go of the body, and add the fleet's fields to the answer's."""
+        """There is no other try from here on: drop the body, and add the fleet's fields to the answer's."""
         self._request.drop_body()
         return self._fleet_fields()
 
@@ -225,13 +225,13 @@ class _Forwarding:
         return fields
 
     def _pass_on(self, answer: ErrorAnswer) -> None:
-        """No instance took the request: the last one's own error says more than ours would."""
+        """No instance took the request: the last one's own error says more than the router's would."""
         fields = [*answer.fields, *self._fleet_fields(), (b"content-length", b"%d" % len(answer.body))]
         if not self._downstream.keeps_alive():
             fields.append((b"connection", b"close"))
         self._downstream.write_head(response_head(answer.status, fields) + answer.body)
 
-    # what is learned -----------------------------------------------------------------------------------------
+    # what is counted -----------------------------------------------------------------------------------------
     def _outcome(self, result: ExchangeResult) -> Outcome:
         if result.cut_off:
             return Outcome.CUT_OFF

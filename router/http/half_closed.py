@@ -1,4 +1,4 @@
-"""A client that has closed its sending half: it waits for its answer, or it has left. Only bytes sent to it tell which:
+"""A client that has closed its sending half: it waits for its answer, or it has left. Only bytes sent to it show which:
 one that has left answers them with a reset, and the next write fails."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 PROBE_DELAYS_S: Final = (0.0, 0.05, 0.2, 1.0)
-"""After one another. A client that has left is known by the second one, or a later one if it is far away."""
+"""Between probes. A client that has left is detected by the second one, or a later one if it is distant."""
 
 
 class DepartureProbes:

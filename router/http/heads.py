@@ -14,7 +14,7 @@ from router.http.paths import INFERENCE_METHODS
 Header = tuple[bytes, bytes]
 """One field: name in lower case, value without surrounding blanks."""
 
-# RFC 9110 section 7.6.1: fields that speak of one connection only.
+# RFC 9110 section 7.6.1: fields of one connection only.
 HOP_FIELDS: Final = frozenset(
     {
         b"connection",
@@ -29,9 +29,9 @@ HOP_FIELDS: Final = frozenset(
     }
 )
 
-# Beside the hop fields: written anew for the instance, or meaningless there. Answers must come uncompressed,
-# for the data plane reads the first token and the usage out of them.
-# The origin, as this replica says itself which pages may read its answers.
+# In addition to the hop fields: written by the router itself, or meaningless for the instance. Answers must come
+# uncompressed, since the data plane reads the first token and the usage from them.
+# The origin, as this replica itself decides which pages may read its answers.
 _NOT_SENT_UP: Final = HOP_FIELDS | {
     b"host",
     b"content-length",
@@ -53,7 +53,7 @@ FLEET_FIELDS: Final = frozenset(
         b"x-dualmap-expected-ttft-ms",
     }
 )
-"""Fields of an answer that say where it came from."""
+"""Fields of an answer about the fleet."""
 _NOT_PASSED_DOWN: Final = (
     HOP_FIELDS
     | FLEET_FIELDS
@@ -100,7 +100,7 @@ def connection_tokens(fields: Iterable[Header]) -> frozenset[bytes]:
 def fields_for_instance(fields: list[Header], *, keep_credentials: bool, http_10: bool = False) -> bytes:
     """The client's fields that go to the instance, as bytes; the same for every attempt.
 
-    ``Via`` says by which protocol they came, after whoever passed them on before (RFC 9110 section 7.6.3).
+    ``Via`` names the protocol by which they came, after earlier proxies (RFC 9110 section 7.6.3).
     """
     dropped = _NOT_SENT_UP if keep_credentials else _NOT_SENT_UP_WITHOUT_CREDENTIALS
     tokens = connection_tokens(fields)
@@ -120,8 +120,8 @@ def fields_for_client(fields: list[Header]) -> list[Header]:
 def error_answer(
     error: RouterError, *, close: bool, path: str = "", bodiless: bool = False, fields: Iterable[Header] = ()
 ) -> bytes:
-    """A whole answer for a refusal of a request for ``path``; ``bodiless`` for HEAD, which announces the length and
-    sends nothing."""
+    """A complete answer that refuses a request for ``path``; ``bodiless`` for HEAD, which announces the length and
+    sends no body."""
     body = orjson.dumps(error_body(error, path))
     head: list[Header] = [
         (b"content-type", b"application/json"),

@@ -1,4 +1,4 @@
-"""Reading requests with long bodies: one at a time on a replica, in steps, what that takes counted."""
+"""Reading requests with long bodies: one at a time on a replica, in steps, with its memory counted."""
 
 from __future__ import annotations
 
@@ -14,13 +14,25 @@ from router.inference_request import InferenceRequest
 from router.steps import in_steps
 
 LONG_BODY_BYTES: Final = 64 << 10
-"""Reading any body up to this takes a few milliseconds at most, whatever its shape."""
+"""Reading any body up to this takes a few milliseconds at most, in any shape."""
+
+
+MAX_JSON_VALUES = 100_000
+"""Objects, arrays and strings of a JSON body over 64 KB; ten numbers count as one. With the two bounds below, what one
+body may take of the event loop in one piece."""
+MAX_JSON_BYTES = 8 << 20
+"""Of a JSON body without its strings of 64 KB and more."""
+MAX_PROMPT_PARTS = 10_000
+"""Messages, content parts, prompts or tools of a request, of each."""
 
 
 class LongBodies:
-    """What takes memory and time takes turns, so neither grows with the number of clients."""
+    """Long bodies take turns, so neither memory nor time grows with the number of clients."""
 
-    def __init__(self, bodies: BodyBudget, *, max_json_values: int, max_json_bytes: int, max_prompt_parts: int) -> None:
+    def __init__(
+        self, bodies: BodyBudget, *, max_json_values: int = MAX_JSON_VALUES, max_json_bytes: int = MAX_JSON_BYTES,
+        max_prompt_parts: int = MAX_PROMPT_PARTS,
+    ) -> None:  # fmt: skip
         self._bodies = bodies
         self._max_json_values = max_json_values
         self._max_json_bytes = max_json_bytes

@@ -1,9 +1,9 @@
-"""A long JSON object read in steps: its size in values is known, and bounded, before anything of it is built.
+"""A long JSON object read in steps: its number of values is known, and bounded, before any object is built.
 
-Cost and memory of building a value hardly depend on its length, so a body of millions of tiny ones would stop the event
-loop for seconds. A first pass finds the strings and counts what lies between them; it stops at the first value too
-many. Strings of ``LONG_STRING_BYTES`` and more (documents, images) are cut out on the way: each is decoded in pieces,
-and a short name that follows from its text stands for it. What is left is short enough to be built at once.
+Cost and memory of building a value hardly depend on its length, so a body of millions of tiny ones would block the
+event loop for seconds. A first pass finds the strings and counts what lies between them; it stops when there are too
+many values. Strings of ``LONG_STRING_BYTES`` and more (documents, images) are cut out: each is decoded in pieces, and
+replaced by a short name that follows from its text. The rest is short enough to be built at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.errors import BodyTooLargeError, InvalidRequestError
 LONG_STRING_BYTES: Final = 64 << 10
 
 _STEP_BYTES: Final = 512 << 10
-"""Looked at, or decoded, in one step."""
+"""Read, or decoded, in one step."""
 _STEP_STRINGS: Final = 2000
 
 _SEPARATORS: Final = frozenset({b":", b": ", b",", b", "})
@@ -47,13 +47,13 @@ class LongJson:
     values: int = 0
     """Objects, arrays and strings (keys are strings, too)."""
     numbers: int = 0
-    """Or what else lies between commas, and some of the above; ten of them count as one value."""
+    """Or anything else between commas, and some of the above; ten of them count as one value."""
     model_span: tuple[int, int] | None = None
     """Where in the body the string is that its own field ``model`` has, quotes included."""
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes to build and render it, at the most: text up to 4 times as much as it has in UTF-8."""
+        """Upper bound of the memory to build and render it: text takes up to 4 times its size in UTF-8."""
         built = 200 * self.values + 80 * self.numbers + 5 * len(self.short)
         return built + 2 * sum(map(len, self.long_texts.values()))
 
@@ -118,7 +118,7 @@ class _Scan:
         self.found.short = b"".join(self._kept)
 
     def _count(self, start: int, stop: int) -> None:
-        """What lies between two strings."""
+        """The bytes between two strings."""
         count = self._body.count
         opened = count(b"{", start, stop) + count(b"[", start, stop)
         self._depth += opened - count(b"}", start, stop) - count(b"]", start, stop)
@@ -130,14 +130,14 @@ class _Scan:
         if self.found.values + self.found.numbers // 10 > self._max_values:
             raise InvalidRequestError(
                 f"the body has over {self._max_values} objects, arrays and strings (ten numbers count as one); send"
-                " fewer, or raise router.max_json_values"
+                " fewer"
             )
 
     def _check_size(self, pos: int) -> None:
         if pos - self._cut_bytes > self._max_short_bytes:
             raise BodyTooLargeError(
                 f"the body is over {self._max_short_bytes} bytes, strings of {LONG_STRING_BYTES} bytes and more left"
-                " aside; shorten it, or raise router.max_json_bytes"
+                " aside; shorten it"
             )
 
     def _end_of_escaped(self, pos: int) -> Generator[None, None, int]:
@@ -172,7 +172,7 @@ class _Scan:
         self._model_key_end = end + 1 if said == b'"model"' or (_BACKSLASH in said and _says_model(said)) else 0
 
     def _cut(self, start: int, end: int) -> Steps:
-        """Take the string out, and put its name there."""
+        """Replace the string by its name."""
         pieces, digest, pos = [], xxhash.xxh3_128(), start + 1
         while pos < end:
             stop = self._behind_characters(pos, end)

@@ -1,4 +1,4 @@
-"""Where a body names its model, and a body with other bytes in a few places: the rest of it is never copied."""
+"""Where a body names its model; and replacing bytes of a body in a few places without copying the rest."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Edit = tuple[tuple[int, int], bytes]
 """Where, and what stands there instead."""
 
 _FORM_SEARCH_BYTES: Final = 64 << 10
-"""Searched at each end of a form: its fields come before its file or, with curl, often behind it."""
+"""Searched at each end of a form: its fields come before its file or, with curl, often after it."""
 
-# Bounded throughout: whatever a body repeats, each place where a match could begin costs a few lines at most.
+# Bounded: each place where a match could begin costs a few lines at most, even in a repetitive body.
 _FORM_MODEL: Final = re.compile(
     rb'[; \t]name="?model"?[ \t]{0,16}\r\n(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,256})\r\n'
 )
@@ -65,9 +65,10 @@ def _find_in_form(body: bytes) -> re.Match[bytes] | None:
 
 
 def _effective(body: bytes, count: int) -> int:
-    """Which of the fields called so is the object's own (others lie deeper), or the last of those, as with any reader.
+    """Which of the fields of this name is the object's own (others are nested), or the last of those, as for any
+    reader.
 
-    The parser tells: each of them is given its number for a name.
+    The parser shows it: each of them gets its number as a name.
     """
     if count == 1:
         return 0

@@ -1,4 +1,4 @@
-"""What the data plane tells whoever counts."""
+"""Events of the data plane, for counting."""
 
 from __future__ import annotations
 

@@ -38,13 +38,13 @@ INFERENCE_METHODS = "POST, OPTIONS"
 
 
 def needs_api_key(path: str) -> bool:
-    """True for what clients of the models use: inference, and the list of models that the ASGI app serves."""
+    """True for the paths of models' clients: inference, and the list of models that the ASGI app serves."""
     return path in INFERENCE_PATHS or path == "/v1/models" or path.startswith("/v1/models/")
 
 
 def similar_paths(path: str) -> list[str]:
-    """What clients mean by a path that does not exist: without the slashes at its end, with the ``/v1`` that their base
-    URL lacks, or without what it has too much before its last ``/v1``."""
+    """Paths that a client may have meant by one that does not exist: without the slashes at its end, with the ``/v1``
+    that its base URL lacks, or without the extra parts before its last ``/v1``."""
     path = "/" + path.strip("/")
     last_v1 = path.rfind("/v1/")
     return [path, f"/v1{path}"] if last_v1 < 0 else [path, path[last_v1:]]

@@ -1,4 +1,4 @@
-"""Everything the data plane of one replica is made of, in one place."""
+"""The parts of the data plane of one replica, in one place."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from router.lifecycle import Lifecycle
 from router.settings import RouterSettings
 
 _LONGEST_SWEEP_S = 0.5
+MAX_IDLE_CONNECTIONS = 256
+"""Kept per instance."""
+UPSTREAM_IDLE_S = 4.0
+"""Below the five seconds after which vLLM closes an idle connection."""
 
 
 def _never() -> bool:
@@ -41,7 +45,7 @@ class DataPlane:
     draining: Callable[[], bool]
     """While true, answers close their connections."""
     upstream_authorization: bytes | None
-    """``Authorization`` sent to instances; None keeps the client's where the router itself checks no key."""
+    """``Authorization`` sent to instances; None keeps the client's if the router itself checks no key."""
 
     def close(self) -> None:
         """Close idle connections to instances and stop the timer; call after the server has shut down."""
@@ -61,7 +65,7 @@ def build_data_plane(
     shortest_s = min(
         settings.client_timeout_s,
         settings.keep_alive_s,
-        settings.upstream_idle_s,
+        UPSTREAM_IDLE_S,
         settings.first_byte_timeout_s,
         settings.chunk_timeout_s,
         settings.total_timeout_s,
@@ -71,8 +75,8 @@ def build_data_plane(
     upstreams = UpstreamPool(
         sweeper,
         connect_timeout_s=settings.connect_timeout_s,
-        idle_s=settings.upstream_idle_s,
-        max_idle=settings.upstream_idle_connections,
+        idle_s=UPSTREAM_IDLE_S,
+        max_idle=MAX_IDLE_CONNECTIONS,
     )
     bodies = BodyBudget(settings.max_buffered_body_bytes)
     return DataPlane(
@@ -82,12 +86,7 @@ def build_data_plane(
         port_checks=PortChecks(upstreams),
         sweeper=sweeper,
         bodies=bodies,
-        long_bodies=LongBodies(
-            bodies,
-            max_json_values=settings.max_json_values,
-            max_json_bytes=settings.max_json_bytes,
-            max_prompt_parts=settings.max_prompt_parts,
-        ),
+        long_bodies=LongBodies(bodies),
         keys=ApiKeys(key.get_secret_value() for key in settings.api_keys),
         observer=observer or NullObserver(),
         cors=CorsRule(settings.cors_origins) if settings.cors_origins else None,

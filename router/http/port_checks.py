@@ -1,6 +1,6 @@
-"""Whether the ports of instances refuse connections: asked of those whose begun answers have fallen silent.
+"""Whether the ports of instances refuse connections: checked for those whose begun answers have fallen silent.
 
-A vLLM server that is told to stop closes its port, and may leave streams that have begun open and silent.
+A vLLM server that is stopping closes its port, and may leave streams that have begun open and silent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from router.errors import OutOfFilesError
 from router.http.upstream_pool import ConnectError, UpstreamPool
 
 FRESH_S: Final = 2.0
-"""An answer counts this long; whoever asks behind that has the port asked again."""
+"""A result is valid this long; later callers cause another check."""
 
 
 class PortChecks:
@@ -24,7 +24,7 @@ class PortChecks:
         self._found: dict[str, tuple[float, bool]] = {}
 
     def refuses(self, url: str) -> bool:
-        """Whether the port refused a connection just now. False while that is unknown: ask again. Never waits."""
+        """Whether the port refused a connection just now. False while that is unknown: call again. Never waits."""
         loop = asyncio.get_running_loop()
         oldest_s = loop.time() - FRESH_S
         checked_s, refused = self._found.get(url, (oldest_s, False))
@@ -44,7 +44,7 @@ class PortChecks:
         except ConnectError as error:
             refused = isinstance(error.__cause__, ConnectionRefusedError)
         except OutOfFilesError:
-            pass  # nobody was asked
+            pass  # no connection was tried
         self._found[url] = (asyncio.get_running_loop().time(), refused)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Bytes of a client connection in, whole requests out. No I/O: the connection feeds it and asks what it found.
 
-Rules of this file: nothing is forwarded before its framing is beyond doubt (RFC 9112 section 6: one framing,
-no obsolete folding, no unknown transfer coding), every buffer has a bound, and whatever is refused says why.
+Rules of this file: nothing is forwarded before its framing is unambiguous (RFC 9112 section 6: one framing, no obsolete
+folding, no unknown transfer coding), every buffer has a bound, and every refusal gives its reason.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from router.http.body_budget import BodyBudget
 from router.http.heads import Header
 from router.http.paths import INFERENCE_PATHS
 
+MAX_HEADER_BYTES = 64 << 10
+"""Of a head, and of a trailer."""
+MAX_HEADERS = 128
 MAX_PIPELINED_REQUESTS = 32
 """Requests read ahead of their answers at most; the connection closes after those (RFC 9112 section 9.3.2)."""
 
@@ -75,11 +78,18 @@ class _StopError(Exception):
 class RequestReader:
     """A request parser with limits. After ``stopped`` it must not be fed again.
 
-    Bodies are counted in ``bodies`` as they come; every complete request is owed a ``drop_body``, and so is the reader
-    when its connection is lost.
+    Bodies are counted in ``bodies`` as they come. The caller must call ``drop_body`` of every complete request, and of
+    the reader when its connection is lost.
     """
 
-    def __init__(self, check_head: HeadCheck, *, max_header_bytes: int, max_headers: int, bodies: BodyBudget) -> None:
+    def __init__(
+        self,
+        check_head: HeadCheck,
+        *,
+        bodies: BodyBudget,
+        max_header_bytes: int = MAX_HEADER_BYTES,
+        max_headers: int = MAX_HEADERS,
+    ) -> None:
         self._check_head = check_head
         self._bodies = bodies
         self._max_header_bytes = max_header_bytes
@@ -104,10 +114,10 @@ class RequestReader:
         self._earlier: list[bytes] = []
         """What was fed before since the request began, while its head is not whole."""
         self._pipelined = bool(self._complete)
-        """It began behind another one in the same feed."""
+        """It began after another one in the same feed."""
         self._target = b""
         self._fields: list[Header] = []
-        """Of the head; then those of the trailer, which nobody reads."""
+        """Of the head; then those of the trailer, which are not used."""
         self._fed_unseen = 0
         self._head_done = False
         self._body: bytes | bytearray = b""
@@ -142,7 +152,7 @@ class RequestReader:
         return self._complete
 
     def end(self) -> None:
-        """The client sends no more: the request being read will not be complete."""
+        """The client sends no more: the request being read will not be completed."""
         self.drop_body()
         self.reading = False
         self.stopped = True
@@ -163,16 +173,14 @@ class RequestReader:
             self._stop(self._request.refusal or self._too_long("framing (chunk extensions)"))
 
     def _too_long(self, part: str) -> HeadersTooLargeError:
-        return HeadersTooLargeError(
-            f"the request {part} is over {self._max_header_bytes} bytes; shorten it, or raise router.max_header_bytes"
-        )
+        return HeadersTooLargeError(f"the request {part} is over {self._max_header_bytes} bytes; shorten it")
 
     def _too_large(self, request: Request) -> BodyTooLargeError:
         advice = "shorten it, or raise router.max_body_bytes" if request.path in INFERENCE_PATHS else "shorten it"
         return BodyTooLargeError(f"the request body is over {self._body_limit} bytes; {advice}")
 
     def _handed_over(self) -> None:
-        """The parser keeps nothing of what was fed so far, but for the end of the present feed."""
+        """The parser keeps nothing of what was fed so far, except the end of the present feed."""
         self._seen = True
         self._fed_unseen = 0
 
@@ -201,7 +209,7 @@ class RequestReader:
 
     def _stop_after(self, error: httptools.HttpParserError) -> None:
         if self.stopped or (self._complete and not self._complete[-1].keep_alive):
-            # Refused in a callback already; or data behind a request that said "Connection: close".
+            # Refused in a callback already; or data after a request with "Connection: close".
             self.stopped = True
             return
         self._stop(InvalidRequestError(f"this is not a valid HTTP/1.1 request: {error}"))
@@ -213,7 +221,7 @@ class RequestReader:
     def _without_upgrade(self, rest: bytes) -> bytes:
         """No upgrade is offered (RFC 9110 section 7.8: ignore it): the same request without the offer.
 
-        The parser cannot be told so and skips the body, hence a second one that never sees the field.
+        The parser has no option for that and skips the body, hence a second one that never sees the field.
         """
         request, self._request, self._upgrading = self._request, None, False
         if request is None:  # CONNECT: refused, and what follows belongs to no request
@@ -318,7 +326,7 @@ class RequestReader:
         fields = self._fields
         if len(fields) > self._max_headers:
             count = f"the request has over {self._max_headers} header fields"
-            self._refuse(HeadersTooLargeError(f"{count}; send fewer, or raise router.max_headers"))
+            self._refuse(HeadersTooLargeError(f"{count}; send fewer"))
         if len(self._fed) + self._fed_unseen > self._max_header_bytes:  # else no part of it can be
             head_bytes = target_bytes + sum(len(name) + len(value) + 4 for name, value in fields)
             if head_bytes > self._max_header_bytes:
@@ -341,7 +349,7 @@ class RequestReader:
         )
 
     def _check_line(self, line: bytes, version: str) -> None:
-        """The parser takes other protocols (RTSP) and versions, or none, for HTTP, and tells only their numbers."""
+        """The parser accepts other protocols (RTSP) and versions, or none, as HTTP, and reports only their numbers."""
         if version == "1.1" and not self._pipelined and self._fed.startswith(line):
             return
         fed = b"".join((*self._earlier, self._fed)) if self._earlier else self._fed
@@ -352,7 +360,7 @@ class RequestReader:
             self._refuse(InvalidRequestError("the request line must end with one blank and HTTP/1.1 or HTTP/1.0"))
 
     def _origin_form(self, target: bytes) -> bytes:
-        """``http://host/path`` is legal towards any server; ``*`` and CONNECT's authority stay as they are."""
+        """``http://host/path`` is legal for any server; ``*`` and CONNECT's authority stay as they are."""
         if not target.startswith((b"http://", b"https://")):
             return target
         try:
@@ -362,7 +370,7 @@ class RequestReader:
         return (url.path or b"/") + (b"?" + url.query if url.query else b"")
 
     def _check_framing(self, request: Request) -> None:
-        """What the parser lets through although two readers of it could disagree where the body ends."""
+        """Refuse what the parser accepts although two readers could disagree where the body ends."""
         coding = request.get(b"transfer-encoding")
         if coding is not None:
             if request.count(b"transfer-encoding") > 1:
@@ -382,7 +390,7 @@ class RequestReader:
 
     def _can_discard_body(self, request: Request) -> bool:
         if request.get(b"expect") is not None:
-            return False  # the client waits for a word before it sends the body: the refusal is that word
+            return False  # the client waits for an answer before it sends the body: the refusal is that answer
         if request.get(b"transfer-encoding") is not None:
             return True  # bounded in on_body
         return int(request.get(b"content-length") or 0) <= DISCARDED_BODY_BYTES

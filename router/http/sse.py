@@ -1,6 +1,6 @@
-"""Server-sent events as vLLM streams them: where events end, and what the first ones say.
+"""Server-sent events as vLLM streams them: where events end, and what the first ones contain.
 
-Only the start of a stream is looked at, up to its first token; from there bytes pass unread.
+Only the start of a stream is parsed, up to its first token; from there bytes pass unread.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def is_error(value: Mapping[str, Any] | None) -> bool:
 
 
 def error_status(value: Mapping[str, Any] | None) -> int | None:
-    """The status that an in-stream error carries as its code, 500 if it has none; None for what is no error."""
+    """The status that an in-stream error carries as its code, 500 if it has none; None for other events."""
     if value is None or not is_error(value):
         return None
     error = value.get("error")
@@ -111,7 +111,7 @@ def _choice_has_output(choice: object) -> bool:
 
 @value
 class Ending:
-    """What the last bytes of an answer tell."""
+    """What the last bytes of an answer contain."""
 
     prompt_tokens: int | None = None
     """As the instance counted them."""
@@ -122,7 +122,7 @@ class Ending:
     output_tokens: int | None = None
     """As the instance counted them."""
     engine_died: bool = False
-    """The error event says so."""
+    """From the error event."""
 
 
 NO_ENDING: Final = Ending()

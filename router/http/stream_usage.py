@@ -1,7 +1,7 @@
-"""The usage of streams whose clients did not ask for it: asked of the instance, and taken out of the client's stream.
+"""The usage of streams whose clients did not ask for it: requested from the instance, removed from the client's stream.
 
-vLLM sends it in an event of its own, without choices, before ``[DONE]``; clients that did not ask may take a choice
-for granted there.
+vLLM sends it in an event of its own, without choices, before ``[DONE]``; clients that did not ask may expect a choice
+there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from router.http.sse import EVENT_END, event_object
 _OPTION: Final = b'"stream_options":{"include_usage":true},'
 _USAGE: Final = b'"usage"'
 _MAX_HELD_BYTES: Final = 64 << 10
-"""Of an incomplete event; a longer one is none of usage, and passes in parts."""
+"""Of an incomplete event; a longer one is not the usage event, and passes in parts."""
 
 
 def usage_edit(body: bytes) -> Edit:
@@ -24,16 +24,16 @@ def usage_edit(body: bytes) -> Edit:
 
 
 class UsageRemover:
-    """Passes a stream's bytes on by whole events, but for the event of usage.
+    """Passes a stream's bytes on by complete events, except the usage event.
 
-    Bytes that end an event and do not say "usage" cost two searches; everything else is looked at by event.
+    Bytes that end an event and do not contain "usage" cost two searches; everything else is parsed by event.
     """
 
     def __init__(self) -> None:
         self.rest = b""
-        """An event that is not whole yet. Incomplete, it is of no use to the client, unless the stream ends so."""
+        """An event that is not complete yet. The client gets it when it is, or when the stream ends."""
         self.between_events = True
-        """What was passed on ends where an event ends."""
+        """Whether the bytes passed on so far end with an event."""
 
     def feed(self, pieces: list[bytes]) -> bytes:
         """The client's part of the next bytes; may be empty."""

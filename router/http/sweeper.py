@@ -11,13 +11,13 @@ _log = logging.getLogger(__name__)
 
 class Sweepable(Protocol):
     def sweep(self, now_s: float) -> None:
-        """Compare own deadlines with the loop's time and act; must not wait."""
+        """Compare one's deadlines with the loop's time and act; must not wait."""
 
 
 class Sweeper:
     """Calls ``sweep`` of everything registered every ``interval_s``; idle (no timer at all) while nothing is.
 
-    A deadline is therefore kept within one interval of its time, which timeouts of seconds can afford.
+    A deadline is therefore kept within one interval, which is precise enough for timeouts of seconds.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -37,7 +37,7 @@ class Sweeper:
         return len(self._open)
 
     def close(self) -> None:
-        """Stop for good; what is still registered is not swept again."""
+        """Stop permanently; what is still registered is not swept again."""
         self._open.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -17,7 +17,7 @@ from router.outcome import FailureKind, InstanceFailure
 from scheduling.values import value
 
 MAX_HEAD_BYTES: Final = 64 << 10
-"""Largest head of an answer, largest trailer and largest extension of a chunk; a longer one is a broken instance."""
+"""Largest head of an answer, largest trailer and largest extension of a chunk; a longer one is the instance's fault."""
 
 _NOTHING_UNREAD: Final = bytes(4)
 
@@ -27,7 +27,7 @@ _LINE_ENDS: Final = b"\r\n"
 
 
 class Framing(StrEnum):
-    """How an answer's end is told."""
+    """How an answer's end is marked."""
 
     LENGTH = "length"
     CHUNKED = "chunked"
@@ -46,7 +46,7 @@ class AnswerHead:
 
 
 class AnswerSink(Protocol):
-    """Who an answer goes to. Calls come in order: head, bodies, and then nothing or one failure."""
+    """The receiver of an answer. Calls come in order: head, bodies, and then nothing or one failure."""
 
     def head_received(self, head: AnswerHead) -> None: ...
 
@@ -72,14 +72,14 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self, url: str) -> None:
         self.url = url
         self.loop = asyncio.get_running_loop()
-        """Kept, as every question for it costs a system call."""
+        """Kept, as every query of it costs a system call."""
         self.idle_since_s = 0.0
         self.reused = False
         self.closed = False
         self.silent = True
         """No byte of the present answer has come."""
         self.between_chunks = False
-        """A chunk may be put in here without breaking the framing."""
+        """A chunk may be inserted here without breaking the framing."""
         self._transport: asyncio.Transport | None = None
         self._file = -1
         """Descriptor of a plain connection."""
@@ -101,7 +101,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     # the owner's side ----------------------------------------------------------------------------------------
     def start(self, sink: AnswerSink, parts: Iterable[bytes | memoryview]) -> None:
-        """Send a request, its head first; ``sink`` gets its answer. A dead connection tells the sink so, soon."""
+        """Send a request, its head first; ``sink`` gets its answer. A dead connection reports a failure to the sink
+        soon."""
         self._reset()
         self._sink = sink
         self.silent = True
@@ -124,8 +125,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def still_reusable(self) -> bool:
-        """What was ``reusable`` is open, and silent: whoever used a connection that spoke unasked would take that for
-        the answer. Bytes that are under way cannot be seen, nor can any by TLS."""
+        """A ``reusable`` connection is open, and silent: bytes that came unasked would be taken for the next answer.
+        Bytes that are under way cannot be seen, nor can any over TLS."""
         if self.closed or self._transport is None or self._transport.is_closing():
             return False
         return self._file < 0 or fcntl.ioctl(self._file, termios.FIONREAD, _NOTHING_UNREAD) == _NOTHING_UNREAD
@@ -157,7 +158,7 @@ class UpstreamConnection(asyncio.Protocol):
         return self._paused
 
     def abort(self) -> None:
-        """Close at once; the instance sees a disconnect and drops the request. The sink hears nothing more."""
+        """Close at once; the instance sees a disconnect and drops the request. The sink gets nothing more."""
         self._sink = None
         if self._transport is not None:
             self._transport.abort()
@@ -169,7 +170,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._file = transport.get_extra_info("socket").fileno() if plain else -1
 
     def data_received(self, data: bytes) -> None:
-        if self._sink is None:  # an idle instance has nothing to say: never mistake it for the next answer
+        if self._sink is None:  # unasked bytes on an idle connection: never take them for the next answer
             self.abort()
             return
         self.silent = False
@@ -200,7 +201,8 @@ class UpstreamConnection(asyncio.Protocol):
         return True
 
     def _feed_line_end(self, data: bytes) -> bytes:
-        """Feed what may begin with the rest of the answer's last line; returns it without what comes behind that."""
+        """Feed bytes that may begin with the rest of the answer's last line; returns them without what comes after
+        it."""
         end = len(data)
         for fed in range(1, min(end, len(_HEAD_END)) + 1):
             self._parser.feed_data(data[fed - 1 : fed])
@@ -240,7 +242,7 @@ class UpstreamConnection(asyncio.Protocol):
             sink.body_received(wire, self._pieces, False)
 
     def _without_excess(self, wire: bytes) -> bytes:
-        """The last bytes of the answer; line ends behind them would stand before the client's next one."""
+        """The last bytes of the answer; line ends after them would come before the client's next answer."""
         assert self._head is not None
         if self._head.framing is Framing.CHUNKED:
             last_line = wire.rstrip(_LINE_ENDS)
@@ -273,7 +275,7 @@ class UpstreamConnection(asyncio.Protocol):
     # callbacks of the parser ---------------------------------------------------------------------------------
     def on_message_begin(self) -> None:
         if self._complete:
-            raise ValueError("bytes behind the end of the answer")
+            raise ValueError("bytes after the end of the answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head is None:  # else a trailer: it passes with the bytes
@@ -307,7 +309,7 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 def _framing(status: int, fields: list[Header], index: dict[bytes, bytes]) -> Framing:
-    """How the body ends. Raises ValueError when the client could not be told the same."""
+    """How the body ends. Raises ValueError when the client's framing cannot express it."""
     if status in (204, 304):
         return Framing.EMPTY
     coding = index.get(b"transfer-encoding")

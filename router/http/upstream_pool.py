@@ -28,7 +28,7 @@ class ConnectError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an instance's URL points."""
+    """The address in an instance's URL."""
 
     host: str
     port: int
@@ -44,7 +44,7 @@ def parse_origin(url: str) -> Origin:
     """The parts of an instance's base URL.
 
     Raises:
-        ValueError: it is no http or https URL.
+        ValueError: it is not an http or https URL.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -57,9 +57,9 @@ def parse_origin(url: str) -> Origin:
 class UpstreamPool:
     """Idle keep-alive connections by instance URL: the last used first, a bounded number, closed when they age.
 
-    What is in use belongs to its user, who gives it back by ``release`` or aborts it; the pool does not limit
-    how many that are: scheduled requests wait for room at their instance, and requests passed on, which reserve
-    nothing, are as many as ``router.max_requests`` lets in.
+    A connection in use belongs to its user, who returns it by ``release`` or aborts it. The pool does not limit their
+    number: scheduled requests wait for room at their instance, and requests passed on, which reserve nothing, are
+    limited by ``router.max_requests``.
     """
 
     def __init__(self, sweeper: Sweeper, *, connect_timeout_s: float, idle_s: float, max_idle: int) -> None:
@@ -73,7 +73,7 @@ class UpstreamPool:
         self._shortage_log = ShortageLog()
 
     def take_idle(self, url: str) -> UpstreamConnection | None:
-        """The idle connection that was used last, if there is one that may still serve."""
+        """The idle connection that was used last, if one is still usable."""
         stack = self._idle.get(url)
         if not stack:
             return None
@@ -91,7 +91,7 @@ class UpstreamPool:
 
         Raises:
             ConnectError: refused, unreachable, or not within the time to connect.
-            OutOfFilesError: this process has no file descriptor left; no instance is to blame.
+            OutOfFilesError: this process has no file descriptor left; it is no instance's fault.
         """
         try:
             origin = parse_origin(url)
@@ -129,7 +129,7 @@ class UpstreamPool:
         return self._tls
 
     def release(self, connection: UpstreamConnection) -> None:
-        """Take back a connection whose answer is complete; one that cannot serve again is closed."""
+        """Take back a connection whose answer is complete; one that cannot be used again is closed."""
         stack = self._idle.setdefault(connection.url, [])
         if self._closed or not connection.reusable or len(stack) >= self._max_idle:
             connection.abort()

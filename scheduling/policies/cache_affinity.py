@@ -1,24 +1,25 @@
-"""Cache affinity: one ring, whatever the load."""
+"""Cache affinity: one ring, at any load."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from scheduling.decision import Decision, Reason, RouteQuery
+from scheduling.decision import Reason, RouteQuery
 from scheduling.instance import InstanceLoad
 from scheduling.policies.pair import PairPolicy
+from scheduling.weights import PLAIN_TTFT, Form, Weights
 
 
 @dataclass(frozen=True)
 class CacheAffinity(PairPolicy):
     """Consistent hashing of the hash key onto the first ring (Karger et al., 1997).
 
-    The second ring only names where a request goes that failed on its own instance.
+    All costs are equal, so the first ring's candidate is taken. The second ring only names the instance for a request
+    that failed on its own.
     """
 
-    def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
-        return replace(super().choose(query, loads), seen_pending_tokens=None)
+    def _weights(self) -> Weights:
+        return Weights(Form(), PLAIN_TTFT)
 
-    def _pick(self, query: RouteQuery, first: InstanceLoad, second: InstanceLoad) -> Decision:
-        return self._decide(query, first, second, Reason.CACHE)
+    def _reason(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason:
+        return Reason.CACHE

@@ -8,7 +8,6 @@ from scheduling.decision import Decision, Reason, RouteQuery
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.ttft import expected_ttft_s
-from scheduling.ttft_model import TtftFeatures
 
 Cost = tuple[float, ...]
 """Compared element by element: later elements only break ties."""
@@ -50,30 +49,21 @@ def decide(
     reason: Reason,
     decode_stall_s: float,
     *,
-    ttft_s: float | None = None,
-    features: TtftFeatures | None = None,
-    overloaded: bool = False,
     looked_at_load: bool = True,
 ) -> Decision:
-    """The decision for ``chosen``; with nothing to choose from the reason is ONLY_ONE.
-
-    ``ttft_s`` is what the policy itself expects, learned from ``features`` if there are any; None for the usual
-    estimate.
-    """
+    """The decision for ``chosen``; with nothing to choose from the reason is ONLY_ONE."""
     uncached_tokens = query.chain.uncached_tokens(chosen.hit_blocks)
     return Decision(
         instance_id=chosen.instance_id,
         hit_blocks=chosen.hit_blocks,
         uncached_tokens=uncached_tokens,
-        expected_ttft_s=expected_ttft_s(chosen, uncached_tokens, decode_stall_s) if ttft_s is None else ttft_s,
+        expected_ttft_s=expected_ttft_s(chosen, uncached_tokens, decode_stall_s),
         reason=reason if alternative is not None else Reason.ONLY_ONE,
         alternative_id=alternative.instance_id if alternative is not None else None,
         alternative_uncached_tokens=(
             query.chain.uncached_tokens(alternative.hit_blocks) if alternative is not None else 0
         ),
-        overloaded=overloaded,
         seen_pending_tokens=chosen.pending_tokens if looked_at_load else None,
-        ttft_features=features,
     )
 
 

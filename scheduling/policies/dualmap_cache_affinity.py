@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduling.decision import Decision, Reason, RouteQuery
+from scheduling.decision import Reason, RouteQuery
 from scheduling.instance import InstanceLoad
-from scheduling.policies.pair import PairPolicy
+from scheduling.policies.pair import CACHE_FIRST, LOAD, PairPolicy
+from scheduling.weights import PLAIN_TTFT, Weights
 
 
 @dataclass(frozen=True)
 class DualMapCacheAffinity(PairPolicy):
-    """Source: DualMap (ICLR 2026), ablation. Blind to load, except between equal hits."""
+    """Source: DualMap (ICLR 2026), ablation: load decides only between equal hits."""
 
-    def _pick(self, query: RouteQuery, first: InstanceLoad, second: InstanceLoad) -> Decision:
-        if first.hit_blocks == second.hit_blocks:
-            return self._decide(query, *self._less_loaded(first, second), Reason.BALANCE)
-        if second.hit_blocks > first.hit_blocks:
-            first, second = second, first
-        return self._decide(query, first, second, Reason.CACHE)
+    def _weights(self) -> Weights:
+        return Weights(LOAD._replace(uncached_tokens=CACHE_FIRST), PLAIN_TTFT)
+
+    def _reason(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason:
+        return Reason.CACHE if chosen.hit_blocks > other.hit_blocks else Reason.BALANCE

@@ -1,19 +1,21 @@
-"""Ablation of DualMap: within the pair always the smaller load."""
+"""Ablation of DualMap: within the pair always the less loaded candidate."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduling.decision import Decision, Reason, RouteQuery
+from scheduling.decision import Reason, RouteQuery
 from scheduling.instance import InstanceLoad
-from scheduling.policies.pair import PairPolicy
+from scheduling.policies.pair import LOAD, PairPolicy
+from scheduling.weights import PLAIN_TTFT, Weights
 
 
 @dataclass(frozen=True)
 class DualMapLeastLoaded(PairPolicy):
-    """Source: DualMap (ICLR 2026), ablation: the power of two choices alone. Hits only decide between equal loads."""
+    """Source: DualMap (ICLR 2026), ablation: hits do not count."""
 
-    def _pick(self, query: RouteQuery, first: InstanceLoad, second: InstanceLoad) -> Decision:
-        if self._load(first) == self._load(second) and second.hit_blocks > first.hit_blocks:
-            return self._decide(query, second, first, Reason.CACHE)
-        return self._decide(query, *self._less_loaded(first, second), Reason.BALANCE)
+    def _weights(self) -> Weights:
+        return Weights(LOAD, PLAIN_TTFT)
+
+    def _reason(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason:
+        return Reason.BALANCE

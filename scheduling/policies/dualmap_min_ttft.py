@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduling.decision import Decision, Reason, RouteQuery
+from scheduling.decision import Reason, RouteQuery
 from scheduling.instance import InstanceLoad
 from scheduling.policies.pair import PairPolicy
+from scheduling.weights import PLAIN_TTFT, Weights
 
 
 @dataclass(frozen=True)
 class DualMapMinTtft(PairPolicy):
-    """Source: DualMap (ICLR 2026), ablation: greedy per request, whatever it does to later reuse."""
+    """Source: DualMap (ICLR 2026), ablation: greedy per request, without regard to later reuse."""
 
-    def _pick(self, query: RouteQuery, first: InstanceLoad, second: InstanceLoad) -> Decision:
-        lighter, heavier = self._less_loaded(first, second)
-        if self._ttft_s(query, heavier) < self._ttft_s(query, lighter):
-            lighter, heavier = heavier, lighter
-        return self._decide(query, lighter, heavier, Reason.COST)
+    def _weights(self) -> Weights:
+        return Weights(PLAIN_TTFT._replace(kv_demand=1e-3), PLAIN_TTFT)
+
+    def _reason(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason:
+        return Reason.COST

@@ -1,4 +1,4 @@
-"""The frame of the policies that look at every ready instance; their cost grows with the fleet."""
+"""Base of the policies that look at every ready instance; their cost grows with the fleet."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scheduling.decision import Decision, Horizon, Reason, RouteQuery
+from scheduling.decision import Decision, Reason, RouteQuery
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad
+from scheduling.learned import Learned
 from scheduling.policies.choice import Cost, decide, ranked, usable
 from scheduling.view import ClusterView
+from scheduling.weights import PLAIN_TTFT, Form, Weights
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,8 @@ class FleetPolicy(ABC):
     name: str
     decode_stall_s: float
     rebalances: bool = False
-    looks_beyond: ClassVar[bool] = False
-
-    def choose_or_look(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> Decision:
-        return self.choose(query, loads)
+    weighs: ClassVar[bool] = False
+    beyond_from_s: ClassVar[float | None] = None
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
         if not query.excluded:
@@ -34,6 +34,12 @@ class FleetPolicy(ABC):
         if not left:
             raise NoInstanceError("no instance is ready" if not view.ready else "every ready instance is excluded")
         return left
+
+    def weights(self, query: RouteQuery, learned: Learned) -> Weights:
+        return Weights(Form(), PLAIN_TTFT)
+
+    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str) -> Reason:
+        raise NotImplementedError("the policy chooses: its decision says why")
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
         return self._pick(query, usable(query, loads))

@@ -1,72 +1,67 @@
-"""The frame of the policies that choose within a candidate pair: no cost of theirs grows with the fleet."""
+"""Base of the policies that choose within a candidate pair: their cost does not grow with the fleet."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from scheduling.decision import Decision, Horizon, Reason, RouteQuery
+from scheduling.decision import Decision, Reason, RouteQuery
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad
-from scheduling.policies.choice import decide, usable
-from scheduling.ttft import expected_ttft_s, queueing_s
+from scheduling.learned import Learned
 from scheduling.view import ClusterView
+from scheduling.weights import PLAIN_TTFT, Form, Weights, features_of
 
 PAIR = 2
+
+LOAD = Form(ahead_s=1.0, overtaken_s=1.0, stall_s=1.0, kv_demand=1e-3)
+"""The less loaded of two: by queued work, and among equals by KV memory in use."""
+CACHE_FIRST = 1e3
+"""Weight of a token of own prefill where a larger hit decides before any load does. Seconds would tell equal hits apart
+by the instances' prefill rates."""
+NEVER = 1e11
+"""Cost of a candidate that is taken only if the other one is no better: more than ``CACHE_FIRST`` of any prompt."""
 
 
 @dataclass(frozen=True)
 class PairPolicy(ABC):
-    """Candidates from the two rings; a subclass picks between them."""
+    """Candidates from the two rings; a subclass weighs them. Equal costs: the first ring's."""
 
     name: str
     max_key_blocks: int
     decode_stall_s: float
     rebalances: bool = False
-    looks_beyond: ClassVar[bool] = False
-
-    def choose_or_look(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], horizon: Horizon) -> Decision:
-        return self.choose(query, loads)
+    weighs: ClassVar[bool] = True
+    beyond_from_s: ClassVar[float | None] = None
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
         return pair_of(query, view, self.max_key_blocks)
 
-    def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
-        left = usable(query, loads)
-        if len(left) < PAIR:
-            decision = self._decide(query, left[0], None, Reason.ONLY_ONE)
-        else:
-            decision = self._pick(query, left[0], left[1])
-        if query.excluded and decision.instance_id not in query.pair:
-            return replace(decision, reason=Reason.BEYOND_PAIR)
-        return decision
+    def weights(self, query: RouteQuery, learned: Learned) -> Weights:
+        return self._weights()
 
     @abstractmethod
-    def _pick(self, query: RouteQuery, first: InstanceLoad, second: InstanceLoad) -> Decision:
-        """Decide between the two candidates; ``first`` is from the first ring."""
+    def _weights(self) -> Weights:
+        """What a candidate costs."""
 
-    def _decide(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad | None, reason: Reason) -> Decision:
-        """Write the decision down, and ask for the rebalancer when both candidates are past the SLO."""
-        overloaded = self.rebalances and other is not None and self._both_late(query, chosen, other)
-        return decide(query, chosen, other, reason, self.decode_stall_s, overloaded=overloaded)
+    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str) -> Reason:
+        if query.excluded and chosen not in query.pair:
+            return Reason.BEYOND_PAIR
+        if len(loads) < PAIR:
+            return Reason.ONLY_ONE
+        return self._reason(query, loads[chosen], next(load for name, load in loads.items() if name != chosen))
 
-    def _both_late(self, query: RouteQuery, first: InstanceLoad, second: InstanceLoad) -> bool:
-        return self._ttft_s(query, first) > query.slo_s and self._ttft_s(query, second) > query.slo_s
+    @abstractmethod
+    def _reason(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason: ...
+
+    def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
+        raise NotImplementedError("the policy weighs: the store chooses by its weights")
 
     def _ttft_s(self, query: RouteQuery, load: InstanceLoad) -> float:
-        return expected_ttft_s(load, query.chain.uncached_tokens(load.hit_blocks), self.decode_stall_s)
-
-    def _less_loaded(self, first: InstanceLoad, second: InstanceLoad) -> tuple[InstanceLoad, InstanceLoad]:
-        """Both, the one with less queued work first; without any, the one with less KV memory in use."""
-        if self._load(second) < self._load(first):
-            return second, first
-        return first, second
-
-    def _load(self, load: InstanceLoad) -> tuple[float, int]:
-        return queueing_s(load, self.decode_stall_s), load.context_tokens
+        return PLAIN_TTFT.of(features_of(load, query.chain, self.decode_stall_s))
 
 
 def pair_of(query: RouteQuery, view: ClusterView, max_key_blocks: int) -> tuple[str, ...]:

@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scheduling.decision import Decision, Reason, RouteQuery
 from scheduling.instance import InstanceLoad
 from scheduling.policies.choice import Cost
 from scheduling.policies.fleet import FleetPolicy
-from scheduling.settings import PrebleSettings
+
+EXPLOIT_SHARE = 0.5
+BALANCE_RATIO = 2.0
+"""As the paper has them."""
 
 
 @dataclass(frozen=True)
 class Preble(FleetPolicy):
     """Source: Preble (ICLR 2025), E2 (exploitation + exploration).
 
-    A match longer than ``exploit_share`` of the prompt: the instances with the longest match, the less loaded
+    A match longer than ``EXPLOIT_SHARE`` of the prompt: the instances with the longest match, the less loaded
     of them. Otherwise least of: prefill work assigned in the last minutes + prefill cost of what misses here +
     prefill cost of what the KV cache would evict for it. Load adjustment: an exploiting request explores when
-    its instance carries more than ``balance_ratio`` times the load of the lightest one.
+    its instance carries more than ``BALANCE_RATIO`` times the load of the lightest one.
     """
-
-    settings: PrebleSettings = field(default_factory=PrebleSettings)
 
     def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         longest = max(load.hit_blocks for load in loads)
         work_s = [load.window_tokens / load.prefill_tokens_per_s for load in loads]
         matched = query.chain.hit_tokens(longest)
-        if matched > self.settings.exploit_share * query.chain.prompt_tokens:
+        if matched > EXPLOIT_SHARE * query.chain.prompt_tokens:
             costs: list[Cost] = [(-load.hit_blocks, busy_s) for load, busy_s in zip(loads, work_s, strict=True)]
             best_s = min(busy_s for load, busy_s in zip(loads, work_s, strict=True) if load.hit_blocks == longest)
             lightest_s = min(work_s)
-            if lightest_s == 0 or best_s <= self.settings.balance_ratio * lightest_s:
+            if lightest_s == 0 or best_s <= BALANCE_RATIO * lightest_s:
                 return self._cheapest(query, loads, costs, Reason.CACHE)
         costs = [(busy_s + self._added_s(query, load),) for load, busy_s in zip(loads, work_s, strict=True)]
         return self._cheapest(query, loads, costs, Reason.COST)
 
     def _added_s(self, query: RouteQuery, load: InstanceLoad) -> float:
-        """What the request would cost the instance: its prefill and the reuse that eviction takes away."""
+        """What the request would cost the instance: its prefill, and the reuse lost by eviction."""
         uncached_tokens = query.chain.uncached_tokens(load.hit_blocks)
         cached_tokens = load.cached_blocks * query.chain.block_tokens
         evicted_tokens = min(uncached_tokens, max(0, cached_tokens + uncached_tokens - load.kv_capacity_tokens))
-        return (uncached_tokens + self.settings.eviction_weight * evicted_tokens) / load.prefill_tokens_per_s
+        return (uncached_tokens + evicted_tokens) / load.prefill_tokens_per_s

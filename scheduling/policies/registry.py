@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduling.decision import Policy
-from scheduling.placement_cost import PlacementCost
 from scheduling.policies.cache_affinity import CacheAffinity
 from scheduling.policies.dualmap import DualMap
 from scheduling.policies.dualmap_cache_affinity import DualMapCacheAffinity
+from scheduling.policies.dualmap_least_cost import DualMapLeastCost
 from scheduling.policies.dualmap_least_loaded import DualMapLeastLoaded
 from scheduling.policies.dualmap_min_ttft import DualMapMinTtft
-from scheduling.policies.dualmap_wide import DualMapWide
 from scheduling.policies.dynamo import Dynamo
 from scheduling.policies.fleet import FleetPolicy
 from scheduling.policies.least_loaded import LeastLoaded
@@ -31,9 +30,7 @@ def _in_pair(policy: type[PairPolicy]) -> Builder:
 
 
 def _dualmap(*, rebalances: bool) -> Builder:
-    return lambda name, settings: DualMap(
-        name, settings.max_key_blocks, settings.decode_stall_s, rebalances, settings=settings.dualmap
-    )
+    return lambda name, settings: DualMap(name, settings.max_key_blocks, settings.decode_stall_s, rebalances)
 
 
 def _in_fleet(policy: type[FleetPolicy]) -> Builder:
@@ -46,14 +43,14 @@ BUILDERS: dict[PolicyName, Builder] = {
     "dualmap-least-loaded": _in_pair(DualMapLeastLoaded),
     "dualmap-min-ttft": _in_pair(DualMapMinTtft),
     "dualmap-no-rebalance": _dualmap(rebalances=False),
-    "dualmap-wide": lambda name, settings: DualMapWide(
-        name, settings.max_key_blocks, settings.decode_stall_s, PlacementCost.of(settings), settings.dualmap_wide
+    "dualmap-least-cost": lambda name, settings: DualMapLeastCost(
+        name, settings.max_key_blocks, settings.kv_weight_s, settings.least_cost
     ),
     "cache-affinity": _in_pair(CacheAffinity),
     "round-robin": _in_fleet(RoundRobin),
     "least-loaded": _in_fleet(LeastLoaded),
     "min-ttft": _in_fleet(MinTtft),
-    "preble": lambda name, settings: Preble(name, settings.decode_stall_s, settings=settings.preble),
+    "preble": _in_fleet(Preble),
     "dynamo": lambda name, settings: Dynamo(name, settings.decode_stall_s, settings=settings.dynamo),
     "sglang": lambda name, settings: Sglang(name, settings.decode_stall_s, settings=settings.sglang),
     "llm-d": lambda name, settings: LlmD(name, settings.decode_stall_s, settings=settings.llm_d),

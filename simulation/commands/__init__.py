@@ -1,4 +1,4 @@
-"""The simulation's commands, ready to be hung into a command line.
+"""The simulation's commands, for a command line.
 
 Each module offers ``add_arguments(parser)`` and ``run(arguments, scheduling, engine) -> exit code``; wrong input
 prints the file, the line and the reason and returns 2, with nothing written.

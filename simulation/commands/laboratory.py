@@ -34,7 +34,7 @@ _WHAT_RUNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--variant", action="append", metavar="NAME=POLICY[,SETTING=VALUE…]",
-        help="a competitor, the first is compared with the best other (none: dualmap-wide and the best peers)",
+        help="a competitor, the first is compared with the best other (none: dualmap-least-cost and the best peers)",
     )  # fmt: skip
     matrix = parser.add_argument_group("matrix (what is left out is the suite's)")
     matrix.add_argument("--suite", choices=[*SUITES], help="which traces, fleets, rates and seeds (none: standard)")
@@ -54,13 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--cache", type=Path, default=Path(".laboratory"), metavar="DIR",
-        help="figures of former runs; a change of code or settings reruns what it concerns",
+        help="figures of former runs; a change of code or settings reruns what it affects",
     )  # fmt: skip
     add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace, scheduling: SchedulingSettings, engine: EngineSettings) -> int:
-    """Variants change ``scheduling``; the presets stand for ``engine``."""
+    """Variants change ``scheduling``; the presets replace ``engine``."""
     work = _run if arguments.former is None else _report_again
     return exit_code("laboratory", lambda: work(arguments, scheduling))
 
@@ -114,7 +114,7 @@ def _run(arguments: argparse.Namespace, scheduling: SchedulingSettings) -> int:
 
 
 def _report_again(arguments: argparse.Namespace, scheduling: SchedulingSettings) -> int:
-    """From the file alone: neither the matrix nor ``scheduling`` has a say."""
+    """From the file alone: neither the matrix nor ``scheduling`` matters."""
     idle = [name for name in _WHAT_RUNS if getattr(arguments, name)]
     if idle:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)

@@ -1,4 +1,4 @@
-"""Command-line options that the simulation's commands share, and what they stand for."""
+"""Command-line options that the simulation's commands share, and their meaning."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredFleet:
-    """What the settings say about a fleet, as far as a simulated one heeds it."""
+    """The settings of a fleet that a simulated one uses."""
 
     scheduling: SchedulingSettings
     engine: EngineSettings
@@ -87,7 +87,7 @@ class ConfiguredFleet:
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """What the options and the settings say about the fleet."""
+    """The fleet of the options and the settings."""
 
     policies: tuple[PolicyName, ...]
     scheduling: SchedulingSettings
@@ -160,7 +160,7 @@ def _fleet(pool: PoolSettings, engine: EngineConfig, instances: int | None) -> t
     """The pool's instances that prompts are sent to, or ``instances`` like them; if it names none, as many as asked
     for with the engine's figures, as ``dualmap up`` would start them.
 
-    What an instance does not say of its KV memory it would report itself, and here that is the engine's.
+    An instance without a KV capacity would report its own, which here is the engine's.
     """
     specs = [
         one.spec() if "kv_capacity_tokens" in one.model_fields_set

@@ -33,7 +33,7 @@ COLUMNS: dict[str, Show] = {
     "TTFT error": lambda r: f"{r.ttft_error_p50:.0%}",
     "undisturbed": lambda r: f"{r.undisturbed_error_p50:.0%}",
 }
-"""What matters most stands first."""
+"""The most important first."""
 
 
 def results_table(results: Sequence[RunResult], width: int) -> Table:
@@ -42,7 +42,7 @@ def results_table(results: Sequence[RunResult], width: int) -> Table:
 
 
 def goodput_table(found: Sequence[tuple[str, Goodput]], bounds: Bounds) -> Table:
-    """One row a policy, and what none can pass, see ``simulation.bounds``."""
+    """One row per policy, and the bounds, see ``simulation.bounds``."""
     table = Table(box=None, header_style="bold")
     for index, column in enumerate(("policy", "goodput/s", "fails at", "runs")):
         table.add_column(column, justify="right" if index else "left")

@@ -19,7 +19,7 @@ MAX_ANSWERS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request is read against."""
+    """The limits that a request is checked against."""
 
     model: str
     max_model_len: int
@@ -162,7 +162,7 @@ def _script(prompt: Prompt, sampling: Sampling, limits: Limits, seed: int) -> Sc
         raise _too_few(0)
     if sampling.max_tokens is not None:
         room = min(room, sampling.max_tokens)
-    if sampling.max_tokens == 0:  # the prompt alone is wanted; a token is computed all the same
+    if sampling.max_tokens == 0:  # only the prompt is wanted; a token is computed in any case
         return Script(MadeUpText(seed), 1, "length", visible_chars=0)
     if sampling.given is not None:
         given = GivenText(sampling.given(seed))

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server connection: keep-alive, pipelining, chunked answers, and news of clients that leave.
+"""A small HTTP/1.1 server connection: keep-alive, pipelining, chunked answers, and notice of clients that leave.
 
 Written at protocol level because four emulated servers, a router fleet and a load generator share two cores: a
 streamed chunk costs one formatting and one write.
@@ -19,6 +19,7 @@ KEEP_ALIVE_S = 5.0
 """Idle connections are closed after this time, as vLLM's server does."""
 MAX_PIPELINED = 16
 MAX_HEADER_BYTES = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +129,10 @@ class Connections:
 class HttpConnection(asyncio.Protocol):
     """Parses requests and hands them over one at a time, in order."""
 
-    def __init__(self, handler: Handler, connections: Connections, max_body_bytes: int) -> None:
+    def __init__(self, handler: Handler, connections: Connections) -> None:
         self.writable = True
         self._handler = handler
         self._connections = connections
-        self._max_body_bytes = max_body_bytes
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -187,7 +187,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self._body_bytes > self._max_body_bytes:
+        if self._body_bytes > MAX_BODY_BYTES:
             self._refuse(413, b"Request body too large.")
         else:
             self._body.append(body)

@@ -50,7 +50,7 @@ def missing(location: str, parent: object) -> ApiError:
 
 
 def not_emulated(name: str) -> ApiError:
-    """A feature of vLLM's that the emulator lacks: better refused than ignored."""
+    """A feature of vLLM that the emulator lacks: it is refused, not ignored."""
     return ApiError(400, "BadRequestError", f"{name} is not emulated.", name)
 
 
@@ -75,7 +75,7 @@ def engine_dead() -> ApiError:
 
 
 def plain(status: int) -> ApiError:
-    """An error that has nothing to say but its status."""
+    """An error that has only a status."""
     return ApiError(status, HTTPStatus(status).phrase.replace(" ", "") + "Error", HTTPStatus(status).phrase)
 
 

@@ -1,4 +1,4 @@
-"""What can be ordered to go wrong, for tests and drills: the paths under ``/emulator/``."""
+"""Faults on demand, for tests and drills: the paths under ``/emulator/``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Faults:
 
     def __init__(self, generator: Generator, die: Callable[[bool, float | None], None]) -> None:
         self.draining = False
-        """Shutting down: new requests get 500, running ones go on."""
+        """Shutting down: new requests get 500, running ones continue."""
         self._generator = generator
         self._die = die
         self._fail_next = 0

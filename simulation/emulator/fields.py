@@ -1,4 +1,4 @@
-"""Fields of a JSON body, checked as vLLM checks them. A field that is null is as good as absent."""
+"""Fields of a JSON body, checked as vLLM checks them. A field that is null counts as absent."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def mapping(payload: Body, name: str) -> Mapping[str, Any] | None:
 
 
 def required(payload: Body, name: str) -> Any:
-    """Whatever the field holds, but not nothing."""
+    """Any value of the field, but not null."""
     value = payload.get(name)
     if value is None:
         raise missing(name, payload)

@@ -1,7 +1,7 @@
 """The engine in real time: takes requests, lets the engine run by the clock, and writes answers as tokens appear.
 
-The engine's virtual time is exact; the event loop is not. Whatever the loop's delay, a token appears at the engine's
-time for it, and several that are due at once go out in one chunk, as vLLM's front end does when it is late.
+The engine's virtual time is exact; the event loop is not. A token always has the engine's time, even if the loop is
+late; several that are due at once are sent in one chunk, as vLLM's front end does when it is late.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from simulation.engine_types import EngineRequest, Event, EventKind
 from simulation.settings import EmulatorSettings
 
 _MIN_TICK_S = 0.0005
+FLUSH_INTERVAL_S = 0.005
+"""Chunks are written at most this often."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +77,7 @@ class Generator:
     """Runs one engine. Everything happens on one event loop; no call blocks.
 
     Args:
-        crash: what a prompt that kills the engine sets off; it must call ``kill``.
+        crash: called when a prompt kills the engine; it must call ``kill``.
     """
 
     def __init__(self, settings: EmulatorSettings, crash: Callable[[], None]) -> None:
@@ -198,7 +200,7 @@ class Generator:
         if self._streaming:
             step_s = self._engine.next_step_end_s()
             if step_s is not None and step_s < event_s:
-                pause_s = self._flushed_s + self._settings.flush_interval_ms / 1000 - time.monotonic()
+                pause_s = self._flushed_s + FLUSH_INTERVAL_S - time.monotonic()
                 delay_s = min(delay_s, max(self.clock.wall_delay_s(step_s), pause_s))
         self._timer = asyncio.get_running_loop().call_later(max(delay_s, _MIN_TICK_S), self._tick)
 

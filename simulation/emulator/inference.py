@@ -57,7 +57,7 @@ class Inference:
     def _generated(
         self, read: Read[StreamReply], *, own_id: bool = False, error_body: Callable[[ApiError], bytes] = ApiError.body
     ) -> Route:
-        """``own_id``: the answer's id is the server's own, whatever the client sends."""
+        """``own_id``: the answer's id is the server's own, not the client's."""
 
         def handle(request: HttpRequest, responder: Responder) -> None:
             self._faults.fail_if_ordered()

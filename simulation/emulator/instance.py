@@ -12,7 +12,7 @@ from simulation.settings import EmulatorSettings
 PORT_CLOSES_AFTER_S = 0.2
 """A vLLM server whose engine died lingers this long."""
 ORDER_ANSWERED_S = 0.02
-"""Who orders an abrupt death still gets the answer to the order."""
+"""The request for an abrupt death still gets its answer."""
 CLOSE_TIMEOUT_S = 2.0
 """Time for clients to read the end of their answers when the server closes."""
 
@@ -42,7 +42,7 @@ class EmulatedInstance:
         self._port = self._server.sockets[0].getsockname()[1]
 
     def die(self, abruptly: bool, revive_after_s: float | None) -> None:
-        """Go down: abruptly, as when the process is killed, or as when the engine dies behind its server.
+        """Go down: abruptly, as when the process is killed, or as when only the engine dies.
 
         With ``revive_after_s``, the server comes back on its port after that time, with an empty cache.
         """
@@ -75,7 +75,7 @@ class EmulatedInstance:
         await self._connections.close(CLOSE_TIMEOUT_S)
 
     def _connection(self) -> HttpConnection:
-        return HttpConnection(self.endpoints.handle, self._connections, self._settings.max_body_bytes)
+        return HttpConnection(self.endpoints.handle, self._connections)
 
     def _drop_port(self) -> None:
         if self._server is not None:

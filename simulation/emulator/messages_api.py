@@ -111,7 +111,7 @@ class MessageReply:
         content: list[dict[str, Any]] = []
         if self._call is None:
             content.append({"type": "text", "text": said})
-        elif ends[0].finish_reason == "stop":  # a call that was cut short is none
+        elif ends[0].finish_reason == "stop":  # a call that was cut short does not count
             content.append(self._use(self._call, orjson.loads(said)))
         reason, sequence = self._stop(ends[0])
         answer = {**self._message(content), "stop_reason": reason, "usage": _usage(usage)}

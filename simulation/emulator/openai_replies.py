@@ -17,7 +17,7 @@ from simulation.emulator.replies import DONE, Ended, Stamp, Usage, event
 from simulation.emulator.structured import ToolCall
 
 _MARK = "\ue000"
-"""Stands for an answer's text while its frame is formatted."""
+"""Placeholder for an answer's text while its frame is formatted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class OpenAiReply:
         self._options = options
         self._logprobs = logprobs
         self._frame: tuple[bytes, bytes] | None = None
-        """Around the text of an answer where nothing else changes from chunk to chunk."""
+        """The frame around the text of an answer, where only the text changes from chunk to chunk."""
         if len(ask.choices) == 1 and logprobs is None and not options.continuous_usage:
             head, _mark, tail = event(self._chunk([self._chunk_choice(0, _MARK)])).partition(f'"{_MARK}"'.encode())
             self._frame = head, tail

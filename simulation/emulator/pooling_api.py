@@ -92,7 +92,7 @@ def read_rerank(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, Pooli
 
 
 class PoolingReply:
-    """An answer that is known but for its usage, once the prompts are computed."""
+    """An answer that is known except for its usage, once the prompts are computed."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self._answer = answer
@@ -127,7 +127,7 @@ def similarity(left: bytes, right: bytes) -> float:
 
 
 def _ask(prompts: Sequence[bytes], limits: Limits) -> Ask:
-    """Prompts to be computed; the one token of output that the engine model needs stands for the pooling."""
+    """Prompts to be computed; the one token of output that the engine model needs represents the pooling."""
     pooled = Script(GivenText(""), 1, "stop")
     return Ask(tuple(Choice(read_prompt(prompt, limits, spare_tokens=1), pooled) for prompt in prompts))
 

@@ -15,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What answers of one server are marked with."""
+    """The identity of one server in its answers."""
 
     request_id: str
     """Unique; what the client or the router sent, else minted."""

@@ -25,7 +25,7 @@ _NO_STORE = (
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the answer repeats of the request."""
+    """Fields of the request that the answer repeats."""
 
     max_output_tokens: int | None
     instructions: str | None

@@ -1,4 +1,4 @@
-"""Paths and what answers them."""
+"""Paths and their handlers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from simulation.emulator.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What answers a path and method, now or later."""
+    """The handler of a path and method, which answers now or later."""
 
     handler: Callable[[HttpRequest, Responder], None]
     """May raise ApiError."""
     error_body: Callable[[ApiError], bytes] = ApiError.body
-    """How its API words errors."""
+    """How its API formats errors."""
 
 
 Routes = Mapping[str, Mapping[str, Route]]

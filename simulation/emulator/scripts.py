@@ -1,4 +1,4 @@
-"""What answers say: every token of an answer is known before its first one is due.
+"""Texts of answers: every token of an answer is known before its first one is due.
 
 A token is four characters. Made-up words are one token each; a text that is given (JSON, a tool's arguments) is cut
 into fours, and its last token may be shorter.
@@ -85,11 +85,11 @@ class Script:
         return [text[at * TOKEN_CHARS : (at + 1) * TOKEN_CHARS] for at in range(count)]
 
     def stopped(self, stops: Sequence[str], *, include_stop: bool, min_tokens: int) -> Script:
-        """This answer, ended by the first of the stop strings that it says after its first ``min_tokens`` tokens."""
+        """This answer, ended by the first stop string in it after its first ``min_tokens`` tokens."""
         if not stops:
             return self
         begin = min_tokens * TOKEN_CHARS
-        # Beyond its period a made-up text says nothing new.
+        # Beyond its period a made-up text repeats.
         end = min(self.tokens * TOKEN_CHARS, begin + _PERIOD_CHARS + max(map(len, stops)))
         text = self.source.slice(begin, end)
         found = [(at + len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]

@@ -1,4 +1,4 @@
-"""Structured output and tool calls: what a request wants its answer to be, beyond made-up words."""
+"""Structured output and tool calls: requested forms of an answer other than made-up words."""
 
 from __future__ import annotations
 

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from scheduling.blocks import cache_seed, chain_of_trace
 from scheduling.chain import Chain
-from scheduling.decision import Horizon, RouteQuery
+from scheduling.decision import RouteQuery
 from scheduling.hotness import HotnessWindow
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.placement import Observation, Placement, PlaceReply, Search
 from scheduling.policies import build_policy
+from scheduling.queue_order import QueueOrder
 from scheduling.rebalance import plan_rebalance
+from scheduling.request import Request, RequestState
 from scheduling.settings import PolicyName
-from scheduling.view import ClusterView
-from simulation.choosing import choose
+from scheduling.steps import drive_now
 from simulation.evaluate.plan import DEFAULT_POLICY, PAPER_SLO_S, Plan, scheduling_for
 from simulation.evaluate.section import Cell, DataTable, Section
+from simulation.simulated_fleet import SimulatedFleet
 from simulation.sources import TraceSource
 from simulation.traces import Trace
-from statestore.ledger import PoolLedger
-from statestore.ledger.kv import KvMetadata
-from statestore.queues import hot_queue
-from statestore.reservation import Reservation
+from statestore.memory.kv import KvMetadata
+from statestore.memory.state import PoolState
 
 POLICIES: tuple[PolicyName, ...] = ("dualmap", DEFAULT_POLICY, "min-ttft", "preble", "llm-d")
 QUEUE_LENGTHS = (16, 64, 256)
@@ -35,68 +36,72 @@ _SEED = cache_seed("overhead")
 class StepCosts:
     """CPU microseconds of one request's steps."""
 
-    kv_access_us: float
-    """Loads and hits of all candidates, of those of a second look too."""
-    routing_us: float
-    """Candidates and choice."""
-    reserving_us: float
-    """Queueing, counting, dispatching, stamping metadata, and what finishing takes back."""
+    searching_us: float
+    """What a replica does around the store calls: candidates, weights or choice, and the decision."""
+    placing_us: float
+    """What the store does: loads and hits, weighing, queueing, dispatching, stamping metadata."""
+    releasing_us: float
+    """First token and finish."""
+
+
+class _TimedFleet(SimulatedFleet):
+    """Counts the time of its store calls."""
+
+    spent_s = 0.0
+
+    def place(self, placement: Placement) -> PlaceReply:
+        started_s = time.process_time()
+        try:
+            return super().place(placement)
+        finally:
+            self.spent_s += time.process_time() - started_s
+
+    def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
+        started_s = time.process_time()
+        try:
+            return super().observe(instance_ids, chain)
+        finally:
+            self.spent_s += time.process_time() - started_s
 
 
 def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetitions: int) -> StepCosts:
-    """On a ledger that has seen the trace's first requests; process CPU time, this machine."""
+    """On a pool that has seen the trace's first requests; process CPU time, this machine."""
     settings = scheduling_for(policy_name).model_copy(update={"block_tokens": trace.block_tokens})
-    ledger, policy = PoolLedger(settings), build_policy(settings)
+    policy, order, turn = build_policy(settings), QueueOrder.of(settings), 0
+    state = PoolState(settings, lambda: turn * 100)
     for number in range(instances):
-        spec = InstanceSpec(f"i{number:03d}", f"http://i{number:03d}", state=InstanceState.READY)
-        ledger.put_instance(spec, 0)
-    members = ledger.membership()
-    view = ClusterView.build(
-        epoch=members.epoch, tree_version=0, instances=members.instances, tree=members.tree,
-        virtual_nodes=settings.virtual_nodes,
-    )  # fmt: skip
+        state.put_instance(InstanceSpec(f"i{number:03d}", f"http://i{number:03d}", state=InstanceState.READY))
+    fleet = _TimedFleet(state, settings, None)
     chains = [chain_of_trace(r.hash_ids, r.input_tokens, _SEED, trace.block_tokens) for r in trace.requests]
-    looking_s = deciding_s = reserving_s = 0.0
-
-    def look(instance_ids: Iterable[str], horizon: bool) -> tuple[Mapping[str, InstanceLoad], Horizon | None]:
-        nonlocal looking_s
-        started = time.process_time()
-        seen = ledger.observe(instance_ids, query.chain, now_ms, horizon=horizon)
-        looking_s += time.process_time() - started
-        return seen.loads, seen.horizon
-
+    placing_s = releasing_s = 0.0
     for turn in range(repetitions):
-        query, now_ms = RouteQuery(chains[turn % len(chains)], PAPER_SLO_S, sequence=turn), turn * 100
-        started = time.process_time()
-        decision = choose(policy, query, view, look)
-        decided = time.process_time()
-        reservation = Reservation(
-            str(turn), "r", decision.instance_id, query.chain, decision.uncached_tokens, 256, 5000,
-            decision.alternative_id, decision.alternative_uncached_tokens, ttft_features=decision.ttft_features,
-        )  # fmt: skip
-        ledger.reserve(reservation, now_ms)
-        ledger.first_token(str(turn), decision.instance_id, query.chain, now_ms)
-        ledger.finish(str(turn), now_ms)
-        deciding_s += decided - started
-        reserving_s += time.process_time() - decided
-    seconds = (looking_s, deciding_s - looking_s, reserving_s)
+        chain = chains[turn % len(chains)]
+        request = Request(str(turn), "r", "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, 5000)
+        started_s = time.process_time()
+        search = Search(policy, order, RouteQuery(chain, PAPER_SLO_S), request, fleet, False, settings.decode_stall_s)
+        placed = drive_now(search.run(), fleet)
+        placed_s = time.process_time()
+        state.first_token(request.request_id, placed.decision.instance_id)
+        state.finish(request.request_id)
+        placing_s += placed_s - started_s
+        releasing_s += time.process_time() - placed_s
+    seconds = (placing_s - fleet.spent_s, fleet.spent_s, releasing_s)
     return StepCosts(*(1e6 * spent_s / repetitions for spent_s in seconds))
 
 
-def measure_rebalance_us(held: int, chain: Chain) -> float:
+def measure_rebalance_us(held: int) -> float:
     """CPU microseconds to plan one round over a queue of ``held`` late requests."""
-    settings = scheduling_for("dualmap")
-    ledger = PoolLedger(settings)
+    state = PoolState(scheduling_for("dualmap"), lambda: 1000)
     for instance_id in ("hot", "cool"):
-        ledger.put_instance(InstanceSpec(instance_id, "http://x", state=InstanceState.READY), 0)
-    for number in range(held + 4):
-        ledger.reserve(Reservation(str(number), "r", "hot", chain, 9000, 256, 5000, "cool", 9000), 0)
-    return 1e6 * _cpu_s(lambda: _plan(ledger), repetitions=20)
+        state.put_instance(InstanceSpec(instance_id, "http://x", state=InstanceState.READY))
+    late = Request("", "r", "hot", RequestState.HELD, 1, 9000, 9000, 256, 5000, 1, 0, 0, "cool", 9000)
+    state.adopt([replace(late, request_id=str(number)) for number in range(held)])
+    return 1e6 * _cpu_s(lambda: _plan(state), repetitions=20)
 
 
-def _plan(ledger: PoolLedger) -> int:
-    snapshot = ledger.queue("hot", 1000)
-    return 0 if snapshot is None else len(plan_rebalance(hot_queue(snapshot)))
+def _plan(state: PoolState) -> int:
+    queue = state.queue("hot")
+    return 0 if queue is None else len(plan_rebalance(queue))
 
 
 def _cpu_s(work: Callable[[], object], repetitions: int) -> float:
@@ -112,7 +117,7 @@ def measure_kv_bytes(blocks: int) -> float:
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     metadata = KvMetadata()
-    metadata.give(tuple(value + 1 for value in hashes), blocks)
+    metadata.stamp(tuple(value + 1 for value in hashes), blocks, blocks)
     size = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert len(metadata) == blocks
@@ -139,10 +144,9 @@ def overhead_section(plan: Plan) -> Section:
     for policy in POLICIES:
         for instances in plan.overhead_sizes:
             costs = measure_steps(policy, instances, trace, plan.overhead_repetitions)
-            total = costs.kv_access_us + costs.routing_us + costs.reserving_us
-            steps.append([policy, instances, costs.kv_access_us, costs.routing_us, costs.reserving_us, total])
-    chain = chain_of_trace(trace.requests[0].hash_ids, trace.requests[0].input_tokens, _SEED)
-    rebalance: list[list[Cell]] = [[held, measure_rebalance_us(held, chain)] for held in QUEUE_LENGTHS]
+            total = costs.searching_us + costs.placing_us + costs.releasing_us
+            steps.append([policy, instances, costs.searching_us, costs.placing_us, costs.releasing_us, total])
+    rebalance: list[list[Cell]] = [[held, measure_rebalance_us(held)] for held in QUEUE_LENGTHS]
     memory: list[list[Cell]] = []
     for tokens, block_tokens in ((1_000_000, 512), (1_000_000, 128), (500_000, 512), (500_000, 128)):
         blocks = tokens // block_tokens
@@ -153,14 +157,14 @@ def overhead_section(plan: Plan) -> Section:
         name="overhead",
         title="Scheduler overhead and metadata footprint",
         question=(
-            "KV access, routing and rebalancing against the size of the cluster: CPU microseconds a request on this "
+            "Search, placement and rebalancing against the size of the cluster: CPU microseconds a request on this "
             "machine, over the in-memory store. Over Redis each request adds its share of a round trip (see the "
             "benchmarks of the store); a pair needs two instances' figures, the fleet-wide policies need all."
         ),
         findings=[_growth_finding(steps, plan.overhead_sizes)],
         tables=[
-            DataTable("CPU a request", ("policy", "instances", "KV access µs", "routing µs", "reserve to finish µs",
-                                        "sum µs"), steps),
+            DataTable("CPU a request", ("policy", "instances", "search µs", "store: place µs",
+                                        "first token, finish µs", "sum µs"), steps),
             DataTable("One rebalancing plan", ("held requests", "CPU µs"), rebalance),
             DataTable("KV metadata of one instance, as allocated in memory",
                       ("KV capacity, tokens", "tokens a block", "blocks", "KiB", "bytes a block", "MiB for 32"),

@@ -117,7 +117,7 @@ def policy_title(policy: str) -> str:
 def scheduling_for(policy: PolicyName) -> SchedulingSettings:
     """The product's defaults, which show every policy at its best; the paper's own for DualMap.
 
-    ``dualmap-wide`` is ours and made for deadline order; everybody else serves first come, first served.
+    ``dualmap-least-cost`` is this project's and made for deadline order; all others serve first come, first served.
     """
     return SchedulingSettings(policy=policy, slo_ttft_s=PAPER_SLO_S)
 

@@ -24,7 +24,7 @@ def shared_prefix_section(plan: Plan) -> Section:
     return Section(
         name="prefixes",
         title="Shared prefixes",
-        question="How much of each prompt somebody sent before: the share and the length of its longest known prefix.",
+        question="How much of each prompt was sent before: the share and the length of its longest known prefix.",
         tables=[_traces_table(sources)],
         plots=[
             Plot(

@@ -18,14 +18,12 @@ from simulation.evaluate.plan import (
     Workload,
     policy_title,
     scenario_for,
-    scheduling_for,
 )
 from simulation.evaluate.section import Cell, DataTable, Plot, Section, cell_of
 from simulation.evaluate.work import Worker
 from simulation.goodput import ON_TIME_SHARE, GoodputJob, run_goodput
 from simulation.results import RunResult
 from simulation.runs import RunJob, run_job
-from simulation.short_span import short_span_note
 
 CAPACITY_COLUMNS: tuple[str, ...] = (
     "policy",
@@ -113,7 +111,7 @@ def capacity_section(measured: Sequence[RateRuns]) -> Section:
             "SLO. Effective capacity is the share of requests whose first token came within 5 s of arrival. Rates are "
             "arrivals per second over 8 instances."
         ),
-        findings=[*map(_capacity_finding, measured), *_short_spans([run for runs in measured for run in runs.runs])],
+        findings=[*map(_capacity_finding, measured)],
         tables=[
             DataTable(runs.workload.label, CAPACITY_COLUMNS, [_row(run) for run in runs.runs]) for runs in measured
         ],
@@ -150,14 +148,7 @@ def _capacity_finding(runs: RateRuns) -> str:
         if min(run.effective_capacity for run in compared) < 0.99:
             shares = ", ".join(f"{policy_title(run.policy)} {run.effective_capacity:.0%}" for run in compared)
             parts.append(f"{compared[0].rate_per_s:.1f}/s: {shares}")
-    return f"{runs.workload.label}: " + ("; ".join(parts) if parts else "everybody is on time at every rate") + "."
-
-
-def _short_spans(runs: Sequence[RunResult]) -> list[str]:
-    """Of the default policy, which alone orders by deadline here."""
-    spans_s = [run.requests / run.rate_per_s for run in runs if run.policy == DEFAULT_POLICY]
-    note = short_span_note(spans_s, scheduling_for(DEFAULT_POLICY).max_hold_s)
-    return [f"{DEFAULT_POLICY}: {note}"] if note else []
+    return f"{runs.workload.label}: " + ("; ".join(parts) if parts else "all requests are on time at every rate") + "."
 
 
 def _rate_plots(runs: RateRuns) -> list[Plot]:
@@ -191,7 +182,7 @@ def goodput_section(plan: Plan, measured: Sequence[RateRuns]) -> Section:
         question=(
             "The highest rate with at least 90 % of TTFTs within the SLO, by bisection. None can pass the ideal "
             "goodput, with ideal hits and perfect balance on the same trace; the sustainable rate is the highest at "
-            "which 90 % of such traffic could be on time for ever."
+            "which 90 % of such traffic could be on time permanently."
         ),
         findings=findings,
         tables=[DataTable("Goodput", ("workload", "policy", "goodput/s", "of DualMap's %"), rows)],
@@ -276,7 +267,7 @@ def ablation_section(plan: Plan, measured: Sequence[RateRuns]) -> Section:
         name="ablation",
         title="Ablation",
         question=(
-            "Within the candidate pair: the larger hit whatever the load, the smaller load whatever the hit, the "
+            "Within the candidate pair: the larger hit at any load, the smaller load at any hit, the "
             "smaller TTFT, the SLO-aware choice without rebalancing, and all of DualMap."
         ),
         findings=findings,

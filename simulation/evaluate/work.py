@@ -1,4 +1,4 @@
-"""Where the evaluation's jobs run, and who hears how far they are."""
+"""Runs the evaluation's jobs over processes, and reports their progress."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
 OnStep = Callable[[str, int, int], None]
-"""Hears (what runs, jobs done, jobs in all)."""
+"""Called with (what runs, jobs done, jobs in all)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Runs jobs over processes and tells of each that is done."""
+    """Runs jobs over processes and reports each that is done."""
 
     workers: int
     on_step: OnStep = lambda *_: None

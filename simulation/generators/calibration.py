@@ -1,4 +1,4 @@
-"""Figures of a trace that decide how it behaves in a cache: to hold a generated trace against a real one."""
+"""Figures of a trace that decide how it behaves in a cache: to compare a generated trace with a real one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BURST_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class TraceFigures:
-    """What two traces must agree in to stand for each other."""
+    """Figures that two equivalent traces have in common."""
 
     requests: int
     rate_per_s: float

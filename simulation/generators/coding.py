@@ -1,7 +1,7 @@
 """Agentic coding sessions: a long shared system prompt, a context that grows with every tool call.
 
-An agent sends its whole context again after every tool result, seconds after the last answer; now and then a
-person reads and types. At the context limit the agent compacts: the next prompt is the system prompt and a
+An agent sends its whole context again after every tool result, seconds after the last answer; sometimes a person
+reads and types. At the context limit the agent compacts: the next prompt is the system prompt and a
 summary. A few agent kinds share the traffic unevenly, so their system prompts are hot prefixes of many blocks.
 The figures are plausible ones, not a measured trace's; the context limit is Qwen2.5's native 32,768 tokens.
 """

@@ -42,7 +42,7 @@ BRANCH_KEPT_SHARE = QuantileTable.of(0.02, 0.08, 0.1, 0.13, 0.23, 0.5, 0.8, 0.9,
 REPEAT_SHARE = 0.025
 # Chance that the next turn shares only the head of a prompt of so many tokens or more.
 BRANCH_SHARE = ((32_000, 0.17), (16_000, 0.32), (8_000, 0.25), (2_000, 0.04), (0, 0.0))
-# First prompts as short as this are fixed calls that nobody answers.
+# First prompts as short as this are fixed calls without a second turn.
 ONE_SHOT_TOKENS = 910
 # Chance that a session goes on after its first, second, ... turn; the last value holds from there on.
 CONTINUE_SHARE = (0.365, 0.44, 0.54, 0.60, 0.63, 0.65, 0.68, 0.71, 0.74, 0.78)
@@ -93,7 +93,7 @@ def toolagent(requests: int, seed: int) -> Trace:
 
 
 def _span_s(requests: int, rate_per_s: float) -> float:
-    """Long enough that the wanted number of requests has arrived whatever the seed."""
+    """Long enough that the wanted number of requests has arrived with any seed."""
     return 1.3 * requests / rate_per_s + 300
 
 

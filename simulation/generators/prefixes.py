@@ -1,5 +1,5 @@
-"""Synthetic traces that isolate one property each: how popular prefixes are, how that moves in time, what is left of
-the work where prefixes hardly matter.
+"""Synthetic traces that isolate one property each: the popularity of prefixes, its change in time, and work in which
+prefixes hardly matter.
 
 Every prompt is one of some shared prefixes followed by a tail of its own; arrivals are a Poisson process.
 """

@@ -92,7 +92,7 @@ class Experiment:
 def run_experiment(
     suite: Suite, variants: Sequence[Variant], base: SchedulingSettings, cache: RunCache, worker: Worker
 ) -> Experiment:
-    """Deterministic: the same suite, variants and code give the same figures, whatever the number of processes.
+    """Deterministic: the same suite, variants and code give the same figures with any number of processes.
 
     Raises:
         SimulationError: a broken trace or rate, before anything long runs.

@@ -1,4 +1,4 @@
-"""What one run is judged by in the laboratory: a flat row of numbers, fit for means and for a cache."""
+"""The figures of one run in the laboratory: a flat row of numbers, for means and for a cache."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ from simulation.laboratory.confidence import Comparison, Mean, Ranking
 from simulation.laboratory.experiment import Experiment, GoodputResult, RateResult
 from simulation.laboratory.summary import SUMMARY, summary_tables
 from simulation.laboratory.tables import ReportTable, counted, markdown_table, shown
-from simulation.laboratory.variants import Variant, described
-from simulation.short_span import short_span_note
+from simulation.laboratory.variants import described
 
 
 def report_tables(experiment: Experiment) -> list[ReportTable]:
@@ -18,9 +17,7 @@ def report_tables(experiment: Experiment) -> list[ReportTable]:
     tables = []
     for fleet, seeds in experiment.seeds.items():
         tables += [_goodput_table(result) for result in experiment.goodputs if result.fleet == fleet]
-        tables += [
-            _rate_table(result, len(seeds), experiment.variants) for result in experiment.rates if result.fleet == fleet
-        ]
+        tables += [_rate_table(result, len(seeds)) for result in experiment.rates if result.fleet == fleet]
     return tables
 
 
@@ -68,7 +65,7 @@ RATE_COLUMNS: Mapping[str, tuple[str, float, int]] = {
 """Column: figure, factor, digits. What matters most stands first."""
 
 
-def _rate_table(result: RateResult, wanted_seeds: int, variants: Sequence[Variant]) -> ReportTable:
+def _rate_table(result: RateResult, wanted_seeds: int) -> ReportTable:
     seeds = len(result.rates_per_s)
     ranking = Ranking.of(result.values("on_time"))
     rows = []
@@ -83,19 +80,12 @@ def _rate_table(result: RateResult, wanted_seeds: int, variants: Sequence[Varian
         _comparison(result.values("ttft_p90_s"), "TTFT P90", relative=True, highest_best=False),
         _comparison(result.values("hit_rate"), "hit rate", relative=False),
         _ranking_note(ranking),
-        _short_span_note(result, variants),
     ]
     if seeds < wanted_seeds:
         notes.append(f"{counted(wanted_seeds - seeds)} left out: there no FIFO policy has 90 % on time at any rate.")
     rate = f"{result.rate.label} ({shown(Mean.of(result.rates_per_s), 2)}/s)" if result.rate.of_saturation else None
     title = f"{result.fleet.title}: at {rate or result.rate.label}, {counted(seeds)}"
     return ReportTable(title, ("variant", *RATE_COLUMNS, "first"), tuple(rows), tuple(filter(None, notes)))
-
-
-def _short_span_note(result: RateResult, variants: Sequence[Variant]) -> str:
-    held_s = [one.scheduling.max_hold_s for one in variants if one.scheduling.granting_order == "deadline"]
-    spans_s = [result.fleet.counted_requests / rate_per_s for rate_per_s in result.rates_per_s]
-    return short_span_note(spans_s, max(held_s, default=0.0))
 
 
 def _comparison(values: Mapping[str, Sequence[float]], what: str, *, relative: bool, highest_best: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""results.json: everything that an experiment found, so that its report can be made again from it alone."""
+"""results.json: all results of an experiment, so that its report can be made again from it alone."""
 
 from __future__ import annotations
 
@@ -130,10 +130,10 @@ class _Document(BaseModel):
 
 
 def read_experiment(folder: Path) -> Experiment:
-    """What ``render_json`` told; means and rankings are not read, they follow from the figures.
+    """The experiment that ``render_json`` wrote; means and rankings are not read, they follow from the figures.
 
     Raises:
-        ResultsError: no file, or none that this version wrote.
+        ResultsError: no file, or one that another version wrote.
     """
     path = folder / RESULTS
     try:

@@ -27,7 +27,7 @@ _APART = {
     "statestore": frozenset({"failover", "redis"}),
     "simulation": frozenset({"commands", "emulator", "evaluate", "laboratory"}),
 }
-"""Parts of each room that no run passes through."""
+"""Parts of each package that no run uses."""
 _FRAMES = {"scheduling.policies.fleet", "scheduling.policies.pair"}
 """Never left out: policies use their functions without inheriting from their classes."""
 
@@ -46,7 +46,7 @@ class RunCache:
         path = self.folder / f"{run_key(job)}.json"
         try:
             return Figures(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):  # not there, or written by something else
+        except (OSError, ValueError, TypeError):  # missing, or not written by this class
             figures = Figures.of(job.run())
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
@@ -90,7 +90,7 @@ def _modules_of_others(policy: PolicyName) -> set[Path]:
 
 
 def _modules(policy: PolicyName) -> set[Path]:
-    """Modules of the policy's class and of those that it inherits from, but for the frames."""
+    """Modules of the policy's class and of those that it inherits from, except the bases."""
     classes = type(build_policy(SchedulingSettings(policy=policy))).__mro__
     names = {each.__module__ for each in classes if each.__module__.startswith("scheduling.policies.")} - _FRAMES
     return {Path(str(sys.modules[name].__file__)) for name in names}

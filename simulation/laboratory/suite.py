@@ -24,8 +24,8 @@ PEERS = (
     "dynamo=dynamo,queue_order=fifo",
     "sglang=sglang,queue_order=fifo",
 )
-"""The best other policies, first come, first served, each at its best settings. Together they tell saturation."""
-OURS = "wide=dualmap-wide,queue_order=deadline"
+"""The best other policies, first come, first served, each at its best settings. Together they define saturation."""
+OURS = "least-cost=dualmap-least-cost,queue_order=deadline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Workload:
     capped: bool = False
     """Cut prompts as the paper does."""
     file: str = ""
-    """A recording of the same traffic, to be taken instead where a folder holds it."""
+    """A recording of the same traffic, used instead if a folder holds it."""
 
     @property
     def is_file(self) -> bool:
@@ -105,7 +105,7 @@ def recorded(workload: Workload, folder: Path | None) -> Workload:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """A workload on a number of instances of one kind: what one goodput belongs to, but for the seed."""
+    """A workload on a number of instances of one kind: what one goodput belongs to, without the seed."""
 
     workload: Workload
     preset: str

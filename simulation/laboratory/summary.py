@@ -14,7 +14,7 @@ SUMMARY = "Summary"
 """Their heading."""
 _ABSENT = "–"
 _TOO_FEW_SEEDS = 2
-"""With so many an interval says next to nothing; both values stand in its place."""
+"""With so few seeds an interval says next to nothing; both values replace it."""
 
 Cell = Callable[[RateResult], str]
 Column = tuple[str, Rate, Cell]
@@ -63,7 +63,7 @@ def summary_tables(experiment: Experiment) -> list[ReportTable]:
 
 
 def _overloads(rate: Rate) -> bool:
-    """Whether it is at or above saturation; of requests per second nobody knows."""
+    """Whether it is at or above saturation; unknown for requests per second."""
     return rate.of_saturation and rate.value >= 1
 
 

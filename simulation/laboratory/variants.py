@@ -1,6 +1,6 @@
 """Variants: a policy and settings under a name of one's own, as written on a command line.
 
-``NAME=POLICY,setting=value,…``, for example ``wide=dualmap-wide,queue_order=deadline,dualmap_wide.late_weight=0.1``.
+``NAME=POLICY,setting=value,…``, for example ``ours=dualmap-least-cost,least_cost.deferred_weight=0.1``.
 A setting is one of the scheduling section (dots lead into its parts) or one of SCENARIO_OPTIONS.
 """
 
@@ -24,7 +24,7 @@ class VariantError(SimulationError):
 
 
 class ScenarioOptions(BaseModel):
-    """What a variant may say about the run beside the scheduling settings; None: the scenario's own default."""
+    """What a variant may set in addition to the scheduling settings; None: the scenario's own default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -129,7 +129,7 @@ def described(variant: Variant) -> Mapping[str, object]:
 
 
 def described_variant(name: str, description: Mapping[str, object]) -> Variant:
-    """The variant that ``described`` told of.
+    """The variant of a description by ``described``.
 
     Raises:
         VariantError: a policy or setting that this version has not.

@@ -1,4 +1,4 @@
-"""Routing on without Redis: pools that fall back to a local ledger and converge when the store is back."""
+"""Routing without Redis: pools that fall back to a local state and converge when the store is back."""
 
 from statestore.failover.pool import FailoverPool
 from statestore.failover.store import FailoverStore

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from statestore.base import Arrival, MigrateStatus, PoolStore, QueueSnapshot
-from statestore.leases import Lease
+from statestore.base import PoolStore
+
+_Call = Callable[..., Coroutine[Any, Any, Any]]
+
+
+def _shared(name: str) -> _Call:
+    async def call(self: SharedCalls, *arguments: Any, **named: Any) -> Any:
+        return await getattr(self._primary, name)(*arguments, **named)
+
+    call.__name__ = name
+    return call
 
 
 class SharedCalls:
@@ -17,65 +24,24 @@ class SharedCalls:
     def __init__(self, primary: PoolStore) -> None:
         self._primary = primary
 
-    async def put_instance(self, spec: InstanceSpec) -> None:
-        await self._primary.put_instance(spec)
-
-    async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
-        return await self._primary.update_instance(instance_id, changes, fence=fence)
-
-    async def set_instance_state(
-        self,
-        instance_id: str,
-        state: InstanceState,
-        *,
-        expected: InstanceState | None = None,
-        fence: int | None = None,
-    ) -> bool:
-        return await self._primary.set_instance_state(instance_id, state, expected=expected, fence=fence)
-
-    async def remove_instance(self, instance_id: str) -> bool:
-        return await self._primary.remove_instance(instance_id)
-
-    async def retire(self, replica_id: str) -> None:
-        await self._primary.retire(replica_id)
-
-    async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
-        return await self._primary.acquire_lease(owner, lease_ms)
-
-    async def renew_lease(self, lease: Lease, lease_ms: int) -> Lease:
-        return await self._primary.renew_lease(lease, lease_ms)
-
-    async def release_lease(self, lease: Lease) -> None:
-        await self._primary.release_lease(lease)
-
-    async def loads(self) -> Mapping[str, InstanceLoad]:
-        return await self._primary.loads()
-
-    async def queue(self, instance_id: str) -> QueueSnapshot | None:
-        return await self._primary.queue(instance_id)
-
-    async def migrate(
-        self, request_id: str, source_id: str, target_id: str, *, reason: str, fence: int
-    ) -> MigrateStatus:
-        return await self._primary.migrate(request_id, source_id, target_id, reason=reason, fence=fence)
-
-    async def grant_overdue(self, *, fence: int) -> int:
-        return await self._primary.grant_overdue(fence=fence)
-
-    async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
-        return await self._primary.wanted_rebalances(timeout_s)
-
-    async def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
-        return await self._primary.arrivals(after, limit)
-
-    async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
-        return await self._primary.publish_tree(tree, counts, fence=fence)
-
-    async def expired_replicas(self) -> Mapping[str, bool]:
-        return await self._primary.expired_replicas()
-
-    async def reap(self, replica_id: str, *, fence: int) -> int:
-        return await self._primary.reap(replica_id, fence=fence)
-
-    async def repair(self, *, fence: int) -> int:
-        return await self._primary.repair(fence=fence)
+    put_instance = _shared("put_instance")
+    update_instance = _shared("update_instance")
+    set_instance_state = _shared("set_instance_state")
+    remove_instance = _shared("remove_instance")
+    change_settings = _shared("change_settings")
+    settings_history = _shared("settings_history")
+    acquire_lease = _shared("acquire_lease")
+    renew_lease = _shared("renew_lease")
+    release_lease = _shared("release_lease")
+    loads = _shared("loads")
+    queue_head = _shared("queue_head")
+    queue = _shared("queue")
+    migrate = _shared("migrate")
+    wanted_rebalances = _shared("wanted_rebalances")
+    arrivals = _shared("arrivals")
+    publish_tree = _shared("publish_tree")
+    samples = _shared("samples")
+    publish_learned = _shared("publish_learned")
+    expired_replicas = _shared("expired_replicas")
+    reap = _shared("reap")
+    repair = _shared("repair")

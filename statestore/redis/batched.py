@@ -7,16 +7,15 @@ import contextlib
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-import hiredis
-
 from statestore.errors import StoreError, StoreUnavailableError
-from statestore.redis.calls import Argument, Calls, Command, results_of, transaction
+from statestore.redis.calls import Calls, results_of, transaction
+from statestore.redis.packing import Command
 from statestore.redis.wire import Wire
 
 
 class BatchedCalls(Calls):
-    """Over one ``Wire`` at a time, made when needed, made again when lost, for who makes many calls at once: a batch
-    costs the kernel and both sides one wake-up. One caller's attempt to connect serves all."""
+    """Over one ``Wire`` at a time, made when needed, made again when lost, for processes with many calls at once: a
+    batch costs the kernel and both sides one wake-up. One caller's attempt to connect serves all."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -24,20 +23,18 @@ class BatchedCalls(Calls):
         self._connecting: asyncio.Task[Wire] | None = None
         self._closed = False
 
-    def command(self, *arguments: Argument) -> Awaitable[Any]:
+    def send(self, command: bytes) -> Awaitable[Any]:
         wire = self._wire
-        if wire is not None and wire.is_connected and wire.has_room:
-            return wire.send(_packed(arguments))
-        return self._command_when_ready(arguments)
+        return wire.send(command) if wire is not None and wire.takes_commands else self._send_when_ready(command)
 
-    async def _command_when_ready(self, arguments: Command) -> Any:
+    async def _send_when_ready(self, command: bytes) -> Any:
         wire = await self._ready()
-        return await wire.send(_packed(arguments))
+        return await wire.send(command)
 
     async def together(self, commands: Sequence[Command]) -> list[Any]:
         wire = await self._ready()
         # In one piece: on a shared connection no other command may slip in, and no part may be left out.
-        futures = [wire.send(_packed(arguments)) for arguments in transaction(commands)]
+        futures = [wire.send(command) for command in transaction(commands)]
         return results_of(await asyncio.gather(*futures, return_exceptions=True))
 
     async def _ready(self) -> Wire:
@@ -47,7 +44,7 @@ class BatchedCalls(Calls):
                 raise StoreUnavailableError("the store was closed")
             if self._connecting is None:
                 self._connecting = asyncio.get_running_loop().create_task(self._connect())
-                # Seen here, as all who waited may have given up by then.
+                # Retrieved here, as all waiting callers may have given up by then.
                 self._connecting.add_done_callback(lambda attempt: attempt.cancelled() or attempt.exception())
             # Shielded: a caller that gives up must not take the attempt from the others that wait for it.
             wire = await asyncio.shield(self._connecting)
@@ -71,8 +68,3 @@ class BatchedCalls(Calls):
         if self._wire is not None:
             self._wire.abort()
         await super().close()
-
-
-def _packed(arguments: Command) -> bytes:
-    packed: bytes = hiredis.pack_command(tuple(arguments))  # type: ignore[arg-type]  # the stub knows tuples of one
-    return packed

@@ -11,14 +11,12 @@ from redis.asyncio import ConnectionPool
 from redis.exceptions import RedisError, ResponseError
 
 from statestore.errors import StoreError
+from statestore.redis.packing import Argument, Command, PackedCall, bulk, pack
 from statestore.redis.replies import MovedElsewhereError, ScriptMissingError, call_error
 from statestore.scripts import Script
 
-Argument = bytes | str | int | float
-Command = Sequence[Argument]
-
 TestClock = Callable[[], int]
-"""Milliseconds; takes the place of the server's clock, so that tests and twins can be driven in lockstep."""
+"""Milliseconds; replaces the server's clock, so that tests can drive two stores in lockstep."""
 
 MAX_CONNECTIONS = 8
 """Calls of one ``ClientCalls`` under way at once; further ones wait for their turn."""
@@ -44,10 +42,15 @@ class Calls(ABC):
         self._scripts = scripts
         self._timeout_s = timeout_s
         self._test_clock = test_clock
+        self._packed_names = {name: bulk(b"EVALSHA") + bulk(script.sha.encode()) for name, script in scripts.items()}
 
     @abstractmethod
+    def send(self, command: bytes) -> Awaitable[Any]:
+        """Send a packed command; the awaitable gives the reply as the server sent it."""
+
     def command(self, *arguments: Argument) -> Awaitable[Any]:
         """Send a command; the awaitable gives the reply as the server sent it."""
+        return self.send(pack(arguments))
 
     @abstractmethod
     async def together(self, commands: Sequence[Command]) -> list[Any]:
@@ -67,8 +70,21 @@ class Calls(ABC):
             return await self.command("EVALSHA", script.sha, len(keys), *keys, clock, *arguments)
         except ScriptMissingError:
             await self.command("SCRIPT", "LOAD", script.source)  # so that it is never evicted
-            # Whoever flushes scripts may do so again before the next call; the source needs nothing of the server.
+            # Scripts may be flushed again before the next call; the source works in any case.
             return await self.command("EVAL", script.source, len(keys), *keys, clock, *arguments)
+
+    async def packed_script(self, name: str, call: PackedCall) -> Any:
+        """``script`` for keys and arguments that are packed already."""
+        count, keys = b"%d" % call.key_count, call.keys
+        clock = b"" if self._test_clock is None else b"%d" % self._test_clock()
+        parts = call.key_count + call.argument_count + 4
+        rest = b"$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b" % (len(count), count, keys, len(clock), clock, call.arguments)
+        try:
+            return await self.send(b"*%d\r\n%b%b" % (parts, self._packed_names[name], rest))
+        except ScriptMissingError:
+            source = self._scripts[name].source
+            await self.command("SCRIPT", "LOAD", source)
+            return await self.send(b"*%d\r\n%b%b%b" % (parts, bulk(b"EVAL"), bulk(source.encode()), rest))
 
     async def now_ms(self) -> int:
         """The store's time."""
@@ -78,8 +94,8 @@ class Calls(ABC):
         return int(seconds) * 1000 + int(microseconds) // 1000
 
 
-def transaction(commands: Sequence[Command]) -> list[Command]:
-    return [("MULTI",), *commands, ("EXEC",)]
+def transaction(commands: Sequence[Command]) -> list[bytes]:
+    return [pack(command) for command in (("MULTI",), *commands, ("EXEC",))]
 
 
 def results_of(replies: Sequence[Any]) -> list[Any]:
@@ -92,29 +108,32 @@ def results_of(replies: Sequence[Any]) -> list[Any]:
 
 
 class ClientCalls(Calls):
-    """Over redis-py: each call has a connection to itself, for whoever makes few of them."""
+    """Over redis-py: each call has a connection of its own, for processes that make few."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
 
-    async def command(self, *arguments: Argument, timeout_s: float | None = None) -> Any:
-        (reply,) = await self._run([arguments], timeout_s or self._timeout_s)
+    async def send(self, command: bytes, timeout_s: float | None = None) -> Any:
+        (reply,) = await self._run([command], timeout_s or self._timeout_s)
         if isinstance(reply, Exception):
             raise reply
         return reply
 
+    def command(self, *arguments: Argument, timeout_s: float | None = None) -> Awaitable[Any]:
+        return self.send(pack(arguments), timeout_s)
+
     async def together(self, commands: Sequence[Command]) -> list[Any]:
         return results_of(await self._run(transaction(commands), self._timeout_s))
 
-    async def _run(self, commands: Sequence[Command], timeout_s: float) -> list[Any]:
+    async def _run(self, commands: Sequence[bytes], timeout_s: float) -> list[Any]:
         """What comes back for each; an error reply as a ``StoreError``."""
         async with self._turns:
             try:
                 connection = await self.connections.get_connection()  # type: ignore[no-untyped-call]
                 try:
                     async with asyncio.timeout(timeout_s):
-                        await connection.send_packed_command(connection.pack_commands(commands))
+                        await connection.send_packed_command(commands)
                         replies = [await _reply(connection) for _ in commands]
                 finally:
                     await self.connections.release(connection)

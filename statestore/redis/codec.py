@@ -4,44 +4,49 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import orjson
 
-from scheduling.decision import Decision, Horizon
+from scheduling.granting import Grant
 from scheduling.hotness import HotnessTree
-from scheduling.idle_holder import idle_holder_reason
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from scheduling.load_window import decayed_tokens
-from scheduling.prefill_rate import learned_tokens_per_s
-from scheduling.queue_order import behind_tokens
-from scheduling.ttft_model import PRIOR_WEIGHTS, TtftFeatures
-from statestore.base import Grant, Observation, RequestRecord, RequestState
-from statestore.last_seen import UnreadLoads
+from scheduling.learned import Learned
+from scheduling.learning import FirstToken, PromptLength, Sample
+from scheduling.load_window import LoadWindow
+from scheduling.queue_order import QueueEntry, QueueHead
+from scheduling.request import Request, RequestState
 from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
-from statestore.reservation import Reservation
+from statestore.redis.packing import bulk
 
 _STATES = {state.value: state for state in InstanceState}
-_HELD = RequestState.HELD.value
 
 LOAD_FIELDS = (
     "state",
+    "role",
+    "tokens_per_s",
+    "kv_capacity_tokens",
+    "dispatch_window_tokens",
+    "max_running_requests",
+    "max_queued_requests",
     "pending_tokens",
     "dispatched_tokens",
+    "deferred_tokens",
+    "passed_over_tokens",
     "context_tokens",
-    "window_tokens",
-    "window_ms",
-    "rate_tokens",
-    "rate_busy_s",
+    "queued_requests",
+    "running_requests",
+    "cached_blocks",
+    "assigned_tokens",
     "last_prefill_ms",
     "work_since_ms",
-    "kv_capacity_tokens",
-    "late_tokens",
-    "late_requests",
-    "aside_tokens",
-    "ttft_weights",
+    "kv_stamp",
+    "version",
 )
-"""The fields of an account that ``shared/load.lua`` reads, in its order."""
+"""The fields of an instance that ``shared/instance.lua`` reads, in its order."""
 
 SPEC_FIELDS = (
     "url",
@@ -55,13 +60,16 @@ SPEC_FIELDS = (
 )
 
 
+HASH_BYTES = 8
+
+
 def pack_chain(hashes: Sequence[int]) -> bytes:
-    """Eight bytes a block, big-endian."""
+    """``HASH_BYTES`` a block, big-endian."""
     return struct.pack(f">{len(hashes)}Q", *hashes)
 
 
 def unpack_chain(packed: bytes) -> tuple[int, ...]:
-    return struct.unpack(f">{len(packed) // 8}Q", packed)
+    return struct.unpack(f">{len(packed) // HASH_BYTES}Q", packed)
 
 
 # instances ---------------------------------------------------------------------------------------------------
@@ -70,9 +78,9 @@ def spec_arguments(spec: InstanceSpec) -> list[str]:
     return field_arguments({name: getattr(spec, name) for name in SPEC_FIELDS if name != "state"})
 
 
-def field_arguments(fields: Mapping[str, object]) -> list[str]:
+def field_arguments(values: Mapping[str, object]) -> list[str]:
     """Name, value, name, value, … of some fields of a description."""
-    return [part for name, value in fields.items() for part in (name, _text(value))]
+    return [part for name, value in values.items() for part in (name, _text(value))]
 
 
 def _text(value: object) -> str:
@@ -97,184 +105,201 @@ def spec_from(instance_id: str, values: Sequence[bytes | None]) -> InstanceSpec 
     )
 
 
-def load_figures(texts: Sequence[bytes | None]) -> list[Any]:
-    """``LOAD_FIELDS`` as figures, from the texts that are stored."""
-    state, *numbers = (text or b"null" for text in texts)
-    return [state.decode(), *map(orjson.loads, numbers)]
-
-
-def observation_from(instance_ids: Sequence[str], text: bytes) -> Observation:
-    """From the reply of ``observe_instances``."""
-    return _observation(instance_ids, orjson.loads(text), None)
-
-
-def wide_observation_from(instance_ids: Sequence[str], text: bytes, depths: Sequence[int]) -> Observation:
-    """From the reply of ``observe_horizon``: the place of the holders' mark in ``depths`` counts from 1, 0 for none."""
-    holders, mark, lightest, seen = orjson.loads(text)
-    return _observation(instance_ids, seen, _horizon(holders, mark, lightest, depths))
-
-
-def idle_reservation_from(
-    instance_ids: Sequence[str], text: bytes, depths: Sequence[int]
-) -> tuple[Observation, Decision | None]:
-    """From the reply of ``reserve_idle``."""
-    reserved, (holders, mark, lightest, figures) = orjson.loads(text)
-    horizon = _horizon(holders, mark, lightest, depths)
-    if reserved is None:
-        return _observation(instance_ids, figures, horizon), None
-    # Nothing was weighed by the loads: nobody may ever ask for them.
-    seen = _observation(instance_ids, figures, horizon, unread=True)
-    place, hit_blocks, uncached_tokens, expected_ttft_s, features, other = reserved
-    return seen, Decision(
-        instance_ids[place],
-        hit_blocks,
-        uncached_tokens,
-        expected_ttft_s,
-        idle_holder_reason(hit_blocks, alone=other is None),
-        None if other is None else instance_ids[other[0]],
-        0 if other is None else other[1],
-        seen_pending_tokens=0,
-        ttft_features=TtftFeatures(*features),
-    )
-
-
-def _horizon(holders: Sequence[str], mark: int, lightest: Sequence[Any], depths: Sequence[int]) -> Horizon:
-    """``mark`` is the place of the holders' mark in ``depths``, counted from 1; 0 for none."""
-    return Horizon(tuple(holders), depths[mark - 1] if mark else 0, tuple(map(tuple, lightest)))
-
-
-def _observation(
-    instance_ids: Sequence[str], seen: Sequence[Any], horizon: Horizon | None, *, unread: bool = False
-) -> Observation:
-    epoch, tree_version, sequence, now_ms, *found = seen
-    replied = {name: figures for name, figures in zip(instance_ids, found, strict=True) if figures is not None}
-    loads: Mapping[str, InstanceLoad]
-    if unread:
-        loads = UnreadLoads(replied, lambda name, figures: load_from(name, figures, now_ms))
-    else:
-        loads = {name: load_from(name, figures, now_ms) for name, figures in replied.items()}
-    return Observation(epoch, tree_version, sequence, loads, horizon)
-
-
-def load_from(instance_id: str, figures: Sequence[Any], now_ms: int) -> InstanceLoad:
-    """The load from what ``shared/load.lua`` replies: ``LOAD_FIELDS``, then queued, running, cached and hit."""
+def load_from(instance_id: str, figures: Sequence[Any], now_ms: int, window_tokens: float = 0.0) -> InstanceLoad:
+    """From ``LOAD_FIELDS`` and a hit."""
     (
         state,
+        _role,
+        tokens_per_s,
+        kv_capacity_tokens,
+        dispatch_window_tokens,
+        max_running_requests,
+        max_queued_requests,
         pending_tokens,
         dispatched_tokens,
+        deferred_tokens,
+        passed_over_tokens,
         context_tokens,
-        window_tokens,
-        window_ms,
-        rate_tokens,
-        rate_busy_s,
-        last_prefill_ms,
-        work_since_ms,
-        kv_capacity_tokens,
-        late_tokens,
-        late_requests,
-        aside_tokens,
-        ttft_weights,
         queued_requests,
         running_requests,
         cached_blocks,
+        _assigned_tokens,
+        last_prefill_ms,
+        work_since_ms,
+        _kv_stamp,
+        version,
         hit_blocks,
     ) = figures
+    stalled_ms = now_ms - max(last_prefill_ms, work_since_ms) if pending_tokens > deferred_tokens else 0
     return InstanceLoad(
         instance_id,
         _STATES[state],
         pending_tokens,
         dispatched_tokens,
-        queued_requests + late_requests,
+        queued_requests,
         running_requests,
         context_tokens,
         cached_blocks,
-        decayed_tokens(window_tokens, window_ms, now_ms),
-        learned_tokens_per_s(rate_tokens, rate_busy_s),
-        max(0, now_ms - max(last_prefill_ms, work_since_ms)) / 1000 if pending_tokens > late_tokens else 0.0,
+        window_tokens,
+        tokens_per_s,
+        stalled_ms / 1000 if stalled_ms > 0 else 0.0,
         kv_capacity_tokens,
         hit_blocks,
-        behind_tokens(pending_tokens, dispatched_tokens, late_tokens, aside_tokens),
-        PRIOR_WEIGHTS if ttft_weights is None else tuple(ttft_weights),
+        deferred_tokens,
+        passed_over_tokens,
+        dispatch_window_tokens,
+        max_running_requests,
+        max_queued_requests,
+        version,
     )
+
+
+_ASSIGNED = LOAD_FIELDS.index("assigned_tokens")
+
+
+class LoadReader:
+    """Loads with what was assigned recently: that follows from the growth of a count that this reader saw."""
+
+    def __init__(self) -> None:
+        self._assigned: dict[str, tuple[int, LoadWindow]] = {}
+
+    def load(self, instance_id: str, figures: Sequence[Any], now_ms: int) -> InstanceLoad:
+        """See ``load_from``."""
+        window_tokens = self._window_tokens(instance_id, figures[_ASSIGNED], now_ms)
+        return load_from(instance_id, figures, now_ms, window_tokens)
+
+    def _window_tokens(self, instance_id: str, assigned_tokens: int, now_ms: int) -> float:
+        seen_tokens, window = self._assigned.get(instance_id, (assigned_tokens, LoadWindow()))
+        window = window.add(now_ms, max(0, assigned_tokens - seen_tokens))
+        self._assigned[instance_id] = (assigned_tokens, window)
+        return window.tokens
+
+    def forget(self, instance_id: str) -> None:
+        self._assigned.pop(instance_id, None)
+
+
+def queue_head_from(instance_id: str, told: Sequence[Any] | None) -> QueueHead | None:
+    """From what ``shared/instance.lua`` replies."""
+    if told is None:
+        return None
+    now_ms, figures, listed = told
+    entries = []
+    for entry, rank_ms in zip(listed[::2], listed[1::2], strict=True):
+        request_id, _, tokens = entry.rpartition(" ")
+        entries.append(QueueEntry(request_id, int(rank_ms), int(tokens)))
+    return QueueHead(now_ms, load_from(instance_id, figures, now_ms), tuple(entries))
+
+
+def load_figures(texts: Sequence[bytes | None]) -> list[Any]:
+    """``LOAD_FIELDS`` as figures, from the texts that are stored."""
+    state, role, *numbers = (text or b"null" for text in texts)
+    return [state.decode(), role.decode(), *map(orjson.loads, numbers)]
 
 
 # requests ----------------------------------------------------------------------------------------------------
-def reservation_json(reservation: Reservation) -> bytes:
-    """The live request as the script starts it; it fills in times and sequence."""
-    fields = {
-        "request_id": reservation.request_id,
-        "replica_id": reservation.replica_id,
-        "instance_id": reservation.instance_id,
-        "state": _HELD,
-        "attempt": reservation.attempt,
-        "uncached_tokens": reservation.uncached_tokens,
-        "prompt_tokens": reservation.chain.prompt_tokens,
-        "block_tokens": reservation.chain.block_tokens,
-        "expected_output_tokens": reservation.expected_output_tokens,
-        "slo_ms": reservation.slo_ms,
-        "enqueued_ms": 0,
-        "dispatched_ms": 0,
-        "prefilled_ms": 0,
-        "alternative_uncached_tokens": reservation.alternative_uncached_tokens,
-        "sequence": 0,
-        "late": False,
-    }
-    if reservation.alternative_id is not None:  # Lua has no null that compares well
-        fields["alternative_id"] = reservation.alternative_id
-    if reservation.ttft_features is not None:
-        fields["ttft_features"] = [*reservation.ttft_features]
-    return orjson.dumps(fields)
+_REQUEST_FIELDS = tuple(field.name for field in fields(Request) if field.name != "request_id")
+_DEFAULTS = {field.name: field.default for field in fields(Request) if field.default is not MISSING}
+_FOUND_OUT = frozenset({"instance_id", "state", "uncached_tokens", "enqueued_ms"})
+"""Fields that a placement determines itself."""
+_TEXTS = frozenset({"replica_id", "instance_id", "alternative_id"})
+_FLAGS = frozenset({"deferred", "rejected"})
 
 
-def record_json(record: RequestRecord) -> bytes:
-    """A request as it is adopted: no KV metadata is known to have its chain."""
-    names = RequestRecord.__dataclass_fields__
-    fields = {name: value for name in names if (value := getattr(record, name)) is not None}
-    return orjson.dumps(fields | {"kv_instance_id": ""})
+_TOLD_FIELDS = tuple(name for name in _REQUEST_FIELDS if name not in _FOUND_OUT)
+_ALWAYS = tuple(name for name in _TOLD_FIELDS if name not in _DEFAULTS)
+_AT_TIMES = tuple(name for name in _TOLD_FIELDS if name in _DEFAULTS)
+_always, _at_times = attrgetter(*_ALWAYS), attrgetter(*_AT_TIMES)
+_USUAL = tuple(_DEFAULTS[name] for name in _AT_TIMES)
 
 
-def record_from(text: bytes) -> RequestRecord:
-    fields = orjson.loads(text)
-    return RequestRecord(
-        fields["request_id"],
-        fields["replica_id"],
-        fields["instance_id"],
-        RequestState(fields["state"]),
-        int(fields["attempt"]),
-        int(fields["uncached_tokens"]),
-        int(fields["prompt_tokens"]),
-        int(fields["expected_output_tokens"]),
-        int(fields["slo_ms"]),
-        int(fields["enqueued_ms"]),
-        int(fields["dispatched_ms"]),
-        int(fields["prefilled_ms"]),
-        fields.get("alternative_id"),
-        int(fields["alternative_uncached_tokens"]),
-        int(fields["sequence"]),
-        fields["late"],
-        fields.get("surplus", False),
-    )
+def pack_new_request(request: Request) -> tuple[int, bytes]:
+    """The fields that a placement is given, as bulk strings: how many, and name, value, …"""
+    packed = [*map(_pack_field, _ALWAYS, _always(request))]
+    unusual = _at_times(request)
+    if unusual != _USUAL:
+        told = zip(_AT_TIMES, unusual, _USUAL, strict=True)
+        packed += [_pack_field(name, value) for name, value, usual in told if value != usual]
+    return 2 * len(packed), b"".join(packed)
 
 
-def records_from(texts: Iterable[bytes | None]) -> dict[str, RequestRecord]:
-    """By id; entries that are gone are left out."""
-    records = (record_from(text) for text in texts if text is not None)
-    return {record.request_id: record for record in records}
+@lru_cache(maxsize=8192)
+def _pack_field(name: str, value: str | int) -> bytes:
+    """Most values come again: a replica's own id, its pool's SLO, prompts of the same length."""
+    return bulk(name.encode()) + bulk(value.encode() if isinstance(value, str) else b"%d" % value)
+
+
+def request_arguments(request: Request) -> list[str]:
+    """Name, value, … of a request's fields, those left out that have their default."""
+    arguments = []
+    for name in _REQUEST_FIELDS:
+        value = getattr(request, name)
+        if name not in _DEFAULTS or value != _DEFAULTS[name]:
+            arguments += [name, str(int(value)) if isinstance(value, bool) else str(value)]
+    return arguments
+
+
+def request_from(request_id: str, pairs: Mapping[bytes, bytes]) -> Request | None:
+    """The record from its hash; None if it is gone."""
+    if b"instance_id" not in pairs:
+        return None
+    stored = {name: pairs[name.encode()].decode() for name in _REQUEST_FIELDS if name.encode() in pairs}
+    return Request(request_id, **{name: _request_value(name, text) for name, text in stored.items()})
+
+
+def _request_value(name: str, text: str) -> Any:
+    if name in _TEXTS:
+        return text
+    if name == "state":
+        return RequestState(text)
+    return text == "1" if name in _FLAGS else int(text)
 
 
 def grant_from(text: bytes) -> Grant:
-    fields = orjson.loads(text)
-    return Grant(fields["request_id"], fields["instance_id"], int(fields["attempt"]), int(fields["uncached_tokens"]))
+    return Grant(*orjson.loads(text))
+
+
+# samples -----------------------------------------------------------------------------------------------------
+def sample_from(entry_id: bytes, flat: Sequence[bytes]) -> Sample:
+    """One entry of the sample log: an instance and its first token, or 'noted' and a prompt's length."""
+    subject, text = flat[0].decode(), flat[1]
+    if subject == "noted":
+        noted = orjson.loads(text)
+        return Sample(entry_id.decode(), PromptLength(noted["text_bytes"], noted["tokens"]))
+    *times, note = text.split(b" ", 5)
+    features = orjson.loads(note).get("features")
+    tokens, enqueued_ms, dispatched_ms, former_ms, prefilled_ms = map(int, times)
+    return Sample(
+        entry_id.decode(),
+        FirstToken(
+            subject,
+            tokens,
+            enqueued_ms,
+            dispatched_ms,
+            former_ms,
+            prefilled_ms,
+            None if features is None else tuple(features),
+        ),
+    )
+
+
+def learned_fields(learned: Learned) -> dict[str, str]:
+    """What is published of a pool."""
+    return {
+        "bytes_per_token": repr(learned.bytes_per_token),
+        "ttft_weights": orjson.dumps(learned.ttft_weights).decode(),
+    }
+
+
+def learned_from(pairs: Mapping[bytes, bytes], prior: Learned) -> Learned:
+    if b"ttft_weights" not in pairs:
+        return prior
+    return Learned(float(pairs[b"bytes_per_token"]), tuple(orjson.loads(pairs[b"ttft_weights"])))
 
 
 # the rest ----------------------------------------------------------------------------------------------------
-def tree_arguments(tree: HotnessTree, counts: Mapping[int, int]) -> list[str]:
-    """Prefix in hex, 'depth count', prefix, … in a stable order."""
-    return [
-        part
-        for prefix, depth in sorted(tree.hot.items(), key=lambda item: (item[1], item[0]))
-        for part in (f"{prefix:016x}", f"{depth} {counts.get(prefix, 0)}")
-    ]
+def tree_fields(tree: HotnessTree, counts: Mapping[int, int]) -> dict[str, str]:
+    """Prefix in hex to 'depth count'."""
+    return {f"{prefix:016x}": f"{depth} {counts.get(prefix, 0)}" for prefix, depth in tree.hot.items()}
 
 
 def tree_from(pairs: Mapping[bytes, bytes]) -> HotnessTree:
@@ -285,9 +310,9 @@ def replicas_from(pairs: Mapping[bytes, bytes]) -> tuple[ReplicaInfo, ...]:
     """Every replica, retired ones included, by id."""
     replicas = []
     for replica_id, text in sorted(pairs.items()):
-        fields = orjson.loads(text)
-        lease = int(fields["expires_ms"]), int(fields["lease_ms"])
-        replicas.append(ReplicaInfo(replica_id.decode(), *lease, dict(fields["info"])))
+        values = orjson.loads(text)
+        lease = int(values["expires_ms"]), int(values["lease_ms"])
+        replicas.append(ReplicaInfo(replica_id.decode(), *lease, dict(values["info"])))
     return tuple(replicas)
 
 

@@ -50,7 +50,7 @@ def connection_pool(
         socket_timeout=None,  # every call has a limit of its own
         socket_connect_timeout=timeout_s,
         redis_connect_func=_greet,
-        driver_info=None,  # one greeting at a time: what a server says that takes nobody is read before it is gone
+        driver_info=None,  # one greeting at a time, to read why a server refuses
         **arguments,
     )
 
@@ -63,7 +63,7 @@ async def _greet(connection: Any) -> None:
 
 
 class _Attempts:
-    """To connect to one server: no more than one now and then while they fail."""
+    """Attempts to connect to one server, made less often while they fail."""
 
     def __init__(self, place: Place, timeout_s: float, credentials: str) -> None:
         self._place = place
@@ -101,7 +101,7 @@ class _Attempts:
 
 
 class _Located:
-    """Beside a class of redis-py: asks where its server is before it connects."""
+    """Added to a connection class of redis-py: asks where its server is before it connects."""
 
     is_connected: bool
 

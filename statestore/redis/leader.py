@@ -1,52 +1,69 @@
-"""The leader's share of a pool's calls: leases, queues, migration, hotness, reaping, repair."""
+"""The leader's share of a pool's calls: leases, queues, migration, publications, reaping, repair."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import orjson
 
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad
-from statestore.base import Arrival, MigrateStatus, QueueSnapshot, RequestRecord
-from statestore.batches import batches
-from statestore.errors import StoreUnavailableError
+from scheduling.learned import Learned
+from scheduling.learning import Sample
+from scheduling.queue_order import QueueHead, QueueOrder
+from scheduling.rebalance import HotQueue
+from scheduling.request import Request, RequestState
+from statestore.base import NOTHING_DONE, Arrival, MigrateStatus, Migration, Transition
+from statestore.errors import LeaseLostError, StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.leases import RETIRED, Lease
-from statestore.reaping import latest_first
 from statestore.redis import codec
 from statestore.redis.calls import Calls, ClientCalls
-from statestore.redis.codec import pairs_from
-from statestore.redis.placed import MAX_MOVES
+from statestore.redis.codec import LoadReader, pairs_from
+from statestore.redis.placed import MAX_MOVES, PlacedRequests
+from statestore.redis.sums import add_up
 
-_SCAN_PAGE = 500
 _LOADS_PER_CALL = 250
+_RECORDS_PER_CALL = 500
 _MAX_WANTED = 1024
+_MAX_REPAIRS = 5
+_HELD = RequestState.HELD
 
 
 class LeaderCalls:
     """Half of ``RedisPool``; see ``statestore.base.PoolStore`` for the contract."""
 
-    def __init__(self, keys: PoolKeys, calls: Calls, terms: bytes, waiting: ClientCalls) -> None:
+    def __init__(
+        self,
+        keys: PoolKeys,
+        calls: Calls,
+        order: QueueOrder,
+        waiting: ClientCalls,
+        placed: PlacedRequests,
+    ) -> None:
         self._keys = keys
         self._calls = calls
-        self._terms = terms
-        """How held requests are granted, as ``shared/terms.lua`` reads it."""
+        self._order = order
         self._waiting = waiting
         """For the one call that blocks its connection; given up, it closes it."""
+        self._placed = placed
+        self._reader = LoadReader()
 
     # leadership ------------------------------------------------------------------------------------------
     async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
-        reply = await self._calls.script("acquire_lease", (self._keys.leader,), owner, lease_ms)
+        reply = await self._calls.script("take_lease", (self._keys.leader,), owner, lease_ms, "")
         return Lease(owner, reply[0], reply[1]) if reply else None
 
     async def renew_lease(self, lease: Lease, lease_ms: int) -> Lease:
-        expires_ms = await self._calls.script("renew_lease", (self._keys.leader,), lease.fence, lease_ms)
+        _, expires_ms = await self._calls.script("take_lease", (self._keys.leader,), lease.owner, lease_ms, lease.fence)
         return Lease(lease.owner, lease.fence, expires_ms)
 
     async def release_lease(self, lease: Lease) -> None:
-        await self._calls.script("release_lease", (self._keys.leader,), lease.fence)
+        try:
+            await self._calls.script("take_lease", (self._keys.leader,), lease.owner, 0, lease.fence)
+        except LeaseLostError:
+            return
 
     # queues ----------------------------------------------------------------------------------------------
     async def loads(self) -> Mapping[str, InstanceLoad]:
@@ -59,69 +76,69 @@ class LeaderCalls:
         loads: dict[str, InstanceLoad] = {}
         for first in range(0, len(instance_ids), _LOADS_PER_CALL):
             page = instance_ids[first : first + _LOADS_PER_CALL]
-            keys = [key for instance_id in page for key in self._keys.account(instance_id).of_load]
-            now_ms, *replies = await self._calls.script("read_loads", keys)
-            for instance_id, text in zip(page, replies, strict=True):
-                if (figures := orjson.loads(text)) is not None:
-                    loads[instance_id] = codec.load_from(instance_id, figures, now_ms)
+            commands = [("HMGET", self._keys.instance(name).instance, *codec.LOAD_FIELDS) for name in page]
+            now_ms, replies = await self._calls.now_ms(), await self._calls.together(commands)
+            for name, texts in zip(page, replies, strict=True):
+                if texts[0] is not None:
+                    loads[name] = self._reader.load(name, [*codec.load_figures(texts), 0], now_ms)
         return loads
 
-    async def queue(self, instance_id: str) -> QueueSnapshot | None:
-        now_ms, load, requests = await self._calls.script(
-            "read_queue", (self._keys.requests, *self._keys.account(instance_id))
-        )
-        if (figures := orjson.loads(load)) is None:
+    async def queue_head(self, instance_id: str) -> QueueHead | None:
+        text = await self._calls.script("read_queue", self._keys.instance(instance_id))
+        return codec.queue_head_from(instance_id, orjson.loads(text))
+
+    async def queue(self, instance_id: str) -> HotQueue | None:
+        keys = self._keys.instance(instance_id)
+        loads = await self._loads_of((instance_id,))
+        if instance_id not in loads:
             return None
-        held = tuple(codec.record_from(text) for text in requests)
-        others = sorted({record.alternative_id for record in held if record.alternative_id is not None})
+        listed = await self._calls.command("ZRANGE", keys.queue, 0, -1)
+        found = await self.records([entry.decode().rpartition(" ")[0] for entry in listed])
+        held = tuple(each for each in found.values() if each.instance_id == instance_id and each.state is _HELD)
+        others = sorted({request.alternative_id for request in held if request.alternative_id is not None})
         alternatives = await self._loads_of(others) if others else {}
-        return QueueSnapshot(now_ms, codec.load_from(instance_id, figures, now_ms), held, alternatives)
+        return HotQueue(await self._calls.now_ms(), loads[instance_id], held, alternatives)
 
-    async def migrate(
-        self, request_id: str, source_id: str, target_id: str, *, reason: str, fence: int
-    ) -> MigrateStatus:
+    async def records(self, request_ids: Sequence[str]) -> Mapping[str, Request]:
+        found: dict[str, Request] = {}
+        for first in range(0, len(request_ids), _RECORDS_PER_CALL):
+            page = request_ids[first : first + _RECORDS_PER_CALL]
+            replies = await self._calls.together([("HGETALL", self._keys.request(name)) for name in page])
+            for name, flat in zip(page, replies, strict=True):
+                request = codec.request_from(name, pairs_from(flat))
+                if request is not None:
+                    found[name] = request
+        return found
+
+    async def migrate(self, request: Request, target_id: str, *, reason: str, fence: int) -> Migration:
         keys = self._keys
-        reply = await self._calls.script(
-            "migrate_request",
-            (
-                keys.leader,
-                keys.requests,
-                keys.migrations,
-                *keys.account(source_id),
-                *keys.account(target_id),
-                *keys.granting,
-            ),
-            self._terms,
-            request_id,
-            source_id,
-            target_id,
-            reason,
-            fence,
+        status, *rest = orjson.loads(
+            await self._calls.script(
+                "migrate_request",
+                (
+                    keys.leader,
+                    keys.migrations,
+                    keys.request(request.request_id),
+                    *keys.instance(request.instance_id),
+                    *keys.instance(target_id),
+                    keys.least_loaded,
+                ),
+                request.request_id,
+                request.instance_id,
+                target_id,
+                reason,
+                fence,
+                self._order.rank_ms(request.slo_ms),
+            )
         )
-        return MigrateStatus(reply.decode())
-
-    async def grant_overdue(self, *, fence: int) -> int:
-        granted = 0
-        for batch in batches(await self._instance_ids()):
-            granted += sum(await asyncio.gather(*(self._grant_overdue_on(instance_id, fence) for instance_id in batch)))
-        return granted
-
-    async def _grant_overdue_on(self, instance_id: str, fence: int) -> int:
-        keys = self._keys
-        granted = await self._calls.script(
-            "grant_overdue",
-            (keys.leader, keys.requests, *keys.account(instance_id), *keys.granting),
-            self._terms,
-            instance_id,
-            fence,
-        )
-        return int(granted)
+        queue = codec.queue_head_from(target_id, rest[0]) if rest else None
+        return Migration(MigrateStatus(status), queue)
 
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
         wanted = self._keys.wanted_rebalances
         taken: list[bytes] = []
         if timeout_s > 0:
-            # At least a millisecond: 0 would wait for ever.
+            # At least a millisecond: 0 would wait forever.
             first = await self._waiting.command("BZPOPMIN", wanted, max(0.001, timeout_s), timeout_s=timeout_s + 1.0)
             if first is None:
                 return ()
@@ -129,70 +146,158 @@ class LeaderCalls:
         taken += (await self._calls.command("ZPOPMIN", wanted, _MAX_WANTED))[::2]
         return [member.decode() for member in taken]
 
-    # hotness ---------------------------------------------------------------------------------------------
+    # logs and publications -------------------------------------------------------------------------------
     async def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
-        entries = await self._calls.command("XRANGE", self._keys.arrivals, f"({after}", "+", "COUNT", limit)
         arrivals = []
-        for entry_id, flat in entries:
-            fields = pairs_from(flat)
-            arrivals.append(Arrival(entry_id.decode(), int(fields[b"at"]), codec.unpack_chain(fields[b"head"])))
+        for entry_id, flat in await self._entries(self._keys.arrivals, after, limit):
+            values = pairs_from(flat)
+            arrivals.append(Arrival(entry_id.decode(), int(values[b"at"]), codec.unpack_chain(values[b"head"])))
         return arrivals
 
-    async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
-        keys = (self._keys.meta, self._keys.leader, self._keys.hotness_tree)
-        version = await self._calls.script("publish_tree", keys, fence, *codec.tree_arguments(tree, counts))
-        return int(version)
+    async def samples(self, after: str, limit: int) -> Sequence[Sample]:
+        return [codec.sample_from(*entry) for entry in await self._entries(self._keys.samples, after, limit)]
 
-    # reaping and repair ----------------------------------------------------------------------------------
+    async def _entries(self, log: bytes, after: str, limit: int) -> Sequence[tuple[bytes, Sequence[bytes]]]:
+        entries: Sequence[tuple[bytes, Sequence[bytes]]] = await self._calls.command(
+            "XRANGE", log, f"({after}", "+", "COUNT", limit
+        )
+        return entries
+
+    async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
+        keys = self._keys
+        known = codec.tree_from(pairs_from(await self._calls.command("HGETALL", keys.hotness_tree)))
+        part = (keys.hotness_tree, True, codec.tree_fields(tree, counts))
+        return await self._publish([part], fence, grows=known.hot != tree.hot)
+
+    async def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float], *, fence: int) -> None:
+        rates = [
+            (self._keys.instance(name).instance, False, {"tokens_per_s": repr(rate)})
+            for name, rate in tokens_per_s.items()
+        ]
+        await self._publish([(self._keys.learned, True, codec.learned_fields(learned)), *rates], fence)
+
+    async def _publish(
+        self, parts: Sequence[tuple[bytes, bool, Mapping[str, str]]], fence: int, *, grows: bool = False
+    ) -> int:
+        keys = (self._keys.meta, self._keys.leader, *(key for key, _, _ in parts))
+        texts = orjson.dumps([(replaced, fields) for _, replaced, fields in parts])
+        return int(await self._calls.script("publish_fields", keys, fence, int(grows), texts))
+
+    # the end of requests ---------------------------------------------------------------------------------
+    async def _finish(
+        self,
+        request_id: str,
+        *,
+        replica_id: str | None = None,
+        attempt: int | None = None,
+        note: str = "",
+        fence: int | None = None,
+    ) -> Transition:
+        keys = self._keys
+        instance_id = self._placed.get(request_id) or await self._look_up(request_id)
+        for _ in range(MAX_MOVES):
+            if instance_id is None:
+                return NOTHING_DONE
+            reply = await self._calls.script(
+                "finish_request",
+                (
+                    keys.request(request_id),
+                    keys.samples,
+                    *keys.instance(instance_id),
+                    keys.least_loaded,
+                    keys.leader,
+                    keys.replicas,
+                ),
+                request_id,
+                instance_id,
+                "" if replica_id is None else replica_id,
+                "" if attempt is None else attempt,
+                "" if fence is None else fence,
+                note,
+            )
+            if isinstance(reply, list):
+                instance_id = reply[0].decode()
+                continue
+            self._placed.discard(request_id)
+            return self._transition(instance_id, reply)
+        raise StoreUnavailableError(f"request {request_id} keeps moving: try again")
+
+    async def _look_up(self, request_id: str) -> str | None:
+        found = await self._calls.command("HGET", self._keys.request(request_id), "instance_id")
+        return None if found is None else str(found.decode())
+
+    def _transition(self, instance_id: str, reply: Any) -> Transition:
+        if isinstance(reply, int):
+            return NOTHING_DONE
+        return Transition(True, None if reply == b"null" else codec.queue_head_from(instance_id, orjson.loads(reply)))
+
     async def expired_replicas(self) -> Mapping[str, bool]:
         now_ms = await self._calls.now_ms()
         replicas = codec.replicas_from(pairs_from(await self._calls.command("HGETALL", self._keys.replicas)))
         return {each.replica_id: each.expires_ms == RETIRED for each in replicas if not each.is_alive(now_ms)}
 
+    async def requests_of(self, replica_id: str) -> Sequence[Request]:
+        found: list[Request] = []
+        for instance_id in await self._instance_ids():
+            keys = self._keys.instance(instance_id)
+            queue, running = await self._calls.together(
+                [("ZRANGE", keys.queue, 0, -1), ("ZRANGE", keys.running, 0, -1)]
+            )
+            names = [entry.decode().rpartition(" ")[0] for entry in queue] + [entry.decode() for entry in running]
+            records = await self.records(names)
+            found += [request for request in records.values() if request.replica_id == replica_id]
+        return sorted(found, key=lambda request: (request.enqueued_ms, request.request_id))
+
     async def reap(self, replica_id: str, *, fence: int) -> int:
         reaped = 0
-        for record in latest_first(await self.requests_of(replica_id)):
-            reaped += await self._reap_request(record, fence)
-        keys = (self._keys.leader, self._keys.replicas)
-        await self._calls.script("forget_replica", keys, replica_id, fence)
+        for request in await self.requests_of(replica_id):
+            reaped += (await self._finish(request.request_id, replica_id=replica_id, fence=fence)).done
+        await self._lease(replica_id, 0, {}, fence=fence)
         return reaped
 
-    async def requests_of(self, replica_id: str) -> Sequence[RequestRecord]:
-        found: dict[str, RequestRecord] = {}
-        cursor = b"0"
-        while True:
-            cursor, flat = await self._calls.command("HSCAN", self._keys.requests, cursor, "COUNT", _SCAN_PAGE)
-            page = codec.records_from(flat[1::2])
-            found |= {name: record for name, record in page.items() if record.replica_id == replica_id}
-            if int(cursor) == 0:
-                return sorted(found.values(), key=lambda record: record.sequence)
-
-    async def _reap_request(self, record: RequestRecord, fence: int) -> int:
-        instance_id, keys = record.instance_id, self._keys
-        for _ in range(MAX_MOVES):
-            reply = await self._calls.script(
-                "reap_request",
-                (keys.leader, keys.replicas, keys.requests, *keys.account(instance_id), *keys.granting),
-                self._terms,
-                record.request_id,
-                instance_id,
-                record.replica_id,
-                fence,
-            )
-            if isinstance(reply, int):
-                return reply
-            instance_id = reply.decode()
-        # Its replica must not be forgotten before it.
-        raise StoreUnavailableError(f"request {record.request_id} keeps moving: try again")
+    async def _lease(
+        self, replica_id: str, lease_ms: int, info: Mapping[str, str], *, fence: int | None = None
+    ) -> bool:
+        keys, text = (self._keys.replicas, self._keys.leader), orjson.dumps(dict(info))
+        return bool(
+            await self._calls.script("lease_replica", keys, replica_id, lease_ms, text, "" if fence is None else fence)
+        )
 
     async def repair(self, *, fence: int) -> int:
-        keys, repaired = self._keys, 0
+        repaired = 0
         for instance_id in await self._instance_ids():
-            repaired += await self._calls.script(
-                "repair_instance",
-                (keys.leader, keys.requests, *keys.account(instance_id), *keys.granting),
-                self._terms,
-                instance_id,
-                fence,
-            )
+            for _ in range(_MAX_REPAIRS):
+                if (outcome := await self._repair(instance_id, fence)) is not None:
+                    repaired += outcome
+                    break
         return repaired
+
+    async def _repair(self, instance_id: str, fence: int) -> bool | None:
+        """Whether it was wrong; None where it changed while it was added up."""
+        keys = self._keys.instance(instance_id)
+        texts, queue, running = await self._calls.together(
+            [
+                ("HMGET", keys.instance, *codec.LOAD_FIELDS),
+                ("ZRANGE", keys.queue, 0, -1),
+                ("ZRANGE", keys.running, 0, -1),
+            ]
+        )
+        if texts[0] is None:
+            return False
+        queued, ran = [entry.decode() for entry in queue], [entry.decode() for entry in running]
+        names = [entry.rpartition(" ")[0] for entry in queued] + ran
+        found = add_up(instance_id, queued, ran, await self.records(names))
+        kept = dict(zip(codec.LOAD_FIELDS, codec.load_figures(texts), strict=True))
+        if found.is_right(kept):
+            return False
+        reply = await self._calls.script(
+            "correct_instance",
+            (self._keys.leader, *keys, self._keys.least_loaded),
+            instance_id,
+            fence,
+            kept["version"],
+            orjson.dumps(found.sums),
+            orjson.dumps(found.stray_queued),
+            orjson.dumps(found.stray_running),
+        )
+        return True if reply else None

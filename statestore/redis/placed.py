@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statestore.base import Grant
+from scheduling.granting import Grant
 
 MAX_PLACED = 131_072
 """Hints kept at most, the oldest dropped first; a missing hint costs one look-up."""
@@ -11,7 +11,7 @@ MAX_MOVES = 8
 
 
 class PlacedRequests:
-    """Instance id by request id, bounded."""
+    """Instance id by request id, bounded in number."""
 
     def __init__(self) -> None:
         self._instances: dict[str, str] = {}

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from scheduling.chain import Chain
-from scheduling.idle_holder import idle_holder_cost
+from scheduling.granting import CommitReply, Grant
 from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.base import FinishFacts, Grant, Membership, Observation, PoolSnapshot, RequestRecord
-from statestore.errors import StoreUnavailableError
+from scheduling.placement import Observation, Placement, PlaceReply, PlaceStatus
+from scheduling.queue_order import QueueOrder, QueuePlan
+from scheduling.request import Request
+from scheduling.settings import SchedulingSettings, with_overrides
+from statestore.base import Membership, PoolSnapshot, SettingsChange, Transition
 from statestore.keys import PoolKeys
+from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
 from statestore.redis import codec
-from statestore.redis.calls import Argument, Calls, ClientCalls
+from statestore.redis.calls import Calls, ClientCalls
 from statestore.redis.leader import LeaderCalls
-from statestore.redis.packed_chains import PackedChain, PackedChains
-from statestore.redis.placed import MAX_MOVES, PlacedRequests
+from statestore.redis.packing import Command
+from statestore.redis.placed import PlacedRequests
+from statestore.redis.placing import PlaceCalls, reply_from
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.redis.views import Views
-from statestore.reservation import IdlePlacement, Newcomer, Reservation, ReserveOutcome, ReserveStatus
 from statestore.stream import Stream
 
-_HASH_BYTES = 8
-_STATUSES = {status.value.encode(): status for status in ReserveStatus}
+_PLACED = (PlaceStatus.DISPATCHED, PlaceStatus.HELD)
 
 
 class RedisPool(LeaderCalls):
@@ -45,64 +46,35 @@ class RedisPool(LeaderCalls):
         subscriber: GrantSubscriber,
         placed: PlacedRequests,
     ) -> None:
-        super().__init__(keys, calls, _terms(scheduling, keys), waiting)
+        super().__init__(keys, calls, QueueOrder.of(scheduling), waiting, placed)
         self.name = name
-        self._scheduling = scheduling
+        self._configured = scheduling
+        self._overrides: Mapping[str, Any] = {}
         self._subscriber = subscriber
-        self._placed = placed
-        self._remembers_holders = scheduling.looks_beyond
-        self._chains = PackedChains()
-        # What every call brings, put together once.
-        self._load_keys = (keys.meta,)
-        self._horizon_keys = (keys.meta, keys.lightest, *keys.holders)
-        self._idle_keys = (keys.meta, keys.requests, keys.replicas, keys.arrivals, *keys.holders)
-        self._reserve_keys = (
-            keys.meta,
-            keys.requests,
-            keys.replicas,
-            keys.arrivals,
-            keys.wanted_rebalances,
-            *keys.holders,
-        )
-        self._arrival_bounds = (
-            b"%d" % scheduling.hotness_window_requests,
-            b"%d" % (scheduling.max_key_blocks * _HASH_BYTES),
-        )
-        self._holder_marks = b"%d" % scheduling.holder_marks
-        cost = idle_holder_cost(scheduling)
-        self._idle_weights = None if cost is None else b"%.17g %.17g" % (cost.recompute_weight, cost.eviction_weight)
-        self._views = Views(keys, calls, scheduling.bytes_per_token)
+        self._place_calls = PlaceCalls(keys)
+        self._views = Views(keys, calls, self._reader)
+
+    def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
+        """Not used here; ``statestore.failover`` uses it."""
 
     async def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         await self._subscriber.close()
 
     # members ---------------------------------------------------------------------------------------------
     async def membership(self) -> Membership:
-        return await self._views.membership()
+        found = await self._views.membership()
+        if found.overrides != self._overrides:
+            self._overrides = found.overrides
+            scheduling = with_overrides(self._configured, found.overrides)
+            self._order = QueueOrder.of(scheduling)
+        return found
 
     async def put_instance(self, spec: InstanceSpec) -> None:
-        keys = self._keys
-        await self._calls.script(
-            "put_instance",
-            (keys.meta, keys.instances, keys.requests, *keys.account(spec.instance_id), *keys.granting),
-            self._terms,
-            spec.instance_id,
-            spec.state.value,
-            *codec.spec_arguments(spec),
-        )
+        await self._describe(spec.instance_id, spec.state.value, None, codec.spec_arguments(spec))
 
     async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
-        keys = self._keys
-        reply = await self._calls.script(
-            "update_instance",
-            (keys.meta, keys.leader, keys.requests, *keys.account(instance_id), *keys.granting),
-            self._terms,
-            instance_id,
-            "" if fence is None else fence,
-            *codec.field_arguments(changes),
-        )
-        return bool(reply)
+        return await self._describe(instance_id, "", fence, codec.field_arguments(changes))
 
     async def set_instance_state(
         self,
@@ -112,15 +84,28 @@ class RedisPool(LeaderCalls):
         expected: InstanceState | None = None,
         fence: int | None = None,
     ) -> bool:
+        fields, forget = ("state", state.value), "1" if state in EMPTY_CACHE else ""
+        return await self._describe(instance_id, "", fence, fields, "" if expected is None else expected.value, forget)
+
+    async def _describe(
+        self,
+        instance_id: str,
+        new_state: str,
+        fence: int | None,
+        fields: Sequence[str],
+        expected: str = "",
+        forget_cache: str = "",
+    ) -> bool:
         keys = self._keys
         reply = await self._calls.script(
-            "set_instance_state",
-            (keys.meta, keys.leader, keys.requests, *keys.account(instance_id), *keys.granting),
-            self._terms,
+            "describe_instance",
+            (keys.meta, keys.instances, keys.leader, *keys.instance(instance_id), keys.least_loaded),
             instance_id,
-            state.value,
-            "" if expected is None else expected.value,
+            new_state,
             "" if fence is None else fence,
+            expected,
+            forget_cache,
+            *fields,
         )
         return bool(reply)
 
@@ -128,194 +113,133 @@ class RedisPool(LeaderCalls):
         keys = self._keys
         reply = await self._calls.script(
             "remove_instance",
-            (keys.meta, keys.instances, keys.wanted_rebalances, *keys.account(instance_id), keys.lightest),
-            "",
+            (keys.meta, keys.instances, keys.wanted_rebalances, *keys.instance(instance_id), keys.least_loaded),
             instance_id,
         )
-        keys.forget_account(instance_id)
+        if reply:
+            keys.forget_instance(instance_id)
+            self._reader.forget(instance_id)
         return bool(reply)
+
+    async def change_settings(self, changes: Mapping[str, Any], *, by: str) -> None:
+        known = (await self.membership()).overrides
+        with_overrides(
+            self._configured, {name: given for name, given in {**known, **changes}.items() if given is not None}
+        )
+        keys, texts = self._keys, {name: orjson.dumps(given) for name, given in changes.items()}
+        commands: list[Command] = [
+            ("HDEL", keys.settings, name) if given is None else ("HSET", keys.settings, name, texts[name])
+            for name, given in changes.items()
+        ]
+        told = ("by", by, "changes", orjson.dumps(dict(changes)))
+        commands.append(("XADD", keys.settings_history, "MAXLEN", "~", SETTINGS_HISTORY, "*", *told))
+        await self._calls.together([*commands, ("HINCRBY", keys.meta, "epoch", 1)])
+
+    async def settings_history(self, limit: int) -> Sequence[SettingsChange]:
+        entries = await self._calls.command("XREVRANGE", self._keys.settings_history, "+", "-", "COUNT", limit)
+        changes = []
+        for entry_id, flat in entries:
+            told = codec.pairs_from(flat)
+            at_ms = int(entry_id.partition(b"-")[0])
+            changes.append(SettingsChange(at_ms, told[b"by"].decode(), orjson.loads(told[b"changes"])))
+        return changes
 
     # the life of a request -------------------------------------------------------------------------------
-    async def observe(self, instance_ids: Sequence[str], chain: Chain, *, horizon: bool = False) -> Observation:
-        packed, keys = self._chains.of(chain), [*(self._horizon_keys if horizon else self._load_keys)]
-        for instance_id in instance_ids:
-            keys += self._keys.account(instance_id).of_load
-        if not horizon:
-            seen = await self._calls.script("observe_instances", keys, packed.hashes)
-            return codec.observation_from(instance_ids, seen)
-        seen = await self._calls.script("observe_horizon", keys, packed.hashes, packed.marks)
-        return codec.wide_observation_from(instance_ids, seen, packed.mark_depths)
+    async def place(self, placement: Placement) -> PlaceReply:
+        text = await self._calls.packed_script("place_request", self._place_calls.pack(placement))
+        reply = reply_from(placement, text)
+        if reply.status in _PLACED and reply.instance_id is not None:
+            self._placed.put(placement.request.request_id, reply.instance_id)
+        return reply
 
-    async def reserve_idle(
-        self, instance_ids: Sequence[str], newcomer: Newcomer
-    ) -> tuple[Observation, IdlePlacement | None]:
-        if self._idle_weights is None:
-            raise ValueError("the pool's policy weighs every placement: observe, and reserve")
-        chain = newcomer.chain
-        packed, keys = self._chains.of(chain), [*self._idle_keys]
+    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
+        keys = [self._keys.meta]
         for instance_id in instance_ids:
-            keys += self._keys.account(instance_id)
-        keys += self._keys.granting
-        text = await self._calls.script(
-            "reserve_idle",
-            keys,
-            self._terms,
-            packed.hashes,
-            packed.marks,
-            newcomer.request_id,
-            newcomer.replica_id,
-            chain.prompt_tokens,
-            chain.block_tokens,
-            newcomer.expected_output_tokens,
-            newcomer.slo_ms,
-            self._idle_weights,
-            *self._arrival_bounds,
-            self._holder_marks,
-            *instance_ids,
-        )
-        seen, decision = codec.idle_reservation_from(instance_ids, text, packed.mark_depths)
-        if decision is None:
-            return seen, None
-        self._placed.put(newcomer.request_id, decision.instance_id)
-        return seen, IdlePlacement(decision, newcomer.reservation(decision))
+            keys += self._keys.instance(instance_id)
+        text = await self._calls.script("observe_instances", keys, codec.pack_chain(chain.hashes))
+        epoch, tree_version, sequence, now_ms, *seen = orjson.loads(text)
+        loads = {
+            name: self._reader.load(name, figures, now_ms)
+            for name, figures in zip(instance_ids, seen, strict=True)
+            if figures is not None
+        }
+        return Observation(epoch, tree_version, sequence, loads)
 
-    async def reserve(self, reservation: Reservation) -> ReserveOutcome:
-        keys, target = self._keys, reservation.instance_id
-        former = self._placed.get(reservation.request_id) or target
-        packed = self._chains.of(reservation.chain)
-        arguments = self._reserve_arguments(reservation, packed)
-        for _ in range(MAX_MOVES):
-            status, detail = await self._calls.script(
-                "reserve_request",
-                (*self._reserve_keys, *keys.account(target), *keys.account(former), *keys.granting),
-                *arguments,
-                former,
-                *self._arrival_bounds,
-                self._marks_to_stamp(packed),
-                self._holder_marks,
+    async def commit(self, plan: QueuePlan, *, replica_id: str = "") -> CommitReply:
+        keys, steps = self._keys, []
+        for step in plan.steps:
+            steps += [step.request_id, "" if step.deferred_to_ms is None else step.deferred_to_ms]
+            steps.append("1" if step.rejected else "")
+        reply = orjson.loads(
+            await self._calls.script(
+                "commit_plan",
+                (
+                    *keys.instance(plan.instance_id),
+                    keys.least_loaded,
+                    *(keys.request(step.request_id) for step in plan.steps),
+                ),
+                plan.instance_id,
+                plan.version,
+                keys.grants_channel,
+                replica_id,
+                plan.passed_over_tokens,
+                *steps,
             )
-            if status != b"moved":
-                outcome = ReserveOutcome(_STATUSES[status], detail)
-                if outcome.status in (ReserveStatus.DISPATCHED, ReserveStatus.HELD):
-                    self._placed.put(reservation.request_id, target)
-                return outcome
-            former = detail.decode()
-        raise StoreUnavailableError(f"request {reservation.request_id} keeps moving: try again")
-
-    def _reserve_arguments(self, reservation: Reservation, packed: PackedChain) -> tuple[Argument, ...]:
-        seen = reservation.seen_pending_tokens
-        return (
-            self._terms,
-            codec.reservation_json(reservation),
-            packed.hashes,
-            "" if seen is None else seen,
-            reservation.tolerance_tokens,
-            "1" if reservation.overloaded else "",
         )
+        match reply:
+            case ["done", granted, queue]:
+                return CommitReply(
+                    tuple([Grant(*grant) for grant in granted]), codec.queue_head_from(plan.instance_id, queue)
+                )
+            case ["stale", queue]:
+                return CommitReply(queue=codec.queue_head_from(plan.instance_id, queue))
+        return CommitReply()
 
-    def _marks_to_stamp(self, packed: PackedChain) -> bytes:
-        return packed.marks if self._remembers_holders else b""
-
-    async def first_token(self, request_id: str, instance_id: str, chain: Chain, *, seen: bool = True) -> bool:
-        keys, packed = self._keys, self._chains.of(chain)
+    async def first_token(self, request_id: str, instance_id: str, *, note: str = "") -> Transition:
+        keys = self._keys
         reply = await self._calls.script(
             "prefill_request",
-            (keys.requests, *keys.holders, *keys.account(instance_id), *keys.granting),
-            self._terms,
+            (keys.request(request_id), keys.samples, *keys.instance(instance_id), keys.least_loaded),
             request_id,
             instance_id,
-            packed.hashes,
-            chain.block_tokens,
-            self._marks_to_stamp(packed),
-            self._holder_marks,
-            "1" if seen else "",
+            note,
         )
-        return bool(reply)
+        return self._transition(instance_id, reply)
 
-    async def finish(
-        self,
-        request_id: str,
-        *,
-        replica_id: str | None = None,
-        attempt: int | None = None,
-        facts: FinishFacts | None = None,
-    ) -> bool:
-        keys = self._keys
-        instance_id = self._placed.get(request_id) or await self._look_up(request_id)
-        taught = ("", "") if facts is None else (facts.prompt_bytes or "", facts.prompt_tokens or "")
-        for _ in range(MAX_MOVES):
-            if instance_id is None:
-                return False
-            reply = await self._calls.script(
-                "finish_request",
-                (keys.meta, keys.requests, *keys.account(instance_id), *keys.granting),
-                self._terms,
-                request_id,
-                instance_id,
-                "" if replica_id is None else replica_id,
-                "" if attempt is None else attempt,
-                self._scheduling.bytes_per_token,
-                *taught,
-            )
-            if isinstance(reply, int):
-                self._placed.discard(request_id)
-                return bool(reply)
-            instance_id = reply.decode()
-        raise StoreUnavailableError(f"request {request_id} keeps moving: try again")
-
-    async def _look_up(self, request_id: str) -> str | None:
-        text = await self._calls.command("HGET", self._keys.requests, request_id)
-        return None if text is None else codec.record_from(text).instance_id
+    def finish(
+        self, request_id: str, *, replica_id: str | None = None, attempt: int | None = None, note: str = ""
+    ) -> Coroutine[Any, Any, Transition]:
+        return self._finish(request_id, replica_id=replica_id, attempt=attempt, note=note)
 
     def grants(self, replica_id: str) -> Stream[Grant]:
         return self._subscriber.open(replica_id)
 
-    async def records(self, request_ids: Sequence[str]) -> Mapping[str, RequestRecord]:
-        if not request_ids:
-            return {}
-        return codec.records_from(await self._calls.command("HMGET", self._keys.requests, *request_ids))
-
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
-        keys = (self._keys.replicas,)
-        reply = await self._calls.script("beat_replica", keys, replica_id, lease_ms, orjson.dumps(dict(info)))
-        return bool(reply)
-
-    async def adopt(self, records: Sequence[RequestRecord]) -> int:
-        by_instance: dict[str, list[bytes]] = {}
-        for record in records:
-            by_instance.setdefault(record.instance_id, []).append(codec.record_json(record))
-            self._placed.put(record.request_id, record.instance_id)
-        keys = self._keys
-        adopted = await asyncio.gather(
-            *(
-                self._calls.script(
-                    "adopt_requests",
-                    (keys.meta, keys.requests, keys.replicas, *keys.account(instance_id), *keys.granting),
-                    self._terms,
-                    instance_id,
-                    *texts,
-                )
-                for instance_id, texts in by_instance.items()
-            )
-        )
-        return sum(adopted)
+        return await self._lease(replica_id, lease_ms, info)
 
     async def retire(self, replica_id: str) -> None:
-        await self._calls.script("retire_replica", (self._keys.replicas,), replica_id)
+        await self._lease(replica_id, 0, {})
+
+    async def adopt(self, requests: Sequence[Request]) -> int:
+        adopted, keys = 0, self._keys
+        for request in requests:
+            self._placed.put(request.request_id, request.instance_id)
+            adopted += await self._calls.script(
+                "adopt_request",
+                (
+                    keys.request(request.request_id),
+                    keys.replicas,
+                    *keys.instance(request.instance_id),
+                    keys.least_loaded,
+                ),
+                request.request_id,
+                request.instance_id,
+                self._order.rank_of(request),
+                *codec.request_arguments(request),
+            )
+        return adopted
 
     # people ----------------------------------------------------------------------------------------------
     async def snapshot(self) -> PoolSnapshot:
         return await self._views.snapshot()
-
-
-def _terms(scheduling: SchedulingSettings, keys: PoolKeys) -> bytes:
-    """How held requests are granted and instances ranked, as ``shared/terms.lua`` reads it."""
-    return b"%s %d %d %.17g %.17g %s" % (
-        scheduling.granting_order.encode(),
-        round(scheduling.max_hold_s * 1000),
-        round(scheduling.max_late_work_s * 1000),
-        scheduling.late_work_share,
-        scheduling.kv_weight_s,
-        keys.grants_channel,
-    )

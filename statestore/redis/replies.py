@@ -26,13 +26,13 @@ _MEANINGS: dict[str, tuple[type[StoreError], str]] = {
     **dict.fromkeys(("READONLY", "MOVED", "ASK"), _MOVED),
     **dict.fromkeys(("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MISCONF"), _REFUSES),
     "OOM": (StoreUnavailableError, "the store is out of memory, raise its maxmemory"),
-    "WRONGTYPE": (StoreError, "somebody wrote to a key of the fleet, find it with TYPE and delete it"),
+    "WRONGTYPE": (StoreError, "a key of the fleet was overwritten, find it with TYPE and delete it"),
     "NOPERM": _FORBIDDEN,
     **dict.fromkeys(("NOAUTH", "WRONGPASS"), _STRANGER),
     "NOSCRIPT": (ScriptMissingError, "the store does not know a script"),
 }
 _FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
-"""NOPERM for a command, a key or a channel that a script wants, in the words of older and newer servers."""
+"""NOPERM for a command, a key or a channel that a script uses, as older and newer servers write it."""
 
 
 def reply_error(message: str) -> StoreError:

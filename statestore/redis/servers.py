@@ -1,8 +1,8 @@
 """From a store URL to connections, each to the server that has a pool when the connection is made.
 
-A failover of Sentinel or a move of a cluster's slot is followed by connecting again. Sentinels and nodes are asked all
-at once, and the newest or the most common answer is believed: one that is down, cut off or out of date costs no more
-than the time to wait for it. Never on the path of a request.
+After a failover of Sentinel or a move of a cluster's slot, it connects again. All Sentinels or nodes are asked at once,
+and the newest or the most common answer is believed: one that is down, cut off or out of date costs no more than the
+time to wait for it. Never on the path of a request.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from redis.crc import key_slot
 
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.redis.calls import ClientCalls, Command
+from statestore.redis.calls import ClientCalls
 from statestore.redis.connections import Address, Place, connection_pool
+from statestore.redis.packing import Command
 from statestore.redis.tls import tls_context
 from statestore.url import parse_store_url, without_password
 
@@ -44,7 +45,7 @@ class Servers:
         self._login = {"username": parsed.username, "password": parsed.password, "db": parsed.db}
         self._timeout_s = timeout_s
         self._learned: Collection[Address] = ()
-        """All nodes of the cluster, as last heard: asked when none of those that the URL names answers."""
+        """All nodes of the cluster, by the last answer: asked when none of those that the URL names answers."""
 
     @property
     def spread(self) -> bool:
@@ -92,7 +93,7 @@ class Servers:
         owners, learned = Counter[Address](), set[Address]()
         for (asked, _), ranges in answers:
             for first, last, *nodes in ranges:
-                # A node that does not know its own address leaves it to whoever reached it.
+                # A node that does not know its own address leaves it out: it is the address that was asked.
                 owner, *replicas = [(node[0].decode() if node[0] else asked, int(node[1])) for node in nodes]
                 learned.update((owner, *replicas))
                 if first <= slot <= last:

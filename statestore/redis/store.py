@@ -16,6 +16,7 @@ from statestore.redis.placed import PlacedRequests
 from statestore.redis.pool import RedisPool
 from statestore.redis.servers import Servers
 from statestore.redis.subscriber import GrantSubscriber
+from statestore.redis.terms import terms_of
 from statestore.scripts import load_scripts
 from statestore.settings import StoreSettings
 
@@ -44,7 +45,7 @@ class RedisStore:
         self._batched = batched
         self._test_clock = test_clock
         self._servers = Servers(settings.url, settings.connect_timeout_s)
-        self._scripts = load_scripts()
+        self._scripts = load_scripts(terms_of(scheduling))
         self._calls: dict[str, Calls] = {}
         self._pools: dict[str, RedisPool] = {}
         self._main = self.calls("default")

@@ -12,7 +12,7 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import NoPermissionError, RedisError
 
 from scheduling.backoff import worth_logging
-from statestore.base import Grant
+from scheduling.granting import Grant
 from statestore.errors import StoreError
 from statestore.feed import GrantFeeds
 from statestore.keys import PoolKeys
@@ -20,7 +20,7 @@ from statestore.redis.codec import grant_from
 from statestore.stream import Stream
 
 ASK_AGAIN_S = 5.0
-"""How often a silent server is asked whether it is still there, and for a channel that it refused."""
+"""How often a silent server is pinged, and a refused channel subscribed again."""
 _RECONNECT_S = 0.1
 
 _log = logging.getLogger(__name__)

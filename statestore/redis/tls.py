@@ -1,4 +1,4 @@
-"""TLS to the store's servers, as the options of its URL say. They have redis-py's names."""
+"""TLS to the store's servers, by the options of its URL, which have redis-py's names."""
 
 from __future__ import annotations
 

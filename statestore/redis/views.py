@@ -1,35 +1,46 @@
-"""Whole views of a pool, each read in one transaction: members for replicas, everything for people."""
+"""Whole views of a pool: members for replicas, everything for people."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import orjson
+
 from scheduling.instance import InstanceLoad, InstanceSpec
+from scheduling.learned import Learned
+from scheduling.request import Request
 from statestore.base import Membership, PoolSnapshot
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.redis import codec
-from statestore.redis.calls import Calls, Command
-from statestore.redis.codec import pairs_from
+from statestore.redis.calls import Calls
+from statestore.redis.codec import LoadReader, pairs_from
+from statestore.redis.packing import Command
 
 _MAX_CHANGES = 8
+_RECORDS_PER_CALL = 500
 
 
 class Views:
-    """Reads what is spread over the instances' keys, in one piece."""
+    """Reads what is spread over the instances' keys, in one transaction except for the requests."""
 
-    def __init__(self, keys: PoolKeys, calls: Calls, prior_bytes_per_token: float) -> None:
+    def __init__(self, keys: PoolKeys, calls: Calls, reader: LoadReader) -> None:
         self._keys = keys
         self._calls = calls
-        self._prior_bytes_per_token = prior_bytes_per_token
+        self._reader = reader
         self._members: frozenset[bytes] = frozenset()
         """The members of the last view: which keys to name before the answer is known."""
 
     async def membership(self) -> Membership:
         keys = self._keys
-        common: list[Command] = [("HGETALL", keys.meta), ("HGETALL", keys.hotness_tree)]
-        (flat_meta, flat_tree), each = await self._read(common, self._spec_commands)
+        common: list[Command] = [
+            ("HGETALL", keys.meta),
+            ("HGETALL", keys.hotness_tree),
+            ("HGETALL", keys.learned),
+            ("HGETALL", keys.settings),
+        ]
+        (flat_meta, flat_tree, learned, overrides), each = await self._read(common, self._spec_commands)
         meta = pairs_from(flat_meta)
         specs = {instance_id: codec.spec_from(instance_id, values) for instance_id, (values,) in each.items()}
         return Membership(
@@ -37,7 +48,8 @@ class Views:
             int(meta.get(b"tree_version", b"0")),
             {instance_id: spec for instance_id, spec in specs.items() if spec is not None},
             codec.tree_from(pairs_from(flat_tree)),
-            float(meta.get(b"bytes_per_token", self._prior_bytes_per_token)),
+            codec.learned_from(pairs_from(learned), Learned()),
+            {name.decode(): orjson.loads(text) for name, text in pairs_from(overrides).items()},
         )
 
     async def snapshot(self) -> PoolSnapshot:
@@ -45,44 +57,53 @@ class Views:
         now_ms = await self._calls.now_ms()
         common: list[Command] = [
             ("HGETALL", keys.meta),
-            ("HVALS", keys.requests),
             ("HGETALL", keys.replicas),
             ("HGETALL", keys.leader),
             ("HGETALL", keys.migrations),
         ]
-        (meta, requests, replicas, leader, migrations), each = await self._read(common, self._all_commands)
+        (meta, replicas, leader, migrations), each = await self._read(common, self._all_commands)
         specs: dict[str, InstanceSpec] = {}
         loads: dict[str, InstanceLoad] = {}
-        for instance_id, (values, load, *counts) in each.items():
+        names: list[str] = []
+        for instance_id, (values, load, queued, running) in each.items():
             spec = codec.spec_from(instance_id, values)
             if spec is not None:
                 specs[instance_id] = spec
-                loads[instance_id] = codec.load_from(instance_id, [*codec.load_figures(load), *counts, 0], now_ms)
+                loads[instance_id] = self._reader.load(instance_id, [*codec.load_figures(load), 0], now_ms)
+            names += [entry.decode().rpartition(" ")[0] for entry in queued] + [entry.decode() for entry in running]
         versions = pairs_from(meta)
-        records = codec.records_from(requests).values()
+        requests = await self._requests(names)
         return PoolSnapshot(
             now_ms,
             int(versions.get(b"epoch", b"0")),
             int(versions.get(b"tree_version", b"0")),
             specs,
             loads,
-            tuple(sorted(records, key=lambda record: (record.sequence, record.request_id))),
+            tuple(sorted(requests, key=lambda request: (request.enqueued_ms, request.request_id))),
             codec.not_retired(codec.replicas_from(pairs_from(replicas))),
             codec.lease_from(pairs_from(leader), now_ms),
             {reason.decode(): int(count) for reason, count in pairs_from(migrations).items()},
         )
 
+    async def _requests(self, names: list[str]) -> list[Request]:
+        found: list[Request] = []
+        for first in range(0, len(names), _RECORDS_PER_CALL):
+            page = names[first : first + _RECORDS_PER_CALL]
+            replies = await self._calls.together([("HGETALL", self._keys.request(name)) for name in page])
+            records = (codec.request_from(name, pairs_from(flat)) for name, flat in zip(page, replies, strict=True))
+            found += [request for request in records if request is not None]
+        return found
+
     def _spec_commands(self, instance_id: str) -> list[Command]:
-        return [("HMGET", self._keys.account(instance_id).account, *codec.SPEC_FIELDS)]
+        return [("HMGET", self._keys.instance(instance_id).instance, *codec.SPEC_FIELDS)]
 
     def _all_commands(self, instance_id: str) -> list[Command]:
-        keys = self._keys.account(instance_id)
+        keys = self._keys.instance(instance_id)
         return [
             *self._spec_commands(instance_id),
-            ("HMGET", keys.account, *codec.LOAD_FIELDS),
-            ("ZCARD", keys.queue),
-            ("ZCARD", keys.running),
-            ("ZCARD", keys.kv),
+            ("HMGET", keys.instance, *codec.LOAD_FIELDS),
+            ("ZRANGE", keys.queue, 0, -1),
+            ("ZRANGE", keys.running, 0, -1),
         ]
 
     async def _read(

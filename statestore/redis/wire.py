@@ -1,9 +1,9 @@
 """One connection to a Redis server: commands out in batches, replies back in order.
 
-Commands of all callers within one turn of the event loop leave in one write, so a busy replica pays for the
-kernel and the server's wake-up once per batch. A command that finds nothing under way leaves at once: an idle server
-need not wait for the next turn. Replies are matched by order, as RESP prescribes. There is no timer per command: a
-sweep looks at the oldest one alone, as no younger reply can overtake it.
+Commands of all callers within one turn of the event loop leave in one write, so a busy replica pays for the kernel and
+the server's wake-up once per batch. A command that finds none under way is sent at once: an idle server need not wait
+for the next turn. Replies are matched by order, as RESP prescribes. There is no timer per command: a sweep checks only
+the oldest one, as no younger reply can overtake it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from statestore.errors import StoreUnavailableError
 from statestore.redis.replies import MovedElsewhereError, reply_error
 
 MAX_IN_FLIGHT = 16_384
-"""Commands sent and unanswered at which no more are sent; a server that far behind is not available."""
+"""Unanswered commands at which no more are sent; a server so far behind counts as unavailable."""
 _SWEEPS_PER_TIMEOUT = 4
 _NO_REPLY_YET = object()
 
@@ -53,7 +53,7 @@ class Wire(asyncio.Protocol):
         connection._reader = connection._writer = None
         wire = cls(writer, timeout_s)
         writer.transport.set_protocol(wire)
-        if reader.at_eof():  # it ended just now, and only redis-py's reader was told
+        if reader.at_eof():  # it ended just now, and only redis-py's reader noticed
             wire.abort()
             wire.connection_lost(None)
         return wire
@@ -66,9 +66,14 @@ class Wire(asyncio.Protocol):
     def has_room(self) -> bool:
         return len(self._in_flight) < MAX_IN_FLIGHT
 
+    @property
+    def takes_commands(self) -> bool:
+        return self._transport is not None and len(self._in_flight) < MAX_IN_FLIGHT
+
     # commands ----------------------------------------------------------------------------------------------
     def send(self, command: bytes) -> asyncio.Future[Any]:
-        """Send a packed command, at once or with its turn's others; the future has its reply or a ``StoreError``."""
+        """Send a packed command, at once or with the others of its turn; the future gets its reply or a
+        ``StoreError``."""
         future = self._loop.create_future()
         if self._transport is None:
             future.set_exception(StoreUnavailableError(self._ended_because))
@@ -90,7 +95,7 @@ class Wire(asyncio.Protocol):
             self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
 
     def abort(self) -> None:
-        """Drop the connection now; whatever is in flight fails."""
+        """Drop the connection now; calls in flight fail."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -105,7 +110,7 @@ class Wire(asyncio.Protocol):
             self.abort()
 
     def _accept(self, reply: Any) -> None:
-        if not self._in_flight:  # nobody asked for it
+        if not self._in_flight:  # a reply without a command
             self.abort()
             return
         future, _ = self._in_flight.popleft()
@@ -137,7 +142,7 @@ class Wire(asyncio.Protocol):
     def _sweep(self) -> None:
         """Give up the connection when its oldest command was late at two sweeps in a row.
 
-        Once alone proves nothing: after a stall of this process the reply may wait unread.
+        Once proves nothing: after a stall of this process the reply may wait unread.
         """
         self._sweep_timer = None
         if not self._in_flight:

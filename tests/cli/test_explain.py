@@ -29,4 +29,4 @@ def test_the_ending_tells_the_first_token_beside_its_estimate() -> None:
 def test_a_request_that_nobody_took_has_neither() -> None:
     text = told(instance_id=None, held_s=None, expected_ttft_s=None, first_token_s=None, outcome="refused")
 
-    assert "Went to nobody: held –, first token – (expected –)" in text
+    assert "Went to no instance: held –, first token – (expected –)" in text

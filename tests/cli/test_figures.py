@@ -8,11 +8,10 @@ from rich.console import Console
 
 from cli.figures import FleetCounts, FleetFigures, ReplicaCounts, fleet_figures
 from cli.live_status import LiveStatus, line, table
-from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.memory import MemoryStore
-from statestore.reservation import Reservation
+from tests.placements import placement
 
 PAGE = """\
 # HELP dualmap_requests_total Requests by how they ended
@@ -61,8 +60,7 @@ async def test_figures_add_up_over_instances() -> None:
     await pool.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY, dispatch_window_tokens=1))
     await pool.set_instance_state("a", InstanceState.READY)
     for number in range(3):
-        chain = Chain((number,), 128, 128)
-        await pool.reserve(Reservation(f"r{number}", "replica", "a", chain, 128, 10, 5000))
+        await pool.place(placement(f"r{number}", "a", 128))
 
     figures = fleet_figures([await pool.snapshot()], ReplicaCounts(), 2.0)
 

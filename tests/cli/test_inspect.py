@@ -14,15 +14,14 @@ import pytest
 
 from cli import inspect_tables
 from cli.main import main
-from scheduling.chain import Chain
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.ring import DualRing
 from scheduling.settings import SchedulingSettings
 from statestore.connect import open_store
 from statestore.embedded import EmbeddedValkey, server_binary
-from statestore.reservation import Reservation
 from statestore.settings import StoreSettings
+from tests.placements import placement
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +40,8 @@ async def _populate(url: str) -> None:
         await pool.set_instance_state(name, InstanceState.READY)
     await pool.heartbeat("replica-1", 60_000, {"requests": "3"})
     for number in range(3):
-        chain = Chain((0xAB00 + number, 0xCD00 + number), 128, 256)
-        await pool.reserve(
-            Reservation(f"request-{number}", "replica-1", "a", chain, 256, 10, 5000, "b", alternative_uncached_tokens=7)
-        )
+        hashes = (0xAB00 + number, 0xCD00 + number)
+        await pool.place(placement(f"request-{number}", "a", 256, other="b", hashes=hashes))
     lease = await pool.acquire_lease("worker-1", 60_000)
     assert lease is not None
     await pool.publish_tree(HotnessTree({0xAB00: 1}), {0xAB00: 42}, fence=lease.fence)
@@ -88,7 +85,7 @@ def test_hot_prefixes_and_cached_blocks_are_decoded(inspect) -> None:  # type: i
     assert "42" in hot
     cached = inspect("kv", "a")
     assert "6 blocks listed" in cached
-    assert (cached.count("given"), cached.count("promised")) == (2, 4)
+    assert (cached.count("resident"), cached.count("reserved")) == (2, 4)
     assert f"{0xAB00:016x}" in cached
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cli.main import main
-from cli.reference import markdown, sections
+from cli.reference import markdown, sections, with_request_fields
 from cli.settings import Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -16,6 +16,13 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
 def test_the_page_in_the_repository_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == markdown(), "run: make docs"
+
+
+def test_the_fields_of_a_request_on_the_page_of_redis_keys_are_current() -> None:
+    page = (PAGE.parent / "redis-keys.md").read_text(encoding="utf-8")
+
+    assert with_request_fields(page) == page, "run: make docs"
+    assert "| `uncached_tokens` | prompt tokens" in page
 
 
 def test_every_setting_is_described() -> None:

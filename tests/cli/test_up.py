@@ -75,7 +75,7 @@ async def test_an_outage_of_the_store_is_told_when_it_begins_and_when_it_ends() 
 
     told = [line.partition(" ")[2] for line in out.getvalue().splitlines() if line.startswith("the store")]
     begins, ends = (
-        "store does not answer, and replicas go on from what they saw last: nobody is there",
+        "store does not answer, and replicas continue from what they saw last: nobody is there",
         "store answers again, after 0 s",
     )
     assert told == [begins, ends, begins, ends]

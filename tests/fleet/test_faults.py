@@ -16,7 +16,9 @@ from openai import APIConnectionError, OpenAI
 LONG_PROMPT = "every request starts with words of its own, and goes on for a while like this " * 40
 
 
-def traffic(client: OpenAI, fleet: Fleet, pool: ThreadPoolExecutor, count: int, *, first: int = 0) -> list[Future[str]]:
+def traffic(
+    client: OpenAI, fleet: Fleet, pool: ThreadPoolExecutor, count: int, *, first: int = 0, prompt: str = LONG_PROMPT
+) -> list[Future[str]]:
     """Plain (not streaming) completions, each with a prefix of its own, sent all at once.
 
     Numbered from ``first``: what other tests have sent is in the instances' caches and draws requests there.
@@ -24,7 +26,7 @@ def traffic(client: OpenAI, fleet: Fleet, pool: ThreadPoolExecutor, count: int, 
 
     def ask(number: int) -> str:
         answer = client.completions.create(
-            model=fleet.model, prompt=f"{number:04d} {LONG_PROMPT}", max_tokens=200, timeout=40
+            model=fleet.model, prompt=f"{number:04d} {prompt}", max_tokens=200, timeout=40
         )
         return answer.choices[0].text
 
@@ -60,6 +62,12 @@ def extra_instance(fleet: Fleet, tmp_path) -> Iterator[subprocess.Popen[bytes]]:
             fleet.dualmap("instances", "remove", "extra", "--url", fleet.endpoint)
 
 
+def leader_of(fleet: Fleet) -> str:
+    """The leading worker's id; its process is called by that without the last part."""
+    text = fleet.dualmap("inspect", "overview", "--store.url", fleet.store_url)
+    return text.partition("leader: ")[2].split()[0]
+
+
 def test_a_killed_replica_is_replaced_and_its_requests_are_released(
     fleet: Fleet, client: OpenAI, senders: ThreadPoolExecutor
 ) -> None:
@@ -91,17 +99,35 @@ def test_a_replica_that_hangs_is_replaced_and_the_shared_port_is_free_of_it(flee
 
 
 def test_the_lead_passes_on_when_the_leader_is_killed(fleet: Fleet, client: OpenAI) -> None:
-    def leader() -> str:
-        text = fleet.dualmap("inspect", "overview", "--store.url", fleet.store_url)
-        return text.partition("leader: ")[2].split()[0]
-
-    before = until(leader, "somebody leads")
+    before = until(lambda: leader_of(fleet), "a worker leads")
     fleet.kill(before.rpartition("-")[0])
 
-    after = until(lambda: (now := leader()) not in ("nobody", before) and now, "somebody else leads")
+    after = until(lambda: (now := leader_of(fleet)) not in ("none", before) and now, "another worker leads")
 
     assert after
     assert client.completions.create(model=fleet.model, prompt="x", max_tokens=1)
+
+
+def test_a_replica_and_the_leader_that_die_under_overload_leave_every_count_exact(fleet: Fleet, client: OpenAI) -> None:
+    leader = leader_of(fleet).rpartition("-")[0]
+    many = ThreadPoolExecutor(150)
+    requests = traffic(client, fleet, many, 300, first=5000, prompt=8 * LONG_PROMPT)
+    until(lambda: sum(request["state"] == "held" for request in fleet.live_requests()) > 10, "requests are held")
+
+    dead = {name: fleet.kill(name) for name in ("router-2", leader)}
+
+    answered = [request for request in requests if request.exception() is None]
+    many.shutdown()
+    assert answered
+    for name, pid in dead.items():
+        until(lambda name=name, pid=pid: fleet.pid(name) != pid, f"a new {name} runs in its place")  # type: ignore[misc]
+    fleet.until_idle(30.0)
+    counts = ("pending_tokens", "dispatched_tokens", "deferred_tokens", "context_tokens", "queued_requests",
+              "running_requests")  # fmt: skip
+    for each in fleet.instances().values():
+        assert {name: each["load"][name] for name in counts} == dict.fromkeys(counts, 0)
+    logs = "".join(log.read_text() for log in fleet.directory.glob("worker-*.log"))
+    assert "elected" in logs and "sums had drifted" not in logs, "no repair had to make them so"
 
 
 def test_an_instance_that_dies_before_the_first_byte_costs_the_client_nothing(

@@ -14,12 +14,15 @@ import pytest
 from router.app import create_app
 from router.inference_request import SCHEDULED_PATHS, InferenceRequest
 from router.prompt import sent_prompt
+from router.retry_budget import RetryBudget
 from router.runtime import Runtime
 from router.settings import RouterSettings
+from scheduling.breaker import BreakerRule
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.memory import MemoryStore
 from statestore.settings import PoolSettings
+from tests.placements import placement
 
 
 class ManualClock:
@@ -147,11 +150,25 @@ class TamperedPool:
         return call
 
 
+def break_after(runtime: Runtime, faults: int) -> None:
+    """Breakers of the default pool open after so many faults in a row."""
+    runtime.pools.pools["default"].breakers._rule = BreakerRule(fault_limit=faults)
+
+
+def no_retries(runtime: Runtime) -> None:
+    """There is no budget for retries."""
+    runtime.context.retries = RetryBudget(0.0, 0.0, 0.0)
+
+
 class Toolbox:
     """The helpers of this file, for test modules that cannot import it."""
 
+    break_after = staticmethod(break_after)
+    no_retries = staticmethod(no_retries)
+
     spec = staticmethod(spec)
     request = staticmethod(request)
+    placement = staticmethod(placement)
     settle = staticmethod(settle)
     Tampered = Tampered
 
@@ -168,7 +185,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def scheduling() -> SchedulingSettings:
-    return SchedulingSettings(policy="dualmap", block_tokens=16, virtual_nodes=16)
+    return SchedulingSettings(policy="dualmap", block_tokens=16)
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 from router.explain import KEPT_CANDIDATES, DecisionLog, Explanation, PlacementRound
 from scheduling.decision import Decision, Reason
 from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.placement import Placed, PlaceReply, PlaceStatus
+from scheduling.weights import Form
 
 
 def explanation(request_id: str) -> Explanation:
@@ -41,8 +43,22 @@ def test_a_round_over_the_whole_fleet_remembers_a_few_loads_with_the_chosen_one(
     loads = {name: InstanceLoad(name, InstanceState.READY) for name in names}
     decision = Decision("i77", 0, 1, 0.1, Reason.COST, alternative_id="i50")
 
-    kept = PlacementRound.of(names, loads, decision, attempt=1)
+    reply = PlaceReply(PlaceStatus.HELD, 0, 0, 0, loads, "i77", "i50")
+
+    kept = PlacementRound.of(Placed(decision, reply, names, Form()), attempt=1)
 
     assert kept.considered == 100
+    assert kept.status is PlaceStatus.HELD
     assert len(kept.candidates) == len(kept.loads) == KEPT_CANDIDATES
     assert {"i77", "i50"} <= set(kept.loads)
+
+
+def test_a_round_tells_of_the_instances_beyond_the_candidates_that_were_weighed() -> None:
+    loads = {name: InstanceLoad(name, InstanceState.READY) for name in "abc"}
+    reply = PlaceReply(PlaceStatus.DISPATCHED, 0, 0, 0, loads, "c", "a")
+
+    kept = PlacementRound.of(
+        Placed(Decision("c", 0, 1, 0.1, Reason.BEYOND_PAIR, alternative_id="a"), reply, ("a", "b"), Form()), attempt=1
+    )
+
+    assert kept.candidates == ("a", "b", "c")

@@ -17,7 +17,7 @@ from statestore.failover import FailoverPool
 
 def snapshots(pool: Any, clock: Any) -> FleetSnapshots:
     call = RouterMetrics(["default"]).store_calls["snapshot"]
-    return FleetSnapshots({"default": pool}, clock=clock, max_age_s=1.0, call=call)
+    return FleetSnapshots({"default": pool}, clock=clock, call=call)
 
 
 async def test_scrapes_at_the_same_time_or_soon_after_share_one_call(store: Any, clock: Any, tools: Any) -> None:
@@ -55,7 +55,7 @@ async def test_what_is_out_of_reach_vanishes_instead_of_lying(
         await clock.advance(2.0)
         await fleet.refresh()
 
-        assert pool.degraded, "the replica goes on by a ledger of its own"
+        assert pool.degraded, "the replica goes on by a state of its own"
         assert [sample for family in registry.collect() for sample in family.samples] == []
         with pytest.raises(StoreUnavailableError):
             await fleet.get("default")
@@ -72,7 +72,7 @@ async def test_leader_migrations_and_states_are_told(store: Any, clock: Any, too
     await pool.put_instance(tools.spec("a"))
     await pool.put_instance(tools.spec("b", state=InstanceState.DOWN))
     lease = await pool.acquire_lease("worker-1", 10_000)
-    pool.ledger.migrations["sweep"] = 3
+    pool.state.migrations["sweep"] = 3
     fleet = snapshots(pool, clock)
     FleetGauges(fleet, registry)
 

@@ -11,37 +11,51 @@ import pytest
 from router.errors import HoldTimeoutError, QueueFullError, SloUnreachableError
 from router.grant_waiters import GrantWaiters, ReservationLostError
 from router.metrics import RouterMetrics
-from scheduling.chain import Chain
-from statestore.base import Grant, RequestRecord, RequestState
-from statestore.reservation import Reservation
+from scheduling.granting import Grant, grant_queue
+from scheduling.queue_order import QueueOrder
+from scheduling.request import Request, RequestState
+from scheduling.steps import drive
 
-CHAIN = Chain((1, 2), 16, 1200)
+ORDER = QueueOrder(by_deadline=False, max_deferred_s=30.0)
 
 
 def waiters_of(pool: Any, clock: Any, *, refuses_late: bool = False) -> GrantWaiters:
     return GrantWaiters(
         pool,
-        replica_id="r",
+        replica_id="replica-1",
         clock=clock,
         call_later=clock.call_later,
-        poll_s=1.0,
         timeout_s=10.0,
         refuses_late=refuses_late,
         call=RouterMetrics(["default"]).store_calls["records"],
     )
 
 
-async def held(pool: Any, *request_ids: str) -> None:
+def granted(request_id: str, attempt: int, *, instance_id: str = "a") -> Grant:
+    return Grant(request_id, instance_id, "replica-1", attempt, 100)
+
+
+def rejected(request_id: str, attempt: int) -> Grant:
+    return Grant(request_id, "a", "replica-1", attempt, -1)
+
+
+async def held(pool: Any, tools: Any, *request_ids: str) -> None:
     """Fill the instance by one request, and let the others be held for it."""
     for request_id in ("first", *request_ids):
-        await pool.reserve(Reservation(request_id, "r", "a", CHAIN, 1200, 10, 5000))
+        await pool.place(tools.placement(request_id, tokens=1200))
+
+
+async def release(pool: Any, request_id: str) -> None:
+    """Finish a request, and grant what its instance has room for."""
+    told = await pool.finish(request_id)
+    await drive(grant_queue(told.queue, ORDER), pool)
 
 
 async def test_a_grant_before_the_wait_is_there_when_the_wait_begins(clock: Any) -> None:
     waiters = waiters_of(None, clock)
     waiter = waiters.expect("x", 1)
 
-    waiters.deliver(Grant("x", "a", 1, 100))
+    waiters.deliver(granted("x", 1))
 
     assert (await waiters.wait(waiter, 0.0, lambda: 1.0)).instance_id == "a"
 
@@ -51,10 +65,10 @@ async def test_a_grant_of_another_attempt_is_not_taken(clock: Any, tools: Any) -
     waiter = waiters.expect("x", 2)
     task = asyncio.create_task(waiters.wait(waiter, 0.0, lambda: 1.0))
 
-    waiters.deliver(Grant("x", "a", 1, 100))
+    waiters.deliver(granted("x", 1))
     await tools.settle()
     assert not task.done()
-    waiters.deliver(Grant("x", "b", 2, 100))
+    waiters.deliver(granted("x", 2, instance_id="b"))
 
     assert (await task).instance_id == "b"
 
@@ -74,7 +88,7 @@ async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: An
     tampered = tools.Tampered(store)
     pool = tampered.pool("default")
     await pool.put_instance(tools.spec("a"))
-    await held(pool, "x", "y", "z")
+    await held(pool, tools, "x", "y", "z")
     waiters = waiters_of(pool, clock)
     tasks = [asyncio.create_task(waiters.wait(waiters.expect(name, 1), 0.0, lambda: 1.0)) for name in "xyz"]
     await tools.settle()
@@ -83,7 +97,7 @@ async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: An
     await waiters.look_up()
     assert tampered.calls == ["records"]
     assert not any(task.done() for task in tasks)
-    await pool.finish("first")
+    await release(pool, "first")
     await waiters.look_up()
 
     assert (await tasks[0]).request_id == "x"
@@ -115,7 +129,7 @@ async def test_a_request_that_the_store_does_not_know_is_lost(store: Any, clock:
 async def test_a_request_whose_id_is_another_replicas_by_now_is_lost(store: Any, clock: Any, tools: Any) -> None:
     pool = store.pool("default")
     await pool.put_instance(tools.spec("a"))
-    await pool.reserve(Reservation("x", "another", "a", CHAIN, 1200, 10, 5000))
+    await pool.place(tools.placement("x", replica_id="another"))
     waiters = waiters_of(pool, clock)
     task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 1.0))
     await tools.settle()
@@ -132,7 +146,7 @@ async def test_leaving_removes_only_ones_own_entry(clock: Any) -> None:
     new = waiters.expect("x", 2)
 
     waiters.leave(old)
-    waiters.deliver(Grant("x", "a", 2, 100))
+    waiters.deliver(granted("x", 2))
 
     assert (await new.grant()).attempt == 2
 
@@ -145,46 +159,30 @@ async def test_a_stream_that_ends_is_opened_again(store: Any, clock: Any, tools:
     await tools.settle()
     await pool.close()  # ends every open stream
     await clock.advance(1.1)
-    await held(pool, "x")
+    await held(pool, tools, "x")
     task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 1.0))
     await tools.settle()
 
-    await pool.finish("first")
+    await release(pool, "first")
 
     assert (await asyncio.wait_for(task, 5)).instance_id == "a"
     listening.cancel()
 
 
 class Records:
-    """A pool that knows one held request, which stepped behind."""
+    """A pool that knows one held request, which was deferred."""
 
-    def __init__(self, attempt: int, *, surplus: bool = False) -> None:
-        self._record = RequestRecord(
-            "x",
-            "r",
-            "a",
-            RequestState.HELD,
-            attempt,
-            1200,
-            1200,
-            10,
-            5000,
-            0,
-            0,
-            0,
-            None,
-            0,
-            1,
-            late=True,
-            surplus=surplus,
+    def __init__(self, attempt: int, *, rejected: bool = False) -> None:
+        self._record = Request(
+            "x", "replica-1", "a", RequestState.HELD, attempt, 1200, 1200, 10, 5000, deferred=True, rejected=rejected
         )
 
-    async def records(self, request_ids: Sequence[str]) -> dict[str, RequestRecord]:
+    async def records(self, request_ids: Sequence[str]) -> dict[str, Request]:
         return {"x": self._record}
 
 
 @pytest.mark.parametrize(("refuses_late", "attempt", "refused"), [(True, 1, True), (True, 2, False), (False, 1, False)])
-async def test_who_steps_behind_is_turned_away_where_late_requests_are_and_nothing_was_tried_yet(
+async def test_a_deferred_request_is_refused_where_late_ones_are_and_nothing_was_tried_yet(
     clock: Any, tools: Any, refuses_late: bool, attempt: int, refused: bool
 ) -> None:
     waiters = waiters_of(Records(attempt), clock, refuses_late=refuses_late)
@@ -202,15 +200,49 @@ async def test_who_steps_behind_is_turned_away_where_late_requests_are_and_nothi
     task.cancel()
 
 
-async def test_who_is_one_too_many_of_those_behind_is_turned_away_even_where_late_requests_are_served(
-    clock: Any, tools: Any
-) -> None:
-    waiters = waiters_of(Records(1, surplus=True), clock)
+async def test_a_rejected_request_is_refused_even_where_late_ones_are_served(clock: Any, tools: Any) -> None:
+    waiters = waiters_of(Records(1, rejected=True), clock)
     task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 7.0))
     await tools.settle()
 
     await waiters.look_up()
 
-    with pytest.raises(QueueFullError, match="max_late_work_s") as turned_away:
+    with pytest.raises(QueueFullError, match="max_deferred_s") as turned_away:
         await task
     assert turned_away.value.retry_after_s == 7.0
+
+
+async def test_a_rejection_that_is_told_needs_no_look(clock: Any, tools: Any) -> None:
+    waiters = waiters_of(None, clock)
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 7.0))
+    await tools.settle()
+
+    waiters.deliver(rejected("x", 1))
+
+    with pytest.raises(QueueFullError, match="max_deferred_s"):
+        await task
+
+
+async def test_a_retry_is_not_rejected_but_waits_on(clock: Any, tools: Any) -> None:
+    """Its client was let in before, and has lost an instance already."""
+    waiters = waiters_of(Records(2, rejected=True), clock)
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", 2), 0.0, lambda: 7.0))
+    await tools.settle()
+
+    waiters.deliver(rejected("x", 2))
+    await waiters.look_up()
+    await tools.settle()
+
+    assert not task.done()
+    waiters.deliver(granted("x", 2))
+    assert (await task).instance_id == "a"
+
+
+async def test_a_rejection_before_the_wait_ends_the_wait_when_it_begins(clock: Any) -> None:
+    waiters = waiters_of(None, clock)
+    waiter = waiters.expect("x", 1)
+
+    waiters.deliver(rejected("x", 1))
+
+    with pytest.raises(QueueFullError):
+        await asyncio.wait_for(waiters.wait(waiter, 0.0, lambda: 7.0), 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,10 +20,13 @@ from router.errors import (
     UpstreamTimeoutError,
 )
 from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from router.view import POLL_S as VIEW_POLL_S
+from scheduling.granting import Grant
 from scheduling.instance import InstanceState
-from statestore.base import Grant, RequestState
+from scheduling.learning import PromptLength
+from scheduling.placement import PlaceReply, PlaceStatus
+from scheduling.request import RequestState
 from statestore.errors import StoreUnavailableError
-from statestore.reservation import ReserveOutcome, ReserveStatus
 from statestore.settings import PoolSettings
 
 LONG = "word " * 1000
@@ -145,19 +149,68 @@ async def test_a_streamed_answer_is_released_by_its_first_token_alone(
     request.finish(Outcome.COMPLETED)
 
 
-async def test_what_an_instance_counts_teaches_the_bytes_per_token(start_runtime: Any, store: Any, tools: Any) -> None:
+async def lessons(store: Any) -> list[Any]:
+    return [sample.lesson for sample in await store.pool("default").samples("0", 100)]
+
+
+async def test_the_leader_is_told_how_many_tokens_an_instance_counted(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    before = (await store.pool("default").membership()).bytes_per_token
 
-    for _ in range(20):
-        request = await runtime.lifecycle.place(tools.request(LONG))
-        request.finish(Outcome.COMPLETED, Usage(prompt_tokens=2500, cached_tokens=100))
-        await tools.settle()
+    request = await runtime.lifecycle.place(tools.request(LONG))
+    request.finish(Outcome.COMPLETED, Usage(prompt_tokens=2500, cached_tokens=100))
+    await tools.settle()
 
-    assert (await store.pool("default").membership()).bytes_per_token < before
+    assert await lessons(store) == [PromptLength(5000, 2500)]
     registry = runtime.context.metrics.registry
     reported = registry.get_sample_value("dualmap_hit_tokens_total", {"pool": "default", "by": "reported"})
-    assert reported == 2000.0
+    assert reported == 100.0
+
+
+async def test_a_first_token_teaches_what_was_expected_of_it(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    before = await runtime.lifecycle.place(tools.request("other " * 100))
+    request = await runtime.lifecycle.place(tools.request(LONG))
+    await clock.advance(1.5)
+
+    request.first_token()
+    await tools.settle()
+
+    [lesson] = await lessons(store)
+    assert (lesson.instance_id, lesson.tokens, lesson.prefilled_ms - lesson.enqueued_ms) == ("a", 1250, 1500)
+    constant, ahead_s, compute_s, *_ = lesson.features
+    assert (constant, ahead_s, compute_s) == (1.0, pytest.approx(0.15), pytest.approx(1.25))
+    for each in (before, request):
+        each.finish(Outcome.COMPLETED)
+
+
+async def test_the_ttft_of_a_retry_teaches_nothing_but_its_prefill(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    request = await runtime.lifecycle.place(tools.request(LONG))
+    await request.reroute(REFUSED)
+
+    request.first_token()
+    await tools.settle()
+
+    [lesson] = await lessons(store)
+    assert (lesson.instance_id, lesson.tokens, lesson.features) == (request.instance_id, 1250, None)
+    request.finish(Outcome.COMPLETED)
+
+
+async def test_an_answer_that_does_not_stream_teaches_no_prefill(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    request = await runtime.lifecycle.place(tools.request(LONG, stream=False))
+
+    await clock.advance(1.3)
+    request.finish(Outcome.COMPLETED)
+    await tools.settle()
+
+    assert await lessons(store) == []
 
 
 # what is refused -------------------------------------------------------------------------------------------------
@@ -247,9 +300,7 @@ async def test_a_held_request_goes_where_it_was_migrated_to(start_runtime: Any, 
     record = (await store.pool("default").records(["moved"]))["moved"]
     lease = await store.pool("default").acquire_lease("leader", 60_000)
 
-    await store.pool("default").migrate(
-        "moved", record.instance_id, record.alternative_id, reason="test", fence=lease.fence
-    )
+    await store.pool("default").migrate(record, record.alternative_id, reason="test", fence=lease.fence)
     next(request for request in requests if request.instance_id == record.alternative_id).first_token()
 
     granted = await asyncio.wait_for(waiting, 5)
@@ -271,13 +322,13 @@ async def test_a_grant_that_overtakes_its_reservations_answer_is_kept(
     runtime = await start_runtime(instances=(tools.spec("a"),), through=through)
     pool = runtime.pools.pools["default"]
 
-    async def held_but_granted(reservation: Any) -> ReserveOutcome:
-        await store.pool("default").reserve(reservation)
-        pool.grant_waiters.deliver(Grant(reservation.request_id, "a", reservation.attempt, 100))
+    async def held_but_granted(placement: Any) -> PlaceReply:
+        reply = await store.pool("default").place(placement)
+        pool.grant_waiters.deliver(Grant(placement.request.request_id, "a", "replica-1", 1, 100))
         await tools.settle()
-        return ReserveOutcome(ReserveStatus.HELD)
+        return replace(reply, status=PlaceStatus.HELD)
 
-    tampered[0].before["reserve"] = held_but_granted
+    tampered[0].before["place"] = held_but_granted
 
     request = await asyncio.wait_for(runtime.lifecycle.place(tools.request()), 5)
 
@@ -310,23 +361,24 @@ async def test_a_grant_that_was_missed_is_found_by_looking(
 async def test_a_granted_request_expects_the_cache_as_it_was_counted_when_it_was_granted(
     start_runtime: Any, store: Any, tools: Any
 ) -> None:
-    """Whose prefix was promised by a request that left has all of it to compute."""
+    """By then the request before it has brought its prefix."""
     runtime = await start_runtime(instances=(tools.spec("a"),))
     running = await runtime.lifecycle.place(tools.request("another " * 600))
     brings = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG)))
     await tools.settle()
-    shares = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG + " and more")))
+    shares = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG + " and more", request_id="shares")))
     await tools.settle()
-    brings.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await brings
+    placed = (await store.pool("default").records(["shares"]))["shares"]
 
     running.finish(Outcome.COMPLETED)
+    first = await asyncio.wait_for(brings, 5)
+    first.first_token()
 
     granted = await asyncio.wait_for(shares, 5)
-    assert granted.reservation.uncached_tokens < 100
-    assert granted.expected_cached_tokens == 0
-    granted.finish(Outcome.COMPLETED)
+    assert placed.uncached_tokens == granted.chain.prompt_tokens
+    assert granted.expected_cached_tokens == 1248
+    for request in (first, granted):
+        request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 
@@ -360,18 +412,20 @@ async def test_a_held_request_that_is_cut_off_counts_as_that(start_runtime: Any,
     assert await nothing_is_left(store, runtime, tools)
 
 
-async def test_a_request_is_not_held_past_the_hold_timeout(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+async def test_a_request_is_not_held_past_the_longest_hold(
+    start_runtime: Any, store: Any, clock: Any, scheduling: Any, tools: Any
 ) -> None:
-    runtime = await start_runtime(instances=(tools.spec("a"),), hold_timeout_s=0.05)
+    runtime = await start_runtime(instances=(tools.spec("a"),))
     request = await runtime.lifecycle.place(tools.request(LONG))
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG)))
+    await tools.settle()
+
+    await clock.advance(scheduling.max_hold_s - 0.1)
+    assert not waiting.done()
+    await clock.advance(0.2)
 
     with pytest.raises(HoldTimeoutError) as refused:
-        waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG)))
-        await tools.settle()
-        await clock.advance(0.06)
         await waiting
-
     assert refused.value.retry_after_s == pytest.approx(1.25)
     request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
@@ -396,67 +450,83 @@ async def test_a_held_request_that_the_store_forgot_is_placed_again(
     assert await nothing_is_left(store, runtime, tools)
 
 
+async def test_a_held_request_that_the_store_knows_after_all_is_placed_again_under_its_own_id(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    """A look-up that found nothing was wrong: an older copy of the store answered it."""
+    tampered = tools.Tampered(store)
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
+    filling = await runtime.lifecycle.place(tools.request(f"1 {LONG}"))
+    waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG, request_id="mine")))
+    await tools.settle()
+
+    async def nothing(*_: Any) -> dict[str, Any]:
+        tampered.before.clear()
+        return {"another": None}
+
+    tampered.before["records"] = nothing
+    await clock.advance(1.1)
+
+    assert set(await live(store)) == {filling.request_id, "mine"}
+    assert (await store.pool("default").records(["mine"]))["mine"].attempt == 2
+    filling.finish(Outcome.COMPLETED)
+    (await asyncio.wait_for(waiting, 5)).finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
+
+
 # decisions that were overtaken -----------------------------------------------------------------------------------
 
 
-async def test_a_stale_decision_is_made_again_and_the_third_is_final(
+async def test_an_instance_that_went_down_meanwhile_is_passed_over(start_runtime: Any, store: Any, tools: Any) -> None:
+    tampered = tools.Tampered(store)
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered)
+
+    async def goes_down_now(placement: Any) -> None:
+        tampered.before.clear()
+        await store.pool("default").set_instance_state("a", InstanceState.DOWN)
+
+    tampered.before["place"] = goes_down_now
+
+    request = await runtime.lifecycle.place(tools.request())
+
+    assert request.instance_id == "b"
+    await tools.settle()
+    assert runtime.pools.pools["default"].view.view.ready == ("b",)
+    request.finish(Outcome.COMPLETED)
+
+
+async def test_a_fleet_that_was_exchanged_meanwhile_is_looked_at_afresh(
     start_runtime: Any, store: Any, tools: Any
 ) -> None:
-    tampered: list[Any] = []
+    tampered, pool = tools.Tampered(store), store.pool("default")
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered)
 
-    def through(real: Any) -> Any:
-        tampered.append(tools.Tampered(real))
-        return tampered[0]
+    async def exchanged(placement: Any) -> None:
+        tampered.before.clear()
+        for former, instance_id in (("a", "c"), ("b", "d")):
+            await pool.remove_instance(former)
+            await pool.put_instance(tools.spec(instance_id))
 
-    runtime = await start_runtime(instances=(tools.spec("a"),), through=through)
-    checks: list[Any] = []
-
-    async def stale_if_checked(reservation: Any) -> ReserveOutcome | None:
-        checks.append(reservation.seen_pending_tokens)
-        return ReserveOutcome(ReserveStatus.STALE) if reservation.seen_pending_tokens is not None else None
-
-    tampered[0].before["reserve"] = stale_if_checked
+    tampered.before["place"] = exchanged
 
     request = await runtime.lifecycle.place(tools.request())
 
-    assert checks == [0, 0, None]
-    assert [round_.status for round_ in request.rounds] == ["stale", "stale", "dispatched"]
+    assert request.instance_id in ("c", "d")
     request.finish(Outcome.COMPLETED)
-
-
-async def test_an_instance_that_went_down_meanwhile_is_passed_over(start_runtime: Any, store: Any, tools: Any) -> None:
-    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    tampered = tools.Tampered(store)
-    pool = runtime.pools.pools["default"]
-    pool.store = tampered.pool("default")
-    gone: list[str] = []
-
-    async def goes_down_now(reservation: Any) -> None:
-        if not gone:
-            gone.append(reservation.instance_id)
-            await store.pool("default").set_instance_state(reservation.instance_id, InstanceState.DOWN)
-
-    tampered.before["reserve"] = goes_down_now
-
-    request = await runtime.lifecycle.place(tools.request())
-
-    assert request.instance_id != gone[0]
-    assert pool.view.view.ready == (request.instance_id,)
-    request.finish(Outcome.COMPLETED)
+    assert await nothing_is_left(store, runtime, tools)
 
 
 async def test_a_store_out_of_reach_is_503_and_what_may_have_been_reserved_is_released(
     start_runtime: Any, store: Any, clock: Any, tools: Any
 ) -> None:
-    runtime = await start_runtime(instances=(tools.spec("a"),))
     tampered = tools.Tampered(store)
-    runtime.pools.pools["default"].store = tampered.pool("default")
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
 
-    async def answer_lost(reservation: Any) -> None:
-        await store.pool("default").reserve(reservation)
+    async def answer_lost(placement: Any) -> None:
+        await store.pool("default").place(placement)
         raise StoreUnavailableError("the answer was lost")
 
-    tampered.before["reserve"] = answer_lost
+    tampered.before["place"] = answer_lost
 
     with pytest.raises(StoreAwayError):
         await runtime.lifecycle.place(tools.request(LONG))
@@ -504,7 +574,7 @@ async def test_whoever_waits_for_an_instance_hears_that_it_went_down(
     request.loss_notifier.watch(lost, listener)
 
     await store.pool("default").set_instance_state(lost, InstanceState.DOWN)
-    await clock.advance(runtime.context.settings.view_poll_s + 0.1)
+    await clock.advance(VIEW_POLL_S + 0.1)
     assert listener.why == f"instance {lost} was taken down"
 
     await request.reroute(InstanceFailure(FailureKind.DOWN, listener.why))
@@ -528,7 +598,8 @@ async def test_attempts_are_limited(start_runtime: Any, store: Any, tools: Any) 
 
 async def test_retries_stop_when_their_budget_is_spent(start_runtime: Any, store: Any, tools: Any) -> None:
     instances = tuple(tools.spec(name) for name in "abcd")
-    runtime = await start_runtime(instances=instances, retry_budget_share=0.0, retry_budget_per_s=0.0)
+    runtime = await start_runtime(instances=instances)
+    tools.no_retries(runtime)
     request = await runtime.lifecycle.place(tools.request())
 
     with pytest.raises(UpstreamError, match="budget"):
@@ -540,7 +611,8 @@ async def test_retries_stop_when_their_budget_is_spent(start_runtime: Any, store
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
 async def test_a_refused_connection_takes_nothing_from_the_budget(start_runtime: Any, tools: Any, path: str) -> None:
     instances = tuple(tools.spec(name) for name in "abcd")
-    runtime = await start_runtime(instances=instances, retry_budget_share=0.0, retry_budget_per_s=0.0)
+    runtime = await start_runtime(instances=instances)
+    tools.no_retries(runtime)
     request = await runtime.lifecycle.place(tools.request(path=path))
 
     await request.reroute(REFUSED)
@@ -658,9 +730,8 @@ async def test_a_cancelled_retry_leaves_nothing(start_runtime: Any, store: Any, 
 async def test_an_instance_that_keeps_failing_is_given_nothing_until_it_is_probed(
     start_runtime: Any, store: Any, clock: Any, tools: Any
 ) -> None:
-    runtime = await start_runtime(
-        instances=(tools.spec("a"), tools.spec("b")), breaker_fault_limit=3, breaker_cooldown_s=5.0
-    )
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    tools.break_after(runtime, faults=3)
 
     failures = 0
     while failures < 3:
@@ -676,7 +747,8 @@ async def test_an_instance_that_keeps_failing_is_given_nothing_until_it_is_probe
 
 
 async def test_client_errors_never_open_a_breaker(start_runtime: Any, tools: Any) -> None:
-    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), breaker_fault_limit=1)
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    tools.break_after(runtime, faults=1)
 
     for _ in range(10):
         request = await runtime.lifecycle.place(tools.request())
@@ -689,7 +761,8 @@ async def test_client_errors_never_open_a_breaker(start_runtime: Any, tools: Any
 
 
 async def test_with_every_breaker_open_requests_are_sent_all_the_same(start_runtime: Any, tools: Any) -> None:
-    runtime = await start_runtime(instances=(tools.spec("a"),), breaker_fault_limit=1)
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    tools.break_after(runtime, faults=1)
     request = await runtime.lifecycle.place(tools.request())
     request.finish(Outcome.UPSTREAM_FAILED)
     assert runtime.pools.pools["default"].breakers.states() == {"a": "open"}
@@ -754,7 +827,7 @@ async def test_who_leaves_before_its_id_is_known_to_be_taken_releases_nothing_of
         reserving.set()
         await asyncio.Event().wait()
 
-    tampered.before["reserve"] = under_way
+    tampered.before["place"] = under_way
     leaving = asyncio.create_task(other.lifecycle.place(tools.request(request_id="same")))
     await reserving.wait()
     leaving.cancel()

@@ -95,7 +95,8 @@ async def test_a_request_that_was_placed_again_or_does_not_stream_says_nothing_o
 
 
 async def test_what_a_full_outbox_drops_is_counted(start_runtime: Any) -> None:
-    runtime = await start_runtime(outbox_limit=16)
+    runtime = await start_runtime()
+    runtime.context.outbox._limit = 16
 
     async def delivered() -> None: ...
 

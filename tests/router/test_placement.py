@@ -10,17 +10,23 @@ from typing import Any
 
 import pytest
 
-from router.errors import QueueFullError, RouterError
+from router.errors import RouterError
 from router.outcome import FailureKind, InstanceFailure, Outcome
+from router.retry_budget import RetryBudget
 from router.runtime import Runtime
 from router.settings import RouterSettings
+from scheduling.decision import Reason
+from scheduling.leader_jobs import sweep_queue
+from scheduling.placement import MAX_NAMED
+from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings
+from scheduling.steps import drive
 from statestore.base import Store
 from statestore.connect import open_store
-from statestore.reservation import ReserveOutcome, ReserveStatus
 from statestore.settings import PoolSettings, StoreSettings
 
-FLAGS = SchedulingSettings(policy="dualmap", block_tokens=16, virtual_nodes=16)
+FLAGS = SchedulingSettings(policy="dualmap", block_tokens=16)
+HASTE = SchedulingSettings(slo_ttft_s=0.005, max_deferred_s=0.002, block_tokens=16)
 StartReplica = Callable[..., Awaitable[Runtime]]
 
 
@@ -31,7 +37,7 @@ async def start_replica(valkey_url: str) -> AsyncIterator[StartReplica]:
 
     async def start(scheduling: SchedulingSettings = FLAGS, **settings: Any) -> Runtime:
         store = await open_store(StoreSettings(url=valkey_url), scheduling=scheduling)
-        runtime = Runtime(RouterSettings(held_poll_s=0.2, **settings), scheduling, store, [PoolSettings()])
+        runtime = Runtime(RouterSettings(**settings), scheduling, store, [PoolSettings()])
         await runtime.start()
         started.append((runtime, store))
         return runtime
@@ -63,11 +69,29 @@ async def live_through(runtime: Runtime, tools: Any, rng: random.Random, outcome
         outcomes["cancelled"] += 1
 
 
-async def test_whatever_becomes_of_requests_nothing_is_left_of_them(start_replica: StartReplica, tools: Any) -> None:
-    replicas = [await start_replica(breaker_fault_limit=1000, retry_budget_per_s=1000.0) for _ in range(3)]
+async def sweep(pool: Any, order: QueueOrder) -> None:
+    """What the leader's sweeper does, more often."""
+    while True:
+        for name, load in (await pool.loads()).items():
+            if load.queued_requests:
+                await drive(sweep_queue(name, order), pool)
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("scheduling", [FLAGS, HASTE], ids=["dualmap, fifo", "least cost, deadlines that few can meet"])
+async def test_whatever_becomes_of_requests_nothing_is_left_of_them(
+    start_replica: StartReplica, tools: Any, scheduling: SchedulingSettings
+) -> None:
+    replicas = [await start_replica(scheduling) for _ in range(3)]
+    for replica in replicas:
+        tools.break_after(replica, faults=1000)
+        replica.context.retries = RetryBudget(1.0, 1000.0, 0.0)
     pool = replicas[0].pools.pools["default"].store
     for name in "abcd":
-        await pool.put_instance(tools.spec(name, prefill_tokens_per_s=1e6, max_queued_requests=20))
+        await pool.put_instance(
+            tools.spec(name, prefill_tokens_per_s=1e5, max_running_requests=1, max_queued_requests=20)
+        )
+    sweeping = asyncio.create_task(sweep(pool, QueueOrder.of(scheduling)))
     rng, outcomes = random.Random(7), Counter[str]()
 
     tasks = []
@@ -80,6 +104,7 @@ async def test_whatever_becomes_of_requests_nothing_is_left_of_them(start_replic
     async with asyncio.timeout(20):
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    sweeping.cancel()
     for replica in replicas:
         assert await replica.context.outbox.flush(5.0)
         assert len(replica.context.live) == 0
@@ -91,24 +116,107 @@ async def test_whatever_becomes_of_requests_nothing_is_left_of_them(start_replic
     assert sum(outcomes.values()) + sum(task.cancelled() for task in tasks) == 400
 
 
-async def test_the_method_asks_for_two_loads_however_large_the_fleet_is(start_runtime: Any, tools: Any) -> None:
-    asked: list[int] = []
-    tampered: list[Any] = []
+def trips(runtime: Runtime) -> dict[str, float | None]:
+    """Requests placed, by round trips to the store."""
+    registry = runtime.context.metrics.registry
+    return {
+        count: registry.get_sample_value("dualmap_placements_total", {"pool": "default", "round_trips": count})
+        for count in ("1", "more")
+    }
+
+
+async def test_a_placement_names_two_instances_in_one_round_trip_however_large_the_fleet_is(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    named: list[int] = []
+    tampered = tools.Tampered(store)
     runtime = await start_runtime(
-        instances=tuple(tools.spec(f"i{number:03}") for number in range(200)),
-        through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0],
+        instances=tuple(tools.spec(f"i{number:03}") for number in range(200)), through=lambda _: tampered
     )
 
-    async def count(instance_ids: Any, chain: Any, *, horizon: bool) -> None:
-        asked.append(len(instance_ids))
+    async def count(placement: Any) -> None:
+        named.append(len(placement.instances))
 
-    tampered[0].before["observe"] = count
-    tampered[0].calls.clear()
+    tampered.before["place"] = count
+    tampered.calls.clear()
     request = await runtime.lifecycle.place(tools.request("x" * 4000))
+
+    assert named == [2]
+    assert tampered.calls == ["place"]
+    assert trips(runtime) == {"1": 1.0, "more": 0.0}
     request.finish(Outcome.COMPLETED)
 
-    assert asked == [2]
-    assert tampered[0].calls == ["observe", "reserve"]
+
+@pytest.mark.parametrize("scheduling", [SchedulingSettings(block_tokens=16)])
+async def test_an_instance_that_was_not_named_and_could_cost_less_is_asked_in_a_second_look(
+    start_runtime: Any, store: Any, scheduling: SchedulingSettings, tools: Any
+) -> None:
+    """The fleet is larger than what a placement names, and its replica has not heard yet which are the least loaded."""
+    tampered, named = tools.Tampered(store), list[tuple[str, ...]]()
+    runtime = await start_runtime(
+        instances=tuple(tools.spec(f"i{number:03}") for number in range(MAX_NAMED + 4)), through=lambda _: tampered
+    )
+    first = await runtime.lifecycle.place(tools.request("x" * 400))
+    pair = first.rounds[0].candidates[:2]
+    first.finish(Outcome.COMPLETED)
+    for number, instance_id in enumerate(2 * pair):
+        await store.pool("default").place(tools.placement(f"work {number}", instance_id, tokens=900))
+
+    async def note(placement: Any) -> None:
+        named.append(placement.instances)
+
+    tampered.before["place"] = note
+    runtime.pools.pools["default"].fleet._least_loaded = ()
+    request = await runtime.lifecycle.place(tools.request("x" * 399 + "y"))
+
+    assert named[0] == pair and set(named[1]) > set(pair)
+    assert request.instance_id not in pair
+    assert request.rounds[-1].decision.reason is Reason.BEYOND_PAIR
+    assert trips(runtime)["more"] == 1.0
+    request.finish(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("scheduling", [SchedulingSettings(block_tokens=16)])
+async def test_the_least_loaded_as_the_last_reply_told_them_are_named_and_cost_no_second_look(
+    start_runtime: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=tuple(tools.spec(f"i{number:03}") for number in range(MAX_NAMED + 4)))
+    requests = [
+        await runtime.lifecycle.place(tools.request(f"{number} " + "x" * 4000)) for number in range(MAX_NAMED + 4)
+    ]
+
+    assert trips(runtime) == {"1": MAX_NAMED + 4, "more": 0.0}
+    assert len({request.instance_id for request in requests}) == MAX_NAMED + 4
+    for request in requests:
+        request.finish(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("scheduling", [SchedulingSettings(policy="min-ttft", block_tokens=16)])
+async def test_a_policy_that_chooses_observes_first_and_chooses_again_what_was_stale_twice(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    tampered, checked = tools.Tampered(store), list[int | None]()
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered)
+
+    async def meanwhile(placement: Any) -> None:
+        """More than a dispatch window is placed where the choice fell."""
+        checked.append(placement.max_pending_tokens)
+        name = f"meanwhile {len(checked)}"
+        await store.pool("default").place(tools.placement(name, placement.instances[0], tokens=2000))
+
+    tampered.before["place"] = meanwhile
+    tampered.calls.clear()
+    placing = asyncio.create_task(runtime.lifecycle.place(tools.request("x" * 400)))
+    await tools.settle()
+
+    assert tampered.calls[:6] == ["observe", "place"] * 3
+    assert [most is None for most in checked] == [False, False, True]
+    assert (
+        runtime.context.metrics.registry.get_sample_value("dualmap_stale_reservations_total", {"pool": "default"})
+        == 2.0
+    )
+    assert trips(runtime) == {"1": 0.0, "more": 1.0}
+    placing.cancel()
 
 
 async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica(
@@ -131,65 +239,58 @@ async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica
     assert len(taken) <= 2
 
 
-async def test_a_burst_is_spread_as_if_its_requests_came_one_by_one(start_replica: StartReplica, tools: Any) -> None:
-    replica = await start_replica(SchedulingSettings(policy="dualmap", block_tokens=16))
-    pool = replica.pools.pools["default"].store
-    replica.pools.pools["default"].placement_limiter.max_wait_s = 60.0  # however busy the machine is
-    for name in "abcd":
+async def test_a_burst_is_spread_as_every_placement_weighs_the_counts_of_its_moment(
+    start_replica: StartReplica, tools: Any
+) -> None:
+    """All of them arrive before any is answered: who decided on counts that a reply told would send them to one."""
+    replicas = [await start_replica(SchedulingSettings(policy="dualmap", block_tokens=16)) for _ in range(2)]
+    pool = replicas[0].pools.pools["default"].store
+    for name in "ab":
         await pool.put_instance(tools.spec(name))
 
     async def place(number: int) -> None:
-        await replica.lifecycle.place(tools.request(f"{number} " + "word " * 8000))
+        await replicas[number % 2].lifecycle.place(tools.request(f"{number} " + "word " * 8000))
 
-    for number in range(3):
-        await place(number)  # one instance has nothing to do, and all of a burst may want it
-    burst = [asyncio.create_task(place(number)) for number in range(3, 32)]
-
+    burst = [asyncio.create_task(place(number)) for number in range(32)]
     snapshot = await pool.snapshot()
     async with asyncio.timeout(20):
         while len(snapshot.requests) < 32:
             snapshot = await pool.snapshot()
-    held = Counter(request.instance_id for request in snapshot.requests)
-    assert max(held.values()) - min(held.values()) <= 2, held
+
+    placed = Counter(request.instance_id for request in snapshot.requests)
+    assert abs(placed["a"] - placed["b"]) <= 2, placed
+    assert [trips(replica) for replica in replicas] == [{"1": 16.0, "more": 0.0}] * 2
     for task in burst:
         task.cancel()
     await asyncio.gather(*burst, return_exceptions=True)
 
 
-async def test_all_rounds_of_a_refused_request_share_one_wait_for_slots(start_runtime: Any, tools: Any) -> None:
-    tampered: list[Any] = []
-    runtime = await start_runtime(
-        instances=tuple(tools.spec(name, max_queued_requests=0) for name in "abcd"),
-        through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0],
-    )
-    pool = runtime.pools.pools["default"]
-    for name in "abcd":  # every instance has as much as it takes, and queues nothing
-        await runtime.lifecycle.place(tools.request(name * 8000))
-    pool.placement_limiter.try_acquire(10_000)  # somebody looks for ever
+async def test_what_is_not_reserved_yet_is_not_entered_again(start_runtime: Any, store: Any, tools: Any) -> None:
+    tampered, told = tools.Tampered(store), list[Any]()
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered)
 
-    refused = asyncio.create_task(runtime.lifecycle.place(tools.request("x" * 8000)))
-    await runtime.context.clock.advance(pool.placement_limiter.max_wait_s)
+    async def on_the_way(placement: Any) -> None:
+        told.extend(live.record(0) for live in runtime.context.live)
 
-    with pytest.raises(QueueFullError):
-        await refused
-
-
-async def test_what_was_never_reserved_is_not_entered_anew(start_runtime: Any, tools: Any) -> None:
-    tampered: list[Any] = []
-    runtime = await start_runtime(
-        instances=(tools.spec("a"), tools.spec("b")),
-        through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0],
-    )
-    seen: list[Any] = []
-
-    async def between_rounds(*_: Any, **__: Any) -> None:
-        seen.append([live.record(0) for live in runtime.context.live])
-
-    async def stale_at_first(reservation: Any) -> Any:
-        return ReserveOutcome(ReserveStatus.STALE) if len(seen) == 1 else None
-
-    tampered[0].before.update(observe=between_rounds, reserve=stale_at_first)
+    tampered.before["place"] = on_the_way
     request = await runtime.lifecycle.place(tools.request())
 
-    assert seen == [[None], [None]]
+    assert told == [None]
+    request.finish(Outcome.COMPLETED)
+
+
+async def test_what_left_its_instance_is_not_entered_there_again(start_runtime: Any, store: Any, tools: Any) -> None:
+    """A retry that has not been placed is nowhere, least of all where it failed."""
+    tampered, told = tools.Tampered(store), list[Any]()
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered)
+    request = await runtime.lifecycle.place(tools.request())
+
+    async def on_the_way(*_: Any, **__: Any) -> None:
+        told.extend(live.record(0) for live in runtime.context.live)
+
+    tampered.before |= {"place": on_the_way, "finish": on_the_way}
+    await request.reroute(InstanceFailure(FailureKind.CONNECT))
+
+    assert told == [None, None]
+    assert request.record(0).instance_id == request.instance_id
     request.finish(Outcome.COMPLETED)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from router.outcome import Outcome
-from scheduling.chain import Chain
 from scheduling.instance import InstanceState
-from statestore.base import RequestState
+from scheduling.request import RequestState
 from statestore.errors import StoreUnavailableError
 from statestore.failover import FailoverStore
 from statestore.memory import MemoryStore
-from statestore.reservation import Reservation
 from statestore.settings import InstanceSettings, PoolSettings
 
 
 def swap_store(runtime: Any, store: Any) -> None:
     """The store behind a running replica comes back as another, empty one."""
     pool = runtime.pools.pools["default"]
-    pool.store = pool.view._pool = pool.grant_waiters._pool = store.pool("default")
+    pool.store = pool.view._pool = pool.grant_waiters._pool = pool.fleet._store = store.pool("default")
 
 
 async def test_configured_instances_enter_an_empty_store_as_starting(start_runtime: Any, store: Any) -> None:
@@ -99,11 +98,11 @@ async def test_an_instance_removed_on_purpose_does_not_come_back(
 async def test_a_leftover_is_released_when_it_is_still_there_at_the_second_look(
     start_runtime: Any, store: Any, clock: Any, tools: Any
 ) -> None:
-    runtime = await start_runtime(instances=(tools.spec("a"),), reconcile_s=30.0)
+    runtime = await start_runtime(instances=(tools.spec("a"),))
     pool = store.pool("default")
     mine = await runtime.lifecycle.place(tools.request())
     for replica_id in ("replica-1", "replica-2"):
-        await pool.reserve(Reservation(f"of {replica_id}", replica_id, "a", Chain((1,), 16, 10), 10, 1, 5000))
+        await pool.place(tools.placement(f"of {replica_id}", replica_id=replica_id))
 
     await clock.advance(31.0)
     assert len((await pool.snapshot()).requests) == 3
@@ -122,7 +121,7 @@ async def test_what_a_killed_process_of_the_same_id_left_is_released_before_the_
     await pool.put_instance(tools.spec("a"))
     await pool.heartbeat("replica-1", 60_000, {})
     for replica_id in ("replica-1", "replica-2"):
-        await pool.reserve(Reservation(f"of {replica_id}", replica_id, "a", Chain((1,), 16, 10), 10, 1, 5000))
+        await pool.place(tools.placement(f"of {replica_id}", replica_id=replica_id))
 
     await start_runtime(through=lambda _: tampered)
 
@@ -136,7 +135,7 @@ async def test_a_store_that_forgot_the_lease_is_told_at_once_what_is_over(
     runtime = await start_runtime(instances=(tools.spec("a"),))
     pool = store.pool("default")
     mine = await runtime.lifecycle.place(tools.request())
-    await pool.reserve(Reservation("over", "replica-1", "a", Chain((1,), 16, 10), 10, 1, 5000))
+    await pool.place(tools.placement("over"))
     await pool.retire("replica-1")  # as a snapshot from before the first beat
 
     await clock.advance(3.0)
@@ -165,6 +164,104 @@ async def test_a_request_that_ends_while_it_is_entered_again_leaves_nothing(
     assert (await store.pool("default").snapshot()).requests == ()
 
 
+async def test_what_is_just_being_placed_is_not_taken_for_over(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    tampered, answered = tools.Tampered(store), asyncio.Event()
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
+    pool = store.pool("default")
+
+    async def answer_is_slow(placement: Any) -> None:
+        await answered.wait()
+
+    tampered.after["place"] = answer_is_slow
+    placing = asyncio.create_task(runtime.lifecycle.place(tools.request("x" * 400)))
+    await tools.settle()
+    await pool.retire("replica-1")
+
+    await clock.advance(3.0)
+
+    assert "requests_of" in tampered.calls
+    answered.set()
+    request = await placing
+    assert (await pool.records([request.request_id]))[request.request_id].state is RequestState.DISPATCHED
+    request.finish(Outcome.COMPLETED)
+
+
+async def test_what_was_placed_while_the_leftovers_were_read_stays(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    tampered, placed = tools.Tampered(store), list[Any]()
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
+    pool = store.pool("default")
+
+    async def meanwhile(*_: Any) -> None:
+        placed.append(await runtime.lifecycle.place(tools.request("x" * 400)))
+
+    tampered.before["requests_of"] = meanwhile
+    tampered.after["requests_of"] = meanwhile
+    await pool.retire("replica-1")
+    await clock.advance(3.0)
+
+    assert set(await pool.records([request.request_id for request in placed])) == {
+        request.request_id for request in placed
+    }
+    assert len(placed) == 2
+    for request in placed:
+        request.finish(Outcome.COMPLETED)
+
+
+async def test_a_held_request_that_was_moved_or_granted_meanwhile_is_left_as_the_store_has_it(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    """The store is given back nothing that it never lost."""
+    tampered = tools.Tampered(store)
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered)
+    long, pool = "word " * 1000, store.pool("default")
+    filling = [await runtime.lifecycle.place(tools.request(f"{number} {long}")) for number in range(2)]
+    placing = asyncio.create_task(runtime.lifecycle.place(tools.request(long, request_id="held")))
+    await tools.settle()
+    held = (await pool.records(["held"]))["held"]
+    lease = await pool.acquire_lease("leader", 60_000)
+    await pool.migrate(held, held.alternative_id, reason="test", fence=lease.fence)
+    await pool.retire("replica-1")
+
+    await clock.advance(3.0)
+
+    assert "requests_of" in tampered.calls
+    assert (await pool.records(["held"]))["held"].instance_id == held.alternative_id
+    for request in filling:
+        request.finish(Outcome.COMPLETED)
+    moved = await asyncio.wait_for(placing, 5)
+    assert moved.instance_id == held.alternative_id
+    moved.finish(Outcome.COMPLETED)
+    await tools.settle()
+    assert (await pool.snapshot()).requests == ()
+
+
+async def test_what_an_older_snapshot_of_the_store_has_in_another_place_is_put_right(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    """It was sent to b after the snapshot in which it was held for a."""
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    pool = store.pool("default")
+    request = await runtime.lifecycle.place(tools.request("x" * 4000))
+    other = "b" if request.instance_id == "a" else "a"
+    await pool.finish(request.request_id)
+    await pool.place(tools.placement("filler", other, 1200, replica_id="replica-2"))
+    await pool.place(tools.placement(request.request_id, other, 1000))
+    assert (await pool.records([request.request_id]))[request.request_id].state is RequestState.HELD
+    await pool.retire("replica-1")
+
+    await clock.advance(3.0)
+
+    record = (await pool.records([request.request_id]))[request.request_id]
+    assert (record.state, record.instance_id) == (RequestState.DISPATCHED, request.instance_id)
+    loads = await pool.loads()
+    assert (loads[request.instance_id].pending_tokens, loads[other].pending_tokens) == (1000, 1200)
+    request.finish(Outcome.COMPLETED)
+
+
 async def test_what_could_not_be_given_back_is_tried_again_at_every_beat(
     start_runtime: Any, store: Any, clock: Any, tools: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,7 +278,7 @@ async def test_what_could_not_be_given_back_is_tried_again_at_every_beat(
     tampered.before["adopt"] = away
     await clock.advance(5.0)
     assert tampered.calls.count("adopt") == 2
-    assert "could not be given back" in caplog.text
+    assert "could not be restored" in caplog.text
     assert "lease could not be renewed" not in caplog.text
     del tampered.before["adopt"]
     await clock.advance(5.0)
@@ -191,23 +288,22 @@ async def test_what_could_not_be_given_back_is_tried_again_at_every_beat(
     request.finish(Outcome.COMPLETED)
 
 
-async def test_a_leftover_of_a_replica_on_its_own_is_released_by_its_own_ledger(
+async def test_a_leftover_of_a_replica_on_its_own_is_released_by_its_own_state(
     start_runtime: Any, clock: Any, tools: Any, scheduling: Any
 ) -> None:
     tampered: list[Any] = []
     runtime = await start_runtime(
         instances=(tools.spec("a"),),
         through=lambda store: FailoverStore(tampered.append(tools.Tampered(store)) or tampered[0], scheduling),
-        reconcile_s=30.0,
     )
     pool = runtime.pools.pools["default"].store
 
     async def away(*_: Any, **__: Any) -> None:
         raise StoreUnavailableError("away")
 
-    calls = ("reserve", "snapshot", "membership", "heartbeat", "finish", "requests_of", "records")
+    calls = ("place", "snapshot", "membership", "heartbeat", "finish", "requests_of", "records")
     tampered[0].before |= dict.fromkeys(calls, away)
-    await pool.reserve(Reservation("lost", "replica-1", "a", Chain((1,), 16, 10), 10, 1, 5000))
+    await pool.place(tools.placement("lost"))
     assert pool.degraded
     assert "lost" in await pool.records(["lost"])
 

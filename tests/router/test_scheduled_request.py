@@ -10,7 +10,7 @@ import pytest
 
 from router.outcome import FailureKind, InstanceFailure, Outcome
 from scheduling.hotness import HotnessTree
-from statestore.base import RequestState
+from scheduling.request import RequestState
 
 LONG = "word " * 1000
 
@@ -60,7 +60,7 @@ async def test_a_migrated_request_describes_where_it_is_now(start_runtime: Any, 
     pool = store.pool("default")
     record = (await pool.records(["moved"]))["moved"]
     lease = await pool.acquire_lease("leader", 60_000)
-    await pool.migrate("moved", record.instance_id, record.alternative_id, reason="test", fence=lease.fence)
+    await pool.migrate(record, record.alternative_id, reason="test", fence=lease.fence)
     for request in filling:
         request.finish(Outcome.COMPLETED)
     moved = await asyncio.wait_for(placing, 5)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 from pydantic import ValidationError
 
-from router.settings import OVERDUE_GRACE_S, RouterSettings
-from scheduling.settings import SchedulingSettings
+from router.settings import RouterSettings
 
 
 def test_every_setting_is_described() -> None:
@@ -19,9 +16,9 @@ def test_every_setting_is_described() -> None:
     ("name", "value"),
     [
         ("port", 70_000),
-        ("hold_timeout_s", 0),
+        ("replica_lease_s", 0),
         ("max_attempts", 0),
-        ("retry_budget_share", 2),
+        ("max_requests", 0),
         ("admin_key", ""),
         ("admin_key", " \n"),
         ("api_keys", ["good", ""]),
@@ -55,15 +52,3 @@ def test_a_key_is_read_without_the_line_break_that_mounted_secrets_end_with() ->
     assert [key.get_secret_value() for key in settings.api_keys] == ["cli", "two words"]
     assert settings.admin_key is not None and settings.admin_key.get_secret_value() == "boss"
     assert settings.upstream_api_key is not None and settings.upstream_api_key.get_secret_value() == "theirs"
-
-
-@pytest.mark.parametrize(
-    ("set_s", "queue_order", "expected_s"),
-    [(None, "fifo", 40.0), (None, "deadline", 40.0 + OVERDUE_GRACE_S), (7.0, "deadline", 7.0)],
-)
-def test_a_request_is_awaited_as_long_as_the_pool_may_hold_it_unless_set(
-    set_s: float | None, queue_order: Literal["fifo", "deadline"], expected_s: float
-) -> None:
-    scheduling = SchedulingSettings(queue_order=queue_order, max_hold_s=40.0)
-
-    assert RouterSettings(hold_timeout_s=set_s).hold_timeout_of(scheduling) == expected_s

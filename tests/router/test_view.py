@@ -21,7 +21,7 @@ CHAIN = Chain((1, 2), 16, 40)
 
 def keeper(pool: Any, clock: Any, **options: Any) -> ViewKeeper:
     call = RouterMetrics(["default"]).store_calls["membership"]
-    return ViewKeeper(pool, virtual_nodes=16, bytes_per_token=4.0, clock=clock, poll_s=1.0, call=call, **options)
+    return ViewKeeper(pool, clock=clock, call=call, **options)
 
 
 async def test_an_observation_of_another_epoch_wakes_the_keeper(store: Any, clock: Any, tools: Any) -> None:
@@ -32,7 +32,8 @@ async def test_an_observation_of_another_epoch_wakes_the_keeper(store: Any, cloc
     await pool.put_instance(tools.spec("a"))
     assert kept.view.ready == ()
 
-    kept.note(await pool.observe(["a"], CHAIN))
+    seen = await pool.observe(["a"], CHAIN)
+    kept.note(seen.epoch, seen.tree_version)
     await tools.settle()
 
     assert kept.view.ready == ("a",)
@@ -66,7 +67,8 @@ async def test_a_store_that_starts_counting_again_is_followed(
     await emptied.put_instance(tools.spec("d"))
     assert (await emptied.membership()).epoch < 3
 
-    kept.note(await emptied.observe(["d"], CHAIN))
+    seen = await emptied.observe(["d"], CHAIN)
+    kept.note(seen.epoch, seen.tree_version)
     await tools.settle()
 
     assert kept.view.ready == ("d",)

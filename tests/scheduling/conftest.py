@@ -1,19 +1,22 @@
-"""Builders of the scheduling core's values, with figures that are easy to reckon with."""
+"""Builders of the scheduling core's values, with figures that are easy to count with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
 
 from scheduling.chain import Chain
-from scheduling.decision import Decision, Policy, RouteQuery
+from scheduling.decision import Decision, Policy, Reason, RouteQuery
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.learned import Learned
 from scheduling.policies import build_policy
+from scheduling.policies.choice import usable
 from scheduling.settings import SchedulingSettings
 from scheduling.view import ClusterView
+from scheduling.weights import features_of
 
 
 @pytest.fixture(scope="session")
@@ -59,9 +62,31 @@ def policy() -> Callable[..., Policy]:
 
 @pytest.fixture(scope="session")
 def choose(policy: Callable[..., Policy], query: Callable[..., RouteQuery]) -> Callable[..., Decision]:
-    """What the named policy decides, given these loads in this order."""
+    """What the named policy decides, given these loads in this order; of one that weighs, what its weights say."""
 
     def build(name: str, *loads: InstanceLoad, ask: RouteQuery | None = None, **settings: Any) -> Decision:
-        return policy(name, **settings).choose(ask or query(), {each.instance_id: each for each in loads})
+        made, asked, given = policy(name, **settings), ask or query(), {load.instance_id: load for load in loads}
+        return (
+            weighed(made, asked, given, settings.get("decode_stall_s", 3.0))
+            if made.weighs
+            else made.choose(asked, given)
+        )
 
     return build
+
+
+def weighed(policy: Policy, query: RouteQuery, loads: Mapping[str, InstanceLoad], stall_from_s: float) -> Decision:
+    """What a store and a search make of the weights."""
+    weights = policy.weights(query, Learned())
+    features = {load.instance_id: features_of(load, query.chain, stall_from_s) for load in usable(query, loads)}
+    chosen, *others = sorted(features, key=lambda name: weights.cost_of(features[name], query.slo_s))
+    other = loads[others[0]] if others else None
+    return Decision(
+        chosen,
+        loads[chosen].hit_blocks,
+        query.chain.uncached_tokens(loads[chosen].hit_blocks),
+        weights.ttft.of(features[chosen]),
+        policy.reason(query, loads, chosen) if other is not None else Reason.ONLY_ONE,
+        other.instance_id if other is not None else None,
+        query.chain.uncached_tokens(other.hit_blocks) if other is not None else 0,
+    )

@@ -96,8 +96,8 @@ def test_token_ids_are_counted_not_estimated() -> None:
 
 
 def test_block_bytes_follow_from_the_configuration_alone() -> None:
-    assert BlockRule.of(SchedulingSettings(block_tokens=128, bytes_per_token=4.0)) == BlockRule(128, 512)
-    assert BlockRule.of(SchedulingSettings(block_tokens=1, bytes_per_token=0.2)) == BlockRule(1, 1)
+    assert BlockRule.of(SchedulingSettings(block_tokens=128)) == BlockRule(128, 512)
+    assert BlockRule.of(SchedulingSettings(block_tokens=1)) == BlockRule(1, 4)
 
 
 @pytest.mark.parametrize("ids", [[1, -1], [2**32]])

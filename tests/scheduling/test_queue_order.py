@@ -1,74 +1,76 @@
-"""Moore-Hodgson against brute force, and the promises of stepping behind."""
+"""Plans of a queue: Moore-Hodgson against brute force, who is deferred, who is rejected, and how far room goes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.queue_order import (
-    Plan,
-    Waiting,
-    behind_tokens,
-    has_room_to_spare,
-    is_calm,
-    is_overdue,
-    is_surplus,
+    DEFERRED_RANK_MS,
+    OnTimePlan,
+    PlanStep,
+    QueueEntry,
+    QueueHead,
+    QueueOrder,
     plan_on_time,
+    plan_queue,
     step_rest_tokens,
-    steps_behind,
 )
+from scheduling.request import Request, RequestState
+from scheduling.settings import SchedulingSettings
 
+Load = Callable[..., InstanceLoad]
 TOKENS_PER_S = 1000.0  # one token per millisecond
+NOW_MS = 1_000_000
+DEADLINE = QueueOrder(by_deadline=True, max_deferred_s=30.0)
+FIFO = QueueOrder(by_deadline=False, max_deferred_s=30.0)
 
 queues = st.lists(
-    st.builds(Waiting, deadline_ms=st.integers(1, 60), uncached_tokens=st.integers(1, 30)), min_size=1, max_size=6
-).map(sorted)
+    st.tuples(st.integers(1, 60), st.integers(1, 30)).map(lambda made: QueueEntry("r", *made)), min_size=1, max_size=6
+).map(lambda entries: sorted(entries, key=lambda entry: entry.rank_ms))
 
 
-def on_time(order: list[Waiting], dispatched_tokens: int) -> int:
+def on_time(order: list[QueueEntry], dispatched_tokens: int) -> int:
     end_ms, count = dispatched_tokens, 0
-    for request in order:
-        end_ms += request.uncached_tokens
-        count += end_ms <= request.deadline_ms
+    for entry in order:
+        end_ms += entry.uncached_tokens
+        count += end_ms <= entry.rank_ms
     return count
 
 
 @given(queues, st.integers(0, 20))
-def test_granting_by_the_rule_keeps_as_many_on_time_as_any_order_could(queue: list[Waiting], dispatched: int) -> None:
+def test_dispatching_by_the_rule_keeps_as_many_on_time_as_any_order_could(
+    queue: list[QueueEntry], dispatched: int
+) -> None:
     # given the best that any order of the queue reaches
     best = max(on_time(list(order), dispatched) for order in permutations(queue))
-    # when the queue is emptied pick by pick, each behind what was granted before
-    left, granted, ahead = list(queue), [], dispatched
+    # when the queue is emptied pick by pick, each behind what was dispatched before
+    left, order, ahead = list(queue), [], dispatched
     while left:
-        request = left.pop(plan_on_time(left, 0, ahead, TOKENS_PER_S).first)
-        granted.append(request)
-        ahead += request.uncached_tokens
+        entry = left.pop(plan_on_time(left, 0, ahead, TOKENS_PER_S).first)
+        order.append(entry)
+        ahead += entry.uncached_tokens
     # then as many are on time
-    assert on_time(granted, dispatched) == best
+    assert on_time(order, dispatched) == best
 
 
-def test_the_longest_steps_aside_for_two_that_fit() -> None:
-    queue = [Waiting(100, 90), Waiting(110, 40), Waiting(120, 40)]
-    assert plan_on_time(queue, 0, 0, TOKENS_PER_S) == Plan(1, aside_tokens=90)
+def test_the_longest_is_passed_over_for_two_that_fit() -> None:
+    queue = [QueueEntry("long", 100, 90), QueueEntry("one", 110, 40), QueueEntry("two", 120, 40)]
+    assert plan_on_time(queue, 0, 0, TOKENS_PER_S) == OnTimePlan(1, passed_over_tokens=90)
+
+
+def test_nothing_is_passed_over_in_an_empty_queue() -> None:
+    assert plan_on_time([], 0, 1000, TOKENS_PER_S) == OnTimePlan(0, 0)
 
 
 def test_when_nobody_can_make_it_the_shortest_is_the_likeliest() -> None:
-    queue = [Waiting(10, 30), Waiting(11, 20), Waiting(12, 20)]
-    assert plan_on_time(queue, 0, 50, TOKENS_PER_S) == Plan(1, aside_tokens=70)
-
-
-@pytest.mark.parametrize(("earliest_deadline_ms", "calm"), [(3_000, True), (2_999, False)])
-def test_it_is_calm_while_all_the_work_ends_before_the_earliest_deadline(earliest_deadline_ms: int, calm: bool) -> None:
-    assert is_calm(earliest_deadline_ms, 1_000, on_time_tokens=200, tokens_per_s=100.0) is calm
-
-
-@pytest.mark.parametrize(("now_ms", "behind"), [(60, False), (61, True)])
-def test_a_request_steps_behind_once_it_would_be_late_even_if_it_were_next(now_ms: int, behind: bool) -> None:
-    assert steps_behind(Waiting(100, 40), now_ms, 0, TOKENS_PER_S) is behind
-    assert steps_behind(Waiting(100, 30), now_ms, 10, TOKENS_PER_S) is behind
+    queue = [QueueEntry("long", 10, 30), QueueEntry("short", 11, 20), QueueEntry("later", 12, 20)]
+    assert plan_on_time(queue, 0, 50, TOKENS_PER_S) == OnTimePlan(1, passed_over_tokens=70)
 
 
 @pytest.mark.parametrize(("other_tokens", "rest_tokens"), [(0, 0), (900, 900), (5_000, 1_024)])
@@ -76,30 +78,212 @@ def test_the_rest_of_a_step_is_half_of_it_or_what_others_have_to_do(other_tokens
     assert step_rest_tokens(4096, other_tokens) == rest_tokens
 
 
+def entry(name: str, due_in_ms: int, tokens: int) -> QueueEntry:
+    return QueueEntry(name, NOW_MS + due_in_ms, tokens)
+
+
+def deferred(name: str, due_in_ms: int, tokens: int) -> QueueEntry:
+    return QueueEntry(name, NOW_MS + due_in_ms + DEFERRED_RANK_MS, tokens)
+
+
+def head(load: InstanceLoad, *entries: QueueEntry) -> QueueHead:
+    return QueueHead(NOW_MS, load, entries)
+
+
+def plan(load: Load, *entries: QueueEntry, order: QueueOrder = DEADLINE, **figures: int | str) -> list[PlanStep]:
+    """The steps for a queue, whose tokens are pending beside what is dispatched."""
+    dispatched = int(figures.get("dispatched_tokens", 0))
+    own = {
+        "pending_tokens": dispatched + sum(each.uncached_tokens for each in entries),
+        "deferred_tokens": sum(each.uncached_tokens for each in entries if each.deferred),
+        "queued_requests": len(entries),
+    }
+    return [*plan_queue(head(load("a", **{**own, **figures}), *entries), order).steps]
+
+
+def dispatched(steps: list[PlanStep]) -> list[str]:
+    return [step.request_id for step in steps if step.deferred_to_ms is None]
+
+
+def test_a_plan_names_the_instance_and_the_version_that_it_was_made_for(load: Load) -> None:
+    made = plan_queue(head(load("a", version=7), entry("r", 5000, 10)), FIFO)
+
+    assert (made.instance_id, made.version, made.steps) == ("a", 7, (PlanStep("r"),))
+
+
+@pytest.mark.parametrize("order", [FIFO, DEADLINE])
+def test_requests_go_until_the_window_is_full(load: Load, order: QueueOrder) -> None:
+    entries = [entry(f"r{number}", 60_000, 1000) for number in range(4)]
+
+    assert dispatched(plan(load, *entries, order=order, dispatch_window_tokens=2000)) == ["r0", "r1"]
+    assert dispatched(plan(load, *entries, order=order, dispatch_window_tokens=2001)) == ["r0", "r1", "r2"]
+    assert plan(load, *entries, order=order, dispatch_window_tokens=2000, dispatched_tokens=2000) == []
+
+
+@pytest.mark.parametrize("order", [FIFO, DEADLINE])
+def test_requests_go_until_the_instance_runs_as_many_as_it_can(load: Load, order: QueueOrder) -> None:
+    entries = [entry(f"r{number}", 60_000, 1) for number in range(4)]
+
+    assert dispatched(plan(load, *entries, order=order, running_requests=3, max_running_requests=5)) == ["r0", "r1"]
+
+
+@pytest.mark.parametrize("order", [FIFO, DEADLINE])
+@pytest.mark.parametrize("state", InstanceState)
+def test_only_an_instance_in_service_is_given_requests(load: Load, order: QueueOrder, state: InstanceState) -> None:
+    serves = state in (InstanceState.READY, InstanceState.DRAINING)
+
+    assert dispatched(plan(load, entry("r", 60_000, 1), order=order, state=state)) == (["r"] if serves else [])
+
+
+def test_fifo_keeps_its_order_and_defers_nobody(load: Load) -> None:
+    # given a request that is long past its deadline before one that is not; ranks are times of reservation
+    entries = QueueEntry("first", NOW_MS - 90_000, 3000), QueueEntry("second", NOW_MS - 10, 10)
+
+    assert plan(load, *entries, order=FIFO) == [PlanStep("first"), PlanStep("second")]
+
+
+def test_by_deadline_the_longest_is_passed_over_and_waits(load: Load) -> None:
+    entries = entry("long", 1000, 900), entry("one", 1100, 400), entry("two", 1200, 400)
+
+    assert dispatched(plan(load, *entries, dispatch_window_tokens=800)) == ["one", "two"]
+
+
+def test_a_plan_tells_what_it_passed_over_of_what_is_left(load: Load) -> None:
+    # given room for one of two that can be on time beside each other, but not beside the long one
+    entries = entry("long", 1000, 900), entry("one", 1100, 400), entry("two", 1500, 400)
+    told = load("a", pending_tokens=1700, queued_requests=3, dispatch_window_tokens=1)
+
+    made = plan_queue(head(told, *entries), DEADLINE)
+
+    assert (made.steps, made.passed_over_tokens) == ((PlanStep("one"),), 900)
+    assert plan_queue(head(told, *entries), FIFO).passed_over_tokens == 0
+
+
+@pytest.mark.parametrize(("due_in_ms", "is_deferred"), [(40, False), (39, True)])
+def test_whoever_would_be_late_even_if_it_were_next_is_deferred(load: Load, due_in_ms: int, is_deferred: bool) -> None:
+    steps = plan(load, entry("r", due_in_ms, 40))
+
+    assert steps == [PlanStep("r", NOW_MS + due_in_ms + DEFERRED_RANK_MS) if is_deferred else PlanStep("r")]
+
+
+@pytest.mark.parametrize(("due_in_ms", "is_deferred"), [(1064, False), (1063, True)])
+def test_a_request_also_waits_for_the_rest_of_the_step_under_way(load: Load, due_in_ms: int, is_deferred: bool) -> None:
+    # given half a step of 1024 tokens before its own 40
+    steps = plan(load, entry("r", due_in_ms, 40), dispatched_tokens=4096)
+
+    assert bool(steps) is is_deferred
+
+
+def test_the_rest_of_the_step_under_way_counts_for_whom_the_plan_keeps_on_time(load: Load) -> None:
+    # given two that would both be on time, were it not for the 100 tokens of half a step
+    entries = entry("one", 1000, 900), entry("two", 1300, 400)
+
+    assert dispatched(plan(load, *entries, dispatch_window_tokens=400)) == ["two"]
+    assert dispatched(plan(load, *entries, dispatch_window_tokens=3)) == ["one"]
+
+
+def test_deferred_work_has_no_part_in_the_step_under_way(load: Load) -> None:
+    entries = entry("r", 40, 40), deferred("late", -900, 5000)
+
+    assert dispatched(plan(load, *entries))[0] == "r"
+
+
+def test_deferred_requests_go_in_their_order_when_nobody_on_time_waits(load: Load) -> None:
+    steps = plan(load, deferred("one", -900, 100), deferred("two", -800, 100))
+
+    assert dispatched(steps) == ["one"], "the first has taken the idle engine"
+
+
 @pytest.mark.parametrize(
-    ("dispatched_tokens", "kv_demand", "to_spare"), [(0, 0.999, True), (0, 1.0, False), (1, 0.0, False)]
+    ("figures", "goes"),
+    [
+        ({}, True),
+        ({"dispatched_tokens": 1}, False),
+        ({"context_tokens": 999_999}, True),
+        ({"context_tokens": 1_000_000}, False),
+        ({"running_requests": 256}, False),
+    ],
 )
-def test_late_work_needs_an_engine_without_prefill_and_some_of_its_kv_memory(
-    dispatched_tokens: int, kv_demand: float, to_spare: bool
+def test_deferred_work_needs_an_idle_engine_and_kv_memory_that_is_left(
+    load: Load, figures: dict[str, int], goes: bool
 ) -> None:
-    assert has_room_to_spare(dispatched_tokens, kv_demand) is to_spare
+    assert bool(plan(load, deferred("late", -900, 100), **figures)) is goes
 
 
-@pytest.mark.parametrize(("now_ms", "overdue"), [(1099, False), (1100, True)])
-def test_a_request_is_overdue_once_it_was_held_for_the_longest_allowed_time(now_ms: int, overdue: bool) -> None:
-    assert is_overdue(100, now_ms, 1000) is overdue
+def test_deferred_work_waits_behind_all_that_are_on_time(load: Load) -> None:
+    entries = entry("r", 60_000, 100), deferred("late", -900, 100)
+
+    assert dispatched(plan(load, *entries)) == ["r"]
 
 
-@pytest.mark.parametrize(("aside_tokens", "behind"), [(0, 100), (250, 350), (900, 500)])
-def test_what_was_set_aside_counts_as_far_as_it_still_waits(aside_tokens: int, behind: int) -> None:
-    assert behind_tokens(1000, dispatched_tokens=500, late_tokens=100, aside_tokens=aside_tokens) == behind
+def test_a_request_that_is_deferred_goes_in_the_next_plan_at_the_earliest(load: Load) -> None:
+    steps = plan(load, entry("late", 10, 100))
+
+    assert steps == [PlanStep("late", NOW_MS + 10 + DEFERRED_RANK_MS)]
 
 
-@pytest.mark.parametrize(
-    ("late_tokens", "overdue_work_ms", "surplus"),
-    [(0, 0.0, False), (1_999, 0.0, False), (2_000, 0.0, True), (500, 14_999.0, False), (500, 15_000.0, True)],
+@pytest.mark.parametrize(("held_tokens", "rejected"), [(1999, [False, True]), (2000, [True, True])])
+def test_what_would_be_deferred_beyond_the_limit_is_rejected(
+    load: Load, held_tokens: int, rejected: list[bool]
+) -> None:
+    # given room for 2 s of deferred work
+    order = QueueOrder(by_deadline=True, max_deferred_s=2.0)
+    entries = entry("one", 10, 100), entry("two", 20, 100), deferred("before", -900, held_tokens)
+
+    steps = plan(load, *entries, order=order, dispatched_tokens=1)
+
+    assert [(step.request_id, step.rejected) for step in steps] == [("one", rejected[0]), ("two", rejected[1])]
+
+
+def test_without_deferred_work_all_who_would_be_late_are_rejected(load: Load) -> None:
+    order = QueueOrder(by_deadline=True, max_deferred_s=0.0)
+
+    steps = plan(load, entry("late", 10, 100), entry("r", 60_000, 100), order=order)
+
+    assert steps == [PlanStep("late", NOW_MS + 10 + DEFERRED_RANK_MS, rejected=True), PlanStep("r")]
+
+
+@given(
+    st.lists(st.tuples(st.integers(-500, 9000), st.integers(1, 3000), st.booleans()), max_size=12),
+    st.integers(0, 6000),
+    st.integers(0, 8),
+    st.floats(0, 1.5),
 )
-def test_who_steps_behind_is_surplus_once_the_late_work_is_at_its_limit(
-    late_tokens: int, overdue_work_ms: float, surplus: bool
+def test_whatever_waits_a_plan_holds_its_promises(
+    load: Load, made: list[tuple[int, int, bool]], on_engine: int, running: int, kv_share: float
 ) -> None:
-    assert is_surplus(late_tokens, 100.0, overdue_work_ms, max_late_work_ms=20_000) is surplus
+    entries = sorted(
+        ((deferred if late else entry)(f"r{number}", due, tokens) for number, (due, tokens, late) in enumerate(made)),
+        key=lambda each: each.rank_ms,
+    )
+    figures = {"max_running_requests": 8, "running_requests": running, "context_tokens": int(kv_share * 1_000_000)}
+    steps = plan(load, *entries, dispatched_tokens=on_engine, **figures)
+    by_id, gone = {each.request_id: each for each in entries}, dispatched(steps)
+
+    # then nobody is named twice, and only those not yet deferred are deferred
+    assert len({step.request_id for step in steps}) == len(steps)
+    assert not any(by_id[step.request_id].deferred for step in steps if step.deferred_to_ms is not None)
+    # then the window and the instance's places hold: the last one dispatched still found room
+    assert len(gone) <= max(0, 8 - running)
+    before_last = on_engine + sum(by_id[name].uncached_tokens for name in gone[:-1])
+    assert not gone or before_last < 4096
+    # then a deferred one goes alone, to an idle engine, with nobody on time left
+    if any(by_id[name].deferred for name in gone):
+        left = [each for each in entries if not each.deferred and each.request_id not in {s.request_id for s in steps}]
+        assert (len(gone), on_engine, left) == (1, 0, []) and kv_share < 1.0
+
+
+@pytest.mark.parametrize(("order", "rank_ms"), [(FIFO, 1000), (DEADLINE, 6000)])
+def test_a_request_is_listed_by_its_order_and_behind_every_deadline_once_deferred(
+    order: QueueOrder, rank_ms: int
+) -> None:
+    figures = {"slo_ms": 5000, "enqueued_ms": 1000}
+    request = Request("r", "replica", "a", RequestState.HELD, 1, 100, 900, 256, **figures)
+    late = Request("r", "replica", "a", RequestState.HELD, 1, 100, 900, 256, **figures, deferred=True)
+
+    assert (order.rank_of(request), order.rank_of(late)) == (rank_ms, rank_ms + DEFERRED_RANK_MS)
+
+
+def test_the_order_is_the_settings() -> None:
+    assert QueueOrder.of(SchedulingSettings(policy="dualmap", max_deferred_s=7.0)) == QueueOrder(False, 7.0)
+    assert QueueOrder.of(SchedulingSettings()).by_deadline

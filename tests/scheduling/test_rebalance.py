@@ -4,10 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.rebalance import HeldRequest, HotQueue, Move, plan_rebalance
+from scheduling.rebalance import HotQueue, Move, plan_rebalance, plan_sweep, waited_s
+from scheduling.request import Request, RequestState
 from scheduling.ttft import expected_ttft_s
 
 RATE = 1000.0
+NOW_MS = 1_000_000
 
 
 def load(instance_id: str, *, dispatched: int = 0, pending: int = 0, stalled_s: float = 0.0) -> InstanceLoad:
@@ -29,14 +31,30 @@ def held(
     other_tokens: int | None = None,
     waited_s: float = 0.0,
     slo_s: float = 5.0,
-) -> HeldRequest:
+) -> Request:
     there = tokens if other_tokens is None else other_tokens
-    return HeldRequest(name, tokens, max(tokens, there), slo_s, waited_s, other, there)
+    return Request(
+        name,
+        "replica",
+        "a",
+        RequestState.HELD,
+        1,
+        tokens,
+        max(tokens, there),
+        256,
+        slo_ms=round(slo_s * 1000),
+        enqueued_ms=NOW_MS - round(waited_s * 1000),
+        alternative_id=other,
+        alternative_uncached_tokens=there,
+    )
 
 
-def hot(*requests: HeldRequest, dispatched: int = 0, others: tuple[InstanceLoad, ...] = (), stalled_s: float = 0.0):
+def hot(
+    *requests: Request, dispatched: int = 0, others: tuple[InstanceLoad, ...] = (), stalled_s: float = 0.0
+) -> HotQueue:
     pending = dispatched + sum(request.uncached_tokens for request in requests)
     return HotQueue(
+        NOW_MS,
         load("a", dispatched=dispatched, pending=pending, stalled_s=stalled_s),
         requests,
         {other.instance_id: other for other in others},
@@ -87,6 +105,11 @@ def test_time_already_waited_is_spent_from_the_slo_on_both_sides() -> None:
     queue = hot(held("r1", 3000, waited_s=2.5), dispatched=9000, others=(load("b"),))
 
     assert plan_rebalance(queue) == ()
+
+
+def test_whoever_would_take_all_of_its_slo_there_stays() -> None:
+    assert plan_rebalance(hot(held("r1", 5000), dispatched=9000, others=(load("b"),))) == ()
+    assert plan_rebalance(hot(held("r1", 4999), dispatched=9000, others=(load("b"),))) == (Move("r1", "b", 9.0),)
 
 
 def test_a_decode_bottleneck_makes_queued_requests_late_and_movable() -> None:
@@ -153,20 +176,20 @@ def reference_plan(queue: HotQueue) -> tuple[Move, ...]:
     """The rule written out: after every move, look at everybody again."""
     left, arriving, moves = list(queue.held), {"b": 0, "c": 0, "d": 0}, []
 
-    def here_s(request: HeldRequest) -> float:
+    def here_s(request: Request) -> float:
         ahead = sum(other.uncached_tokens for other in left[: left.index(request) + 1])
-        return request.waited_s + (queue.load.dispatched_tokens + ahead) / RATE
+        return waited_s(request, queue.now_ms) + (queue.load.dispatched_tokens + ahead) / RATE
 
-    def there_s(request: HeldRequest) -> float:
+    def there_s(request: Request) -> float:
         target = queue.alternatives[request.alternative_id or ""]
         extra = arriving[target.instance_id] + request.alternative_uncached_tokens
-        return request.waited_s + expected_ttft_s(target, extra)
+        return waited_s(request, queue.now_ms) + expected_ttft_s(target, extra)
 
     while True:
-        late = [index for index, request in enumerate(left) if here_s(request) > request.slo_s]
+        late = [index for index, request in enumerate(left) if here_s(request) > request.slo_ms / 1000]
         if not late:
             break
-        eligible = [r for r in left[: late[-1] + 1] if r.alternative_id and there_s(r) < r.slo_s]
+        eligible = [r for r in left[: late[-1] + 1] if r.alternative_id and there_s(r) < r.slo_ms / 1000]
         gains = [(here_s(r) - there_s(r), -queue.held.index(r), r) for r in eligible]
         gains = [gain for gain in gains if gain[0] > 0]
         if not gains:
@@ -181,3 +204,24 @@ def reference_plan(queue: HotQueue) -> tuple[Move, ...]:
 @given(queues)
 def test_the_fast_plan_is_the_plain_rule(queue: HotQueue) -> None:
     assert plan_rebalance(queue) == reference_plan(queue)
+
+
+def test_only_ready_instances_with_held_requests_are_swept_the_longest_work_first() -> None:
+    held_here = {"queued_requests": 1}
+    loads = {
+        name: InstanceLoad(name, state, prefill_tokens_per_s=rate, pending_tokens=pending, **figures)
+        for name, state, rate, pending, figures in (
+            ("little", InstanceState.READY, RATE, 2000, held_here),
+            ("much", InstanceState.READY, RATE, 3000, held_here),
+            ("fast", InstanceState.READY, 10 * RATE, 9000, held_here),
+            ("nobody-held", InstanceState.READY, RATE, 9000, {}),
+            ("draining", InstanceState.DRAINING, RATE, 9000, held_here),
+        )
+    }
+
+    assert plan_sweep(loads) == ("much", "little", "fast")
+
+
+def test_a_request_has_waited_since_its_first_reservation_and_never_less_than_nothing() -> None:
+    assert waited_s(held("r", 1, waited_s=2.5), NOW_MS) == 2.5
+    assert waited_s(held("r", 1), NOW_MS - 300) == 0.0

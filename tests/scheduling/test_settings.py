@@ -6,20 +6,18 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from scheduling.settings import (
-    DualMapSettings,
-    DualMapWideSettings,
+    FIXED_AT_START,
     DynamoSettings,
+    LeastCostSettings,
     LlmDSettings,
-    PrebleSettings,
     SchedulingSettings,
     SglangSettings,
+    with_overrides,
 )
 
 SECTIONS = [
     SchedulingSettings,
-    DualMapSettings,
-    DualMapWideSettings,
-    PrebleSettings,
+    LeastCostSettings,
     DynamoSettings,
     SglangSettings,
     LlmDSettings,
@@ -46,14 +44,46 @@ def test_a_value_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
         SchedulingSettings.model_validate(wrong)
 
 
-def test_the_band_between_hot_and_cold_must_not_be_upside_down() -> None:
-    with pytest.raises(ValidationError, match="cold_share_factor"):
-        SchedulingSettings(hot_share_factor=1.0, cold_share_factor=2.0)
-
-
 def test_settings_have_the_same_fingerprint_only_if_they_are_the_same() -> None:
     default = SchedulingSettings()
 
     assert SchedulingSettings(max_hold_s=300).fingerprint == default.fingerprint
     assert default.model_copy(update={"max_hold_s": 301.0}).fingerprint != default.fingerprint
     assert SchedulingSettings(dynamo=DynamoSettings(prefill_scale=2)).fingerprint != default.fingerprint
+
+
+def test_settings_change_by_dotted_name_and_the_rest_stays() -> None:
+    base = SchedulingSettings(slo_ttft_s=2.0, least_cost=LeastCostSettings(miss_penalty=1.0))
+
+    changed = with_overrides(base, {"policy": "dualmap", "least_cost.recompute_weight": 2.5})
+
+    assert changed == base.model_copy(
+        update={"policy": "dualmap", "least_cost": LeastCostSettings(miss_penalty=1.0, recompute_weight=2.5)}
+    )
+    assert with_overrides(base, {}) is base
+
+
+@pytest.mark.parametrize("name", sorted(FIXED_AT_START))
+def test_what_kept_state_depends_on_does_not_change_while_the_fleet_runs(name: str) -> None:
+    with pytest.raises(ValueError, match=f"scheduling.{name} cannot change while the fleet runs"):
+        with_overrides(SchedulingSettings(), {name: getattr(SchedulingSettings(), name)})
+
+
+def test_every_setting_that_is_fixed_exists() -> None:
+    assert set(SchedulingSettings.model_fields) >= FIXED_AT_START
+
+
+@pytest.mark.parametrize(
+    "name", ["no_such_setting", "least_cost", "least_cost.no_such_setting", "no_such.section", "slo_ttft_s.less", ""]
+)
+def test_a_change_of_what_is_no_setting_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"there is no setting scheduling.{name}$"):
+        with_overrides(SchedulingSettings(), {name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("slo_ttft_s", 0), ("sglang.cache_threshold", 1.1), ("policy", "magic"), ("max_hold_s", "x")]
+)
+def test_a_change_to_a_wrong_value_is_refused_by_name(name: str, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=f"^scheduling.{name}: "):
+        with_overrides(SchedulingSettings(), {name: wrong})

@@ -86,12 +86,12 @@ def test_no_step_of_a_run_is_longer_than_the_longest() -> None:
 
 
 @pytest.mark.parametrize("source", ["uniform", "hotspot", "coding"])
-@pytest.mark.parametrize("policy", ["dualmap-wide", "llm-d", "preble"])
+@pytest.mark.parametrize("policy", ["dualmap-least-cost", "llm-d", "preble"])
 def test_no_simulated_run_exceeds_the_bound(policy: PolicyName, source: str) -> None:
     made = TraceSource(source, 160, 20_480).load()
     # Two instances with fleeting answers: prefill decides, so the bound is as tight as it gets.
     made = replace(made, requests=tuple(replace(request, output_tokens=2) for request in made.requests))
-    order = "deadline" if policy == "dualmap-wide" else "fifo"
+    order = "deadline" if policy == "dualmap-least-cost" else "fifo"
     scenario = Scenario(SchedulingSettings(policy=policy, queue_order=order), ENGINE, instances=2)
     bound_per_s = bounds_of(made, ENGINE, 2, slo_s=5.0).ideal_goodput_per_s
 

@@ -42,7 +42,7 @@ def test_what_is_held_takes_memory_and_what_is_cached_does_not() -> None:
     assert pool.match((1, 2), 2) == (2, 2)
 
 
-@pytest.mark.parametrize("policy", ["round-robin", "dualmap-wide"])
+@pytest.mark.parametrize("policy", ["round-robin", "dualmap-least-cost"])
 def test_a_fleet_of_them_has_every_hit_that_there_is(policy: PolicyName) -> None:
     # given a rate at which a request ends before another one can share its prefix
     trace = conversation(requests=300, seed=1).capped(20_480).at_rate(0.01)

@@ -20,7 +20,7 @@ def run(*words: str) -> int:
 
 
 def test_it_compares_variants_and_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    variants = ["--variant", "a=dualmap-wide,queue_order=deadline", "--variant", "b=min-ttft"]
+    variants = ["--variant", "a=dualmap-least-cost,queue_order=deadline", "--variant", "b=min-ttft"]
     folders = ["--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
 
     code = run(*TINY, *variants, *folders, "--rates", "4,8", "--no-goodput")
@@ -36,7 +36,7 @@ def test_it_compares_variants_and_writes_a_report(tmp_path: Path, capsys: pytest
 def test_a_former_report_is_made_again_without_running_anything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    variants = ["--variant", "a=dualmap-wide", "--variant", "b=min-ttft"]
+    variants = ["--variant", "a=dualmap-least-cost", "--variant", "b=min-ttft"]
     folder, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
     run(*TINY, *variants, "--rates", "4", "--cache", str(tmp_path / "cache"), "--out", str(folder))
     printed, report = capsys.readouterr().out, (folder / "report.md").read_text()
@@ -59,7 +59,7 @@ def test_without_variants_ours_meets_the_best_peers() -> None:
 
     variants = laboratory.variants_of(parser.parse_args([]), SchedulingSettings())
 
-    assert [variant.name for variant in variants][:2] == ["wide", "dualmap"]
+    assert [variant.name for variant in variants][:2] == ["least-cost", "dualmap"]
     assert {"llm-d", "preble", "min-ttft", "dynamo", "sglang"} < {variant.name for variant in variants}
 
 

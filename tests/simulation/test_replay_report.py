@@ -103,7 +103,7 @@ def test_nothing_answered_gives_a_report_of_nothing() -> None:
     assert (report.effective_capacity, report.hit_rate, report.load_cv, report.migrations) == (0.0, None, None, None)
     assert (report.ttft_error_p50, report.ttft_error_p90, report.ttft_error_s) == (None, None, None)
     rows = dict(report_rows(report))
-    assert (rows["migrations"], rows["TTFT estimate's error P50 / P90"]) == ("not observed", "not told")
+    assert (rows["migrations"], rows["TTFT estimate's error P50 / P90"]) == ("not observed", "not reported")
 
 
 def test_a_hit_rate_that_nobody_tells_is_no_hit_rate_of_zero() -> None:
@@ -111,7 +111,7 @@ def test_a_hit_rate_that_nobody_tells_is_no_hit_rate_of_zero() -> None:
 
     report = summarize_replay(replace(RECORD, requests=(silent,)))
     assert report.hit_rate is None
-    assert dict(report_rows(report))["hit rate"] == "not told"
+    assert dict(report_rows(report))["hit rate"] == "not reported"
     # vLLM leaves the figure out where there was no hit
     report = summarize_replay(replace(RECORD, requests=(silent, answered(2, 1.0, cached_tokens=50))))
     assert report.hit_rate == pytest.approx(50 / 200)

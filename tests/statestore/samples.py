@@ -1,19 +1,34 @@
-"""Requests, instances and chains that the store's tests speak of."""
+"""Requests, placements, instances and chains that the store's tests speak of."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import xxhash
 
 from scheduling.chain import Chain
+from scheduling.granting import CommitReply, grant_queue
 from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.leader_jobs import sweep_queue
+from scheduling.placement import Placement, PlaceReply
+from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
+from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
-from statestore.reservation import Reservation
+from scheduling.steps import drive
+from scheduling.weights import PLAIN_TTFT, Form, Weights
+from statestore.base import PoolStore
+from statestore.memory import MemoryPool
+from statestore.redis import RedisPool
 
 BLOCK_TOKENS = 100
 SCHEDULING = SchedulingSettings(policy="dualmap", queue_order="fifo", hotness_window_requests=100)
+DEADLINE = SchedulingSettings(max_deferred_s=30.0)
+FIRST = Weights(Form(), PLAIN_TTFT)
+"""The first named instance that takes requests."""
+LEAST_TTFT = Weights(PLAIN_TTFT, PLAIN_TTFT)
 
 
 class HandClock:
@@ -56,16 +71,106 @@ def own_chain(request_id: str, prompt_tokens: int) -> Chain:
     return Chain(tuple(hashes), BLOCK_TOKENS, prompt_tokens)
 
 
-def reservation(request_id: str, instance_id: str = "a", **changes: Any) -> Reservation:
-    """400 uncached tokens for ``instance_id``, asked by replica ``one``; without a ``chain``, nothing else."""
-    uncached_tokens = changes.get("uncached_tokens", 400)
-    made = Reservation(
-        request_id=request_id,
+_PLACEMENT_FIELDS = (
+    "weights",
+    "asked",
+    "beyond_from_s",
+    "defers",
+    "refuses",
+    "rebalances",
+    "max_pending_tokens",
+    "rank_ms",
+)
+
+
+def placement(request_id: str, *instances: str, tokens: int = 400, **changes: Any) -> Placement:
+    """A new request of replica ``one``, to the first of the instances (``a``); ``changes`` are fields of the placement
+    or of its request."""
+    request_chain = changes.pop("chain", None) or own_chain(request_id, tokens)
+    of_placement = {name: changes.pop(name) for name in _PLACEMENT_FIELDS if name in changes}
+    request = Request(
+        request_id,
         replica_id="one",
-        instance_id=instance_id,
-        chain=own_chain(request_id, uncached_tokens),
-        uncached_tokens=uncached_tokens,
+        instance_id="",
+        state=RequestState.HELD,
+        attempt=1,
+        uncached_tokens=0,
+        prompt_tokens=request_chain.prompt_tokens,
         expected_output_tokens=50,
         slo_ms=5000,
     )
-    return replace(made, **changes)
+    named = instances or ("a",)
+    placed = Placement(replace(request, **changes), request_chain, named, len(named), FIRST)
+    return replace(placed, **of_placement)
+
+
+async def place(pool: PoolStore, request_id: str, *instances: str, **changes: Any) -> PlaceReply:
+    return await pool.place(placement(request_id, *instances, **changes))
+
+
+async def hold(pool: PoolStore, request_id: str, *instances: str, slo_ms: int = 5000, **changes: Any) -> Request:
+    """Place in a queue by deadline; the record."""
+    await place(pool, request_id, *instances, slo_ms=slo_ms, rank_ms=slo_ms, defers=True, **changes)
+    return await record(pool, request_id)
+
+
+async def record(pool: PoolStore, request_id: str) -> Request:
+    return (await pool.records([request_id]))[request_id]
+
+
+class Committing(Protocol):
+    async def commit(self, plan: QueuePlan) -> CommitReply: ...
+
+
+async def grant(pool: Committing, queue: QueueHead | None, scheduling: SchedulingSettings = SCHEDULING) -> int:
+    """What a replica does with the queue that a transition told it of."""
+    return await drive(grant_queue(queue, QueueOrder.of(scheduling)), pool)
+
+
+async def sweep(pool: PoolStore, instance_id: str = "a", scheduling: SchedulingSettings = SCHEDULING) -> int:
+    """What the leader does once a second."""
+    return await drive(sweep_queue(instance_id, QueueOrder.of(scheduling)), pool)
+
+
+async def lead(pool: PoolStore, lease_ms: int = 3_600_000) -> int:
+    """Become leader; the fence."""
+    lease = await pool.acquire_lease("worker", lease_ms)
+    assert lease is not None
+    return lease.fence
+
+
+async def drift(pool: PoolStore, instance_id: str, count: str, by: int) -> None:
+    """Change a count past every transition."""
+    if isinstance(pool, MemoryPool):
+        book = pool.state.instances[instance_id]
+        setattr(book, count, getattr(book, count) + by)
+    else:
+        assert isinstance(pool, RedisPool)
+        await pool._calls.command("HINCRBY", pool._keys.instance(instance_id).instance, count, by)
+
+
+async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    """Poll to a deadline."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def within(awaitable: Awaitable[Any], within_s: float = 5.0) -> Any:
+    async with asyncio.timeout(within_s):
+        return await awaitable
+
+
+async def assert_sums_hold(pool: PoolStore) -> None:
+    """Every count of every instance is the sum over its requests."""
+    view = await pool.snapshot()
+    for instance_id, load in view.loads.items():
+        mine = [request for request in view.requests if request.instance_id == instance_id]
+        held = [request for request in mine if request.state is RequestState.HELD]
+        dispatched = [request for request in mine if request.state is RequestState.DISPATCHED]
+        sent = [request for request in mine if request.state is not RequestState.HELD]
+        assert load.pending_tokens == sum(request.uncached_tokens for request in (*held, *dispatched))
+        assert load.dispatched_tokens == sum(request.uncached_tokens for request in dispatched)
+        assert load.deferred_tokens == sum(request.uncached_tokens for request in held if request.deferred)
+        assert load.context_tokens == sum(request.context_tokens for request in sent)
+        assert (load.queued_requests, load.running_requests) == (len(held), len(sent))

@@ -14,10 +14,13 @@ from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.redis.batched import BatchedCalls
 from statestore.redis.calls import Calls, ClientCalls
+from statestore.redis.terms import terms_of
 from statestore.scripts import load_scripts
+from tests.statestore.samples import SCHEDULING
 from tests.statestore.scripted_server import ScriptedServer, connections_to, scripted_server
 
 Connect = Callable[..., Calls]
+SCRIPTS = load_scripts(terms_of(SCHEDULING))
 
 
 @pytest.fixture(params=[ClientCalls, BatchedCalls])
@@ -26,7 +29,9 @@ async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
     made: list[Calls] = []
 
     def calls(port: int, timeout_s: float = 5.0, **login: Any) -> Calls:
-        made.append(request.param(connections_to(port, login), load_scripts(), timeout_s, lambda: 5))
+        made.append(
+            request.param(connections_to(port, login), load_scripts(terms_of(SCHEDULING)), timeout_s, lambda: 5)
+        )
         return made[-1]
 
     yield calls
@@ -68,14 +73,14 @@ async def test_a_script_runs_though_it_is_flushed_between_loading_and_running(co
         calls.command = forgetful  # type: ignore[method-assign]
         operator.script_flush()
 
-        known = [await calls.script("beat_replica", (b"replicas",), "one", 1000, "{}") for _ in range(2)]
+        known = [await calls.script("lease_replica", (b"replicas", b"leader"), "one", 1000, "{}", "") for _ in range(2)]
 
     assert known == [0, 1]
 
 
 async def test_a_script_with_too_few_keys_is_not_sent(connect: Connect) -> None:
-    with pytest.raises(StoreError, match="takes 1 keys, not 0"):
-        await connect(1).script("beat_replica", ())
+    with pytest.raises(StoreError, match="takes 2 keys, not 0"):
+        await connect(1).script("lease_replica", ())
 
 
 async def test_a_transaction_gives_all_results_or_the_first_error(connect: Connect, port: int) -> None:

@@ -7,11 +7,23 @@ import asyncio
 import pytest
 
 from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceState, Role
-from statestore.base import MigrateStatus, PoolStore, RequestState
+from scheduling.instance import InstanceState
+from scheduling.learned import Learned
+from statestore.base import PoolStore
 from statestore.errors import LeaseLostError
 from statestore.leases import Lease
-from tests.statestore.samples import CHAIN, HandClock, chain, instance, reservation
+from tests.statestore.samples import (
+    DEADLINE,
+    HandClock,
+    assert_sums_hold,
+    chain,
+    drift,
+    hold,
+    instance,
+    lead,
+    place,
+    sweep,
+)
 
 
 @pytest.fixture
@@ -19,14 +31,6 @@ async def lease(pool: PoolStore) -> Lease:
     taken = await pool.acquire_lease("worker-1", 10_000)
     assert taken is not None
     return taken
-
-
-async def one_held_on_a(pool: PoolStore, **changes: object) -> None:
-    """Request ``r`` held on instance a, its other candidate b being idle."""
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
-    await pool.put_instance(instance("b", dispatch_window_tokens=400, **changes))
-    await pool.reserve(reservation("sent"))
-    await pool.reserve(reservation("r", chain=CHAIN, alternative_id="b", alternative_uncached_tokens=100))
 
 
 # leases ------------------------------------------------------------------------------------------------------
@@ -86,15 +90,17 @@ async def test_a_released_lease_is_free_at_once_and_releasing_again_harms_nobody
 
 
 async def test_a_deposed_leader_changes_nothing(pool: PoolStore, clock: HandClock, lease: Lease) -> None:
-    await one_held_on_a(pool)
+    await pool.put_instance(instance("a"))
+    await drift(pool, "a", "pending_tokens", 7)
     clock.advance(10_000)
     assert await pool.acquire_lease("worker-2", 10_000) is not None
     before = await pool.snapshot()
 
     for write in (
-        pool.migrate("r", "a", "b", reason="benefit", fence=lease.fence),
         pool.set_instance_state("a", InstanceState.DOWN, fence=lease.fence),
+        pool.update_instance("a", {"max_running_requests": 3}, fence=lease.fence),
         pool.publish_tree(HotnessTree({1: 1}), {1: 9}, fence=lease.fence),
+        pool.publish_learned(Learned(), {"a": 5.0}, fence=lease.fence),
         pool.reap("one", fence=lease.fence),
         pool.repair(fence=lease.fence),
     ):
@@ -104,97 +110,13 @@ async def test_a_deposed_leader_changes_nothing(pool: PoolStore, clock: HandCloc
     assert await pool.snapshot() == before
 
 
-# queues and migration ----------------------------------------------------------------------------------------
-async def test_a_queue_is_shown_in_the_order_of_granting_with_the_other_candidates_loads(pool: PoolStore) -> None:
-    await one_held_on_a(pool)
-    await pool.reserve(reservation("later"))
-
-    queue = await pool.queue("a")
-
-    assert queue is not None
-    assert [request.request_id for request in queue.held] == ["r", "later"]
-    assert queue.load.pending_tokens == 1200
-    assert list(queue.alternatives) == ["b"]
-    assert await pool.queue("nobody") is None
-
-
-async def test_a_migrated_request_swaps_its_candidates_and_is_dispatched_where_there_is_room(
-    pool: PoolStore, lease: Lease
-) -> None:
-    await one_held_on_a(pool)
-    await pool.reserve(reservation("former", "b", chain=chain(*CHAIN.hashes[:3])))
-    await pool.finish("former")
-
-    status = await pool.migrate("r", "a", "b", reason="benefit", fence=lease.fence)
-
-    view = await pool.snapshot()
-    moved = next(request for request in view.requests if request.request_id == "r")
-    assert status is MigrateStatus.MIGRATED
-    assert (moved.instance_id, moved.uncached_tokens, moved.state) == ("b", 100, RequestState.DISPATCHED)
-    assert (moved.alternative_id, moved.alternative_uncached_tokens) == ("a", 400)
-    assert (view.loads["a"].pending_tokens, view.loads["b"].pending_tokens) == (400, 100)
-    assert view.migrations == {"benefit": 1}
-
-
-async def test_a_request_moved_beyond_its_pair_counts_its_full_prompt(pool: PoolStore, lease: Lease) -> None:
-    await one_held_on_a(pool)
-    await pool.put_instance(instance("c"))
-
-    await pool.migrate("r", "a", "c", reason="evacuation", fence=lease.fence)
-
-    assert (await pool.loads())["c"].pending_tokens == 400
-
-
-async def test_what_is_not_held_there_or_cannot_go_there_stays(pool: PoolStore, lease: Lease) -> None:
-    await one_held_on_a(pool, max_queued_requests=0, max_running_requests=1)
-    await pool.put_instance(instance("down", state=InstanceState.DOWN))
-    await pool.put_instance(instance("decoder", role=Role.DECODE))
-    await pool.reserve(reservation("occupies-b", "b"))
-
-    async def migrate(request_id: str, source: str, target: str) -> MigrateStatus:
-        return await pool.migrate(request_id, source, target, reason="benefit", fence=lease.fence)
-
-    answers = [
-        await migrate("sent", "a", "b"),
-        await migrate("unknown", "a", "b"),
-        await migrate("r", "b", "a"),
-        await migrate("r", "a", "down"),
-        await migrate("r", "a", "decoder"),
-        await migrate("r", "a", "a"),
-        await migrate("r", "a", "b"),
-    ]
-
-    assert answers == [
-        MigrateStatus.NOT_HELD,
-        MigrateStatus.NOT_HELD,
-        MigrateStatus.NOT_HELD,
-        MigrateStatus.NOT_READY,
-        MigrateStatus.NOT_READY,
-        MigrateStatus.NOT_READY,
-        MigrateStatus.QUEUE_FULL,
-    ]
-
-
-async def test_a_wish_for_a_rebalance_is_handed_out_once(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a"))
-    await pool.put_instance(instance("b"))
-    await pool.reserve(reservation("r1", "b", overloaded=True))
-    clock.advance(1)
-    await pool.reserve(reservation("r2", "a", overloaded=True))
-    await pool.reserve(reservation("r3", "b", overloaded=True))
-
-    first, second = await pool.wanted_rebalances(5), await pool.wanted_rebalances(0)
-
-    assert list(first) == ["b", "a"]
-    assert list(second) == []
-
-
+# wishes for a rebalance ---------------------------------------------------------------------------------------
 async def test_waiting_for_a_wish_ends_when_one_comes(pool: PoolStore) -> None:
     await pool.put_instance(instance("a"))
     waiting = asyncio.create_task(_result(pool.wanted_rebalances(30)))
     await asyncio.sleep(0.05)
 
-    await pool.reserve(reservation("r", overloaded=True))
+    await place(pool, "r", slo_ms=1, rebalances=True)
 
     assert list(await asyncio.wait_for(waiting, 5)) == ["a"]
 
@@ -211,7 +133,7 @@ async def test_waiting_for_a_wish_can_be_given_up_without_losing_the_next(
     await asyncio.gather(waiting, return_exceptions=True)
     await asyncio.sleep(0.05)
 
-    await pool.reserve(reservation("r", overloaded=True))
+    await place(pool, "r", slo_ms=1, rebalances=True)
 
     assert list(await pool.wanted_rebalances(5)) == ["a"]
 
@@ -226,9 +148,9 @@ async def test_arrivals_are_read_on_from_the_last_one_seen_and_count_a_retry_onc
 ) -> None:
     await pool.put_instance(instance("a", dispatch_window_tokens=10_000))
     for number in range(3):
-        await pool.reserve(reservation(f"r{number}", chain=chain(number + 1, number + 11)))
+        await place(pool, f"r{number}", chain=chain(number + 1, number + 11))
         clock.advance(10)
-    await pool.reserve(reservation("r0", attempt=2))
+    await place(pool, "r0", attempt=2)
 
     first = await pool.arrivals("0", 2)
     rest = await pool.arrivals(first[-1].entry_id, 100)
@@ -256,28 +178,44 @@ async def test_a_published_tree_is_read_back_and_only_a_changed_one_is_a_new_ver
     assert (await pool.observe([], chain(1))).tree_version == 2
 
 
+# what was learned --------------------------------------------------------------------------------------------
+async def test_what_was_learned_is_read_back_with_the_membership(pool: PoolStore, lease: Lease) -> None:
+    await pool.put_instance(instance("a"))
+    learned = Learned(3.1, (0.1 + 0.2, 1.5, 0.5, 1e-9, -0.25))
+
+    await pool.publish_learned(learned, {"a": 123.4, "gone": 5.0}, fence=lease.fence)
+
+    membership = await pool.membership()
+    assert membership.learned == learned
+    assert (await pool.loads())["a"].prefill_tokens_per_s == 123.4
+    assert list(membership.instances) == ["a"], "nothing is entered of an instance that left"
+
+
 # repair ------------------------------------------------------------------------------------------------------
-async def test_repair_finds_nothing_where_nothing_is_off(pool: PoolStore, lease: Lease) -> None:
-    await one_held_on_a(pool)
-    before = await pool.snapshot()
+async def busy_pool(pool: PoolStore) -> None:
+    """Requests in all states on one instance."""
+    await pool.put_instance(instance("a", prefill_tokens_per_s=100.0))
+    for request_id in ("prefilled", "dispatched", "late", "waiting"):
+        await hold(pool, request_id, slo_ms=1 if request_id == "late" else 60_000)
+    await pool.first_token("prefilled", "a")
+    await sweep(pool, scheduling=DEADLINE)
+    assert (await pool.loads())["a"].deferred_tokens == 400
 
-    assert await pool.repair(fence=lease.fence) == 0
-    assert await pool.snapshot() == before
+
+async def test_repair_finds_nothing_where_nothing_is_off(pool: PoolStore) -> None:
+    await busy_pool(pool)
+    fence, before = await lead(pool), await pool.snapshot()
+
+    assert await pool.repair(fence=fence) == 0
+    assert (await pool.snapshot()).loads == before.loads
 
 
-async def test_repair_puts_times_that_lie_ahead_of_a_clock_set_back_to_now(
-    pool: PoolStore, clock: HandClock, lease: Lease
-) -> None:
-    await one_held_on_a(pool)
-    clock.advance(-3_600_000)
-    back = await pool.acquire_lease("worker-1", 60_000)
-    assert back is not None
-    clock.advance(3_000)
+@pytest.mark.parametrize("count", ["pending_tokens", "dispatched_tokens", "deferred_tokens", "context_tokens"])
+async def test_repair_adds_up_again_what_drifted(pool: PoolStore, count: str) -> None:
+    await busy_pool(pool)
+    await drift(pool, "a", count, 7)
+    version = (await pool.loads())["a"].version
 
-    blind = (await pool.loads())["a"].stalled_s
-    repaired = await pool.repair(fence=back.fence)
-    clock.advance(5_000)
-
-    held = (await pool.records(["r"]))["r"]
-    assert (blind, repaired, held.enqueued_ms) == (0.0, 0, clock.now_ms - 5_000)
-    assert (await pool.loads())["a"].stalled_s == 5.0
+    assert await pool.repair(fence=await lead(pool)) == 1
+    await assert_sums_hold(pool)
+    assert (await pool.loads())["a"].version > version, "no plan of the wrong figures is committed"

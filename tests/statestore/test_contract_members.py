@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from scheduling.instance import InstanceState, Role
+from scheduling.learned import Learned
 from statestore.base import PoolStore
 from statestore.errors import LeaseLostError
-from tests.statestore.samples import CHAIN, HandClock, instance, reservation
+from tests.statestore.samples import CHAIN, HandClock, instance, place
 
 
-async def test_an_empty_pool_has_no_members_and_the_prior_text_ratio(pool: PoolStore) -> None:
+async def test_an_empty_pool_has_no_members_and_nothing_learned(pool: PoolStore) -> None:
     membership = await pool.membership()
 
     assert dict(membership.instances) == {}
-    assert (membership.epoch, membership.tree_version, membership.bytes_per_token) == (0, 0, 4.0)
+    assert (membership.epoch, membership.tree_version, membership.learned) == (0, 0, Learned())
 
 
 async def test_an_instance_is_read_back_as_it_was_put(pool: PoolStore) -> None:
@@ -46,8 +47,8 @@ async def test_an_update_keeps_state_load_and_queue(pool: PoolStore) -> None:
     await pool.put_instance(instance("a", dispatch_window_tokens=1))
     await pool.set_instance_state("a", InstanceState.DRAINING, expected=InstanceState.READY)
     await pool.set_instance_state("a", InstanceState.READY)
-    await pool.reserve(reservation("sent"))
-    await pool.reserve(reservation("held"))
+    await place(pool, "sent")
+    await place(pool, "held")
 
     await pool.put_instance(instance("a", dispatch_window_tokens=1, state=InstanceState.DOWN, url="http://new"))
 
@@ -98,16 +99,6 @@ async def test_an_update_under_an_old_fence_is_refused(pool: PoolStore, clock: H
     assert (await pool.membership()).instances["a"].kv_capacity_tokens == 8
 
 
-async def test_a_wider_window_grants_what_was_held(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
-    await pool.reserve(reservation("sent"))
-    await pool.reserve(reservation("held"))
-
-    await pool.update_instance("a", {"dispatch_window_tokens": 800})
-
-    assert (await pool.loads())["a"].running_requests == 2
-
-
 async def test_a_state_changes_only_from_the_expected_one(pool: PoolStore) -> None:
     await pool.put_instance(instance("a", state=InstanceState.STARTING))
 
@@ -120,7 +111,7 @@ async def test_a_state_changes_only_from_the_expected_one(pool: PoolStore) -> No
 
 async def test_going_down_forgets_what_the_cache_held(pool: PoolStore) -> None:
     await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("r", chain=CHAIN))
+    await place(pool, "r", chain=CHAIN)
     before = (await pool.observe(["a"], CHAIN)).loads["a"]
 
     await pool.set_instance_state("a", InstanceState.DOWN)
@@ -132,7 +123,7 @@ async def test_going_down_forgets_what_the_cache_held(pool: PoolStore) -> None:
 
 async def test_an_instance_that_was_parked_comes_back_with_an_empty_cache(pool: PoolStore) -> None:
     await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("r", chain=CHAIN))
+    await place(pool, "r", chain=CHAIN)
     await pool.finish("r")
     for state in (InstanceState.DRAINING, InstanceState.STANDBY):
         await pool.set_instance_state("a", state)
@@ -144,23 +135,9 @@ async def test_an_instance_that_was_parked_comes_back_with_an_empty_cache(pool: 
     assert (parked.hit_blocks, after.hit_blocks, after.cached_blocks) == (4, 0, 0)
 
 
-async def test_a_down_instance_is_granted_nothing_and_a_draining_one_finishes_its_queue(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
-    for request_id in ("sent", "held", "last"):
-        await pool.reserve(reservation(request_id))
-
-    await pool.set_instance_state("a", InstanceState.DOWN)
-    await pool.finish("sent")
-    while_down = (await pool.loads())["a"].running_requests
-    await pool.set_instance_state("a", InstanceState.DRAINING)
-    while_draining = (await pool.loads())["a"].running_requests
-
-    assert (while_down, while_draining) == (0, 1)
-
-
 async def test_a_busy_instance_is_not_removed_and_an_idle_one_leaves_nothing(pool: PoolStore) -> None:
     await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("r"))
+    await place(pool, "r")
 
     busy = await pool.remove_instance("a")
     await pool.finish("r")

@@ -6,17 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from statestore.base import PoolStore, RequestRecord, RequestState
-from statestore.leases import Lease
+from scheduling.request import Request, RequestState
+from statestore.base import PoolStore
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
-from tests.statestore.samples import CHAIN, SCHEDULING, HandClock, instance, reservation
-
-
-async def leader(pool: PoolStore) -> Lease:
-    lease = await pool.acquire_lease("worker", 600_000)
-    assert lease is not None
-    return lease
+from tests.statestore.samples import SCHEDULING, HandClock, instance, lead, place, sweep
 
 
 async def test_a_heartbeat_says_whether_the_replica_was_known(pool: PoolStore, clock: HandClock) -> None:
@@ -36,22 +30,22 @@ async def test_a_replica_that_died_before_the_clock_was_set_back_is_reaped_all_t
 ) -> None:
     await pool.heartbeat("one", 1000, {})
     await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("left", replica_id="one"))
-    await pool.reserve(reservation("met", replica_id="two"))
+    await place(pool, "left", replica_id="one")
+    await place(pool, "met", replica_id="two")
 
     clock.advance(-600_000)
-    lease = await leader(pool)
+    fence = await lead(pool)
 
     assert await pool.expired_replicas() == {"one": False, "two": False}
     assert await pool.heartbeat("two", 1000, {}) is False
-    assert await pool.reap("one", fence=lease.fence) == 1
-    assert await pool.reap("two", fence=lease.fence) == 0
+    assert await pool.reap("one", fence=fence) == 1
+    assert await pool.reap("two", fence=fence) == 0
 
 
 async def test_a_replicas_own_requests_are_told_in_the_order_of_their_reservation(pool: PoolStore) -> None:
     await pool.put_instance(instance("a", dispatch_window_tokens=400))
     for request_id, replica_id in (("first", "one"), ("another's", "two"), ("last", "one")):
-        await pool.reserve(reservation(request_id, replica_id=replica_id))
+        await place(pool, request_id, replica_id=replica_id)
 
     own = await pool.requests_of("one")
 
@@ -63,42 +57,43 @@ async def test_a_replicas_own_requests_are_told_in_the_order_of_their_reservatio
 
 
 async def test_an_expired_replica_is_reaped_with_everything_it_had(pool: PoolStore, clock: HandClock) -> None:
-    lease = await leader(pool)
+    fence = await lead(pool)
     await pool.heartbeat("one", 1000, {})
     await pool.heartbeat("two", 60_000, {})
     await pool.put_instance(instance("a", dispatch_window_tokens=400))
-    await pool.reserve(reservation("prefilled", replica_id="one"))
-    await pool.first_token("prefilled", "a", CHAIN)
-    await pool.reserve(reservation("dispatched", replica_id="one"))
-    await pool.reserve(reservation("held", replica_id="one"))
-    await pool.reserve(reservation("survivor", replica_id="two"))
+    await place(pool, "prefilled", replica_id="one")
+    await pool.first_token("prefilled", "a")
+    await place(pool, "dispatched", replica_id="one")
+    await place(pool, "held", replica_id="one")
+    await place(pool, "survivor", replica_id="two")
     clock.advance(1000)
 
     expired = await pool.expired_replicas()
-    reaped = await pool.reap("one", fence=lease.fence)
+    reaped = await pool.reap("one", fence=fence)
 
     view = await pool.snapshot()
     assert expired == {"one": False}
     assert reaped == 3
-    assert [(request.request_id, request.state) for request in view.requests] == [("survivor", RequestState.DISPATCHED)]
+    assert [request.request_id for request in view.requests] == ["survivor"]
     assert view.loads["a"].pending_tokens == 400
     assert [replica.replica_id for replica in view.replicas] == ["two"]
     assert await pool.expired_replicas() == {}
+    assert await sweep(pool) == 1, "the leader gives the room away"
 
 
 async def test_a_replica_that_is_alive_is_not_reaped(pool: PoolStore) -> None:
-    lease = await leader(pool)
+    fence = await lead(pool)
     await pool.heartbeat("one", 1000, {})
     await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("r"))
+    await place(pool, "r")
 
-    assert await pool.reap("one", fence=lease.fence) == 0
+    assert await pool.reap("one", fence=fence) == 0
     assert len((await pool.snapshot()).requests) == 1
 
 
 async def test_a_replica_that_only_reserves_is_reaped_after_its_first_lease(pool: PoolStore, clock: HandClock) -> None:
     await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("r", replica_id="silent"))
+    await place(pool, "r", replica_id="silent")
     at_once = await pool.expired_replicas()
 
     clock.advance(10_000)
@@ -110,7 +105,7 @@ async def test_a_replica_that_only_reserves_is_reaped_after_its_first_lease(pool
 async def test_a_reservation_of_a_replica_without_a_running_lease_gives_it_another_first_one(
     pool: PoolStore, clock: HandClock, retired: bool
 ) -> None:
-    lease = await leader(pool)
+    fence = await lead(pool)
     await pool.put_instance(instance("a"))
     await pool.heartbeat("one", 1000, {})
     if retired:
@@ -118,14 +113,14 @@ async def test_a_reservation_of_a_replica_without_a_running_lease_gives_it_anoth
     clock.advance(1000)
     expired = list(await pool.expired_replicas())
 
-    await pool.reserve(reservation("late"))
+    await place(pool, "late")
 
-    reaped = await pool.reap("one", fence=lease.fence)
+    reaped = await pool.reap("one", fence=fence)
     clock.advance(9_999)
     assert (expired, reaped, list(await pool.expired_replicas())) == (["one"], 0, [])
     assert await pool.heartbeat("one", 1000, {}) is False
     clock.advance(1000)
-    assert await pool.reap("one", fence=lease.fence) == 1
+    assert await pool.reap("one", fence=fence) == 1
 
 
 async def test_a_request_that_comes_while_its_replica_is_reaped_keeps_an_owner(
@@ -133,38 +128,38 @@ async def test_a_request_that_comes_while_its_replica_is_reaped_keeps_an_owner(
 ) -> None:
     store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING, test_clock=clock)
     pool = store.pool("default")
-    lease = await leader(pool)
+    fence = await lead(pool)
     await pool.put_instance(instance("a"))
     await pool.heartbeat("one", 1000, {})
     clock.advance(1000)
     listed = pool.requests_of
 
-    async def then_reserve(replica_id: str) -> list[RequestRecord]:
+    async def then_reserve(replica_id: str) -> list[Request]:
         found = await listed(replica_id)
-        await pool.reserve(reservation("late"))
+        await place(pool, "late")
         return found
 
     monkeypatch.setattr(pool, "requests_of", then_reserve)
-    reaped = await pool.reap("one", fence=lease.fence)
+    reaped = await pool.reap("one", fence=fence)
     monkeypatch.undo()
     clock.advance(10_000)
 
     assert (reaped, list(await pool.expired_replicas())) == (0, ["one"])
-    assert await pool.reap("one", fence=lease.fence) == 1
+    assert await pool.reap("one", fence=fence) == 1
     await store.close()
 
 
 async def test_a_retired_replica_is_gone_from_view_and_its_leftovers_are_reaped(pool: PoolStore) -> None:
-    lease = await leader(pool)
+    fence = await lead(pool)
     await pool.heartbeat("one", 60_000, {})
     await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("r"))
+    await place(pool, "r")
 
     await pool.retire("one")
 
     assert (await pool.snapshot()).replicas == ()
     assert await pool.expired_replicas() == {"one": True}
-    assert await pool.reap("one", fence=lease.fence) == 1
+    assert await pool.reap("one", fence=fence) == 1
     assert await pool.heartbeat("one", 60_000, {}) is False
 
 
@@ -172,10 +167,10 @@ async def test_adopted_requests_are_entered_as_they_were_and_known_ones_stay(sto
     lived, lost = store.pool("lived"), store.pool("lost")  # type: ignore[attr-defined]
     for pool in (lived, lost):
         await pool.put_instance(instance("a", dispatch_window_tokens=400))
-    await lived.reserve(reservation("prefilled"))
-    await lived.first_token("prefilled", "a", CHAIN)
-    await lived.reserve(reservation("dispatched"))
-    await lived.reserve(reservation("held", alternative_id="b", alternative_uncached_tokens=9))
+    await place(lived, "prefilled")
+    await lived.first_token("prefilled", "a")
+    await place(lived, "dispatched")
+    await place(lived, "held", alternative_id="b", alternative_uncached_tokens=9)
     before = await lived.snapshot()
 
     adopted = await lost.adopt(before.requests)
@@ -188,33 +183,9 @@ async def test_adopted_requests_are_entered_as_they_were_and_known_ones_stay(sto
         assert getattr(after.loads["a"], figure) == getattr(before.loads["a"], figure)
 
 
-async def test_requests_after_an_adoption_come_behind_the_adopted_ones(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("old"))
-    (record,) = (await pool.snapshot()).requests
-    await pool.adopt([replace(record, request_id="adopted", sequence=500)])
-
-    await pool.reserve(reservation("new"))
-
-    sequences = {request.request_id: request.sequence for request in (await pool.snapshot()).requests}
-    assert sequences == {"old": 1, "adopted": 500, "new": 501}
-
-
 async def test_a_request_of_an_unknown_instance_is_not_adopted(pool: PoolStore) -> None:
     await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("r"))
+    await place(pool, "r")
     (record,) = (await pool.snapshot()).requests
 
     assert await pool.adopt([replace(record, request_id="lost", instance_id="nobody")]) == 0
-
-
-async def test_an_adopted_requests_first_token_tells_its_instance_holds_the_chain(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
-    await pool.put_instance(instance("b"))
-    await pool.reserve(reservation("r", "a"))
-    (record,) = (await pool.snapshot()).requests
-    await pool.adopt([replace(record, request_id="adopted", instance_id="b")])
-
-    await pool.first_token("adopted", "b", CHAIN)
-
-    assert (await pool.observe(["b"], CHAIN)).loads["b"].hit_blocks == 4

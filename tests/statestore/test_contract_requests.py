@@ -1,343 +1,113 @@
-"""The store contract: the life of a request, on every backend."""
+"""The store contract: first tokens, ends, what they teach, and grants as they are told; on every backend."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
+import orjson
 import pytest
 
-from scheduling.instance import InstanceState, Role
-from scheduling.ttft_model import PRIOR_WEIGHTS, TtftFeatures, modelled_ttft_s
-from statestore.base import FinishFacts, Grant, PoolStore, RequestRecord, RequestState
-from statestore.reservation import ReserveOutcome, ReserveStatus
-from tests.statestore.samples import CHAIN, HandClock, chain, instance, reservation
-
-DISPATCHED = ReserveOutcome(ReserveStatus.DISPATCHED)
-
-
-async def assert_sums_hold(pool: PoolStore, aside_tokens: int = 0) -> None:
-    """Pending tokens of every instance are the sum over its queued and dispatched requests; behind are those that
-    stepped behind and, over all instances, ``aside_tokens`` that plans set aside."""
-    view = await pool.snapshot()
-    for instance_id, load in view.loads.items():
-        mine = [request for request in view.requests if request.instance_id == instance_id]
-        waiting = [request for request in mine if request.state is not RequestState.PREFILLED]
-        sent = [request for request in mine if request.state is not RequestState.HELD]
-        dispatched = [request for request in mine if request.state is RequestState.DISPATCHED]
-        assert load.pending_tokens == sum(request.uncached_tokens for request in waiting)
-        assert load.dispatched_tokens == sum(request.uncached_tokens for request in dispatched)
-        assert load.context_tokens == sum(request.prompt_tokens + request.expected_output_tokens for request in sent)
-        assert load.running_requests == len(sent)
-        assert load.queued_requests == len(mine) - len(sent)
-    late = [request for request in view.requests if request.late and request.state is RequestState.HELD]
-    late_tokens = sum(request.uncached_tokens for request in late)
-    assert sum(load.behind_tokens for load in view.loads.values()) == late_tokens + aside_tokens
+from scheduling.granting import Grant
+from scheduling.learning import FirstToken, PromptLength
+from scheduling.queue_order import PlanStep, QueuePlan
+from scheduling.request import RequestState
+from statestore.base import NOTHING_DONE, PoolStore
+from tests.statestore.samples import (
+    CHAIN,
+    HandClock,
+    assert_sums_hold,
+    grant,
+    instance,
+    lead,
+    place,
+    record,
+    within,
+)
 
 
-async def record(pool: PoolStore, request_id: str) -> RequestRecord:
-    return (await pool.records([request_id]))[request_id]
-
-
-# reserve -----------------------------------------------------------------------------------------------------
-async def test_a_request_is_dispatched_while_dispatched_tokens_are_under_the_window(pool: PoolStore) -> None:
+# first tokens ------------------------------------------------------------------------------------------------
+async def test_a_first_token_releases_pending_tokens_once_and_tells_who_may_go(
+    pool: PoolStore, clock: HandClock
+) -> None:
     await pool.put_instance(instance("a", dispatch_window_tokens=800))
+    for request_id in ("one", "two", "three"):
+        await place(pool, request_id)
+    clock.advance(300)
 
-    outcomes = [await pool.reserve(reservation(f"r{number}")) for number in range(4)]
-
-    assert outcomes == [
-        DISPATCHED,
-        DISPATCHED,
-        ReserveOutcome(ReserveStatus.HELD, 0),
-        ReserveOutcome(ReserveStatus.HELD, 1),
-    ]
-    await assert_sums_hold(pool)
-
-
-async def test_running_requests_are_limited_even_when_their_prefill_is_done(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", max_running_requests=1))
-    await pool.reserve(reservation("running"))
-    await pool.first_token("running", "a", CHAIN)
-
-    held = await pool.reserve(reservation("waiting"))
-
-    assert held.status is ReserveStatus.HELD
-    await assert_sums_hold(pool)
-
-
-async def test_a_repeated_reservation_reports_it_as_it_stands(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
-    await pool.reserve(reservation("sent"))
-    await pool.reserve(reservation("held"))
-
-    again = [await pool.reserve(reservation(request_id)) for request_id in ("sent", "held")]
-    await pool.first_token("sent", "a", CHAIN)
-    later = [await pool.reserve(reservation(request_id)) for request_id in ("sent", "held")]
-
-    assert again == [DISPATCHED, ReserveOutcome(ReserveStatus.HELD, 0)]
-    assert later == [DISPATCHED, DISPATCHED]
-    assert (await pool.loads())["a"].pending_tokens == 400
-    await assert_sums_hold(pool)
-
-
-@pytest.mark.parametrize("state", [InstanceState.STARTING, InstanceState.DRAINING, InstanceState.DOWN])
-async def test_only_a_ready_instance_takes_new_requests(pool: PoolStore, state: InstanceState) -> None:
-    await pool.put_instance(instance("a", state=state))
-
-    refused = await pool.reserve(reservation("r"))
-    unknown = await pool.reserve(reservation("r", "nobody"))
-
-    assert (refused.status, unknown.status) == (ReserveStatus.NOT_READY, ReserveStatus.NOT_READY)
-    assert (await pool.snapshot()).requests == ()
-
-
-async def test_an_instance_that_only_decodes_from_now_on_takes_no_new_requests(pool: PoolStore) -> None:
-    # given a replica whose view is older than the change
-    await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("before"))
-    await pool.update_instance("a", {"role": Role.DECODE})
-
-    refused = await pool.reserve(reservation("r"))
-    again = await pool.reserve(reservation("before"))
-
-    assert (refused.status, again.status) == (ReserveStatus.NOT_READY, ReserveStatus.DISPATCHED)
-    assert await pool.records(["r"]) == {}
-    await assert_sums_hold(pool)
-
-
-async def test_a_reservation_is_stale_when_the_load_grew_past_the_tolerance(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("before"))
-
-    within = await pool.reserve(reservation("r1", seen_pending_tokens=0, tolerance_tokens=400))
-    beyond = await pool.reserve(reservation("r2", seen_pending_tokens=0, tolerance_tokens=799))
-
-    assert (within.status, beyond.status) == (ReserveStatus.DISPATCHED, ReserveStatus.STALE)
-    assert "r2" not in await pool.records(["r2"])
-    await assert_sums_hold(pool)
-
-
-async def test_a_full_queue_refuses_new_requests_but_no_retries(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=1, max_queued_requests=1))
-    await pool.put_instance(instance("b"))
-    await pool.reserve(reservation("sent"))
-    await pool.reserve(reservation("held"))
-    await pool.reserve(reservation("retried", "b"))
-
-    refused = await pool.reserve(reservation("new"))
-    retried = await pool.reserve(reservation("retried", "a", attempt=2))
-
-    assert refused.status is ReserveStatus.QUEUE_FULL
-    assert retried.status is ReserveStatus.HELD
-    await assert_sums_hold(pool)
-
-
-async def test_another_replicas_live_request_of_the_same_id_is_left_alone(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("r", replica_id="one"))
-
-    outcome = await pool.reserve(reservation("r", replica_id="two", attempt=5))
-
-    assert outcome.status is ReserveStatus.DUPLICATE
-    assert (await record(pool, "r")).replica_id == "one"
-
-
-async def test_a_retry_moves_everything_and_keeps_time_and_order(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
-    await pool.put_instance(instance("b"))
-    await pool.reserve(reservation("failed"))
-    await pool.reserve(reservation("next"))
-    first = await record(pool, "failed")
-    clock.advance(1500)
-
-    outcome = await pool.reserve(reservation("failed", "b", attempt=2, uncached_tokens=250))
-
-    second, granted = await record(pool, "failed"), await record(pool, "next")
-    assert outcome == DISPATCHED
-    assert (second.instance_id, second.attempt, second.uncached_tokens) == ("b", 2, 250)
-    assert (second.enqueued_ms, second.sequence) == (first.enqueued_ms, first.sequence)
-    assert granted.state is RequestState.DISPATCHED, "the room it left was given to the next"
-    await assert_sums_hold(pool)
-
-
-async def test_a_retry_on_the_same_instance_does_not_count_its_own_leftovers_as_stale(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("r"))
-
-    outcome = await pool.reserve(reservation("r", attempt=2, seen_pending_tokens=0))
-
-    assert outcome == DISPATCHED
-    assert (await pool.loads())["a"].pending_tokens == 100  # the former attempt brought the other blocks
-
-
-async def test_a_refused_retry_changes_nothing(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("r"))
-    before = await record(pool, "r")
-
-    outcome = await pool.reserve(reservation("r", "nobody", attempt=2))
-
-    assert outcome.status is ReserveStatus.NOT_READY
-    assert await record(pool, "r") == before
-    await assert_sums_hold(pool)
-
-
-async def test_a_retry_finds_a_former_attempt_that_was_migrated(pool: PoolStore) -> None:
-    for instance_id in ("a", "b", "c"):
-        await pool.put_instance(instance(instance_id, dispatch_window_tokens=1))
-        await pool.reserve(reservation(f"first-on-{instance_id}", instance_id))
-    await pool.reserve(reservation("r", "a", alternative_id="b", alternative_uncached_tokens=100))
-    lease = await pool.acquire_lease("worker", 10_000)
-    assert lease is not None
-    await pool.migrate("r", "a", "b", reason="benefit", fence=lease.fence)
-
-    outcome = await pool.reserve(reservation("r", "c", attempt=2))
-
-    assert outcome.status is ReserveStatus.HELD
-    assert (await record(pool, "r")).instance_id == "c"
-    assert [(await pool.loads())[name].queued_requests for name in ("a", "b", "c")] == [0, 0, 1]
-    await assert_sums_hold(pool)
-
-
-# observe -----------------------------------------------------------------------------------------------------
-async def test_an_observation_tells_loads_in_the_order_asked_and_hits(pool: PoolStore) -> None:
-    for instance_id in ("a", "b"):
-        await pool.put_instance(instance(instance_id))
-    await pool.reserve(reservation("r", "a", chain=chain(11, 12)))
-
-    seen = await pool.observe(["b", "nobody", "a"], CHAIN)
-
-    assert list(seen.loads) == ["b", "a"]
-    assert [load.hit_blocks for load in seen.loads.values()] == [0, 2]
-    assert (await pool.observe(["a"], CHAIN)).sequence == seen.sequence + 1
-
-
-async def test_the_load_window_decays_and_the_stall_grows(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a"))
-    idle = (await pool.loads())["a"]
-    await pool.reserve(reservation("r"))
-
-    clock.advance(180_000)
+    first, again = await pool.first_token("one", "a"), await pool.first_token("one", "a")
 
     load = (await pool.loads())["a"]
-    assert (idle.stalled_s, load.stalled_s) == (0.0, 180.0)
-    assert load.window_tokens == pytest.approx(400 / 2.718281828, rel=1e-6)
-
-
-# first token -------------------------------------------------------------------------------------------------
-async def test_the_first_token_releases_pending_tokens_and_grants_the_next(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
-    await pool.reserve(reservation("sent"))
-    await pool.reserve(reservation("held"))
-
-    released = await pool.first_token("sent", "a", CHAIN)
-    again = await pool.first_token("sent", "a", CHAIN)
-
-    load = (await pool.loads())["a"]
-    assert (released, again) == (True, False)
-    assert (load.pending_tokens, load.dispatched_tokens, load.running_requests) == (400, 400, 2)
+    assert (first.done, again) == (True, NOTHING_DONE)
+    assert first.queue is not None
+    assert [entry.request_id for entry in first.queue.entries] == ["three"]
+    assert (load.pending_tokens, load.dispatched_tokens, load.running_requests) == (800, 400, 2)
+    assert (await record(pool, "one")).prefilled_ms == clock.now_ms
     await assert_sums_hold(pool)
+
+
+async def test_a_transition_without_anybody_waiting_tells_of_no_queue(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    await place(pool, "r")
+
+    assert [(await pool.first_token("r", "a")).queue, (await pool.finish("r")).queue] == [None, None]
 
 
 async def test_the_first_token_of_a_held_unknown_or_moved_request_means_nothing(pool: PoolStore) -> None:
     await pool.put_instance(instance("a", dispatch_window_tokens=400))
-    await pool.reserve(reservation("sent"))
-    await pool.reserve(reservation("held"))
+    for request_id in ("sent", "held"):
+        await place(pool, request_id)
 
     answers = [
-        await pool.first_token("held", "a", CHAIN),
-        await pool.first_token("unknown", "a", CHAIN),
-        await pool.first_token("sent", "b", CHAIN),
+        await pool.first_token(request_id, instance_id)
+        for request_id, instance_id in (("held", "a"), ("unknown", "a"), ("sent", "b"), ("sent", "nobody"))
     ]
 
-    assert answers == [False, False, False]
+    assert answers == [NOTHING_DONE] * 4
     await assert_sums_hold(pool)
 
 
-async def test_the_prefill_rate_is_learned_from_busy_time_alone(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a", prefill_tokens_per_s=1000.0, dispatch_window_tokens=10_000))
-    for number in range(40):
-        clock.advance(60_000)  # idle: teaches nothing
-        await pool.reserve(reservation(f"r{number}", uncached_tokens=4000))
-        clock.advance(2000)
-        await pool.first_token(f"r{number}", "a", CHAIN)
-
-    assert (await pool.loads())["a"].prefill_tokens_per_s == pytest.approx(2000, rel=0.05)
-
-
-async def test_a_clock_that_is_set_forward_starves_no_instance(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a", prefill_tokens_per_s=1000.0, dispatch_window_tokens=10_000))
-    for number in range(40):
-        await pool.reserve(reservation(f"r{number}", uncached_tokens=4000))
-        clock.advance(4000)
-        await pool.first_token(f"r{number}", "a", CHAIN)
-    await pool.reserve(reservation("r", uncached_tokens=4000))
-    clock.advance(3_600_000)
-
-    await pool.first_token("r", "a", CHAIN)
-
-    assert (await pool.loads())["a"].prefill_tokens_per_s > 500
-
-
-FEATURES = TtftFeatures(queueing_ms=0, compute_ms=500, attention_million_pairs=20, context_tokens=100_000)
-
-
-async def weights(pool: PoolStore, instance_id: str = "a") -> tuple[float, ...]:
-    return (await pool.loads())[instance_id].ttft_weights
-
-
-async def test_an_instance_that_has_taught_nothing_expects_the_papers_ttft(pool: PoolStore) -> None:
+@pytest.mark.parametrize("last", ["first token", "placement"])
+async def test_a_stall_is_measured_from_the_later_of_work_and_the_last_first_token(
+    pool: PoolStore, clock: HandClock, last: str
+) -> None:
     await pool.put_instance(instance("a"))
+    await place(pool, "one")
+    clock.advance(1000)
+    if last == "first token":
+        await place(pool, "two")
+        await pool.first_token("one", "a")
+    else:
+        await pool.first_token("one", "a")
+        clock.advance(60_000)
+        await place(pool, "two")
+    clock.advance(1500)
 
-    assert await weights(pool) == PRIOR_WEIGHTS
+    assert (await pool.loads())["a"].stalled_s == 1.5
+    await pool.finish("two")
+    assert (await pool.loads())["a"].stalled_s == 0
 
 
-async def test_the_ttft_is_learned_from_the_time_since_the_request_came(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=10_000))
-    for number in range(60):
-        await pool.reserve(reservation(f"r{number}", ttft_features=FEATURES))
-        clock.advance(800)
-        await pool.first_token(f"r{number}", "a", CHAIN)
-
-    assert modelled_ttft_s(await weights(pool), FEATURES) == pytest.approx(0.8, rel=0.05)
-
-
-async def test_a_presumed_first_token_teaches_nothing(pool: PoolStore, clock: HandClock) -> None:
+async def test_a_clock_that_is_set_back_stalls_nobody(pool: PoolStore, clock: HandClock) -> None:
     await pool.put_instance(instance("a"))
-    before = (await pool.loads())["a"]
-    await pool.reserve(reservation("r", ttft_features=FEATURES))
-    clock.advance(9000)
+    await place(pool, "r")
+    clock.advance(-3_600_000)
 
-    assert await pool.first_token("r", "a", CHAIN, seen=False)
-
-    load = (await pool.loads())["a"]
-    assert (load.ttft_weights, load.prefill_tokens_per_s) == (before.ttft_weights, before.prefill_tokens_per_s)
-    assert load.pending_tokens == 0
+    assert (await pool.loads())["a"].stalled_s == 0
 
 
-async def test_a_retry_teaches_no_ttft_because_its_time_is_not_one_instances(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a"))
-    await pool.put_instance(instance("b"))
-    await pool.reserve(reservation("r", "a", ttft_features=FEATURES))
-    clock.advance(9000)
-    await pool.reserve(reservation("r", "b", attempt=2, ttft_features=FEATURES))
-
-    await pool.first_token("r", "b", CHAIN)
-
-    assert await weights(pool, "b") == PRIOR_WEIGHTS
-
-
-# finish ------------------------------------------------------------------------------------------------------
+# ends --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", RequestState)
 async def test_finishing_releases_whatever_is_left_exactly_once(pool: PoolStore, state: RequestState) -> None:
     await pool.put_instance(instance("a", dispatch_window_tokens=400))
     if state is RequestState.HELD:
-        await pool.reserve(reservation("before"))
-    await pool.reserve(reservation("r"))
+        await place(pool, "before")
+    await place(pool, "r")
     if state is RequestState.PREFILLED:
-        await pool.first_token("r", "a", CHAIN)
+        await pool.first_token("r", "a")
     assert (await record(pool, "r")).state is state
 
-    finished = [await pool.finish("r"), await pool.finish("r")]
+    finished = [(await pool.finish("r")).done for _ in range(2)]
 
     assert finished == [True, False]
     assert await pool.records(["r"]) == {}
@@ -347,209 +117,197 @@ async def test_finishing_releases_whatever_is_left_exactly_once(pool: PoolStore,
     assert (load.pending_tokens, load.dispatched_tokens, load.context_tokens, load.running_requests) == (0, 0, 0, 0)
 
 
-async def test_finishing_a_former_attempt_leaves_the_newer_one_alone(pool: PoolStore) -> None:
+@pytest.mark.parametrize(
+    ("who", "done"),
+    [
+        ({"replica_id": "two"}, False),
+        ({"replica_id": "one"}, True),
+        ({"attempt": 1}, False),
+        ({"attempt": 2}, True),
+        ({"attempt": 3}, True),
+        ({"replica_id": "one", "attempt": 1}, False),
+    ],
+)
+async def test_another_replicas_request_and_a_newer_attempt_are_left_alone(
+    pool: PoolStore, who: dict[str, object], done: bool
+) -> None:
     await pool.put_instance(instance("a"))
-    await pool.put_instance(instance("b"))
-    await pool.reserve(reservation("r", "a"))
-    await pool.reserve(reservation("r", "b", attempt=2))
+    await place(pool, "r", replica_id="one", attempt=2)
 
-    former = await pool.finish("r", attempt=1)
-    latest = await pool.finish("r", attempt=2)
-
-    assert (former, latest) == (False, True)
-
-
-async def test_finishing_leaves_another_replicas_request_of_that_id_alone(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
-    await pool.reserve(reservation("r", replica_id="one"))
-
-    duplicate = await pool.finish("r", replica_id="two", attempt=1)
-    kept = await record(pool, "r")
-    own = await pool.finish("r", replica_id="one", attempt=1)
-
-    assert (duplicate, kept.replica_id, own) == (False, "one", True)
+    assert (await pool.finish("r", **who)).done is done  # type: ignore[arg-type]
+    assert ("r" in await pool.records(["r"])) is not done
     await assert_sums_hold(pool)
 
 
 async def test_finishing_a_request_that_moved_finds_it(pool: PoolStore) -> None:
-    for instance_id in ("a", "b"):
-        await pool.put_instance(instance(instance_id, dispatch_window_tokens=1))
-        await pool.reserve(reservation(f"first-on-{instance_id}", instance_id))
-    await pool.reserve(reservation("r", "a", alternative_id="b"))
-    lease = await pool.acquire_lease("worker", 10_000)
-    assert lease is not None
-    await pool.migrate("r", "a", "b", reason="benefit", fence=lease.fence)
+    for name in ("a", "b"):
+        await pool.put_instance(instance(name, dispatch_window_tokens=1))
+        await place(pool, f"first-on-{name}", name)
+    await place(pool, "r", "a")
+    await pool.migrate(await record(pool, "r"), "b", reason="benefit", fence=await lead(pool))
 
-    assert await pool.finish("r")
+    assert (await pool.finish("r")).done
     await assert_sums_hold(pool)
 
 
-async def published_ratios(pool: PoolStore, *prompts: tuple[int, int]) -> list[tuple[int, float]]:
-    """Epochs passed, and the bytes per token published, after each prompt of so many bytes and tokens."""
+async def test_only_records_that_exist_are_told(pool: PoolStore) -> None:
     await pool.put_instance(instance("a"))
-    epoch = (await pool.membership()).epoch
-    seen = []
-    for prompt_bytes, prompt_tokens in prompts:
-        await pool.reserve(reservation("r"))
-        await pool.finish("r", facts=FinishFacts(prompt_bytes=prompt_bytes, prompt_tokens=prompt_tokens))
-        membership = await pool.membership()
-        seen.append((membership.epoch - epoch, membership.bytes_per_token))
-    return seen
+    await place(pool, "r")
+
+    assert list(await pool.records(["gone", "r"])) == ["r"]
+    assert await pool.records([]) == {}
 
 
-async def test_bytes_per_token_are_learned_and_published_only_when_they_moved(pool: PoolStore) -> None:
-    seen = await published_ratios(pool, (84_000, 20_000), (40_000, 20_000), (60_000, 20_000))
+# what they teach ---------------------------------------------------------------------------------------------
+async def test_a_noted_first_token_is_a_sample_with_its_times(pool: PoolStore, clock: HandClock) -> None:
+    await pool.put_instance(instance("a"))
+    start_ms = clock.now_ms
+    await place(pool, "one")
+    await place(pool, "two")
+    clock.advance(700)
+    await pool.first_token("one", "a", note=orjson.dumps({"features": [1.0, 0.5]}).decode())
+    clock.advance(800)
+    await pool.first_token("two", "a", note=orjson.dumps({"features": None}).decode())
 
-    assert seen == [(0, 4.0), (1, pytest.approx(3.1)), (1, pytest.approx(3.1))]
+    lessons = [sample.lesson for sample in await pool.samples("0", 10)]
 
-
-async def test_the_least_bytes_per_token_are_published_once(pool: PoolStore) -> None:
-    seen = await published_ratios(pool, (1, 20_000), (1, 20_000))
-
-    assert seen == [(1, 0.001), (1, 0.001)]
-
-
-async def test_prompts_of_long_ago_count_half_for_the_bytes_per_token(pool: PoolStore) -> None:
-    seen = await published_ratios(pool, (16_000_003, 4_000_001), (2_000_000, 1_999_999))
-
-    assert seen == [(0, 4.0), (1, 10_000_001 / 3_999_999)]
-
-
-# KV metadata -------------------------------------------------------------------------------------------------
-async def test_kv_metadata_stays_within_capacity_and_evicts_leaves_first(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", kv_capacity_tokens=500, dispatch_window_tokens=10_000))
-    await pool.reserve(reservation("old", chain=chain(1, 2, 3)))
-    await pool.reserve(reservation("shares-the-root", chain=chain(1, 20, 21)))
-
-    hits = [
-        (await pool.observe(["a"], request_chain)).loads["a"].hit_blocks
-        for request_chain in (chain(1, 2, 3), chain(1, 20, 21))
-    ]
-    await pool.reserve(reservation("new", chain=chain(7, 8)))
-    after = [
-        (await pool.observe(["a"], request_chain)).loads["a"].hit_blocks
-        for request_chain in (chain(1, 2, 3), chain(1, 20, 21), chain(7, 8))
+    assert lessons == [
+        FirstToken("a", 400, start_ms, start_ms, 0, start_ms + 700, (1.0, 0.5)),
+        FirstToken("a", 400, start_ms, start_ms, start_ms + 700, start_ms + 1500, None),
     ]
 
-    assert hits == [3, 3]
-    assert after == [1, 3, 2]
-    assert (await pool.loads())["a"].cached_blocks == 5
 
-
-async def test_a_chain_longer_than_the_cache_leaves_its_head(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", kv_capacity_tokens=300))
-    long = chain(*range(1, 2000))
-
-    await pool.reserve(reservation("r", chain=long))
-
-    load = (await pool.observe(["a"], long)).loads["a"]
-    assert (load.hit_blocks, load.cached_blocks) == (3, 3)
-
-
-async def test_a_thousand_blocks_are_entered_in_one_call(pool: PoolStore) -> None:
+async def test_a_noted_end_is_a_sample_of_the_length_of_text(pool: PoolStore) -> None:
     await pool.put_instance(instance("a"))
-    long = chain(*range(2**64 - 1201, 2**64 - 1))
+    await place(pool, "r")
+    await pool.finish("r", note=orjson.dumps({"text_bytes": 900, "tokens": 200}).decode())
 
-    await pool.reserve(reservation("r", chain=long))
-
-    assert (await pool.observe(["a"], long)).loads["a"].hit_blocks == 1200
-
-
-async def test_after_a_migration_the_instance_that_is_given_the_work_is_believed_to_hold_it(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=1))
-    await pool.put_instance(instance("b"))
-    await pool.reserve(reservation("first", "a", chain=chain(99)))
-    await pool.reserve(reservation("r", "a", chain=CHAIN, alternative_id="b", alternative_uncached_tokens=300))
-    lease = await pool.acquire_lease("worker", 10_000)
-    assert lease is not None
-    before = (await pool.observe(["b"], CHAIN)).loads["b"].hit_blocks
-
-    await pool.migrate("r", "a", "b", reason="benefit", fence=lease.fence)
-
-    assert (before, (await pool.observe(["b"], CHAIN)).loads["b"].hit_blocks) == (0, 4)
+    assert [sample.lesson for sample in await pool.samples("0", 10)] == [PromptLength(900, 200)]
 
 
-async def test_who_overtakes_the_request_that_brings_its_prefix_computes_the_prefix_itself(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=1))
-    await pool.reserve(reservation("running"))
-    await pool.reserve(reservation("brings", chain=chain(1, 2, 3, 4)))
-    await pool.reserve(reservation("shares", chain=chain(1, 2, 3, 5), uncached_tokens=100))
-    placed = await record(pool, "shares")
+async def test_transitions_without_a_note_and_repeated_ones_teach_nothing(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    await place(pool, "r")
+    for _ in range(2):
+        await pool.first_token("r", "a")
+        await pool.first_token("r", "a", note='{"features": null}')
+    await pool.finish("r")
+    await pool.finish("r", note='{"text_bytes": 1, "tokens": 1}')
 
-    await pool.finish("brings")
-    await pool.first_token("running", "a", CHAIN)
-
-    granted = await record(pool, "shares")
-    assert (placed.uncached_tokens, granted.uncached_tokens) == (100, 400)
-    assert granted.state is RequestState.DISPATCHED
-    await assert_sums_hold(pool)
+    assert list(await pool.samples("0", 10)) == []
 
 
-async def test_whose_prefix_was_brought_while_it_was_held_has_less_to_compute(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=1))
-    await pool.reserve(reservation("running"))
-    for request_id, last_block in (("brings", 4), ("shares", 5)):
-        await pool.reserve(reservation(request_id, chain=chain(1, 2, 3, last_block), uncached_tokens=400))
+async def test_samples_are_read_on_from_the_last_one_seen(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    for number in range(3):
+        await place(pool, "r")
+        await pool.finish("r", note=orjson.dumps({"text_bytes": number, "tokens": 1}).decode())
 
-    await pool.first_token("running", "a", CHAIN)
-    await pool.first_token("brings", "a", chain(1, 2, 3, 4))
+    first = await pool.samples("0", 2)
+    rest = await pool.samples(first[-1].entry_id, 100)
 
-    assert (await record(pool, "shares")).uncached_tokens == 100
-    assert (await pool.loads())["a"].pending_tokens == 100
-    await assert_sums_hold(pool)
-
-
-async def test_what_an_instance_lost_meanwhile_is_computed_again(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=1, kv_capacity_tokens=600))
-    await pool.reserve(reservation("first", chain=chain(1, 2, 3)))
-    await pool.reserve(reservation("held", chain=chain(1, 2, 3, 4), uncached_tokens=100))
-    await pool.set_instance_state("a", InstanceState.DOWN)
-
-    await pool.set_instance_state("a", InstanceState.READY)
-    await pool.finish("first")
-
-    assert (await record(pool, "held")).uncached_tokens == 400
-    await assert_sums_hold(pool)
+    assert [sample.lesson for sample in (*first, *rest)] == [PromptLength(number, 1) for number in range(3)]
+    assert list(await pool.samples(rest[-1].entry_id, 100)) == []
 
 
-# grants ------------------------------------------------------------------------------------------------------
-async def listening(pool: PoolStore, replica_id: str) -> asyncio.Queue[Grant]:
-    """A queue that a replica's grants come to; returns once grants do arrive."""
-    grants: asyncio.Queue[Grant] = asyncio.Queue()
-    feed = pool.grants(replica_id)
+# observations ------------------------------------------------------------------------------------------------
+async def test_an_observation_tells_loads_in_the_order_asked_and_is_numbered(pool: PoolStore) -> None:
+    for name in ("a", "b"):
+        await pool.put_instance(instance(name))
+    await place(pool, "r", "b", chain=CHAIN)
 
-    async def read() -> None:
-        async for grant in feed:
-            grants.put_nowait(grant)
+    seen = [await pool.observe(["b", "nobody", "a"], CHAIN) for _ in range(2)]
 
-    asyncio.get_running_loop().create_task(read())
-    await pool.put_instance(instance("probe", dispatch_window_tokens=1))
-    async with asyncio.timeout(10):
-        for number in range(1000):
-            await pool.reserve(reservation(f"probe{number}", "probe", replica_id=replica_id, chain=chain(1)))
-            await pool.reserve(reservation(f"echo{number}", "probe", replica_id=replica_id, chain=chain(1)))
-            await pool.finish(f"probe{number}")
-            try:
-                await asyncio.wait_for(grants.get(), 0.05)
-                break
-            except TimeoutError:
-                pass
-            finally:
-                await pool.finish(f"echo{number}")
-    await pool.remove_instance("probe")
-    return grants
+    assert list(seen[0].loads) == ["b", "a"]
+    assert [load.hit_blocks for load in seen[0].loads.values()] == [4, 0]
+    assert [each.sequence for each in seen] == [1, 2]
+    assert (seen[0].epoch, (await pool.observe([], CHAIN)).loads) == (2, {})
 
 
-async def test_a_grant_reaches_the_replica_that_owns_the_request_and_no_other(pool: PoolStore) -> None:
-    one, two = await listening(pool, "one"), await listening(pool, "two")
+# grants as they are told -------------------------------------------------------------------------------------
+Listen = Callable[[str], Awaitable["asyncio.Queue[Grant]"]]
+
+
+@pytest.fixture
+async def listening(pool: PoolStore) -> Listen:
+    """Starts listening for a replica; returns once grants do arrive."""
+
+    async def listen(replica_id: str) -> asyncio.Queue[Grant]:
+        grants: asyncio.Queue[Grant] = asyncio.Queue()
+        feed = pool.grants(replica_id)
+
+        async def read() -> None:
+            async for each in feed:
+                grants.put_nowait(each)
+
+        asyncio.get_running_loop().create_task(read())
+        await pool.put_instance(instance("probe", dispatch_window_tokens=1))
+        await place(pool, "first", "probe")
+        async with asyncio.timeout(10):
+            for number in range(1000):
+                await place(pool, f"probe{number}", "probe", replica_id=replica_id)
+                queue = await pool.queue_head("probe")
+                assert queue is not None
+                await pool.commit(QueuePlan("probe", queue.load.version, (PlanStep(f"probe{number}"),)))
+                await pool.finish(f"probe{number}")
+                try:
+                    await asyncio.wait_for(grants.get(), 0.05)
+                    break
+                except TimeoutError:
+                    continue
+        await pool.finish("first")
+        await pool.remove_instance("probe")
+        while not grants.empty():
+            grants.get_nowait()
+        return grants
+
+    return listen
+
+
+async def test_a_grant_reaches_the_replica_that_owns_the_request_and_no_other(
+    pool: PoolStore, listening: Listen
+) -> None:
+    one, two = await listening("one"), await listening("two")
     await pool.put_instance(instance("a", dispatch_window_tokens=400))
-    await pool.reserve(reservation("sent", replica_id="one"))
-    await pool.reserve(reservation("held", replica_id="two"))
+    await place(pool, "sent", replica_id="one")
+    await place(pool, "held", replica_id="two")
 
-    await pool.finish("sent")
+    assert await grant(pool, (await pool.finish("sent")).queue) == 1
 
-    assert await asyncio.wait_for(two.get(), 5) == Grant("held", "a", 1, 400)
+    assert await within(two.get()) == Grant("held", "a", "two", 1, 400)
     assert one.empty()
+
+
+async def test_whoever_commits_a_plan_is_told_by_the_reply_alone(pool: PoolStore, listening: Listen) -> None:
+    one, two = await listening("one"), await listening("two")
+    await pool.put_instance(instance("a", dispatch_window_tokens=1))
+    for request_id, replica_id in (("sent", "one"), ("first", "one"), ("second", "two")):
+        await place(pool, request_id, replica_id=replica_id)
+    queue = await pool.queue_head("a")
+    assert queue is not None
+
+    plan = QueuePlan("a", queue.load.version, (PlanStep("first"), PlanStep("second")))
+    reply = await pool.commit(plan, replica_id="one")
+
+    assert [each.request_id for each in reply.grants] == ["first", "second"]
+    assert (await within(two.get())).request_id == "second"
+    assert one.empty()
+
+
+async def test_a_rejection_is_told_as_well(pool: PoolStore, listening: Listen) -> None:
+    one = await listening("one")
+    await pool.put_instance(instance("a", dispatch_window_tokens=1))
+    for request_id in ("sent", "deferred", "rejected"):
+        await place(pool, request_id)
+    queue = await pool.queue_head("a")
+    assert queue is not None
+
+    steps = (PlanStep("deferred", 10**14), PlanStep("rejected", 10**14, rejected=True))
+    reply = await pool.commit(QueuePlan("a", queue.load.version, steps))
+
+    told = await within(one.get())
+    assert (told.request_id, told.rejected, one.empty()) == ("rejected", True, True)
+    assert reply.grants == (told,)
 
 
 async def test_whoever_waits_for_a_grant_learns_that_listening_is_over(pool: PoolStore) -> None:
@@ -560,28 +318,10 @@ async def test_whoever_waits_for_a_grant_learns_that_listening_is_over(pool: Poo
     await grants.aclose()
 
     with pytest.raises(StopAsyncIteration):
-        await asyncio.wait_for(reading, 5)
+        await within(reading)
 
 
 async def test_a_store_that_answers_decides_for_all(pool: PoolStore) -> None:
     await pool.membership()
 
     assert not pool.degraded
-
-
-async def test_grants_go_in_order_of_first_reservation_even_after_a_migration(pool: PoolStore) -> None:
-    grants = await listening(pool, "one")
-    for instance_id in ("a", "b"):
-        await pool.put_instance(instance(instance_id, dispatch_window_tokens=400))
-        await pool.reserve(reservation(f"first-on-{instance_id}", instance_id))
-    await pool.reserve(reservation("older", "a", alternative_id="b", alternative_uncached_tokens=400))
-    await pool.reserve(reservation("younger", "b"))
-    lease = await pool.acquire_lease("worker", 10_000)
-    assert lease is not None
-    await pool.migrate("older", "a", "b", reason="benefit", fence=lease.fence)
-
-    await pool.finish("first-on-b")
-    await pool.finish("older")
-
-    order = [(await asyncio.wait_for(grants.get(), 5)).request_id for _ in range(2)]
-    assert order == ["older", "younger"]

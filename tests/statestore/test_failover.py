@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import redis
 
+from scheduling.granting import CommitReply, Grant
 from scheduling.instance import InstanceState
+from scheduling.placement import Observation, PlaceReply, PlaceStatus
+from scheduling.queue_order import QueuePlan
+from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
-from statestore.base import Grant, Membership, Observation, PoolSnapshot, PoolStore, RequestRecord, RequestState
+from statestore.base import Membership, PoolSnapshot, PoolStore, Transition
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreUnavailableError
 from statestore.failover import FailoverPool, FailoverStore
@@ -21,12 +26,70 @@ from statestore.failover.pool import STEADY_S
 from statestore.keys import PoolKeys
 from statestore.memory import MemoryPool, MemoryStore, wall_clock_ms
 from statestore.redis import RedisStore
-from statestore.reservation import Newcomer, ReserveStatus
 from statestore.settings import StoreSettings
-from tests.statestore.samples import CHAIN, SCHEDULING, instance, reservation
-from tests.statestore.test_contract_requests import assert_sums_hold
+from tests.statestore.samples import (
+    CHAIN,
+    DEADLINE,
+    SCHEDULING,
+    assert_sums_hold,
+    grant,
+    instance,
+    lead,
+    place,
+    placement,
+    until,
+    within,
+)
 
-WIDE = SchedulingSettings(policy="dualmap-wide")
+
+class Replica:
+    """What a router does with its pool, and what it knows of its own requests."""
+
+    def __init__(self, pool: FailoverPool, scheduling: SchedulingSettings = SCHEDULING) -> None:
+        self.pool = pool
+        self.live: dict[str, Request] = {}
+        self._scheduling = scheduling
+        pool.recover_from(lambda now_ms: [*self.live.values()])
+
+    @property
+    def degraded(self) -> bool:
+        return self.pool.degraded
+
+    async def place(self, request_id: str, *instances: str, **changes: Any) -> PlaceReply:
+        asked = placement(request_id, *instances, **changes)
+        reply = await self.pool.place(asked)
+        if reply.status in (PlaceStatus.DISPATCHED, PlaceStatus.HELD):
+            assert reply.instance_id is not None
+            self.live[request_id] = replace(
+                asked.request,
+                instance_id=reply.instance_id,
+                state=RequestState(reply.status.value),
+                uncached_tokens=reply.uncached_tokens,
+                enqueued_ms=reply.enqueued_ms,
+                dispatched_ms=reply.now_ms if reply.status is PlaceStatus.DISPATCHED else 0,
+            )
+        return reply
+
+    async def first_token(self, request_id: str) -> None:
+        request = self.live[request_id]
+        told = await self.pool.first_token(request_id, request.instance_id)
+        self.live[request_id] = replace(request, state=RequestState.PREFILLED, prefilled_ms=request.enqueued_ms + 1)
+        await grant(self, told.queue, self._scheduling)
+
+    async def finish(self, request_id: str) -> bool:
+        self.live.pop(request_id, None)
+        told = await self.pool.finish(request_id, replica_id="one")
+        await grant(self, told.queue, self._scheduling)
+        return told.done
+
+    async def commit(self, plan: QueuePlan) -> CommitReply:
+        reply = await self.pool.commit(plan)
+        for told in reply.grants:
+            request = self.live[told.request_id]
+            self.live[told.request_id] = replace(
+                request, state=RequestState.DISPATCHED, uncached_tokens=told.uncached_tokens
+            )
+        return reply
 
 
 @pytest.fixture
@@ -45,32 +108,26 @@ async def shared(server: EmbeddedValkey) -> AsyncIterator[PoolStore]:
     await store.close()
 
 
-async def _replica_on(server: EmbeddedValkey, scheduling: SchedulingSettings) -> tuple[FailoverStore, FailoverPool]:
-    """A replica's store and pool, connected and told of the members."""
+async def _replica_on(server: EmbeddedValkey, scheduling: SchedulingSettings) -> tuple[FailoverStore, Replica]:
+    """A replica's store and pool, connected, known to the store and told of the members."""
     settings = StoreSettings(url=server.url, connect_timeout_s=2.0, command_timeout_s=2.0)
-    primary = RedisStore(settings, scheduling=scheduling, batched=True)
+    primary = RedisStore(settings, scheduling=scheduling)
     await primary.open()
     store = FailoverStore(primary, scheduling)
     pool = store.pool("default")
     await pool.membership()
-    return store, pool
+    await pool.heartbeat("one", 60_000, {})
+    return store, Replica(pool, scheduling)
 
 
 @pytest.fixture
-async def replica(server: EmbeddedValkey, shared: PoolStore) -> AsyncIterator[FailoverPool]:
-    """A replica's pool with two ready instances, connected and told of them."""
+async def replica(server: EmbeddedValkey, shared: PoolStore) -> AsyncIterator[Replica]:
+    """A replica with two ready instances."""
     for instance_id in ("a", "b"):
         await shared.put_instance(instance(instance_id, dispatch_window_tokens=400))
-    store, pool = await _replica_on(server, SCHEDULING)
-    yield pool
+    store, made = await _replica_on(server, SCHEDULING)
+    yield made
     await store.close()
-
-
-async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
-    """Poll to a deadline."""
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def stop(server: EmbeddedValkey) -> int:
@@ -86,106 +143,101 @@ def start_again(port: int) -> EmbeddedValkey:
     return server
 
 
-async def seen_when_back(replica: FailoverPool, port: int) -> PoolSnapshot:
+async def seen_when_back(replica: Replica, port: int) -> PoolSnapshot:
     """What an empty store at ``port`` holds once the replica has handed over to it."""
     again = start_again(port)
     try:
         await until(lambda: not replica.degraded)
-        return await replica.snapshot()
+        return await replica.pool.snapshot()
     finally:
         again.stop()
 
 
-async def test_while_the_store_answers_it_decides(replica: FailoverPool, shared: PoolStore) -> None:
-    outcome = await replica.reserve(reservation("r"))
+async def test_while_the_store_answers_it_decides(replica: Replica, shared: PoolStore) -> None:
+    reply = await replica.place("r")
 
-    assert (outcome.status, replica.degraded) == (ReserveStatus.DISPATCHED, False)
+    assert (reply.status, replica.degraded) == (PlaceStatus.DISPATCHED, False)
     assert "r" in await shared.records(["r"])
 
 
-async def test_without_the_store_a_replica_goes_on_from_its_last_view(
-    replica: FailoverPool, server: EmbeddedValkey
-) -> None:
-    await replica.reserve(reservation("before"))
-    known = await replica.membership()
+async def test_without_the_store_a_replica_goes_on_from_its_last_view(replica: Replica, server: EmbeddedValkey) -> None:
+    await replica.place("before")
+    known = await replica.pool.membership()
     stop(server)
 
-    seen = await replica.observe(["a", "b"], CHAIN)
-    held = await replica.reserve(reservation("during", "a"))
-    sent = await replica.reserve(reservation("other", "b"))
+    seen = await replica.pool.observe(["a", "b"], CHAIN)
+    held = await replica.place("during", "a")
+    sent = await replica.place("other", "b")
 
     assert replica.degraded
     assert (seen.epoch, seen.loads["a"].pending_tokens, seen.loads["b"].pending_tokens) == (known.epoch, 400, 0)
-    assert (held.status, sent.status) == (ReserveStatus.HELD, ReserveStatus.DISPATCHED)
-    assert await replica.membership() == known
+    assert (held.status, sent.status) == (PlaceStatus.HELD, PlaceStatus.DISPATCHED)
+    assert await replica.pool.membership() == known
 
 
-async def test_a_replica_looks_beyond_its_candidates_with_and_without_the_store(
-    replica: FailoverPool, server: EmbeddedValkey
+async def test_learned_prefill_rates_are_kept_without_the_store(
+    replica: Replica, shared: PoolStore, server: EmbeddedValkey
 ) -> None:
-    shared_view = (await replica.observe([], CHAIN, horizon=True)).horizon
+    await shared.publish_learned((await shared.membership()).learned, {"a": 123.0}, fence=await lead(shared))
+    await replica.place("told", "a")
     stop(server)
 
-    local_view = (await replica.observe([], CHAIN, horizon=True)).horizon
+    seen = await replica.pool.observe(["a"], CHAIN)
 
-    assert shared_view is not None
-    assert local_view == shared_view
-    assert [name for name, _ in local_view.lightest] == ["a", "b"]
+    assert seen.loads["a"].prefill_tokens_per_s == 123.0
 
 
-async def test_without_the_store_held_requests_are_granted_by_the_replicas_own_ledger(
-    replica: FailoverPool, server: EmbeddedValkey
+async def test_without_the_store_held_requests_are_granted_by_the_replicas_own_state(
+    replica: Replica, server: EmbeddedValkey
 ) -> None:
-    grants = replica.grants("one")
-    await replica.reserve(reservation("sent"))
-    await replica.reserve(reservation("held"))
+    grants = replica.pool.grants("one")
+    await replica.place("sent")
+    await replica.place("held")
     stop(server)
 
-    await replica.first_token("sent", "a", CHAIN)
+    await replica.first_token("sent")
 
-    assert await asyncio.wait_for(anext(grants), 5) == Grant("held", "a", 1, 400)
-    assert (await replica.records(["held"]))["held"].state is RequestState.DISPATCHED
+    assert await within(anext(grants)) == Grant("held", "a", "one", 1, 400)
+    assert (await replica.pool.records(["held"]))["held"].state is RequestState.DISPATCHED
 
 
-async def test_without_the_store_nobody_is_held_longer_than_anybody_may_be(
+async def test_without_the_store_the_replica_sweeps_its_queues_itself(
     shared: PoolStore, server: EmbeddedValkey
 ) -> None:
-    scheduling = SCHEDULING.model_copy(update={"queue_order": "deadline", "max_hold_s": 0.3})
-    await shared.put_instance(instance("a", dispatch_window_tokens=400))
-    store, pool = await _replica_on(server, scheduling)
+    await shared.put_instance(instance("a", dispatch_window_tokens=400, prefill_tokens_per_s=400.0))
+    store, replica = await _replica_on(server, DEADLINE)
     stop(server)
-    grants = pool.grants("one")
+    grants = replica.pool.grants("one")
+    await replica.place("sent", slo_ms=60_000, rank_ms=60_000, defers=True)
+    late = await replica.place("late", slo_ms=1, rank_ms=1, defers=True)
+    assert late.status is PlaceStatus.HELD
 
-    await pool.reserve(reservation("sent"))
-    late = await pool.reserve(reservation("late", slo_ms=1))
+    assert (await replica.pool.finish("sent")).done, "whoever made the room plans nothing"
 
-    assert late.status is ReserveStatus.HELD
-    assert await asyncio.wait_for(anext(grants), 10) == Grant("late", "a", 1, 400)
+    assert await within(anext(grants), 10) == Grant("late", "a", "one", 1, 400, deferred=True)
     await store.close()
 
 
 async def test_a_store_that_refuses_the_replica_is_away_until_it_is_put_right(
-    replica: FailoverPool, server: EmbeddedValkey
+    replica: Replica, server: EmbeddedValkey
 ) -> None:
     with redis.Redis.from_url(server.url) as operator:
         operator.execute_command("ACL", "SETUSER", "default", "-evalsha")
 
-        outcome = await replica.reserve(reservation("r"))
-        assert (outcome.status, replica.degraded) == (ReserveStatus.DISPATCHED, True)
+        outcome = await replica.place("r")
+        assert (outcome.status, replica.degraded) == (PlaceStatus.DISPATCHED, True)
 
         operator.execute_command("ACL", "SETUSER", "default", "+evalsha")
         await until(lambda: not replica.degraded)
 
 
-async def test_without_the_store_heartbeats_and_operators_are_told(
-    replica: FailoverPool, server: EmbeddedValkey
-) -> None:
+async def test_without_the_store_heartbeats_and_operators_are_told(replica: Replica, server: EmbeddedValkey) -> None:
     stop(server)
 
     with pytest.raises(StoreUnavailableError):
-        await replica.heartbeat("one", 1000, {})
+        await replica.pool.heartbeat("one", 1000, {})
     with pytest.raises(StoreUnavailableError):
-        await replica.put_instance(instance("c"))
+        await replica.pool.put_instance(instance("c"))
     assert replica.degraded
 
 
@@ -199,14 +251,14 @@ async def test_a_replica_that_never_saw_its_members_cannot_go_on(server: Embedde
     await store.close()
 
 
-async def test_a_store_that_comes_back_empty_is_filled_again(replica: FailoverPool, server: EmbeddedValkey) -> None:
-    await replica.set_instance_state("b", InstanceState.DRAINING)
-    known = await replica.membership()
-    await replica.reserve(reservation("prefilled"))
-    await replica.first_token("prefilled", "a", CHAIN)
-    await replica.reserve(reservation("over"))
+async def test_a_store_that_comes_back_empty_is_filled_again(replica: Replica, server: EmbeddedValkey) -> None:
+    await replica.pool.set_instance_state("b", InstanceState.DRAINING)
+    known = await replica.pool.membership()
+    await replica.place("prefilled")
+    await replica.first_token("prefilled")
+    await replica.place("over")
     port = stop(server)
-    await replica.reserve(reservation("during"))
+    await replica.place("during")
     await replica.finish("over")
 
     view = await seen_when_back(replica, port)
@@ -220,15 +272,15 @@ async def test_a_store_that_comes_back_empty_is_filled_again(replica: FailoverPo
 
 
 async def test_a_store_that_was_emptied_unnoticed_is_filled_again_at_the_next_call(
-    replica: FailoverPool, server: EmbeddedValkey
+    replica: Replica, server: EmbeddedValkey
 ) -> None:
-    await replica.reserve(reservation("r"))
+    await replica.place("r")
     again = start_again(stop(server))
     try:
         await asyncio.sleep(0.1)  # the lost connection is noticed; nothing was in flight
-        seen = await replica.observe(["a", "b"], CHAIN)
+        seen = await replica.pool.observe(["a", "b"], CHAIN)
         await until(lambda: not replica.degraded)
-        view = await replica.snapshot()
+        view = await replica.pool.snapshot()
     finally:
         again.stop()
 
@@ -239,13 +291,13 @@ async def test_a_store_that_was_emptied_unnoticed_is_filled_again_at_the_next_ca
 
 @pytest.mark.parametrize("key", ["instances", "instance:b", "meta"])
 async def test_members_that_the_store_evicted_are_entered_again(
-    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey, key: str
+    replica: Replica, shared: PoolStore, server: EmbeddedValkey, key: str
 ) -> None:
-    known = await replica.membership()
+    known = await replica.pool.membership()
     with redis.Redis.from_url(server.url) as client:
         client.delete(f"dualmap:{{default}}:{key}")
 
-    seen = await replica.membership()
+    seen = await replica.pool.membership()
     await until(lambda: not replica.degraded)
 
     assert seen.instances == known.instances
@@ -253,41 +305,39 @@ async def test_members_that_the_store_evicted_are_entered_again(
 
 
 async def test_after_a_partition_the_store_believes_the_replica_about_its_own_requests(
-    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+    replica: Replica, shared: PoolStore, server: EmbeddedValkey
 ) -> None:
-    for request_id in ("over", "moves", "prefills"):
-        await replica.reserve(reservation(request_id, alternative_id="b", alternative_uncached_tokens=400))
-    await shared.reserve(reservation("others", "b", replica_id="two"))
-    before = {request.request_id: request.sequence for request in (await shared.snapshot()).requests}
+    for request_id in ("over", "prefills", "goes"):
+        await replica.place(request_id, tokens=200)
+    await place(shared, "others", "b", replica_id="two")
+    before = await shared.records(["prefills", "goes"])
     await freeze(server, replica)
 
-    # The replica lives on while the fleet believes that its held request moved.
+    # The replica lives on, and sends its held request, while the fleet finishes the one and moves the other.
+    await replica.first_token("prefills")
     await replica.finish("over")
-    await replica.first_token("moves", "a", CHAIN)
-    lease = await shared.acquire_lease("worker", 60_000)
-    assert lease is not None
-    await shared.migrate("moves", "a", "b", reason="benefit", fence=lease.fence)
+    await shared.finish("prefills")
+    await shared.migrate(before["goes"], "b", reason="benefit", fence=await lead(shared))
     await until(lambda: not replica.degraded)
 
     view = await shared.snapshot()
-    mine = {request.request_id: (request.instance_id, request.state) for request in view.requests}
-    assert mine == {
+    assert {request.request_id: (request.instance_id, request.state) for request in view.requests} == {
         "others": ("b", RequestState.DISPATCHED),
-        "moves": ("a", RequestState.PREFILLED),
-        "prefills": ("a", RequestState.DISPATCHED),
+        "prefills": ("a", RequestState.PREFILLED),
+        "goes": ("a", RequestState.DISPATCHED),
     }
-    assert (view.loads["a"].pending_tokens, view.loads["b"].pending_tokens) == (400, 400)
-    assert all(request.sequence == before[request.request_id] for request in view.requests)
+    assert (await shared.records(["prefills"]))["prefills"].enqueued_ms == before["prefills"].enqueued_ms
+    await assert_sums_hold(shared)
 
 
 async def test_a_replica_is_known_again_as_soon_as_it_has_handed_over(
-    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+    replica: Replica, shared: PoolStore, server: EmbeddedValkey
 ) -> None:
-    await replica.heartbeat("one", 1, {})
-    await replica.reserve(reservation("r", "b"))
+    await replica.pool.heartbeat("one", 1, {})
+    await replica.place("r", "b")
     await freeze(server, replica)
     with pytest.raises(StoreUnavailableError):
-        await replica.heartbeat("one", 60_000, {"requests": "1"})
+        await replica.pool.heartbeat("one", 60_000, {"requests": "1"})
 
     await until(lambda: not replica.degraded)
 
@@ -297,13 +347,13 @@ async def test_a_replica_is_known_again_as_soon_as_it_has_handed_over(
 
 
 async def test_a_replica_that_retired_without_the_store_is_not_entered_there_again(
-    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+    replica: Replica, shared: PoolStore, server: EmbeddedValkey
 ) -> None:
-    await replica.heartbeat("one", 60_000, {})
+    await replica.pool.heartbeat("one", 60_000, {})
     port = stop(server)
-    await replica.observe(["a"], CHAIN)
+    await replica.pool.observe(["a"], CHAIN)
     with pytest.raises(StoreUnavailableError):
-        await replica.retire("one")
+        await replica.pool.retire("one")
 
     view = await seen_when_back(replica, port)
 
@@ -311,18 +361,18 @@ async def test_a_replica_that_retired_without_the_store_is_not_entered_there_aga
 
 
 async def test_after_a_partition_another_replicas_request_of_the_same_id_stays(
-    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+    replica: Replica, shared: PoolStore, server: EmbeddedValkey
 ) -> None:
     for request_id in ("live here too", "over here"):
-        await shared.reserve(reservation(request_id, replica_id="two"))
+        await place(shared, request_id, replica_id="two")
     others = await shared.records(["live here too", "over here"])
     await freeze(server, replica, reserving="over here")
 
-    await replica.reserve(reservation("live here too"))
-    await replica.finish("over here", replica_id="one", attempt=1)
+    await replica.place("live here too")
+    await replica.finish("over here")
     await until(lambda: not replica.degraded)
-    seen = await replica.records(["live here too"])
-    finished = await replica.finish("live here too", replica_id="one", attempt=1)
+    seen = await replica.pool.records(["live here too"])
+    finished = await replica.finish("live here too")
 
     assert await shared.records(["live here too", "over here"]) == others
     assert (seen["live here too"].replica_id, finished) == ("two", False)
@@ -330,14 +380,14 @@ async def test_after_a_partition_another_replicas_request_of_the_same_id_stays(
 
 
 async def test_what_an_older_snapshot_brought_back_of_a_replica_ends_with_its_hand_over(
-    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+    replica: Replica, shared: PoolStore, server: EmbeddedValkey
 ) -> None:
     for request_id in ("lives", "over", "over too"):
-        await replica.reserve(reservation(request_id))
-    await shared.reserve(reservation("others", "b", replica_id="two"))
+        await replica.place(request_id)
+    await place(shared, "others", "b", replica_id="two")
     before = (await shared.snapshot()).requests
     for request_id in ("over", "over too"):
-        await replica.finish(request_id, replica_id="one", attempt=1)
+        await replica.finish(request_id)
     await shared.adopt(before)
 
     await freeze(server, replica)
@@ -345,7 +395,7 @@ async def test_what_an_older_snapshot_brought_back_of_a_replica_ends_with_its_ha
 
     view = await shared.snapshot()
     assert [request.request_id for request in view.requests] == ["lives", "others"]
-    assert (await replica.reserve(reservation("new", "b"))).status is ReserveStatus.HELD
+    assert (await replica.place("new", "b")).status is PlaceStatus.HELD
     assert (view.loads["a"].pending_tokens, view.loads["a"].queued_requests) == (400, 0)
 
 
@@ -353,78 +403,46 @@ async def test_what_an_older_snapshot_brought_back_of_a_replica_ends_with_its_ha
 async def test_a_replicas_clock_does_not_enter_the_store(
     shared: PoolStore, server: EmbeddedValkey, skew_s: int
 ) -> None:
+    """What was placed by the local clock is told in the store's, as ``recover_from`` says."""
     await shared.put_instance(instance("a"))
-    primary = RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING, batched=True)
+    primary = RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING)
     await primary.open()
     pool = FailoverPool(primary.pool("default"), SCHEDULING, now_ms=lambda: wall_clock_ms() + 1000 * skew_s)
     await pool.membership()
-    await pool.reserve(reservation("before"))
-    await pool.records(["before"])
+    await pool.heartbeat("one", 60_000, {})
+    asked_at: list[int] = []
+    pool.recover_from(lambda now_ms: asked_at.append(now_ms) or [])
     again = start_again(stop(server))
     try:
         await pool.observe(["a"], CHAIN)
-        await pool.reserve(reservation("during"))
         await until(lambda: not pool.degraded)
-        view = await pool.snapshot()
+        now_ms = (await pool.snapshot()).now_ms
     finally:
         await pool.close()
         await primary.close()
         again.stop()
 
-    assert [request.request_id for request in view.requests] == ["before", "during"]
-    times_ms = [time_ms for request in view.requests for time_ms in (request.enqueued_ms, request.dispatched_ms)]
-    assert all(abs(time_ms - view.now_ms) < 600_000 for time_ms in times_ms)
-    assert [request.prefilled_ms for request in view.requests] == [0, 0]
-
-
-@pytest.fixture
-async def wide_replica(server: EmbeddedValkey, shared: PoolStore) -> AsyncIterator[FailoverPool]:
-    """``replica`` of a policy by which placements can leave nothing to weigh."""
-    for instance_id in ("a", "b"):
-        await shared.put_instance(instance(instance_id))
-    store, pool = await _replica_on(server, WIDE)
-    yield pool
-    await store.close()
-
-
-def newcomer(request_id: str) -> Newcomer:
-    return Newcomer(request_id, "one", CHAIN, expected_output_tokens=50, slo_ms=5000)
-
-
-async def test_what_was_reserved_as_it_was_observed_is_known_when_the_store_goes(
-    wide_replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
-) -> None:
-    _, before = await wide_replica.reserve_idle(("a", "b"), newcomer("before"))
-    assert "before" in await shared.records(["before"])
-    stop(server)
-
-    seen, during = await wide_replica.reserve_idle(("b",), newcomer("during"))
-
-    assert wide_replica.degraded
-    assert (before and before.decision.instance_id, during and during.decision.instance_id) == ("a", "b")
-    assert seen.loads["b"].pending_tokens == 0
-    loads = (await wide_replica.observe(["a", "b"], CHAIN)).loads
-    assert [load.pending_tokens for load in loads.values()] == [400, 400]
+    by_local_clock, by_the_stores = asked_at[0], asked_at[-1]
+    assert abs(by_local_clock - 1000 * skew_s - now_ms) < 600_000
+    assert abs(by_the_stores - now_ms) < 600_000
 
 
 async def test_what_a_store_without_its_members_reserved_is_over_after_the_hand_over(
-    wide_replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+    replica: Replica, shared: PoolStore, server: EmbeddedValkey
 ) -> None:
-    client = redis.Redis.from_url(server.url)
-    client.flushall()
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
     await shared.put_instance(instance("b"))
 
-    _, placement = await wide_replica.reserve_idle(("b", "a"), newcomer("r"))
-    assert placement is not None
-    assert wide_replica.degraded, "the store knew one member of two"
-    await wide_replica.first_token("r", placement.decision.instance_id, CHAIN)
-    await until(lambda: not wide_replica.degraded)
+    reply = await replica.place("r", "b", "a")
+    assert (replica.degraded, reply.instance_id) == (True, "b"), "the store knew one member of two"
+    await replica.first_token("r")
+    await until(lambda: not replica.degraded)
 
     view = await shared.snapshot()
     assert [(each.request_id, each.state) for each in view.requests] == [("r", RequestState.PREFILLED)]
     assert set(view.instances) == {"a", "b"}
-    assert [load.pending_tokens for load in view.loads.values()] == [0, 0]
-    client.close()
+    await assert_sums_hold(shared)
 
 
 class LateAnswers:
@@ -442,27 +460,28 @@ class LateAnswers:
         self.looks += 1
         return await self._pool.membership()
 
-    async def observe(self, *_: object, **__: object) -> Observation:
+    async def observe(self, *_: object) -> Observation:
         raise StoreUnavailableError("gone for a moment")
 
-    async def finish(self, request_id: str, **facts: Any) -> bool:
-        released = await self._pool.finish(request_id, **facts)
+    async def finish(self, request_id: str, **facts: Any) -> Transition:
+        told = await self._pool.finish(request_id, **facts)
         self.finished.set()
         await self.answers.wait()
-        return released
+        return told
 
 
 async def test_a_hand_over_waits_for_calls_that_are_under_way() -> None:
     shared = MemoryStore(SCHEDULING).pool("default")
     await shared.put_instance(instance("a"))
     primary = LateAnswers(shared)
-    replica = FailoverPool(cast(PoolStore, primary), SCHEDULING)
-    await replica.membership()
-    await replica.reserve(reservation("r"))
+    replica = Replica(FailoverPool(cast(PoolStore, primary), SCHEDULING))
+    await replica.pool.membership()
+    await replica.pool.heartbeat("one", 60_000, {})
+    await replica.place("r")
 
     finishing = asyncio.create_task(replica.finish("r"))
     await primary.finished.wait()
-    await replica.observe(["a"], CHAIN)
+    await replica.pool.observe(["a"], CHAIN)
     await until(lambda: primary.looks >= 2)
     for _ in range(50):  # enough turns for a whole hand-over, which has no server to wait for here
         await asyncio.sleep(0)
@@ -471,7 +490,7 @@ async def test_a_hand_over_waits_for_calls_that_are_under_way() -> None:
     await until(lambda: not replica.degraded)
 
     assert (await shared.snapshot()).requests == ()
-    await replica.close()
+    await replica.pool.close()
 
 
 class Breaking:
@@ -491,7 +510,7 @@ class Breaking:
             self.broke = True
             raise StoreUnavailableError("gone again")
 
-    async def observe(self, *_: object, **__: object) -> Observation:
+    async def observe(self, *_: object) -> Observation:
         raise StoreUnavailableError("gone for a moment")
 
     async def snapshot(self) -> PoolSnapshot:
@@ -499,12 +518,12 @@ class Breaking:
         self._break("snapshot")
         return view
 
-    async def finish(self, request_id: str, **facts: Any) -> bool:
-        released = await self._pool.finish(request_id, **facts)
+    async def finish(self, request_id: str, **facts: Any) -> Transition:
+        told = await self._pool.finish(request_id, **facts)
         self._break("finish")
-        return released
+        return told
 
-    async def adopt(self, records: Sequence[RequestRecord]) -> int:
+    async def adopt(self, records: Sequence[Request]) -> int:
         adopted = await self._pool.adopt(records[:1])
         self._break("adopt")
         return adopted + await self._pool.adopt(records[1:])
@@ -515,25 +534,26 @@ async def test_a_hand_over_that_breaks_off_halfway_is_made_good_by_the_next(call
     shared = MemoryStore(SCHEDULING).pool("default")
     await shared.put_instance(instance("a", max_queued_requests=10))
     primary = Breaking(shared, call)
-    replica = FailoverPool(cast(PoolStore, primary), SCHEDULING)
-    await replica.membership()
+    replica = Replica(FailoverPool(cast(PoolStore, primary), SCHEDULING))
+    await replica.pool.membership()
+    await replica.pool.heartbeat("one", 60_000, {})
     for request_id in ("lives", "over", "over too"):
-        await replica.reserve(reservation(request_id))
+        await replica.place(request_id)
 
-    await replica.observe(["a"], CHAIN)
+    await replica.pool.observe(["a"], CHAIN)
     for request_id in ("over", "over too"):
         await replica.finish(request_id)
     for request_id in ("new", "new too"):
-        await replica.reserve(reservation(request_id))
+        await replica.place(request_id)
     await until(lambda: primary.broke)
     assert replica.degraded
     await replica.finish("new")
-    await replica.reserve(reservation("newest"))
+    await replica.place("newest")
     await until(lambda: not replica.degraded)
 
     assert [request.request_id for request in (await shared.snapshot()).requests] == ["lives", "new too", "newest"]
     await assert_sums_hold(shared)
-    await replica.close()
+    await replica.pool.close()
 
 
 class PassingTime:
@@ -556,11 +576,12 @@ async def test_a_store_that_is_away_again_after_every_hand_over_is_probed_ever_m
     shared = MemoryStore(SCHEDULING).pool("default")
     await shared.put_instance(instance("a"))
     clock = PassingTime()
-    replica = FailoverPool(cast(PoolStore, LateAnswers(shared)), SCHEDULING, clock=clock)
-    await replica.membership()
+    replica = Replica(FailoverPool(cast(PoolStore, LateAnswers(shared)), SCHEDULING, clock=clock))
+    await replica.pool.membership()
+    await replica.pool.heartbeat("one", 60_000, {})
 
     async def lose_it() -> None:
-        await replica.observe(["a"], CHAIN)
+        await replica.pool.observe(["a"], CHAIN)
         await until(lambda: not replica.degraded)
 
     for _ in range(7):
@@ -569,57 +590,57 @@ async def test_a_store_that_is_away_again_after_every_hand_over_is_probed_ever_m
     await lose_it()
 
     assert clock.pauses_s == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0.05]
-    await replica.close()
+    await replica.pool.close()
 
 
 async def test_a_store_that_refuses_what_it_is_asked_is_away_until_it_is_put_right(
-    replica: FailoverPool, shared: PoolStore, server: EmbeddedValkey
+    replica: Replica, shared: PoolStore, server: EmbeddedValkey
 ) -> None:
-    await replica.reserve(reservation("before"))
+    await replica.place("before")
     with redis.Redis.from_url(server.url) as client:
-        client.set(PoolKeys("dualmap", "default").requests, "somebody's mistake")
+        client.set(PoolKeys("dualmap", "default").least_loaded, "somebody's mistake")
 
-        during = await replica.reserve(reservation("during", "b"))
+        during = await replica.place("during", "b")
         over = await replica.finish("before")
         degraded = replica.degraded
 
-        client.delete(PoolKeys("dualmap", "default").requests)
+        client.delete(PoolKeys("dualmap", "default").least_loaded)
     await until(lambda: not replica.degraded)
 
-    assert (during.status, over, degraded) == (ReserveStatus.DISPATCHED, True, True)
+    assert (during.status, over, degraded) == (PlaceStatus.DISPATCHED, True, True)
     assert [request.request_id for request in (await shared.snapshot()).requests] == ["during"]
 
 
-async def freeze(server: EmbeddedValkey, replica: FailoverPool, *, reserving: str | None = None) -> None:
+async def freeze(server: EmbeddedValkey, replica: Replica, *, reserving: str | None = None) -> None:
     """Keep the server from answering until the replica has given it up, then let it answer again."""
 
     os.kill(server.server_pid, signal.SIGSTOP)
     try:
-        await (replica.observe(["a"], CHAIN) if reserving is None else replica.reserve(reservation(reserving)))
+        await (replica.pool.observe(["a"], CHAIN) if reserving is None else replica.place(reserving))
     finally:
         os.kill(server.server_pid, signal.SIGCONT)
     assert replica.degraded
 
 
 async def test_calls_during_the_hand_over_wait_for_it_and_nothing_is_lost(
-    replica: FailoverPool, server: EmbeddedValkey
+    replica: Replica, server: EmbeddedValkey
 ) -> None:
     for instance_id in ("a", "b"):
-        await replica.put_instance(instance(instance_id, max_queued_requests=10_000))
-    await replica.membership()
+        await replica.pool.put_instance(instance(instance_id, max_queued_requests=10_000))
+    await replica.pool.membership()
     for number in range(50):
-        await replica.reserve(reservation(f"before{number}"))
+        await replica.place(f"before{number}")
     port = stop(server)
-    await replica.observe(["a"], CHAIN)
+    await replica.pool.observe(["a"], CHAIN)
     again = start_again(port)
     try:
         number = 0
         while replica.degraded:
-            await replica.reserve(reservation(f"during{number}", "b"))
+            await replica.place(f"during{number}", "b")
             await replica.finish(f"before{number}")
             number += 1
             await asyncio.sleep(0.001)
-        view = await replica.snapshot()
+        view = await replica.pool.snapshot()
     finally:
         again.stop()
 

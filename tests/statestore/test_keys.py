@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,12 +12,13 @@ import redis
 from redis.crc import key_slot
 
 from scheduling.hotness import HotnessTree
-from scheduling.ttft_model import TtftFeatures
-from statestore.base import FinishFacts, PoolStore
+from scheduling.learned import Learned
+from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
+from statestore.base import PoolStore
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
-from tests.statestore.samples import CHAIN, SCHEDULING, instance, reservation
+from tests.statestore.samples import CHAIN, SCHEDULING, instance, lead, place, record
 
 ROOT = Path(__file__).parents[2]
 DESCRIPTION = (ROOT / "docs/redis-keys.md").read_text("utf-8")
@@ -27,7 +27,7 @@ DESCRIPTION = (ROOT / "docs/redis-keys.md").read_text("utf-8")
 def test_all_keys_of_a_pool_share_a_slot_and_pools_do_not() -> None:
     first, second = PoolKeys("dualmap", "first"), PoolKeys("dualmap", "second")
 
-    slots = {key_slot(key) for key in (first.meta, first.requests, first.arrivals, *first.account("a:8000"))}
+    slots = {key_slot(key) for key in (first.meta, first.request("r"), first.arrivals, *first.instance("a:8000"))}
 
     assert len(slots) == 1
     assert key_slot(second.meta) not in slots
@@ -36,34 +36,39 @@ def test_all_keys_of_a_pool_share_a_slot_and_pools_do_not() -> None:
 def test_keys_are_readable() -> None:
     keys = PoolKeys("dualmap", "default")
 
-    assert keys.account("npu-0").queue == b"dualmap:{default}:queue:npu-0"
+    assert keys.instance("npu-0").queue == b"dualmap:{default}:queue:npu-0"
+    assert keys.request("chatcmpl-3") == b"dualmap:{default}:request:chatcmpl-3"
     assert keys.grants_channel_of("router-1") == b"dualmap:{default}:grants:router-1"
 
 
 async def live_through_everything(pool: PoolStore) -> None:
     """Whatever leaves a key or a field behind, at least once."""
-    for instance_id in ("a", "b"):
-        await pool.put_instance(instance(instance_id, dispatch_window_tokens=1))
+    for name in ("a", "b"):
+        await pool.put_instance(instance(name, dispatch_window_tokens=1))
     await pool.heartbeat("one", 60_000, {})
-    lease = await pool.acquire_lease("worker", 60_000)
-    assert lease is not None
-    await pool.reserve(reservation("over", ttft_features=TtftFeatures(0, 50, 0, 0)))
-    await pool.first_token("over", "a", CHAIN)
-    await pool.finish("over", facts=FinishFacts(prompt_bytes=20_000, prompt_tokens=20_000))
+    fence = await lead(pool)
+    await place(pool, "over")
+    await pool.first_token("over", "a", note='{"features": null}')
+    await pool.finish("over", note='{"text_bytes": 9, "tokens": 2}')
     await pool.observe(["a"], CHAIN)
-    for request_id, slo_ms in (("sent", 60_000), ("held", 60_000), ("moves", 60_000), ("late", 1)):
-        features = TtftFeatures(0, 50, 0, 0)
-        await pool.reserve(
-            reservation(request_id, alternative_id="b", slo_ms=slo_ms, overloaded=True, ttft_features=features)
-        )
-    await pool.migrate("moves", "a", "b", reason="rebalance", fence=lease.fence)
-    await pool.publish_tree(HotnessTree({CHAIN.hashes[0]: 1}), {}, fence=lease.fence)
+    await place(pool, "sent", "a", "b")
+    await pool.first_token("sent", "a")
+    await place(pool, "busy", "a")
+    for request_id in ("held", "moves", "late"):
+        await place(pool, request_id, "a", "b", slo_ms=1, rebalances=True)
+    await pool.migrate(await record(pool, "moves"), "b", reason="rebalance", fence=fence)
+    queue = await pool.queue_head("a")
+    assert queue is not None
+    await pool.commit(QueuePlan("a", queue.load.version, (PlanStep("late", DEFERRED_RANK_MS, rejected=True),)))
+    await pool.publish_tree(HotnessTree({CHAIN.hashes[0]: 1}), {}, fence=fence)
+    await pool.publish_learned(Learned(), {}, fence=fence)
+    await pool.change_settings({"max_hold_s": 9.0}, by="one")
 
 
 @pytest.fixture
 async def lived_in(valkey_url: str) -> AsyncIterator[Any]:
     """A client of a server on which a pool lived through everything."""
-    scheduling = SCHEDULING.model_copy(update={"policy": "dualmap-wide", "queue_order": "deadline", "holder_marks": 3})
+    scheduling = SCHEDULING.model_copy(update={"prefix_samples": 3})
     store = RedisStore(StoreSettings(url=valkey_url), scheduling=scheduling)
     await store.open()
     await live_through_everything(store.pool("default"))
@@ -73,19 +78,22 @@ async def lived_in(valkey_url: str) -> AsyncIterator[Any]:
 
 
 def test_every_key_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -> None:
-    described = set(re.findall(r"^\| \[`([a-z:]+?)(?::ID)?`\]", DESCRIPTION, re.MULTILINE))
+    described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::ID)?`\]", DESCRIPTION, re.MULTILINE))
 
-    made = {re.sub(r"^dualmap:\{default\}:|:[ab]$", "", key.decode()) for key in lived_in.scan_iter()}
+    names = (key.decode().removeprefix("dualmap:{default}:") for key in lived_in.scan_iter())
+    made = {re.sub(r"^(instance|queue|running|kv|request):.*", r"\1", name) for name in names}
 
     assert made == described
 
 
 def test_every_field_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -> None:
     keys = PoolKeys("dualmap", "default")
+    requests = [keys.request(name) for name in ("sent", "busy", "held", "moves", "late")]
     made = {
         "meta": lived_in.hkeys(keys.meta),
-        "instance:ID": lived_in.hkeys(keys.account("a").account),
-        "requests": [field.encode() for text in lived_in.hvals(keys.requests) for field in json.loads(text)],
+        "instance:ID": lived_in.hkeys(keys.instance("a").instance),
+        "learned": lived_in.hkeys(keys.learned),
+        "request:ID": {field for key in requests for field in lived_in.hkeys(key)} - {b"chain", b"block_tokens"},
     }
 
     assert {name: {field.decode() for field in fields} for name, fields in made.items()} == {
@@ -101,7 +109,7 @@ def fields_described(name: str) -> set[str]:
 
 
 def test_nothing_else_formats_a_key() -> None:
-    formatting = re.compile(r"\{\{|:queue:|:instance:|:kv:")
+    formatting = re.compile(r"\{\{|:queue:|:instance:|:kv:|:request:")
     offenders = [
         path.relative_to(ROOT)
         for path in (ROOT / "statestore").rglob("*.py")

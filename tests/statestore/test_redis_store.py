@@ -13,7 +13,7 @@ from statestore.errors import StoreConfigurationError
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.processes import free_port, running
-from tests.statestore.samples import SCHEDULING, instance, reservation
+from tests.statestore.samples import SCHEDULING, instance, place
 
 Allow = Callable[..., str]
 
@@ -45,7 +45,7 @@ async def test_the_documented_rights_are_enough(allow: Allow, caplog: pytest.Log
         await store.open()
         pool = store.pool("default")
         await pool.put_instance(instance("a"))
-        assert (await pool.reserve(reservation("r"))).status == "dispatched"
+        assert (await place(pool, "r")).status == "dispatched"
         assert len((await pool.snapshot()).requests) == 1
     finally:
         await store.close()

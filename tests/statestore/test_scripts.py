@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from statestore.base import RequestState
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
+from statestore.redis.terms import terms_of
 from statestore.scripts import load_scripts
 from statestore.settings import StoreSettings
-from tests.statestore.samples import CHAIN, SCHEDULING, chain, instance, reservation
+from tests.statestore.samples import CHAIN, SCHEDULING, chain, instance, place
 
-SCRIPTS = load_scripts()
+SCRIPTS = load_scripts(terms_of(SCHEDULING))
 
 
 def test_every_script_file_is_loaded_under_its_verb_and_noun() -> None:
@@ -27,10 +27,10 @@ def test_every_script_file_is_loaded_under_its_verb_and_noun() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
-def test_a_script_says_its_keys_arguments_reply_and_clock(name: str) -> None:
+def test_a_script_says_its_keys_arguments_and_reply(name: str) -> None:
     source = SCRIPTS[name].source
 
-    for heading in ("-- KEYS ", "-- ARGV ", "-- Reply ", "-- Clock "):
+    for heading in ("-- KEYS ", "-- ARGV ", "-- Reply "):
         assert heading in source
 
 
@@ -38,13 +38,10 @@ def test_a_script_says_its_keys_arguments_reply_and_clock(name: str) -> None:
 def test_a_script_uses_the_keys_that_its_name_counts(name: str) -> None:
     script = SCRIPTS[name]
     used = [int(index) for index in re.findall(r"KEYS\[(\d+)\]", script.source)]
-    used += [int(first) + 4 for first in re.findall(r"(?<!function )read_account\((\d+)", script.source)]
-    used += [int(first) + 3 for first in re.findall(r"(?<!function )read_load\((\d+)", script.source)]
-
-    from_the_end = [1 + int(back or 0) for back in re.findall(r"KEYS\[#KEYS(?: - (\d+))?\]", script.source)]
+    used += [int(first) + 3 for first in re.findall(r"(?:read_instance|queue_json)\((\d+)", script.source)]
 
     if script.key_count is not None:
-        assert max(used) + max(from_the_end, default=0) == script.key_count
+        assert max(used) == script.key_count
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
@@ -72,31 +69,11 @@ async def test_scripts_the_server_forgot_are_loaded_again(valkey_url: str) -> No
     with redis.Redis.from_url(valkey_url) as client:
         client.script_flush()
 
-    outcome = await pool.reserve(reservation("r"))
-    released = await pool.first_token("r", "a", CHAIN)
+    placed = await place(pool, "r")
+    released = await pool.first_token("r", "a")
     await store.close()
 
-    assert (outcome.status, released) == ("dispatched", True)
-
-
-async def test_the_chain_of_a_request_that_was_deleted_by_hand_does_not_outlive_its_adoption(valkey_url: str) -> None:
-    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING)
-    await store.open()
-    pool = store.pool("default")
-    await pool.put_instance(instance("a", dispatch_window_tokens=1))
-    for request_id in ("running", "held"):
-        await pool.reserve(reservation(request_id))
-    held = (await pool.records(["held"]))["held"]
-    with redis.Redis.from_url(valkey_url) as client:
-        client.hdel(PoolKeys("dualmap", "default").requests, "held")
-    await pool.adopt([held])
-
-    released = await pool.first_token("running", "a", CHAIN)
-
-    granted = (await pool.records(["held"]))["held"]
-    await store.close()
-    assert released
-    assert (granted.state, granted.uncached_tokens) == (RequestState.DISPATCHED, 400)
+    assert (placed.status, released.done) == ("dispatched", True)
 
 
 async def test_an_instance_whose_key_was_evicted_begins_again_with_an_empty_cache(valkey_url: str) -> None:
@@ -105,14 +82,14 @@ async def test_an_instance_whose_key_was_evicted_begins_again_with_an_empty_cach
     pool = store.pool("default")
     small = instance("a", kv_capacity_tokens=400)
     await pool.put_instance(small)
-    await pool.reserve(reservation("former", chain=CHAIN))
+    await place(pool, "former", chain=CHAIN)
     await pool.finish("former")
     with redis.Redis.from_url(valkey_url) as client:
-        client.delete(PoolKeys("dualmap", "default").account("a").account)
+        client.delete(PoolKeys("dualmap", "default").instance("a").instance)
 
     await pool.put_instance(small)
     latest = chain(21, 22, 23)
-    await pool.reserve(reservation("latest", chain=latest))
+    await place(pool, "latest", chain=latest)
 
     hits = [(await pool.observe(["a"], each)).loads["a"].hit_blocks for each in (CHAIN, latest)]
     await store.close()

@@ -21,7 +21,7 @@ from statestore.redis.connections import Address
 from statestore.redis.servers import Servers
 from statestore.settings import StoreSettings
 from tests.statestore.processes import free_port, running
-from tests.statestore.samples import CHAIN, SCHEDULING, instance, reservation
+from tests.statestore.samples import CHAIN, SCHEDULING, instance, place
 from tests.statestore.tls_front import Authority, tls_front
 
 KEYS = PoolKeys("dualmap", "default")
@@ -83,7 +83,7 @@ async def test_sentinel_names_the_master_even_if_the_first_sentinel_is_away(sent
     pool = sentinel_store.pool("default")
     await pool.put_instance(instance("a"))
 
-    assert (await pool.reserve(reservation("r", chain=CHAIN))).status == "dispatched"
+    assert (await place(pool, "r", chain=CHAIN)).status == "dispatched"
 
 
 async def test_a_master_no_sentinel_knows_is_a_wrong_configuration(sentinel_store: RedisStore) -> None:
@@ -178,14 +178,14 @@ async def test_the_nodes_of_a_cluster_are_verified_by_a_private_authority(tmp_pa
             await store.open()
             pool = store.pool("default")
             await pool.put_instance(instance("a"))
-            assert (await pool.reserve(reservation("r", chain=CHAIN))).status == "dispatched"
+            assert (await place(pool, "r", chain=CHAIN)).status == "dispatched"
             await store.close()
 
 
 def test_the_slot_of_a_key_is_that_of_its_pool() -> None:
     for pool in ("default", "chat", "x.y-z_0"):
         keys = PoolKeys("dualmap", pool)
-        assert key_slot(keys.meta) == key_slot(keys.account("a").kv)
+        assert key_slot(keys.meta) == key_slot(keys.instance("a").kv)
 
 
 async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: P
         for name in names:
             pool = store.pool(name)
             await pool.put_instance(instance("a"))
-            assert (await pool.reserve(reservation("r", chain=CHAIN))).status == "dispatched"
+            assert (await place(pool, "r", chain=CHAIN)).status == "dispatched"
             assert (await pool.observe(["a"], CHAIN)).loads["a"].hit_blocks == 4
             assert len((await pool.snapshot()).requests) == 1
         await store.close()

@@ -10,14 +10,14 @@ import orjson
 import pytest
 import redis
 
-from statestore.base import Grant
+from scheduling.granting import Grant
 from statestore.keys import PoolKeys
 from statestore.redis.subscriber import GrantSubscriber
 from tests.statestore.scripted_server import ScriptedServer, connections_to, scripted_server
 
 KEYS = PoolKeys("dualmap", "default")
 CHANNEL = KEYS.grants_channel_of("one")
-GRANT = Grant("r", "a", 1, 400)
+GRANT = Grant("r", "a", "one", 1, 400)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def text_of(grant: Grant) -> bytes:
-    return orjson.dumps({name: getattr(grant, name) for name in Grant.__dataclass_fields__})
+    return orjson.dumps([getattr(grant, name) for name in Grant.__dataclass_fields__])
 
 
 async def test_after_a_lost_connection_grants_come_again_without_a_caller(valkey_url: str) -> None:

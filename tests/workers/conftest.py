@@ -7,23 +7,23 @@ import contextlib
 import heapq
 import random
 import resource
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
-from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.placement import PlaceStatus
+from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings
 from statestore.errors import StoreError, StoreUnavailableError
 from statestore.memory import MemoryPool, MemoryStore
-from statestore.reservation import Reservation, ReserveStatus
+from tests.placements import placement
 from workers.loop import LoopContext
 from workers.metrics import WorkerMetrics
 
 AddInstance = Callable[..., Awaitable[None]]
-Reserve = Callable[..., Awaitable[ReserveStatus]]
+Reserve = Callable[..., Awaitable[PlaceStatus]]
 
 
 class FakeClock:
@@ -144,26 +144,19 @@ def add_instance(pool: MemoryPool) -> AddInstance:
 
 
 @pytest.fixture
-def reserve(pool: MemoryPool) -> Reserve:
+def order(scheduling: SchedulingSettings) -> QueueOrder:
+    return QueueOrder.of(scheduling)
+
+
+@pytest.fixture
+def reserve(pool: MemoryPool, order: QueueOrder) -> Reserve:
     """Reserve ``tokens`` on an instance: ``await reserve("r1", "a", 5000, other="b")``."""
 
-    async def ask(
-        request_id: str, instance_id: str, tokens: int = 1000, *, other: str | None = None, **fields: Any
-    ) -> ReserveStatus:
-        hashes = fields.pop("hashes", (zlib.crc32(request_id.encode()),))
-        reservation = Reservation(
-            request_id=request_id,
-            replica_id=fields.pop("replica_id", "router-1"),
-            instance_id=instance_id,
-            chain=Chain(hashes, 128, tokens),
-            uncached_tokens=tokens,
-            expected_output_tokens=64,
-            slo_ms=fields.pop("slo_ms", 5000),
-            alternative_id=other,
-            alternative_uncached_tokens=tokens if other else 0,
-            **fields,
-        )
-        return (await pool.reserve(reservation)).status
+    async def ask(request_id: str, instance_id: str, tokens: int = 1000, **fields: Any) -> PlaceStatus:
+        fields = {"replica_id": "router-1", "slo_ms": 5000, **fields}
+        fields["rank_ms"] = order.rank_ms(fields["slo_ms"])
+        reply = await pool.place(placement(request_id, instance_id, tokens, **fields))
+        return reply.status
 
     return ask
 

@@ -16,7 +16,7 @@ async def test_a_draining_instance_is_done_when_its_last_request_is(
     await add_instance("b")
     await reserve("r1", "a")
     await pool.set_instance_state("a", InstanceState.DRAINING)
-    drainer = Drainer(pool, fence, pool, interval_s=1.0, metrics=metrics)
+    drainer = Drainer(pool, fence, pool, metrics=metrics)
 
     await drainer.tick()
     assert value("dualmap_worker_drained_total") == 0
@@ -39,6 +39,6 @@ async def test_an_instance_that_is_resumed_meanwhile_stays_in_service(pool, fenc
         return empty
 
     pool.loads = loads_of_a_moment_ago
-    await Drainer(pool, fence, pool, interval_s=1.0, metrics=metrics).tick()
+    await Drainer(pool, fence, pool, metrics=metrics).tick()
 
     assert (await pool.membership()).instances["a"].state is InstanceState.READY

@@ -10,20 +10,20 @@ from workers.evacuator import Evacuator
 
 
 @pytest.fixture
-def evacuator(pool, fence, metrics, scheduling):
-    by_deadline = scheduling.granting_order == "deadline"
-    return Evacuator(pool, fence, pool, interval_s=1.0, decode_stall_s=3.0, by_deadline=by_deadline, metrics=metrics)
+def evacuator(pool, fence, metrics, order):
+    return Evacuator(pool, fence, pool, order, decode_stall_s=3.0, metrics=metrics)
 
 
 async def test_held_requests_of_a_down_instance_move_and_keep_their_place_in_time(
     pool, evacuator, add_instance, reserve, value
 ) -> None:
     # given held requests with and without a ready other candidate
-    for instance_id in "abc":
+    for instance_id in "abcd":
         await add_instance(instance_id, dispatch_window_tokens=1000)
     await reserve("running", "a")
     await reserve("r1", "a", other="b")
-    await reserve("r2", "a", other="gone")
+    await reserve("r2", "a", other="d")
+    await pool.remove_instance("d")
     before = await pool.records(["r1", "r2"])
     await pool.set_instance_state("a", InstanceState.DOWN)
 

@@ -1,4 +1,4 @@
-"""Planned moves are carried out one by one atomically; what changed meanwhile stays."""
+"""What became of planned moves is told by reason and answer; the reasons are on the page of keys."""
 
 from __future__ import annotations
 
@@ -8,38 +8,50 @@ from pathlib import Path
 import pytest
 
 from scheduling.instance import InstanceState
-from scheduling.rebalance import Move
+from scheduling.leader_jobs import evacuate
+from scheduling.steps import drive
 from statestore.errors import StoreUnavailableError
+from statestore.led import LedPool
 from workers import evacuator, rebalancer
-from workers.moves import execute_moves
+from workers.evacuator import Evacuator
+from workers.moves import count_moves
 
 PAGE_OF_KEYS = Path(__file__).parents[2] / "docs" / "redis-keys.md"
 
 
 @pytest.fixture
-async def queue_of_100(add_instance, reserve):
+async def queue_of_100(pool, add_instance, reserve) -> None:
+    """For a, which went down; b takes them."""
     await add_instance("a", dispatch_window_tokens=1)
-    await add_instance("b", dispatch_window_tokens=1)
+    await add_instance("b", dispatch_window_tokens=1, max_queued_requests=1000)
     for number in range(101):
         await reserve(f"r{number}", "a", 10, other="b")
-    return [Move(f"r{number}", "b", 1.0) for number in range(1, 101)]
+    await pool.set_instance_state("a", InstanceState.DOWN)
 
 
-async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(pool, fence, metrics, queue_of_100, value) -> None:
-    await pool.finish("r7")
+async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
+    pool, fence, metrics, order, queue_of_100, value
+) -> None:
+    class LeavesMeanwhile(LedPool):
+        async def queue(self, instance_id):
+            read = await super().queue(instance_id)
+            await pool.finish("r7")
+            return read
 
-    migrated = await execute_moves(pool, "a", queue_of_100, reason="test", fence=fence, metrics=metrics)
+    loads, instances = await pool.loads(), (await pool.membership()).instances
+    steps = evacuate("a", order, loads, instances, reason="test", decode_stall_s=3.0)
 
-    assert migrated == 99
+    moved = count_moves("default", "a", await drive(steps, LeavesMeanwhile(pool, fence)), "test", metrics)
+
+    assert moved == 99
     assert value("dualmap_worker_migrations_total", reason="test", status="not_held") == 1
     assert (await pool.loads())["a"].queued_requests == 0
 
 
 async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_for(
-    flaky, pool, fence, metrics, queue_of_100, value
+    flaky, pool, fence, metrics, order, queue_of_100
 ) -> None:
-    original = pool.migrate
-    answered = 0
+    original, answered = pool.migrate, 0
 
     async def migrate(*arguments, **named):
         nonlocal answered
@@ -48,15 +60,18 @@ async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_
         return await original(*arguments, **named)
 
     pool.migrate = migrate
+    evacuating = Evacuator(flaky, fence, pool, order, decode_stall_s=3.0, metrics=metrics)
 
     with pytest.raises(StoreUnavailableError):
-        await execute_moves(flaky, "a", queue_of_100, reason="test", fence=fence, metrics=metrics)
+        await evacuating.tick()
 
-    moved = value("dualmap_worker_migrations_total", reason="test", status="migrated")
     loads = await pool.loads()
-    assert moved == 40
-    assert loads["a"].queued_requests == 100 - moved
+    assert loads["a"].queued_requests == 100 - 40
     assert loads["a"].pending_tokens + loads["b"].pending_tokens == 1010
+    flaky.away = False
+    pool.migrate = original
+    await evacuating.tick()
+    assert (await pool.loads())["a"].queued_requests == 0
 
 
 def test_the_page_of_keys_names_the_reasons_there_are() -> None:

@@ -8,34 +8,23 @@ from typing import Any
 
 import pytest
 
-from scheduling.chain import Chain
 from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.clock import RealClock
 from statestore.errors import LeaseLostError
 from statestore.memory import MemoryStore
-from statestore.reservation import Reservation
 from statestore.settings import InstanceSettings, PoolSettings
+from tests.placements import placement
 from workers.loop import LoopContext
 from workers.metrics import WorkerMetrics
 from workers.pool_worker import PoolWorker, run_together
 from workers.settings import WorkerSettings
 
-QUICK = WorkerSettings(
-    lease_ms=30_000,
-    register_interval_s=0.05,
-    rebalance_interval_s=0.05,
-    hotness_interval_s=0.05,
-    health_interval_s=0.05,
-    health_timeout_s=30.0,
-    evacuate_interval_s=0.05,
-    reap_interval_s=0.05,
-    reap_grace_s=0.0,
-    repair_interval_s=0.05,
-    drain_interval_s=0.05,
-    overdue_interval_s=0.05,
-)
-JOBS = {"health", "hotness", "evacuator", "reaper", "repairer", "drainer", "rebalancer"}
+QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0, time_scale=20.0)
+JOBS = {
+    "health", "hotness", "evacuator", "reaper", "repairer", "drainer", "sweeper", "learner", "rebalancer",
+    "settings",
+}  # fmt: skip
 
 
 class Runner:
@@ -105,12 +94,6 @@ async def test_a_policy_that_does_not_rebalance_has_no_rebalancer(runner, eventu
     await eventually(lambda: ticked(metrics) == (JOBS | {"registrar"}) - {"rebalancer"})
 
 
-async def test_deadline_order_has_somebody_to_bound_the_wait_of_those_who_step_behind(runner, eventually) -> None:
-    _, metrics, _ = runner(queue_order="deadline").start("w1")
-
-    await eventually(lambda: ticked(metrics) == JOBS | {"registrar", "overdue"})
-
-
 async def test_a_stopped_leader_hands_over_and_leaves_nothing_running(runner, eventually) -> None:
     fleet = runner()
     first, _, task = fleet.start("w1")
@@ -131,7 +114,7 @@ async def test_a_configured_instance_is_registered_checked_and_served(runner, se
     fleet.start("w1")
 
     await eventually(
-        lambda: (spec := fleet.pool.ledger.membership().instances.get("a")) and spec.state is InstanceState.READY
+        lambda: (spec := fleet.pool.state.membership().instances.get("a")) and spec.state is InstanceState.READY
     )
 
 
@@ -147,17 +130,17 @@ async def test_a_dead_instances_held_requests_move_by_themselves(runner, servers
     fleet.start("w1")
     ready = InstanceState.READY
     await eventually(
-        lambda: [spec.state for spec in fleet.pool.ledger.membership().instances.values()] == [ready, ready]
+        lambda: [spec.state for spec in fleet.pool.state.membership().instances.values()] == [ready, ready]
     )
     await fleet.pool.heartbeat("router-1", 60_000, {})
     for name in ("running", "held"):
-        await fleet.pool.reserve(Reservation(name, "router-1", "a", Chain((1,), 128, 100), 100, 10, 5000))
-    assert fleet.pool.ledger.requests["held"].instance_id == "a"
+        await fleet.pool.place(placement(name, "a", replica_id="router-1"))
+    assert fleet.pool.state.requests["held"].instance_id == "a"
 
     await first.stop()
 
-    await eventually(lambda: fleet.pool.ledger.requests["held"].instance_id == "b")
-    assert fleet.pool.ledger.accounts["a"].spec.state is InstanceState.DOWN
+    await eventually(lambda: fleet.pool.state.requests["held"].instance_id == "b")
+    assert fleet.pool.state.instances["a"].spec.state is InstanceState.DOWN
 
 
 async def test_when_one_job_loses_the_lease_all_jobs_end(metrics) -> None:

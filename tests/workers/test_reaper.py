@@ -6,18 +6,19 @@ import pytest
 
 from statestore.errors import LeaseLostError, StoreUnavailableError
 from workers.reaper import Reaper
+from workers.sweeper import Sweeper
 
 
 @pytest.fixture
 def reaper_of(fence, clock, metrics):
     def make(pool, grace_s: float = 0.0) -> Reaper:
-        return Reaper(pool, fence, interval_s=1.0, grace_s=grace_s, clock=clock, metrics=metrics)
+        return Reaper(pool, fence, grace_s=grace_s, clock=clock, metrics=metrics)
 
     return make
 
 
 async def test_a_dead_replicas_leftovers_vanish_and_its_neighbours_stay(
-    clock, pool, reaper_of, add_instance, reserve, value
+    clock, pool, reaper_of, add_instance, reserve, value, fence, order, metrics
 ) -> None:
     # given two replicas with requests on one instance, held and dispatched, and one of them dies
     await add_instance("a", dispatch_window_tokens=1500)
@@ -30,6 +31,9 @@ async def test_a_dead_replicas_leftovers_vanish_and_its_neighbours_stay(
 
     await reaper_of(pool).tick()
 
+    load = (await pool.loads())["a"]
+    assert (load.pending_tokens, load.queued_requests, load.running_requests) == (1000, 1, 0)
+    await Sweeper(pool, fence, pool, order, metrics=metrics).tick()
     load = (await pool.loads())["a"]
     assert (load.pending_tokens, load.queued_requests, load.running_requests) == (1000, 0, 1)
     assert [info.replica_id for info in (await pool.snapshot()).replicas] == ["alive"]

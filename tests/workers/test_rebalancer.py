@@ -9,10 +9,9 @@ from workers.rebalancer import Rebalancer, TickPlan, plan_tick
 
 
 @pytest.fixture
-def rebalancer_of(fence, clock, metrics):
+def rebalancer_of(fence, clock, metrics, order):
     def make(pool, **changes) -> Rebalancer:
-        figures = {"sweep_interval_s": 1.0, "min_gap_s": 0.0, "max_moves": 256, "decode_stall_s": 3.0} | changes
-        return Rebalancer(pool, fence, pool, clock=clock, metrics=metrics, **figures)
+        return Rebalancer(pool, fence, pool, order, decode_stall_s=3.0, clock=clock, metrics=metrics, **changes)
 
     return make
 

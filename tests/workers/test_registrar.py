@@ -8,6 +8,7 @@ import pytest
 
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.learned import Learned
 from statestore.base import Membership
 from statestore.errors import StoreUnavailableError
 from statestore.memory import MemoryStore
@@ -22,13 +23,13 @@ CONFIGURED = PoolSettings(instances=(A, B))
 @pytest.fixture
 def registrar_of(metrics):
     def make(pool, settings: PoolSettings = CONFIGURED) -> Registrar:
-        return Registrar(pool, settings, interval_s=1.0, metrics=metrics)
+        return Registrar(pool, settings, metrics=metrics)
 
     return make
 
 
 def membership(epoch: int, *specs: InstanceSpec) -> Membership:
-    return Membership(epoch, 0, {spec.instance_id: spec for spec in specs}, HotnessTree(), 4.0)
+    return Membership(epoch, 0, {spec.instance_id: spec for spec in specs}, HotnessTree(), Learned())
 
 
 async def test_configured_instances_enter_as_starting_with_all_their_figures(pool, registrar_of, value) -> None:

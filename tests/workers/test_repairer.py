@@ -8,8 +8,8 @@ from workers.repairer import Repairer
 async def test_drift_is_repaired_and_counted_once(pool, fence, metrics, add_instance, reserve, value) -> None:
     await add_instance("a")
     await reserve("r1", "a", 1200)
-    pool.ledger.accounts["a"].pending_tokens += 777
-    repairer = Repairer(pool, fence, interval_s=1.0, metrics=metrics)
+    pool.state.instances["a"].pending_tokens += 777
+    repairer = Repairer(pool, fence, metrics=metrics)
 
     await repairer.tick()
     await repairer.tick()
@@ -22,6 +22,6 @@ async def test_sums_that_are_right_stay(pool, fence, metrics, add_instance, rese
     await add_instance("a")
     await reserve("r1", "a", 1200)
 
-    await Repairer(pool, fence, interval_s=1.0, metrics=metrics).tick()
+    await Repairer(pool, fence, metrics=metrics).tick()
 
     assert value("dualmap_worker_drift_repaired_total") == 0

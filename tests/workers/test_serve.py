@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 
-from scheduling.chain import Chain
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState
+from scheduling.learned import Learned
+from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore
 from statestore.connect import open_store
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError, StoreConfigurationError, StoreUnavailableError
 from statestore.leases import Lease
-from statestore.reservation import Reservation
 from statestore.settings import InstanceSettings, PoolSettings, StoreSettings
+from tests.placements import placement
 from workers.serve import serve
 from workers.settings import WorkerSettings
 
@@ -40,16 +41,8 @@ scheduling = SchedulingSettings(policy="dualmap")
 asyncio.run(serve(WorkerSettings(**given["worker"]), scheduling, StoreSettings(url=given["url"]),
                   [PoolSettings(**given["pool"])], worker_id=given["id"]))
 """
-_QUICK = {
-    "lease_ms": 900,
-    "register_interval_s": 0.1,
-    "rebalance_interval_s": 0.2,
-    "health_interval_s": 0.1,
-    "evacuate_interval_s": 0.1,
-    "reap_interval_s": 0.1,
-    "reap_grace_s": 0.3,
-    "backoff_max_s": 0.3,
-}
+HELD = Request("r1", "router-1", "a", RequestState.HELD, 1, 1000, 1000, 64, 5000)
+_QUICK = {"lease_ms": 900, "health_interval_s": 0.1, "time_scale": 5.0}
 
 
 class WorkerProcess:
@@ -114,10 +107,6 @@ def leader_of(pool: PoolStore, *, but: str = "") -> Callable[[], Awaitable[Lease
     return read
 
 
-def ask(request_id: str, instance_id: str, tokens: int = 1000, **fields: Any) -> Reservation:
-    return Reservation(request_id, "router-1", instance_id, Chain((1,), 128, tokens), tokens, 64, 5000, **fields)
-
-
 async def test_a_killed_leader_is_replaced_and_what_it_would_write_is_refused(
     valkey_url, fleet, start_worker, eventually
 ) -> None:
@@ -134,10 +123,10 @@ async def test_a_killed_leader_is_replaced_and_what_it_would_write_is_refused(
     assert second.fence > first.fence
     refused = [
         fleet.renew_lease(first, 600),
-        fleet.repair(fence=first.fence),
         fleet.set_instance_state("a", InstanceState.READY, fence=first.fence),
         fleet.publish_tree(HotnessTree({1: 1}), {1: 1}, fence=first.fence),
-        fleet.migrate("r1", "a", "b", reason="test", fence=first.fence),
+        fleet.migrate(HELD, "b", reason="test", fence=first.fence),
+        fleet.publish_learned(Learned(), {}, fence=first.fence),
         fleet.reap("router-1", fence=first.fence),
     ]
     for write in refused:
@@ -196,7 +185,7 @@ async def test_the_leader_brings_instances_up_and_moves_requests_off_a_dead_one(
     await eventually(all_ready)
     await fleet.heartbeat("router-1", 60_000, {})
     for name in ("running", "held"):
-        await fleet.reserve(ask(name, "a"))
+        await fleet.place(placement(name, "a", replica_id="router-1"))
 
     await first.stop()
 
@@ -226,10 +215,7 @@ async def test_the_leader_rebalances_an_overload_and_reaps_the_replica_that_caus
     await eventually(all_ready)
     await fleet.heartbeat("router-1", 1_500, {})
     for number in range(8):
-        overloaded = number == 7
-        await fleet.reserve(
-            ask(f"r{number}", "a", alternative_id="b", alternative_uncached_tokens=1000, overloaded=overloaded)
-        )
+        await fleet.place(placement(f"r{number}", "a", other="b", overloaded=number == 7, replica_id="router-1"))
 
     async def migrated() -> bool:
         return (await fleet.snapshot()).migrations.get("rebalance", 0) >= 3

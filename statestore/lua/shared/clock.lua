@@ -4,5 +4,5 @@ local function store_now_ms()
     return tonumber(ARGV[1])
   end
   local time = redis.call('TIME')
-  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  return time[1] * 1000 + math.floor(time[2] / 1000)
 end

@@ -1,129 +1,64 @@
--- include: terms
--- include: kv
--- Live requests: JSON records in one hash, the chains of those held in another, the last of KEYS but one, and how each
--- state counts in its instance's account.
-local chains_key = KEYS[#KEYS - 1]
+-- include: instance
+-- How a live request counts on its instance in each of its states; docs/redis-keys.md lists its fields.
 
-local function read_request(requests_key, request_id)
-  local text = redis.call('HGET', requests_key, request_id)
-  return text and cjson.decode(text) or nil
+-- Nil where there is no such request.
+local function read_request(key)
+  local values = redis.call('HMGET', key, 'instance_id', 'replica_id', 'state', 'attempt', 'uncached_tokens',
+    'prompt_tokens', 'expected_output_tokens', 'deferred', 'enqueued_ms', 'dispatched_ms')
+  return values[1] and {
+    instance_id = values[1], replica_id = values[2], state = values[3], attempt = tonumber(values[4]),
+    uncached_tokens = tonumber(values[5]), prompt_tokens = tonumber(values[6]),
+    context_tokens = values[6] + values[7], deferred = values[8] == '1',
+    enqueued_ms = tonumber(values[9]), dispatched_ms = tonumber(values[10] or 0),
+  } or nil
 end
 
-local function write_request(requests_key, request)
-  redis.call('HSET', requests_key, request.request_id, cjson.encode(request))
+-- The chain of a held request, packed; nil for one whose chain is unknown.
+local function read_chain(key)
+  local hashes, block_tokens = unpack(redis.call('HMGET', key, 'chain', 'block_tokens'))
+  return hashes and { hashes = hashes, block_tokens = tonumber(block_tokens) } or nil
 end
 
--- False for who has none: those of adopted requests are unknown.
-local function read_chains(request_ids)
-  return redis.call('HMGET', chains_key, unpack(request_ids))
+-- How a held request is listed: what a plan has to know of it, in one text.
+local function listed_as(request_id, request)
+  return string.format('%s %d', request_id, request.uncached_tokens)
 end
 
-local function keep_chain(request_id, chain)
-  redis.call('HSET', chains_key, request_id, chain)
-end
-
-local function forget_chain(request_id)
-  redis.call('HDEL', chains_key, request_id)
-end
-
-local function forget_request(requests_key, request_id)
-  redis.call('HDEL', requests_key, request_id)
-  forget_chain(request_id)
-end
-
--- Held requests are listed by rank, those that stepped behind by age.
-local function list(account, request)
-  if request.late then
-    redis.call('ZADD', account.late_key, request.sequence, request.request_id)
-    account.late_tokens = account.late_tokens + request.uncached_tokens
-    account.late_requests = account.late_requests + 1
-    return
-  end
-  local rank = by_deadline and request.enqueued_ms + request.slo_ms or request.sequence
-  redis.call('ZADD', account.queue_key, rank, request.request_id)
-end
-
-local function delist(account, request)
-  if request.late then
-    redis.call('ZREM', account.late_key, request.request_id)
-    account.late_tokens = account.late_tokens - request.uncached_tokens
-    account.late_requests = account.late_requests - 1
-    return
-  end
-  redis.call('ZREM', account.queue_key, request.request_id)
-end
-
-local function work_comes(account, now_ms)
-  if on_time_tokens(account) == 0 then
-    account.work_since_ms = now_ms
-  end
-end
-
-local function enter(account, request, now_ms)
+local function count(instance, request, sign)
+  local tokens = sign * request.uncached_tokens
   if request.state ~= 'prefilled' then
-    if not (request.state == 'held' and request.late) then
-      work_comes(account, now_ms)
-    end
-    account.pending_tokens = account.pending_tokens + request.uncached_tokens
+    instance.pending_tokens = instance.pending_tokens + tokens
   end
   if request.state == 'held' then
-    list(account, request)
+    instance.queued_requests = instance.queued_requests + sign
+    instance.deferred_tokens = instance.deferred_tokens + (request.deferred and tokens or 0)
     return
   end
-  if request.state == 'dispatched' then
-    account.dispatched_tokens = account.dispatched_tokens + request.uncached_tokens
-  end
-  account.context_tokens = account.context_tokens + request.prompt_tokens + request.expected_output_tokens
-  redis.call('ZADD', account.running_key, request.dispatched_ms, request.request_id)
+  instance.dispatched_tokens = instance.dispatched_tokens + (request.state == 'dispatched' and tokens or 0)
+  instance.running_requests = instance.running_requests + sign
+  instance.context_tokens = instance.context_tokens + sign * request.context_tokens
 end
 
-local function leave(account, request)
-  if request.state ~= 'prefilled' then
-    account.pending_tokens = account.pending_tokens - request.uncached_tokens
+-- Counts and lists a request on an instance.
+local function enter(instance, request_id, request, rank, now_ms)
+  local had_work = instance.pending_tokens > instance.deferred_tokens
+  count(instance, request, 1)
+  if not had_work and instance.pending_tokens > instance.deferred_tokens then
+    instance.work_since_ms = now_ms
   end
   if request.state == 'held' then
-    delist(account, request)
-    return
-  end
-  if request.state == 'dispatched' then
-    account.dispatched_tokens = account.dispatched_tokens - request.uncached_tokens
-  end
-  account.context_tokens = account.context_tokens - request.prompt_tokens - request.expected_output_tokens
-  redis.call('ZREM', account.running_key, request.request_id)
-end
-
-local function count_anew(account, request, uncached_tokens)
-  local more_tokens = uncached_tokens - request.uncached_tokens
-  request.uncached_tokens = uncached_tokens
-  account.pending_tokens = account.pending_tokens + more_tokens
-  if request.late then
-    account.late_tokens = account.late_tokens + more_tokens
+    redis.call('ZADD', instance.queue_key, rank, listed_as(request_id, request))
+  else
+    redis.call('ZADD', instance.running_key, request.dispatched_ms, request_id)
   end
 end
 
--- Counts a held request anew by what its instance has been given; without a chain it keeps its count.
-local function count_by_given(account, request, chain)
-  if chain then
-    count_anew(account, request, uncached_tokens_now(account, chain, request))
+-- The reverse.
+local function leave(instance, request_id, request)
+  count(instance, request, -1)
+  if request.state == 'held' then
+    redis.call('ZREM', instance.queue_key, listed_as(request_id, request))
+  else
+    redis.call('ZREM', instance.running_key, request_id)
   end
-end
-
--- Counts a held request as the instance's own from now on; returns its chain, false if that is unknown.
-local function dispatch(account, request, now_ms)
-  local chain = read_chains({ request.request_id })[1]
-  count_by_given(account, request, chain)
-  if chain then
-    stamp_chain(account, chain, request.block_tokens, #chain / 8)
-    forget_chain(request.request_id)
-  end
-  if request.late then
-    work_comes(account, now_ms)
-  end
-  delist(account, request)
-  request.state = 'dispatched'
-  request.dispatched_ms = now_ms
-  account.dispatched_tokens = account.dispatched_tokens + request.uncached_tokens
-  account.context_tokens = account.context_tokens + request.prompt_tokens + request.expected_output_tokens
-  redis.call('ZADD', account.running_key, now_ms, request.request_id)
-  return chain
 end

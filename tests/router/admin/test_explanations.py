@@ -157,7 +157,7 @@ async def test_peers_that_could_not_be_asked_are_named(
 
     message = answer.json()["error"]["message"]
     assert message.startswith("no-address, no-bracket, no-json could not be asked, and no other replica remembers")
-    assert "the last 2048 requests that ended (router.explanations)" in message
+    assert "the last 2048 that ended" in message
     assert here.json()["error"]["message"].startswith("this replica does not remember")
 
 

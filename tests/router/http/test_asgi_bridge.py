@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from router.errors import ConflictError
+from router.http.client import BUFFER_BYTES
 
 
 @pytest.fixture
@@ -192,14 +193,14 @@ async def test_an_application_waits_for_a_slow_client(serve, kit) -> None:
             unsent_bytes = max(unsent_bytes, connection._transport.get_write_buffer_size())
         await send({"type": "http.response.body", "body": b""})
 
-    router, client = await serve(app, buffer_bytes=64 << 10)
+    router, client = await serve(app)
     client.writer.transport.pause_reading()
     client.request("/x", method="GET")
     await kit.eventually(lambda: any(not connection._writable for connection in router.state.connections))
     assert 0 < sent < total
     client.writer.transport.resume_reading()
     assert len((await client.answer()).body) == total
-    assert unsent_bytes <= 64 << 10, "the application went on while the client did not take what it had"
+    assert unsent_bytes <= BUFFER_BYTES, "the application went on while the client did not take what it had"
 
 
 async def test_models_need_a_key_and_health_does_not(serve) -> None:

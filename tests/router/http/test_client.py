@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from router.errors import ShuttingDownError
+from router.http import client as client_module
 from router.http.heads import HTTP2_GOAWAY
 from router.http.request_reader import MAX_PIPELINED_REQUESTS
 from router.outcome import Outcome
@@ -206,15 +207,15 @@ async def test_connect_is_refused(fleet) -> None:
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: x\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nhost: h\r\nx: " + b"y" * 5000 + b"\r\n\r\n", 431),
-        (b"GET / HTTP/1.1\r\nhost: h\r\n" + b"".join(b"x%d: y\r\n" % n for n in range(50)) + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nhost: h\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nhost: h\r\n" + b"".join(b"x%d: y\r\n" % n for n in range(150)) + b"\r\n", 431),
         (b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 9999999\r\n\r\n", 413),
         (b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
          + 20 * (b"1000\r\n" + b"z" * 4096 + b"\r\n"), 413),
     ],
 )  # fmt: skip
 async def test_bad_input_gets_its_error_and_the_connection_closes(fleet, wire: bytes, status: int) -> None:
-    lifecycle, _, router = await fleet(max_header_bytes=4096, max_headers=32, max_body_bytes=65536)
+    lifecycle, _, router = await fleet(max_body_bytes=65536)
     client = await router.connect()
     client.send(wire)
     answer = await client.answer()
@@ -350,11 +351,12 @@ async def test_an_answer_that_takes_longer_than_a_client_may_idle_is_not_cut(fle
 
 
 # ends ----------------------------------------------------------------------------------------------------------
-async def test_a_last_answer_that_nobody_reads_does_not_keep_its_connection(fleet, kit) -> None:
+async def test_a_last_answer_that_nobody_reads_does_not_keep_its_connection(fleet, kit, monkeypatch) -> None:
     async def huge(talk):
         await talk.answer("x" * 8_000_000)
 
-    _, _, router = await fleet(huge, buffer_bytes=64 << 20, chunk_timeout_s=0.3)
+    monkeypatch.setattr(client_module, "BUFFER_BYTES", 64 << 20)
+    _, _, router = await fleet(huge, chunk_timeout_s=0.3)
     client = await router.connect()
     client.writer.transport.pause_reading()
     client.request(kit.CHAT, chat("q"), headers="connection: close\r\n")

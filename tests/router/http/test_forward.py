@@ -1093,7 +1093,7 @@ async def test_a_slow_client_slows_the_instance_down(kit, start_instance, start_
 
     instance = await start_instance(flood)
     lifecycle = kit.Lifecycle([instance.url])
-    router = await start_router(lifecycle, buffer_bytes=64 << 10)
+    router = await start_router(lifecycle)
     client = await router.connect()
     client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
     client.writer.transport.pause_reading()
@@ -1120,7 +1120,7 @@ async def test_a_client_that_stops_reading_for_good_is_dropped(fleet, kit) -> No
         finally:
             gone.set()
 
-    lifecycle, _, client = await fleet(flood, settings={"buffer_bytes": 64 << 10, "chunk_timeout_s": 0.3})
+    lifecycle, _, client = await fleet(flood, settings={"chunk_timeout_s": 0.3})
     client.writer.transport.pause_reading()
     client.chat(stream=True)
     await asyncio.wait_for(gone.wait(), 8)

@@ -83,8 +83,8 @@ async def test_an_image_tells_prompts_apart_by_what_it_shows_and_not_by_how_it_w
     ("body", "named"),
     [
         (chat(LONG, n=-1), "n must be"),
-        (chat(*["x" * 2000] * 60), "router.max_prompt_parts"),
-        (chat(LONG, tools=[{str(n): 1 for n in range(2000)}]), "router.max_json_values"),
+        (chat(*["x" * 2000] * 60), "over 50 "),
+        (chat(LONG, tools=[{str(n): 1 for n in range(2000)}]), "over 2000 "),
         (chat("x" * 80_000)["messages"], "must be a JSON object"),
     ],
 )

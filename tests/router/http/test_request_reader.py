@@ -142,13 +142,13 @@ ENDLESS = b"y" * 3000
 @pytest.mark.parametrize(
     ("wire", "advice"),
     [
-        (b"GET /" + ENDLESS, "target is over 2000 bytes; shorten it, or raise router.max_header_bytes"),
-        (POST + b"x: " + ENDLESS, "head is over 2000 bytes; shorten it, or raise router.max_header_bytes"),
+        (b"GET /" + ENDLESS, "target is over 2000 bytes; shorten it"),
+        (POST + b"x: " + ENDLESS, "head is over 2000 bytes; shorten it"),
         (
             POST + b"x: " + ENDLESS + b"\r\n\r\n",
-            "head is over 2000 bytes; shorten it, or raise router.max_header_bytes",
+            "head is over 2000 bytes; shorten it",
         ),
-        (POST + 20 * b"x: y\r\n" + b"\r\n", "over 10 header fields; send fewer, or raise router.max_headers"),
+        (POST + 20 * b"x: y\r\n" + b"\r\n", "over 10 header fields; send fewer"),
         (CHAT + b"expect: 100-continue\r\ncontent-length: 1001\r\n\r\n", "or raise router.max_body_bytes"),
         (CHAT + b"transfer-encoding: chunked\r\n\r\nbb8\r\n" + ENDLESS, "or raise router.max_body_bytes"),
         (POST + b"transfer-encoding: chunked\r\n\r\nbb8\r\n" + ENDLESS, "body is over 1000 bytes; shorten it"),

@@ -8,7 +8,7 @@ import pytest
 from scheduling.chain import Chain
 from scheduling.decision import Decision, Policy, Reason, RouteQuery
 from scheduling.errors import NoInstanceError
-from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.instance import InstanceLoad
 from scheduling.view import ClusterView
 
 Ask = Callable[..., RouteQuery]
@@ -62,26 +62,28 @@ def test_the_longest_key_bounds_the_spreading(policy: Build, view: View) -> None
     assert len({policy("dualmap", max_key_blocks=1).candidates(ask, hot) for ask in asks}) == 1
 
 
-def test_a_failed_candidate_leaves_the_other_one(policy: Build, query: Ask, view: View, load: Load) -> None:
+def test_a_failed_candidate_leaves_the_other_one(
+    policy: Build, query: Ask, view: View, load: Load, choose: Choose
+) -> None:
     cluster, dualmap = view(IDS), policy("dualmap")
     first, second = dualmap.candidates(query(), cluster)
 
     retry = query(excluded=frozenset({first}), pair=(first, second))
 
     assert dualmap.candidates(retry, cluster) == (second,)
-    decision = dualmap.choose(retry, {second: load(second)})
+    decision = choose("dualmap", load(second), ask=retry)
     assert (decision.instance_id, decision.reason, decision.alternative_id) == (second, Reason.ONLY_ONE, None)
 
 
 def test_a_request_that_failed_on_its_whole_pair_goes_beyond_it(
-    policy: Build, query: Ask, view: View, load: Load
+    policy: Build, query: Ask, view: View, load: Load, choose: Choose
 ) -> None:
     cluster, dualmap = view(IDS), policy("dualmap")
     pair = dualmap.candidates(query(), cluster)
     retry = query(excluded=frozenset(pair), pair=pair)
 
     beyond = dualmap.candidates(retry, cluster)
-    decision = dualmap.choose(retry, {name: load(name) for name in beyond})
+    decision = choose("dualmap", *(load(name) for name in beyond), ask=retry)
 
     assert len(beyond) == 2
     assert not set(beyond) & set(pair)
@@ -96,22 +98,11 @@ def test_a_request_that_failed_elsewhere_twice_is_still_within_its_pair(choose: 
 
 
 @pytest.mark.parametrize("name", PAIR_POLICIES)
-def test_nobody_left_is_an_error_that_says_so(name: str, policy: Build, query: Ask, view: View, load: Load) -> None:
+def test_nobody_left_is_an_error_that_says_so(name: str, policy: Build, query: Ask, view: View) -> None:
     with pytest.raises(NoInstanceError, match="no instance is ready"):
         policy(name).candidates(query(), view([]))
     with pytest.raises(NoInstanceError, match="every ready instance is excluded"):
         policy(name).candidates(query(excluded=frozenset({"a", "b"})), view(["a", "b"]))
-    with pytest.raises(NoInstanceError):
-        policy(name).choose(query(), {"a": load("a", state=InstanceState.DRAINING)})
-    with pytest.raises(NoInstanceError):
-        policy(name).choose(query(), {})
-
-
-@pytest.mark.parametrize("name", PAIR_POLICIES)
-def test_a_candidate_that_is_no_longer_ready_is_not_chosen(name: str, choose: Choose, load: Load) -> None:
-    decision = choose(name, load("a", state=InstanceState.DOWN, hit_blocks=9), load("b"))
-
-    assert (decision.instance_id, decision.alternative_id) == ("b", None)
 
 
 @pytest.mark.parametrize("name", PAIR_POLICIES)

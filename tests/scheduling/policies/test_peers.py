@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -71,14 +72,14 @@ def test_preble_explores_by_load_plus_prefill_plus_eviction(choose: Choose, load
     roomy = load("roomy", window_tokens=1000.0, cached_blocks=10, kv_capacity_tokens=10_000)
 
     assert choose("preble", full, roomy).instance_id == "roomy"
-    assert choose("preble", full, roomy, preble={"eviction_weight": 0.0}).instance_id == "full"
+    assert choose("preble", replace(full, cached_blocks=10), roomy).instance_id == "full"
 
 
 def test_preble_stops_exploiting_an_instance_far_above_the_lightest(choose: Choose, load: Load) -> None:
     hot, light = load("hot", hit_blocks=9, window_tokens=2100.0), load("light", window_tokens=1000.0)
 
     assert choose("preble", hot, light).instance_id == "light"
-    assert choose("preble", hot, light, preble={"balance_ratio": 20.0}).instance_id == "hot"
+    assert choose("preble", replace(hot, window_tokens=1900.0), light).instance_id == "hot"
 
 
 def test_dynamo_adds_scaled_prefill_blocks_and_decode_blocks(choose: Choose, load: Load) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
+from simulation.emulator import connection
 from simulation.emulator.instance import EmulatedInstance
 
 
@@ -43,9 +43,9 @@ async def test_pipelined_requests_are_answered_in_order(emulator: EmulatedInstan
     ],
 )
 async def test_what_cannot_be_served_is_refused_and_the_connection_closed(
-    start_emulator: Any, sent: bytes, status: bytes
+    emulator: EmulatedInstance, sent: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emulator = await start_emulator(max_body_bytes=1000)
+    monkeypatch.setattr(connection, "MAX_BODY_BYTES", 1000)
     async with connected(emulator) as (reader, writer):
         writer.write(sent)
         answer = await asyncio.wait_for(reader.read(), 5)

@@ -117,11 +117,13 @@ def test_the_json_holds_every_table(sections: list[Section]) -> None:
     ],
 )
 def test_wins_losses_and_ties_are_named_as_such(ours: float, verdict: str) -> None:
-    finding = goodput_finding({"dualmap": ours, "dualmap-wide": 8.0, "preble": 5.0, "sglang": 3.0}, resolution=0.015)
+    finding = goodput_finding(
+        {"dualmap": ours, "dualmap-least-cost": 8.0, "preble": 5.0, "sglang": 3.0}, resolution=0.015
+    )
 
     assert finding.startswith("The best other project's policy is preble with 5.00/s. ")
     assert verdict in finding
-    assert finding.endswith("dualmap-wide wins over it: 8.00/s (+60.0%).")
+    assert finding.endswith("dualmap-least-cost wins over it: 8.00/s (+60.0%).")
 
 
 def test_every_workload_has_its_finding(sections: list[Section]) -> None:
@@ -130,8 +132,8 @@ def test_every_workload_has_its_finding(sections: list[Section]) -> None:
 
 
 def test_alone_it_is_not_compared_with_itself() -> None:
-    assert goodput_finding({"dualmap": 5.0, "dualmap-wide": 6.0}, resolution=0.02) == (
-        "DualMap 5.00/s, dualmap-wide 6.00/s; no other project's policy was run."
+    assert goodput_finding({"dualmap": 5.0, "dualmap-least-cost": 6.0}, resolution=0.02) == (
+        "DualMap 5.00/s, dualmap-least-cost 6.00/s; no other project's policy was run."
     )
 
 
@@ -147,15 +149,11 @@ def test_the_findings_on_capacity_and_scaling_name_the_default_policy(sections: 
     assert all(DEFAULT_POLICY in finding for finding in (*capacity.findings, *elasticity.findings))
 
 
-def test_runs_too_short_for_deadline_order_are_said_to_be(sections: list[Section]) -> None:
-    assert sections[0].findings[-1].startswith(f"{DEFAULT_POLICY}: Short: ")
-
-
 @pytest.mark.parametrize("policy", overhead.POLICIES)
 def test_the_cost_of_every_step_is_measured(policy: PolicyName) -> None:
     costs = overhead.measure_steps(policy, 4, TraceSource("toolagent", 40).load(), repetitions=80)
 
-    assert min(costs.kv_access_us, costs.routing_us, costs.reserving_us) > 0
+    assert min(costs.searching_us, costs.placing_us, costs.releasing_us) > 0
 
 
 def test_two_choices_balance_better_than_one(sections: list[Section]) -> None:
@@ -168,7 +166,7 @@ def test_two_choices_balance_better_than_one(sections: list[Section]) -> None:
 def test_every_policy_runs_as_the_product_ships_it_and_dualmap_as_in_the_paper() -> None:
     assert scheduling_for("dynamo") == SchedulingSettings(policy="dynamo")
     assert scheduling_for("dualmap").granting_order == "fifo"
-    assert scheduling_for("dualmap-wide").granting_order == "deadline"
+    assert scheduling_for("dualmap-least-cost").granting_order == "deadline"
 
 
 def test_the_full_plan_is_the_papers() -> None:

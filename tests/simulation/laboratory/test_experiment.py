@@ -12,7 +12,7 @@ from simulation.laboratory.suite import PEERS, Suite
 from simulation.laboratory.variants import parse_variant
 
 BASE = SchedulingSettings()
-VARIANTS = [parse_variant(text, BASE) for text in ("ours=dualmap-wide,queue_order=deadline", "peer=min-ttft")]
+VARIANTS = [parse_variant(text, BASE) for text in ("ours=dualmap-least-cost,queue_order=deadline", "peer=min-ttft")]
 
 
 def test_every_variant_is_run_on_every_fleet_seed_and_rate(tiny_suite: Suite, tmp_path: Path) -> None:

@@ -2,11 +2,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from scheduling.settings import SchedulingSettings
 from simulation.bounds import Bounds
 from simulation.laboratory.report import render_markdown, report_tables
 from simulation.laboratory.tables import rich_table
-from simulation.laboratory.variants import parse_variant
 from tests.simulation.laboratory.samples import experiment
 
 
@@ -47,14 +45,6 @@ def test_goodput_above_the_sustainable_rate_is_put_down_to_the_length_of_the_tra
     assert report_tables(made)[0].notes[-1] == ""
     note = report_tables(replace(made, goodputs=(short,)))[0].notes[-1]
     assert note.startswith("Above the sustainable rate: ours. Only so short a trace allows that")
-
-
-def test_a_run_too_short_for_deadline_order_is_said_to_be() -> None:
-    made = experiment()
-    ordered = replace(made, variants=(parse_variant("ours=dualmap-wide,max_hold_s=60", SchedulingSettings()),))
-
-    assert not any("Short:" in note for note in report_tables(made)[1].notes), "nobody orders by deadline"
-    assert report_tables(ordered)[1].notes[-1].startswith("Short: 47 s of counted arrivals, less than 3 × ")
 
 
 def test_a_narrow_terminal_gets_fewer_columns_and_whole_cells_at_any_width() -> None:

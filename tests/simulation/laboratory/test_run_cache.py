@@ -85,22 +85,22 @@ def test_a_change_to_one_policy_concerns_that_policy_alone(monkeypatch: pytest.M
     def edited(path: Path) -> bytes:
         return read_bytes(path) + (b"# edited" if path.name == "preble.py" else b"")
 
-    before = {policy: code_digest(policy) for policy in ("preble", "llm-d", "dualmap-wide")}
+    before = {policy: code_digest(policy) for policy in ("preble", "llm-d", "dualmap-least-cost")}
     code_digest.cache_clear()
     monkeypatch.setattr(Path, "read_bytes", edited)
-    after = {policy: code_digest(policy) for policy in ("preble", "llm-d", "dualmap-wide")}
+    after = {policy: code_digest(policy) for policy in ("preble", "llm-d", "dualmap-least-cost")}
     code_digest.cache_clear()
 
     assert [policy for policy in before if before[policy] != after[policy]] == ["preble"]
 
 
-@pytest.mark.parametrize("name", ["engine.py", "pair.py", "choice.py", "ttft.py", "account.py"])
+@pytest.mark.parametrize("name", ["engine.py", "pair.py", "choice.py", "ttft.py", "placing.py"])
 def test_a_change_to_what_all_pass_through_concerns_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read_bytes = Path.read_bytes
-    before = code_digest("dualmap-wide")
+    before = code_digest("dualmap-least-cost")
     code_digest.cache_clear()
     monkeypatch.setattr(Path, "read_bytes", lambda path: read_bytes(path) + (b"#" if path.name == name else b""))
-    after = code_digest("dualmap-wide")
+    after = code_digest("dualmap-least-cost")
     code_digest.cache_clear()
 
     assert before != after

@@ -1,0 +1,54 @@
+"""Scheduling settings of the running fleet: what is in effect, changes, and their history."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from router.admin.scope import PoolParam
+from router.errors import InvalidRequestError
+from scheduling.settings import with_overrides
+
+routes = APIRouter(prefix="/admin/settings", tags=["settings"])
+
+
+class SettingsChanges(BaseModel):
+    """Settings to change, by dotted name without ``scheduling.``; null reverts a change."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    changes: dict[str, Any] = Field(min_length=1, description='for example {"policy": "dualmap"}')
+    by: str = Field("", max_length=200, description="who changes them, for the history")
+
+
+@routes.get("")
+async def effective(pool: PoolParam) -> dict[str, Any]:
+    """The scheduling settings in effect, and which of them were changed in the running fleet."""
+    overrides = dict((await pool.store.membership()).overrides)
+    scheduling = with_overrides(pool.configured, overrides)
+    return {"pool": pool.settings.name, "changed": overrides, "scheduling": scheduling.model_dump(mode="json")}
+
+
+@routes.patch("")
+async def change(pool: PoolParam, wanted: SettingsChanges) -> dict[str, Any]:
+    """Change settings for all replicas and workers: each replica follows with its next reply from the store."""
+    known = (await pool.store.membership()).overrides
+    merged = {name: given for name, given in {**known, **wanted.changes}.items() if given is not None}
+    try:
+        with_overrides(pool.configured, merged)
+    except ValueError as error:
+        raise InvalidRequestError(str(error), param="changes") from error
+    await pool.store.change_settings(wanted.changes, by=wanted.by)
+    await pool.view.refresh()
+    return await effective(pool)
+
+
+@routes.get("/history")
+async def history(
+    pool: PoolParam, limit: Annotated[int, Query(ge=1, le=1000, description="changes at most")] = 50
+) -> list[dict[str, Any]]:
+    """The last changes, the latest first."""
+    changes = await pool.store.settings_history(limit)
+    return [{"at_ms": change.at_ms, "by": change.by, "changes": dict(change.changes)} for change in changes]

@@ -1,0 +1,151 @@
+"""One pool as a replica's searches and plans see it: the store, the view, the breakers, and the last replies."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from router.breakers import CircuitBreakers
+from router.grant_waiters import GrantWaiters
+from router.metrics import StoreCall, measured
+from router.view import ViewKeeper
+from scheduling.chain import Chain
+from scheduling.granting import CommitReply, grant_queue
+from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceLoad
+from scheduling.learned import Learned
+from scheduling.placement import Observation, Placement, PlaceReply
+from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
+from scheduling.steps import drive
+from scheduling.view import ClusterView
+from statestore.base import PoolStore
+from statestore.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+
+_NONE: frozenset[str] = frozenset()
+
+
+class PoolFleet:
+    """The fleet of ``scheduling.placement`` and ``scheduling.granting``."""
+
+    def __init__(
+        self,
+        store: PoolStore,
+        keeper: ViewKeeper,
+        breakers: CircuitBreakers,
+        waiters: GrantWaiters,
+        *,
+        order: QueueOrder,
+        replica_id: str,
+        calls: Mapping[str, StoreCall],
+        now_s: Callable[[], float],
+    ) -> None:
+        self.order = order
+        self._store = store
+        self._keeper = keeper
+        self._breakers = breakers
+        self._waiters = waiters
+        self._replica_id = replica_id
+        self._placing, self._observing, self._committing = calls["place"], calls["observe"], calls["commit"]
+        self._prefilling, self._finishing = calls["first_token"], calls["finish"]
+        self._now_s = now_s
+        self._loads: dict[str, InstanceLoad] = {}
+        """Of each instance, by the last reply: for estimates, never for decisions."""
+        self._least_loaded: tuple[str, ...] = ()
+
+    # what a search looks at ---------------------------------------------------------------------------------
+    @property
+    def view(self) -> ClusterView:
+        return self._keeper.view
+
+    @property
+    def learned(self) -> Learned:
+        return self._keeper.learned
+
+    def blocked(self) -> frozenset[str]:
+        return self._breakers.blocked(self._now_s()) if self._breakers.troubled else _NONE
+
+    def least_loaded(self) -> tuple[str, ...]:
+        return self._least_loaded
+
+    # what it has done ---------------------------------------------------------------------------------------
+    async def place(self, placement: Placement) -> PlaceReply:
+        call, started_s = self._placing, time.perf_counter()
+        try:  # ``measured`` without a coroutine of its own: every request comes this way
+            reply = await self._store.place(placement)
+        except StoreError:
+            call.errors.inc()
+            raise
+        finally:
+            call.latency_s.observe(time.perf_counter() - started_s)
+        self._note(reply.epoch, reply.tree_version, reply.loads)
+        if reply.least_loaded:
+            self._least_loaded = tuple([name for name, _ in reply.least_loaded])
+        return reply
+
+    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
+        seen = await measured(self._observing, self._store.observe(instance_ids, chain))
+        self._note(seen.epoch, seen.tree_version, seen.loads)
+        return seen
+
+    async def refresh(self) -> None:
+        await self._keeper.refresh()
+
+    async def commit(self, plan: QueuePlan) -> CommitReply:
+        reply = await measured(self._committing, self._store.commit(plan, replica_id=self._replica_id))
+        for grant in reply.grants:
+            if grant.replica_id == self._replica_id:
+                self._waiters.deliver(grant)
+        return reply
+
+    async def first_token(self, request_id: str, instance_id: str, note: str) -> None:
+        told = await measured(self._prefilling, self._store.first_token(request_id, instance_id, note=note))
+        if told.queue is not None:
+            await self.plan(told.queue)
+
+    async def finish(self, request_id: str, attempt: int, note: str = "") -> None:
+        """Release what is left of a request of this replica."""
+        finish = self._store.finish(request_id, replica_id=self._replica_id, attempt=attempt, note=note)
+        told = await measured(self._finishing, finish)
+        if told.queue is not None:
+            await self.plan(told.queue)
+
+    async def plan(self, queue: QueueHead | None) -> None:
+        """Grant from a queue that has room, by a reply. A failure must not fail the request, or repeat the transition,
+        of that reply: the leader's sweep grants instead."""
+        if queue is None:
+            return
+        try:
+            await drive(grant_queue(queue, self.order), self)
+        except StoreError as error:
+            log.debug("pool %s: a queue could not be planned: %s", self._store.name, error)
+
+    def _note(self, epoch: int, tree_version: int, loads: Mapping[str, InstanceLoad]) -> None:
+        self._keeper.note(epoch, tree_version)
+        self._loads.update(loads)
+
+    # estimates ----------------------------------------------------------------------------------------------
+    def forget_departed(self) -> None:
+        """Drop what is kept about instances that left the fleet."""
+        for instance_id in self._loads.keys() - self.view.instances.keys():
+            del self._loads[instance_id]
+
+    def expected_wait_s(self, instance_id: str) -> float:
+        """Time until the instance has prefilled what is pending on it."""
+        load = self._loads.get(instance_id)
+        return load.pending_tokens / max(1.0, load.prefill_tokens_per_s) if load is not None else 1.0
+
+    def dispatched_tokens(self, instance_id: str) -> int:
+        """Tokens on their way through the instance's prefill."""
+        load = self._loads.get(instance_id)
+        return load.dispatched_tokens if load is not None else 0
+
+    def prefill_rate(self, instance_id: str) -> float:
+        """Prefill rate in tokens per second; the instance's prior until a reply gave it."""
+        load = self._loads.get(instance_id)
+        if load is not None:
+            return load.prefill_tokens_per_s
+        spec = self.view.instances.get(instance_id)
+        return spec.prefill_tokens_per_s if spec is not None else DEFAULT_PREFILL_TOKENS_PER_S

@@ -1,0 +1,60 @@
+"""Granting: plan the queue of an instance and commit the plan, until there is no room or nothing to grant."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan, plan_queue
+from scheduling.steps import Steps
+from scheduling.values import value
+
+MAX_PLANS = 16
+"""Plans of one granting: the rest is granted with the next transition, or by the leader's sweep."""
+
+
+@value
+class Grant:
+    """The message to its replica that a held request was dispatched, or rejected (-1 uncached tokens)."""
+
+    request_id: str
+    instance_id: str
+    replica_id: str
+    attempt: int
+    uncached_tokens: int
+    """To prefill there, as counted when it was dispatched."""
+    deferred: bool = False
+    """Whether it had been deferred: its TTFT says little about its instance."""
+
+    @property
+    def rejected(self) -> bool:
+        return self.uncached_tokens < 0
+
+
+@value
+class CommitReply:
+    """What became of a plan."""
+
+    grants: tuple[Grant, ...] = ()
+    """What was dispatched or rejected, in order."""
+    queue: QueueHead | None = None
+    """The queue as it is now: where the plan was stale, or there is more room."""
+
+
+def _commit(plan: QueuePlan, fleet: Any) -> Any:
+    return fleet.commit(plan)
+
+
+def grant_queue(queue: QueueHead | None, order: QueueOrder) -> Steps[int]:
+    """Returns how many requests were dispatched. A planner that dies between two steps costs nothing."""
+    granted = 0
+    for _ in range(MAX_PLANS):
+        if queue is None:
+            break
+        plan = plan_queue(queue, order)
+        if not plan.steps:
+            break
+        reply: CommitReply = yield partial(_commit, plan)
+        granted += sum(not grant.rejected for grant in reply.grants)
+        queue = reply.queue
+    return granted

@@ -1,0 +1,118 @@
+"""What first tokens and ends of requests teach: learned once for a pool, by the leader.
+
+The store logs samples; the leader reads them, in order, and publishes. Replicas take what was published as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+
+from scheduling.learned import PAIRS_UNIT, Learned
+from scheduling.prefill_rate import PrefillRate, prefill_busy_s
+from scheduling.ttft_model import TtftModel
+from scheduling.values import value
+from scheduling.weights import Form
+
+RATIO_MEMORY_TOKENS = 4_000_000
+"""Sums of bytes and tokens are halved above this, so that old prompts fade."""
+RATIO_MIN_TOKENS = 16_384
+"""Tokens seen before the prior of bytes per token is replaced."""
+RATIO_TOLERANCE = 0.1
+"""Share by which the learned ratio must differ from the published one to replace it: every replica counts prompts by
+the published one."""
+LEAST_RATIO = 0.001
+
+
+@value
+class FirstToken:
+    """When a prefill ended, and what was expected of it."""
+
+    instance_id: str
+    tokens: int
+    """Prefilled."""
+    enqueued_ms: int
+    dispatched_ms: int
+    former_ms: int
+    """The end of the instance's prefill before it."""
+    prefilled_ms: int
+    features: tuple[float, ...] | None
+    """Of its placement, as ``features_to_note`` returns them; None where its TTFT says nothing: it was retried,
+    migrated, or deferred."""
+
+
+@value
+class PromptLength:
+    """Bytes of text of a prompt, and the tokens that its instance counted."""
+
+    text_bytes: int
+    tokens: int
+
+
+@value
+class Sample:
+    """One entry of the sample log."""
+
+    entry_id: str
+    lesson: FirstToken | PromptLength
+
+
+def features_to_note(features: Form) -> tuple[float, ...]:
+    """What a TTFT is learned from, in units that make all of them about one."""
+    ahead_s = features.ahead_s - features.progress_s
+    return (1.0, ahead_s, features.compute_s, features.attention_pairs / PAIRS_UNIT, features.kv_demand)
+
+
+@dataclass(slots=True)
+class FleetLearner:
+    """The leader's memory of what it learned. A new leader starts from what was published."""
+
+    learned: Learned
+    _rates: dict[str, PrefillRate] = field(default_factory=dict)
+    _model: TtftModel = field(default_factory=TtftModel)
+    _text_bytes: int = 0
+    _text_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._model = replace(self._model, weights=self.learned.ttft_weights)
+
+    def learn(self, samples: Iterable[Sample], tokens_per_s: Mapping[str, float]) -> dict[str, float]:
+        """Take samples in; returns the prefill rates that changed.
+
+        ``tokens_per_s`` are the published rates: the prior of an instance that gave no sample yet.
+        """
+        changed: set[str] = set()
+        for sample in samples:
+            lesson = sample.lesson
+            if isinstance(lesson, PromptLength):
+                self._learn_ratio(lesson)
+            elif lesson.instance_id in tokens_per_s:
+                self._learn_prefill(lesson, tokens_per_s[lesson.instance_id])
+                changed.add(lesson.instance_id)
+        self.learned = replace(self.learned, ttft_weights=self._model.weights)
+        return {instance_id: self._rates[instance_id].tokens_per_s for instance_id in changed}
+
+    def _learn_prefill(self, lesson: FirstToken, prior_tokens_per_s: float) -> None:
+        rate = self._rates.get(lesson.instance_id) or PrefillRate.prior(prior_tokens_per_s)
+        busy_s = prefill_busy_s(lesson.prefilled_ms, lesson.former_ms, lesson.dispatched_ms)
+        self._rates[lesson.instance_id] = rate.after(lesson.tokens, busy_s)
+        if lesson.features is not None:
+            ttft_s = max(0, lesson.prefilled_ms - lesson.enqueued_ms) / 1000
+            self._model = self._model.after(lesson.features, ttft_s)
+
+    def _learn_ratio(self, lesson: PromptLength) -> None:
+        self._text_bytes += lesson.text_bytes
+        self._text_tokens += lesson.tokens
+        if self._text_tokens > RATIO_MEMORY_TOKENS:
+            self._text_bytes //= 2
+            self._text_tokens //= 2
+        if self._text_tokens < RATIO_MIN_TOKENS:
+            return
+        ratio, published = max(LEAST_RATIO, self._text_bytes / self._text_tokens), self.learned.bytes_per_token
+        if abs(ratio - published) > RATIO_TOLERANCE * published:
+            self.learned = replace(self.learned, bytes_per_token=ratio)
+
+    def forget_all_but(self, instance_ids: Set[str]) -> None:
+        """Drop what is kept of instances that left: one that comes back may be another engine."""
+        for instance_id in self._rates.keys() - instance_ids:
+            del self._rates[instance_id]

@@ -1,0 +1,322 @@
+"""The search for an instance: which to weigh or observe, what to reserve, and what to do when that fails.
+
+Usually one step: the policy's weights go to the store, which takes the least weighted sum over its current counts and
+reserves there (``Placement``). Instances beyond the candidates are named from earlier replies. Where an instance that
+was not named could cost less, the store reserves nothing and replies its name: one more step includes that one too.
+Policies that do not weigh observe, then reserve what they chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Protocol
+
+from scheduling.chain import Chain
+from scheduling.decision import Decision, Policy, Reason, RouteQuery
+from scheduling.errors import NoInstanceError
+from scheduling.instance import InstanceLoad
+from scheduling.learned import Learned
+from scheduling.queue_order import QueueHead, QueueOrder
+from scheduling.request import Request
+from scheduling.steps import Step, Steps
+from scheduling.values import value
+from scheduling.view import ClusterView
+from scheduling.weights import Form, Weights, features_of
+
+MAX_ROUNDS = 12
+CHECKED_ROUNDS = 2
+"""Choices whose load the reservation checks again. The next one is reserved without a check, so that a burst of
+arrivals cannot keep a request out of the fleet by changing the load between its steps."""
+MAX_NAMED = 16
+"""Instances named for one placement: those of a small fleet, all of them."""
+
+_NONE: frozenset[str] = frozenset()
+
+
+class PlaceStatus(StrEnum):
+    """What became of a placement."""
+
+    DISPATCHED = "dispatched"
+    """The instance had room: send the request now."""
+    HELD = "held"
+    """Queued; a grant will come."""
+    LOOK = "look"
+    """Others that were not named could cost less (``PlaceReply.to_ask``). Nothing was reserved, as in all that
+    follow."""
+    STALE = "stale"
+    """The load changed since the choice."""
+    MISSED = "missed"
+    """It would miss its SLO everywhere, and such requests are refused."""
+    NOT_READY = "not_ready"
+    """None of the instances takes requests any more."""
+    QUEUE_FULL = "queue_full"
+    """The queue of the instance of least cost is at its limit."""
+    DUPLICATE = "duplicate"
+    """Another live request has this id: choose another id."""
+
+
+@value
+class Placement:
+    """What one request asks of the store."""
+
+    request: Request
+    """Held and without an instance; ``enqueued_ms`` 0 for one that was never placed before."""
+    chain: Chain
+    instances: tuple[str, ...]
+    """The named ones: the first ``asked`` are always weighed, the others where the indexes name them."""
+    asked: int
+    weights: Weights
+    beyond_from_s: float | None = None
+    """The instance that holds the prefix, and the least loaded, are weighed too where they could cost so much less than
+    those asked; None: they are not."""
+    rank_ms: int = 0
+    """Its place in a queue, from ``enqueued_ms`` on, see ``scheduling.queue_order``."""
+    defers: bool = False
+    """Held rather than dispatched at once where it is expected to miss its SLO and work is left."""
+    refuses: bool = False
+    """MISSED instead of a reservation where it is expected to miss its SLO."""
+    rebalances: bool = False
+    """Ask for a rebalance where it is expected to miss its SLO."""
+    max_pending_tokens: int | None = None
+    """STALE where the instance has more."""
+
+
+@value
+class PlaceReply:
+    """What the store found, and did."""
+
+    status: PlaceStatus
+    epoch: int
+    tree_version: int
+    now_ms: int
+    loads: Mapping[str, InstanceLoad]
+    """Of the instances that were weighed, before the reservation."""
+    instance_id: str | None = None
+    alternative_id: str | None = None
+    uncached_tokens: int = 0
+    """To prefill where it was placed, by the blocks that are resident there."""
+    enqueued_ms: int = 0
+    least_loaded: tuple[tuple[str, float], ...] = ()
+    """With what they have to do, in seconds; least first."""
+    to_ask: tuple[str, ...] = ()
+    queue: QueueHead | None = None
+    """The queue where the request is held although there is room: to be planned."""
+
+
+@value
+class Observation:
+    """What a choice is made from, in one round trip."""
+
+    epoch: int
+    tree_version: int
+    sequence: int
+    """Grows by one with every observation in the pool, over all replicas."""
+    loads: Mapping[str, InstanceLoad]
+    """By id, in the order asked; unknown instances are missing."""
+
+
+class Fleet(Protocol):
+    """What a search reads and calls; ``place`` and ``observe`` answer at once, or are awaited."""
+
+    @property
+    def view(self) -> ClusterView: ...
+
+    @property
+    def learned(self) -> Learned: ...
+
+    def blocked(self) -> frozenset[str]:
+        """Instances behind an open breaker."""
+
+    def least_loaded(self) -> tuple[str, ...]:
+        """By the last replies, least first."""
+
+
+class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
+    """No instance took the request."""
+
+    def __init__(
+        self, full: frozenset[str] = frozenset(), missed: Placed | None = None, duplicate: bool = False
+    ) -> None:
+        super().__init__("no instance takes the request")
+        self.full = full
+        """Instances whose queue is full."""
+        self.missed = missed
+        """Where it would have gone, had its expected miss not refused it."""
+        self.duplicate = duplicate
+
+
+@value
+class Placed:
+    """A choice, the loads that it was made from, and what became of it."""
+
+    decision: Decision
+    reply: PlaceReply
+    candidates: tuple[str, ...]
+    features: Form
+    """Of the instance: what its first token is learned with."""
+
+
+@dataclass(slots=True)
+class Search:
+    """One search; ``run`` it once for every attempt."""
+
+    policy: Policy
+    order: QueueOrder
+    query: RouteQuery
+    """Nothing excluded but where it failed before."""
+    request: Request
+    fleet: Fleet
+    refuses: bool
+    decode_stall_s: float
+    rounds: list[Placed] = field(default_factory=list)
+    """Every choice, the last one last."""
+    full: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
+    trips: int = 0
+    """Times that the store was asked."""
+    _refreshed: bool = False
+    _ignores_breakers: bool = False
+    _stale_rounds: int = 0
+
+    def run(self) -> Steps[Placed]:
+        """The placed request; its last round.
+
+        Raises:
+            SearchFailed: see there.
+        """
+        for _ in range(MAX_ROUNDS):
+            try:
+                placed = yield from self._round()
+            except NoInstanceError:
+                yield from self._widen()
+                continue
+            if placed is None:
+                continue
+            self.rounds.append(placed)
+            match placed.reply.status:
+                case PlaceStatus.DISPATCHED | PlaceStatus.HELD:
+                    return placed
+                case PlaceStatus.MISSED:
+                    raise SearchFailed(missed=placed)
+                case PlaceStatus.DUPLICATE:
+                    raise SearchFailed(duplicate=True)
+                case PlaceStatus.QUEUE_FULL:
+                    self.full |= {placed.decision.instance_id}
+                case PlaceStatus.STALE:
+                    self._stale_rounds += 1
+        raise SearchFailed(self.full)
+
+    def _round(self) -> Steps[Placed | None]:
+        """One choice; None where nothing could be chosen from. Raises NoInstanceError."""
+        query, pair = self._candidates()
+        if not self.policy.weighs:
+            return (yield from self._observe_and_reserve(query, pair))
+        placement = self._placement(query, self._named(pair, query.excluded), len(pair), self.policy.beyond_from_s)
+        reply: PlaceReply = yield self._ask(placement)
+        if reply.status is PlaceStatus.LOOK:
+            further = tuple(name for name in reply.to_ask if name not in query.excluded)
+            placement = self._placement(query, (*pair, *further), len(pair) + len(further), None)
+            reply = yield self._ask(placement)
+        if reply.status is PlaceStatus.DUPLICATE:
+            raise SearchFailed(duplicate=True)
+        if reply.status is PlaceStatus.NOT_READY or reply.instance_id is None:
+            self.gone |= frozenset(pair)
+            yield lambda fleet: fleet.refresh()
+            return None
+        return self._placed(query, placement, reply)
+
+    def _ask(self, placement: Placement) -> Step:
+        self.trips += 1
+        return lambda fleet: fleet.place(placement)
+
+    def _candidates(self) -> tuple[RouteQuery, tuple[str, ...]]:
+        """Those to weigh, none behind an open breaker if there are others; and the query with what that excludes."""
+        view, query, policy = self.fleet.view, self.query, self.policy
+        excluded = query.excluded | self.full | self.gone
+        blocked = _NONE if self._ignores_breakers else self.fleet.blocked()
+        candidates = pair = policy.candidates(query.but(excluded) if excluded else query, view)
+        while blocked and not blocked.isdisjoint(candidates):
+            excluded |= blocked.intersection(candidates)
+            candidates = policy.candidates(query.but(excluded), view)
+        if excluded:
+            pair = policy.candidates(query.but(_NONE), view)
+        return query.but(excluded | blocked, pair), candidates
+
+    def _named(self, pair: tuple[str, ...], excluded: frozenset[str]) -> tuple[str, ...]:
+        """The candidates, then instances that may cost less: in a small fleet all."""
+        if self.policy.beyond_from_s is None:
+            return pair
+        ready = self.fleet.view.ready
+        others = ready if len(ready) <= MAX_NAMED else self.fleet.least_loaded()
+        return (*pair, *[name for name in others if name not in pair and name not in excluded])[:MAX_NAMED]
+
+    def _placement(
+        self, query: RouteQuery, named: tuple[str, ...], asked: int, beyond_from_s: float | None
+    ) -> Placement:
+        policy = self.policy
+        return Placement(
+            self.request,
+            query.chain,
+            named,
+            asked,
+            policy.weights(query, self.fleet.learned),
+            beyond_from_s,
+            self.order.rank_ms(self.request.slo_ms),
+            self.order.by_deadline,
+            self.refuses,
+            policy.rebalances,
+        )
+
+    def _placed(self, query: RouteQuery, placement: Placement, reply: PlaceReply) -> Placed:
+        """What the store chose, as a decision."""
+        chosen, loads, chain = reply.instance_id, reply.loads, query.chain
+        assert chosen is not None
+        load = loads[chosen]
+        features = features_of(load, chain, self.decode_stall_s)
+        other = loads.get(reply.alternative_id or "")
+        decision = Decision(
+            chosen,
+            load.hit_blocks,
+            chain.uncached_tokens(load.hit_blocks),
+            max(0.0, placement.weights.ttft.of(features)),
+            self.policy.reason(query, loads, chosen) if other is not None else Reason.ONLY_ONE,
+            reply.alternative_id,
+            0 if other is None else chain.uncached_tokens(other.hit_blocks),
+        )
+        return Placed(decision, reply, placement.instances[: placement.asked], features)
+
+    def _observe_and_reserve(self, query: RouteQuery, candidates: tuple[str, ...]) -> Steps[Placed | None]:
+        self.trips += 1
+        seen: Observation = yield lambda fleet: fleet.observe(candidates, query.chain)
+        query = replace(query, sequence=seen.sequence)
+        decision = self.policy.choose(query, seen.loads)
+        placement = self._placement(query, (decision.instance_id,), 1, None)
+        placement = replace(placement, max_pending_tokens=self._most(decision))
+        reply: PlaceReply = yield self._ask(placement)
+        if reply.status is PlaceStatus.NOT_READY:
+            self.gone |= {decision.instance_id}
+            yield lambda fleet: fleet.refresh()
+            return None
+        reply = replace(reply, loads=seen.loads, alternative_id=decision.alternative_id)
+        features = features_of(seen.loads[decision.instance_id], query.chain, self.decode_stall_s)
+        return Placed(decision, reply, candidates, features)
+
+    def _most(self, decision: Decision) -> int | None:
+        """Pending tokens up to which the choice is valid: less than one dispatch window more than it saw."""
+        if decision.seen_pending_tokens is None or self._stale_rounds >= CHECKED_ROUNDS:
+            return None
+        return decision.seen_pending_tokens + self.fleet.view.instances[decision.instance_id].dispatch_window_tokens
+
+    def _widen(self) -> Steps[None]:
+        """No instance can take the request: refresh the members, then try even those whose breaker is open."""
+        if self.full:
+            raise SearchFailed(self.full)
+        if not self._refreshed:
+            self._refreshed, self.gone = True, frozenset()
+            yield lambda fleet: fleet.refresh()
+        elif not self._ignores_breakers:
+            self._ignores_breakers = True
+        else:
+            raise SearchFailed

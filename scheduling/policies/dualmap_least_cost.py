@@ -1,0 +1,66 @@
+"""The default: DualMap's pair, and past it the instance that holds the prefix and the least loaded; the least cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+from scheduling.decision import Decision, Reason, RouteQuery
+from scheduling.instance import InstanceLoad
+from scheduling.learned import Learned
+from scheduling.policies.pair import pair_of
+from scheduling.settings import LeastCostSettings
+from scheduling.view import ClusterView
+from scheduling.weights import Form, Weights
+
+
+@dataclass(frozen=True)
+class DualMapLeastCost:
+    """The least ``work ahead + recompute_weight * own prefill + KV memory in use``, over a few instances.
+
+    Builds on DualMap (ICLR 2026): the rings still decide where a prefix belongs. Four things differ, each for a
+    measured reason (``docs/scheduling.md``). A recomputed token delays all requests queued behind it, so own prefill
+    weighs several times its own seconds. It weighs more where running requests fill the KV memory, since it then evicts
+    blocks that others would hit. Deferred work weighs little, since new requests overtake it. KV memory in use weighs
+    as well: where prompts are short and answers long, decoding is the bottleneck. And the instance that was last given
+    the prefix and the least loaded ones are weighed too, where they could cost less.
+    """
+
+    name: str
+    max_key_blocks: int
+    kv_weight_s: float
+    settings: LeastCostSettings = field(default_factory=LeastCostSettings)
+    rebalances: ClassVar[bool] = False
+    weighs: ClassVar[bool] = True
+    beyond_from_s: ClassVar[float] = 0.1
+
+    def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
+        return pair_of(query, view, self.max_key_blocks)
+
+    @cached_property
+    def _cost(self) -> Form:
+        settings = self.settings
+        return Form(
+            ahead_s=1.0,
+            progress_s=-1.0,
+            overtaken_s=settings.deferred_weight,
+            kv_demand=self.kv_weight_s,
+            compute_s=settings.recompute_weight,
+            crowded_compute_s=settings.recompute_weight * settings.crowding_weight,
+        )
+
+    def weights(self, query: RouteQuery, learned: Learned) -> Weights:
+        return Weights(self._cost, learned.ttft, Form(self.settings.miss_penalty * query.slo_s))
+
+    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str) -> Reason:
+        if chosen not in query.pair:
+            return Reason.BEYOND_PAIR
+        if len(loads) == 1:
+            return Reason.ONLY_ONE
+        most = max([load.hit_blocks for load in loads.values()])
+        return Reason.CACHE if loads[chosen].hit_blocks == most > 0 else Reason.COST
+
+    def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
+        raise NotImplementedError("the policy weighs: the store chooses by its weights")

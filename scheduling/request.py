@@ -1,0 +1,87 @@
+"""The life of a request in the fleet: one record, one table of transitions.
+
+    held ── GRANTED ──▶ dispatched ── FIRST_TOKEN ──▶ prefilled
+     │ ▲
+     └─┴ MIGRATED
+
+``finish`` ends a request in every state and releases what is left of it. Routers keep the request that owns the client;
+this record is the other shape: what the store keeps, in memory and in Redis, and what every plan reads.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from scheduling.errors import TransitionError
+from scheduling.values import documented, value
+
+
+class RequestState(StrEnum):
+    HELD = "held"
+    """Only the fleet knows it: it waits in an instance's queue, and can move."""
+    DISPATCHED = "dispatched"
+    """Its instance may be sent it; its prefill has not finished."""
+    PREFILLED = "prefilled"
+    """Its first token came, or is presumed to have come."""
+
+
+class RequestEvent(StrEnum):
+    GRANTED = "granted"
+    MIGRATED = "migrated"
+    FIRST_TOKEN = "first_token"
+
+
+_S, _E = RequestState, RequestEvent
+TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
+    (_S.HELD, _E.GRANTED): _S.DISPATCHED,
+    (_S.HELD, _E.MIGRATED): _S.HELD,
+    (_S.DISPATCHED, _E.FIRST_TOKEN): _S.PREFILLED,
+}
+
+
+def next_request_state(state: RequestState, event: RequestEvent) -> RequestState:
+    """The state after the event.
+
+    Raises:
+        TransitionError: the event is not legal in this state.
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise TransitionError(f"a request that is {state} cannot be {event}") from None
+
+
+@value
+class Request:
+    """One live request as the store knows it. Times are milliseconds of the store's clock; 0 means not yet."""
+
+    request_id: str = documented("its id; part of the key")
+    replica_id: str = documented("the replica that holds its client")
+    instance_id: str = documented("where it is held, or was sent; empty before it is placed")
+    state: RequestState = documented("`held`, `dispatched` or `prefilled`")
+    attempt: int = documented("1, and one more for every retry")
+    uncached_tokens: int = documented("prompt tokens to prefill: as placed, and as counted again when it is dispatched")
+    prompt_tokens: int = documented("length of the prompt")
+    expected_output_tokens: int = documented("assumed length of the answer")
+    slo_ms: int = documented("TTFT SLO")
+    enqueued_ms: int = documented("first reservation; retries and moves keep it, so deadlines do not slide", default=0)
+    dispatched_ms: int = documented("dispatch", default=0)
+    prefilled_ms: int = documented("first token", default=0)
+    alternative_id: str | None = documented(
+        "the next best instance, its target in a rebalance; may be empty", default=None
+    )
+    alternative_uncached_tokens: int = documented("prompt tokens to prefill there, as placed", default=0)
+    deferred: bool = documented(
+        "it cannot meet its deadline, and waits behind those that can: `0` or `1`", default=False
+    )
+    rejected: bool = documented("its instance holds enough deferred work: its replica turns it away", default=False)
+
+    @property
+    def context_tokens(self) -> int:
+        """KV memory it takes once dispatched, in tokens."""
+        return self.prompt_tokens + self.expected_output_tokens
+
+    @property
+    def deadline_ms(self) -> int:
+        """When its first token is due."""
+        return self.enqueued_ms + self.slo_ms

@@ -1,0 +1,42 @@
+-- include: instance, kv, terms
+-- Weighted sums over the counts of an instance; the caller defines the weights (scheduling/weights.py).
+local function weighted(weights, features)
+  local sum = 0
+  for name, weight in pairs(weights) do
+    sum = sum + weight * (features[name] or 0)
+  end
+  return sum
+end
+
+local function features_of(instance, uncached, prompt_tokens, now_ms)
+  local rate, kv_demand = instance.tokens_per_s, instance.context_tokens / instance.kv_capacity_tokens
+  local overtaken, silent_s = overtaken_tokens(instance), 0
+  if instance.pending_tokens > instance.deferred_tokens then
+    silent_s = math.max(0, now_ms - math.max(instance.last_prefill_ms, instance.work_since_ms)) / 1000
+  end
+  return {
+    constant = 1, ahead_s = (instance.pending_tokens - overtaken) / rate, overtaken_s = overtaken / rate, kv_demand = kv_demand,
+    compute_s = uncached / rate, uncached_tokens = uncached, attention_pairs = uncached * (prompt_tokens - uncached / 2),
+    crowded_compute_s = uncached / rate * kv_demand, stall_s = silent_s >= terms.stall_from_s and silent_s or 0,
+    progress_s = math.min(silent_s, instance.dispatched_tokens / rate),
+  }
+end
+
+-- What the request of an ask would cost on an instance, an expected miss of its SLO included.
+local function weigh(instance, chain, ask, now_ms)
+  local hit = hit_blocks(instance.kv_key, chain)
+  local uncached = uncached_tokens(ask.prompt_tokens, ask.block_tokens, hit)
+  local features = features_of(instance, uncached, ask.prompt_tokens, now_ms)
+  local missed = weighted(ask.ttft, features) > ask.slo_s
+  local cost = weighted(ask.cost, features) + (missed and weighted(ask.missed, features) or 0)
+  return { instance = instance, hit = hit, uncached = uncached, missed = missed, cost = cost }
+end
+
+-- What it would cost on one with nothing to do and such a hit, as fast as this one.
+local function idle_cost(instance, hit, ask)
+  local uncached = uncached_tokens(ask.prompt_tokens, ask.block_tokens, hit)
+  return weighted(ask.cost, {
+    constant = 1, compute_s = uncached / instance.tokens_per_s, uncached_tokens = uncached,
+    attention_pairs = uncached * (ask.prompt_tokens - uncached / 2),
+  })
+end

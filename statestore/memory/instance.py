@@ -1,0 +1,155 @@
+"""One instance's book: its description, its requests and counts, its KV metadata."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from scheduling.chain import Chain
+from scheduling.instance import InstanceLoad, InstanceSpec, kv_demand, overtaken_tokens
+from scheduling.lifecycle import SERVING
+from scheduling.load_window import LoadWindow
+from scheduling.queue_order import PLAN_LIMIT, QueueEntry, QueueHead
+from scheduling.request import Request, RequestState
+from scheduling.view import is_scheduled
+from statestore.memory.kv import KvMetadata
+
+
+class InstanceBook:
+    """The counts of one instance, kept equal to the sums over its requests by the methods that move them."""
+
+    def __init__(self, spec: InstanceSpec) -> None:
+        self.spec = spec
+        self.tokens_per_s = spec.prefill_tokens_per_s
+        self.pending_tokens = 0
+        self.dispatched_tokens = 0
+        self.deferred_tokens = 0
+        self.passed_over_tokens = 0
+        """By the last committed plan."""
+        self.context_tokens = 0
+        self.assigned = LoadWindow()
+        self.last_prefill_ms = 0
+        self.work_since_ms = 0
+        """When work on time came to an instance without any, or its state changed while work was pending."""
+        self.version = 0
+        self.queue: list[tuple[int, str]] = []
+        """Held requests by rank, then id."""
+        self.requests: dict[str, Request] = {}
+        """All that are held for it or running on it."""
+        self.kv = KvMetadata()
+
+    @property
+    def queued_requests(self) -> int:
+        return len(self.queue)
+
+    @property
+    def running_requests(self) -> int:
+        return len(self.requests) - len(self.queue)
+
+    def takes_requests(self) -> bool:
+        """Whether new requests may be placed on the instance, or held ones moved there."""
+        return is_scheduled(self.spec)
+
+    def has_room(self) -> bool:
+        """Whether one more request may be dispatched."""
+        spec = self.spec
+        return (
+            spec.state in SERVING
+            and self.dispatched_tokens < spec.dispatch_window_tokens
+            and self.running_requests < spec.max_running_requests
+        )
+
+    def work_s(self, kv_weight_s: float) -> float:
+        """Its load in seconds, by which the least loaded are ranked."""
+        overtaken = overtaken_tokens(
+            self.pending_tokens, self.dispatched_tokens, self.deferred_tokens, self.passed_over_tokens
+        )
+        ahead_s = (self.pending_tokens - overtaken) / self.tokens_per_s
+        return ahead_s + kv_weight_s * kv_demand(self.context_tokens, self.spec.kv_capacity_tokens)
+
+    # counting --------------------------------------------------------------------------------------------
+    def enter(self, request: Request, rank_ms: int, now_ms: int) -> None:
+        """Count a request in the state that it is in, listed with that rank where it is held."""
+        had_work = self.pending_tokens > self.deferred_tokens
+        self._count(request, 1)
+        if not had_work and self.pending_tokens > self.deferred_tokens:
+            self.work_since_ms = now_ms
+        self.requests[request.request_id] = request
+        if request.state is RequestState.HELD:
+            insort(self.queue, (rank_ms, request.request_id))
+
+    def leave(self, request: Request) -> int:
+        """Release all that ``enter`` counted; returns its rank, 0 if it was not held."""
+        self._count(request, -1)
+        del self.requests[request.request_id]
+        if request.state is not RequestState.HELD:
+            return 0
+        place = next(place for place, entry in enumerate(self.queue) if entry[1] == request.request_id)
+        return self.queue.pop(place)[0]
+
+    def _count(self, request: Request, sign: int) -> None:
+        tokens = sign * request.uncached_tokens
+        if request.state is not RequestState.PREFILLED:
+            self.pending_tokens += tokens
+        if request.state is RequestState.HELD:
+            self.deferred_tokens += tokens if request.deferred else 0
+            return
+        if request.state is RequestState.DISPATCHED:
+            self.dispatched_tokens += tokens
+        self.context_tokens += sign * request.context_tokens
+
+    def sums(self) -> tuple[int, int, int, int]:
+        """Pending, dispatched, deferred and context tokens, added up over the requests."""
+        pending = dispatched = deferred = context = 0
+        for request in self.requests.values():
+            tokens = request.uncached_tokens if request.state is not RequestState.PREFILLED else 0
+            pending += tokens
+            if request.state is RequestState.HELD:
+                deferred += tokens if request.deferred else 0
+                continue
+            dispatched += tokens
+            context += request.context_tokens
+        return pending, dispatched, deferred, context
+
+    # KV metadata -----------------------------------------------------------------------------------------
+    def stamp(self, chain: Chain, resident_blocks: int) -> None:
+        self.kv.stamp(chain.hashes, resident_blocks, self.spec.kv_capacity_tokens // chain.block_tokens)
+
+    # reading ---------------------------------------------------------------------------------------------
+    def load(self, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
+        spec = self.spec
+        busy_since_ms = max(self.last_prefill_ms, self.work_since_ms)
+        stalled_ms = now_ms - busy_since_ms if self.pending_tokens > self.deferred_tokens else 0
+        return InstanceLoad(
+            spec.instance_id,
+            spec.state,
+            self.pending_tokens,
+            self.dispatched_tokens,
+            self.queued_requests,
+            self.running_requests,
+            self.context_tokens,
+            len(self.kv),
+            self.assigned.read(now_ms),
+            self.tokens_per_s,
+            max(0, stalled_ms) / 1000,
+            spec.kv_capacity_tokens,
+            hit_blocks,
+            self.deferred_tokens,
+            self.passed_over_tokens,
+            spec.dispatch_window_tokens,
+            spec.max_running_requests,
+            spec.max_queued_requests,
+            self.version,
+        )
+
+    def head(self, now_ms: int) -> QueueHead:
+        """The head of the queue, for a planner."""
+        requests = self.requests
+        entries = [
+            QueueEntry(request_id, rank_ms, requests[request_id].uncached_tokens)
+            for rank_ms, request_id in self.queue[:PLAN_LIMIT]
+        ]
+        return QueueHead(now_ms, self.load(now_ms), tuple(entries))
+
+    def room(self, now_ms: int) -> QueueHead | None:
+        """The same where requests wait and one may be dispatched; else None."""
+        return self.head(now_ms) if self.queue and self.has_room() else None

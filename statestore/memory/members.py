@@ -1,0 +1,164 @@
+"""The members of one pool and the leases of those who serve it, as the state machine keeps them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.learned import Learned
+from scheduling.queue_order import QueueOrder
+from scheduling.settings import SchedulingSettings, with_overrides
+from statestore.base import Membership, SettingsChange
+from statestore.leases import Lease
+from statestore.memory.instance import InstanceBook
+from statestore.memory.leadership import Leadership
+from statestore.memory.logs import RebalanceWishes
+from statestore.memory.prefix_index import Ranking
+from statestore.memory.replicas import ReplicaLeases
+
+EMPTY_CACHE = frozenset({InstanceState.DOWN, InstanceState.STARTING})
+"""States at whose beginning an instance is believed to hold no KV blocks."""
+SETTINGS_HISTORY = 1000
+"""Changes of settings that are kept."""
+
+
+class Members:
+    """Instances, what is published of them, settings of the running fleet, and leases."""
+
+    def __init__(self, scheduling: SchedulingSettings, now_ms: Callable[[], int]) -> None:
+        self.now_ms = now_ms
+        self.epoch = 0
+        self.tree_version = 0
+        self.tree = HotnessTree()
+        self.learned = Learned()
+        self.instances: dict[str, InstanceBook] = {}
+        self.least_loaded = Ranking()
+        self.wanted = RebalanceWishes()
+        self.leadership = Leadership()
+        self.replicas = ReplicaLeases()
+        self.configured = scheduling
+        self.scheduling = scheduling
+        self.order = QueueOrder.of(scheduling)
+        self.overrides: dict[str, Any] = {}
+        self._settings_changes: deque[SettingsChange] = deque(maxlen=SETTINGS_HISTORY)
+
+    def membership(self) -> Membership:
+        specs = {instance_id: book.spec for instance_id, book in sorted(self.instances.items())}
+        return Membership(self.epoch, self.tree_version, specs, self.tree, self.learned, dict(self.overrides))
+
+    def change_settings(self, changes: Mapping[str, Any], *, by: str) -> None:
+        merged = {name: given for name, given in (self.overrides | dict(changes)).items() if given is not None}
+        self.scheduling = with_overrides(self.configured, merged)
+        self.order = QueueOrder.of(self.scheduling)
+        self.overrides = merged
+        self._settings_changes.appendleft(SettingsChange(self.now_ms(), by, dict(changes)))
+        self.epoch += 1
+
+    def settings_history(self, limit: int) -> Sequence[SettingsChange]:
+        return list(self._settings_changes)[:limit]
+
+    def put_instance(self, spec: InstanceSpec) -> None:
+        book = self.instances.get(spec.instance_id)
+        if book is None:
+            self.instances[spec.instance_id] = InstanceBook(spec)
+            self.epoch += 1
+            self.changed(self.instances[spec.instance_id])
+            return
+        self._describe(book, replace(spec, state=book.spec.state))
+
+    def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
+        self.check(fence)
+        book = self.instances.get(instance_id)
+        if book is None:
+            return False
+        self._describe(book, replace(book.spec, **changes))
+        return True
+
+    def _describe(self, book: InstanceBook, spec: InstanceSpec) -> None:
+        if spec != book.spec:
+            book.spec = spec
+            self.epoch += 1
+            self.changed(book)
+
+    def set_instance_state(
+        self,
+        instance_id: str,
+        state: InstanceState,
+        *,
+        expected: InstanceState | None = None,
+        fence: int | None = None,
+    ) -> bool:
+        self.check(fence)
+        book = self.instances.get(instance_id)
+        if book is None or (expected is not None and book.spec.state is not expected):
+            return False
+        if state in EMPTY_CACHE:
+            book.kv.clear()
+        elif book.spec.state is state:
+            return True
+        if book.spec.state is not state:
+            book.spec = replace(book.spec, state=state)
+            self.epoch += 1
+            if book.pending_tokens > 0:
+                book.work_since_ms = self.now_ms()
+        self.changed(book)
+        return True
+
+    def remove_instance(self, instance_id: str) -> bool:
+        book = self.instances.get(instance_id)
+        if book is None or book.requests:
+            return False
+        del self.instances[instance_id]
+        self.least_loaded.put(instance_id, None)
+        self.wanted.discard(instance_id)
+        self.epoch += 1
+        return True
+
+    def changed(self, book: InstanceBook) -> None:
+        """The end of every change of a book: its version and its rank."""
+        book.version += 1
+        score = book.work_s(self.scheduling.kv_weight_s) if book.takes_requests() else None
+        self.least_loaded.put(book.spec.instance_id, score)
+
+    def check(self, fence: int | None) -> None:
+        """Refuse the write of a deposed leader. Raises LeaseLostError."""
+        if fence is not None:
+            self.leadership.check(fence, self.now_ms())
+
+    # publications ----------------------------------------------------------------------------------------
+    def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int | None = None) -> int:
+        self.check(fence)
+        if tree.hot != self.tree.hot:
+            self.tree_version += 1
+        self.tree = HotnessTree(dict(tree.hot))
+        return self.tree_version
+
+    def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float], *, fence: int | None = None) -> None:
+        self.check(fence)
+        self.learned = learned
+        for instance_id, rate in tokens_per_s.items():
+            if instance_id in self.instances:
+                self.instances[instance_id].tokens_per_s = rate
+
+    # leases ------------------------------------------------------------------------------------------------
+    def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
+        return self.replicas.beat(replica_id, lease_ms, info, self.now_ms())
+
+    def retire(self, replica_id: str) -> None:
+        self.replicas.retire(replica_id)
+
+    def expired_replicas(self) -> Mapping[str, bool]:
+        return self.replicas.expired(self.now_ms())
+
+    def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
+        return self.leadership.acquire(owner, lease_ms, self.now_ms())
+
+    def renew_lease(self, lease: Lease, lease_ms: int) -> Lease:
+        return self.leadership.renew(lease, lease_ms, self.now_ms())
+
+    def release_lease(self, lease: Lease) -> None:
+        self.leadership.release(lease)

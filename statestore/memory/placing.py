@@ -1,0 +1,182 @@
+"""Placing in memory: the weighing of ``scheduling.placement.Placement`` and the reservation, in one step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduling.chain import Chain
+from scheduling.instance import InstanceLoad
+from scheduling.placement import Placement, PlaceReply, PlaceStatus
+from scheduling.queue_order import QueueHead
+from scheduling.request import Request, RequestState
+from scheduling.values import value
+from scheduling.weights import Form, attention_pairs, features_of
+from statestore.memory.instance import InstanceBook
+from statestore.memory.state import PoolState
+
+
+@value
+class _Offer:
+    """What the request would cost on an instance."""
+
+    cost: float
+    missed: bool
+    load: InstanceLoad
+
+
+class Placing:
+    """One placement. Lives for one call."""
+
+    def __init__(self, state: PoolState, placement: Placement) -> None:
+        self._state = state
+        self._placement = placement
+        self._stall_from_s = state.scheduling.decode_stall_s
+        self._now_ms = state.now_ms()
+        self._slo_s = placement.request.slo_ms / 1000
+        self._seen: dict[str, InstanceLoad] = {}
+        self._offers: list[_Offer] = []
+        self._to_ask: list[str] = []
+        self._ranking = state.least_loaded.first()
+
+    def run(self) -> PlaceReply:
+        placement, request = self._placement, self._placement.request
+        known = self._state.requests.get(request.request_id)
+        if known is not None:
+            return self._standing(known)
+        for instance_id in placement.instances[: placement.asked]:
+            self._weigh(instance_id)
+        if not self._offers:
+            return self._reply(PlaceStatus.NOT_READY)
+        if placement.beyond_from_s is not None:
+            self._look_beyond(placement.beyond_from_s)
+            if self._to_ask:
+                return self._reply(PlaceStatus.LOOK)
+        chosen, *others = sorted(self._offers, key=lambda offer: offer.cost)
+        return self._reserve(chosen, others[0].load if others else None)
+
+    def _standing(self, known: Request) -> PlaceReply:
+        """A repetition after a lost answer gets the present state; another request of the id is left alone."""
+        request = self._placement.request
+        if (known.replica_id, known.attempt) != (request.replica_id, request.attempt):
+            return self._reply(PlaceStatus.DUPLICATE)
+        self._consider(known.instance_id)
+        if self._to_ask:
+            return self._reply(PlaceStatus.LOOK)
+        status = PlaceStatus.HELD if known.state is RequestState.HELD else PlaceStatus.DISPATCHED
+        return self._reply(status, replace(known, alternative_id=None))
+
+    def _weigh(self, instance_id: str) -> None:
+        book, chain = self._state.instances.get(instance_id), self._placement.chain
+        if book is None or instance_id in self._seen:
+            return
+        load = book.load(self._now_ms, book.kv.hit_blocks(chain.hashes))
+        self._seen[instance_id] = load
+        if book.takes_requests():
+            weights, features = self._placement.weights, features_of(load, chain, self._stall_from_s)
+            missed = weights.ttft.of(features) > self._slo_s
+            self._offers.append(_Offer(weights.cost_of(features, self._slo_s), missed, load))
+
+    def _look_beyond(self, from_s: float) -> None:
+        """Weigh others where they may cost less. Their least cost: the prefill that the deepest known hit leaves."""
+        state, chain = self._state, self._placement.chain
+        best = min(self._offers, key=lambda offer: offer.cost)
+        holder, depth = state.prefixes.find(chain)
+        least_cost = from_s + self._placement.weights.cost.of(_idle(chain, max(best.load.hit_blocks, depth), best.load))
+        best_cost = best.cost
+        if holder is not None and least_cost < best_cost and holder in state.least_loaded:
+            self._consider(holder)
+            best_cost = min(offer.cost for offer in self._offers)
+        for instance_id, work_s in self._ranking:
+            if work_s + least_cost < best_cost:
+                self._consider(instance_id)
+                best_cost = min(offer.cost for offer in self._offers)
+
+    def _consider(self, instance_id: str) -> None:
+        if instance_id in self._placement.instances:
+            self._weigh(instance_id)
+        elif instance_id not in self._to_ask:
+            self._to_ask.append(instance_id)
+
+    def _reserve(self, chosen: _Offer, other: InstanceLoad | None) -> PlaceReply:
+        placement, load = self._placement, chosen.load
+        book = self._state.instances[load.instance_id]
+        first = placement.request.attempt == 1
+        goes_now = self._goes_now(book, chosen)
+        request = self._request(book, chosen, other, goes_now)
+        if placement.max_pending_tokens is not None and load.pending_tokens > placement.max_pending_tokens:
+            return self._reply(PlaceStatus.STALE, request)
+        if placement.refuses and chosen.missed:
+            return self._reply(PlaceStatus.MISSED, request)
+        if not goes_now and first and book.queued_requests >= book.spec.max_queued_requests:
+            return self._reply(PlaceStatus.QUEUE_FULL, request)
+        self._enter(book, request, goes_now)
+        if first:
+            self._state.log_arrival(placement.chain, self._now_ms)
+        if placement.rebalances and chosen.missed:
+            self._state.wanted.add(load.instance_id, self._now_ms)
+        if goes_now:
+            return self._reply(PlaceStatus.DISPATCHED, request)
+        return self._reply(PlaceStatus.HELD, request, book.room(self._now_ms))
+
+    def _goes_now(self, book: InstanceBook, chosen: _Offer) -> bool:
+        is_idle = book.dispatched_tokens == 0 and chosen.load.kv_demand < 1.0
+        on_time = not (self._placement.defers and chosen.missed)
+        return not book.queue and book.has_room() and (is_idle or on_time)
+
+    def _request(self, book: InstanceBook, chosen: _Offer, other: InstanceLoad | None, goes_now: bool) -> Request:
+        """Weighed by reserved blocks as well, but counted by resident ones: only these are certainly computed before
+        it."""
+        chain, asked = self._placement.chain, self._placement.request
+        return replace(
+            asked,
+            instance_id=chosen.load.instance_id,
+            state=RequestState.DISPATCHED if goes_now else RequestState.HELD,
+            uncached_tokens=chain.uncached_tokens(book.kv.resident_blocks(chain.hashes)),
+            enqueued_ms=asked.enqueued_ms or self._now_ms,
+            dispatched_ms=self._now_ms if goes_now else 0,
+            alternative_id=None if other is None else other.instance_id,
+            alternative_uncached_tokens=0 if other is None else chain.uncached_tokens(other.hit_blocks),
+        )
+
+    def _enter(self, book: InstanceBook, request: Request, goes_now: bool) -> None:
+        state, chain = self._state, self._placement.chain
+        if not goes_now:
+            state.chains[request.request_id] = chain
+        book.stamp(chain, len(chain.hashes) if goes_now else book.kv.resident_blocks(chain.hashes))
+        book.assigned = book.assigned.add(self._now_ms, request.uncached_tokens)
+        state.enter(book, request, request.enqueued_ms + self._placement.rank_ms)
+        state.prefixes.stamp(chain, request.instance_id)
+        state.replicas.meet(request.replica_id, self._now_ms)
+
+    def _reply(self, status: PlaceStatus, request: Request | None = None, queue: QueueHead | None = None) -> PlaceReply:
+        state = self._state
+        told = PlaceReply(
+            status,
+            state.epoch,
+            state.tree_version,
+            self._now_ms,
+            self._seen,
+            least_loaded=self._ranking,
+            to_ask=tuple(self._to_ask),
+        )
+        if request is None:
+            return told
+        return replace(
+            told,
+            instance_id=request.instance_id,
+            alternative_id=request.alternative_id,
+            uncached_tokens=request.uncached_tokens,
+            enqueued_ms=request.enqueued_ms,
+            queue=queue,
+        )
+
+
+def _idle(chain: Chain, hit_blocks: int, alike: InstanceLoad) -> Form:
+    """The features of an idle instance with such a hit, as fast as ``alike``."""
+    uncached_tokens = chain.uncached_tokens(hit_blocks)
+    return Form(
+        1.0,
+        compute_s=uncached_tokens / alike.prefill_tokens_per_s,
+        uncached_tokens=uncached_tokens,
+        attention_pairs=attention_pairs(uncached_tokens, chain.prompt_tokens),
+    )

@@ -1,0 +1,291 @@
+"""The state machine of one pool: the life of its requests, and what keeps them consistent.
+
+No I/O; the time comes from ``now_ms``. Methods return what the contract in ``statestore.base`` says; grants to replicas
+collect in an outbox that the caller drains after each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import orjson
+
+from scheduling.chain import Chain
+from scheduling.granting import CommitReply, Grant
+from scheduling.instance import InstanceLoad
+from scheduling.learning import FirstToken, PromptLength, Sample
+from scheduling.placement import Observation
+from scheduling.queue_order import QueueHead, QueuePlan
+from scheduling.rebalance import HotQueue
+from scheduling.request import Request, RequestEvent, RequestState, next_request_state
+from scheduling.settings import SchedulingSettings
+from statestore.base import (
+    NOTHING_DONE,
+    Arrival,
+    MigrateStatus,
+    Migration,
+    PoolSnapshot,
+    Transition,
+)
+from statestore.memory.instance import InstanceBook
+from statestore.memory.logs import BoundedLog
+from statestore.memory.members import Members
+from statestore.memory.prefix_index import PrefixIndex
+
+SAMPLE_LOG = 4096
+"""Entries of the sample log: some seconds of first tokens, until a new leader reads them."""
+
+
+class PoolState(Members):
+    """One pool's whole state. Not thread-safe; every method runs to its end without giving control away."""
+
+    def __init__(self, scheduling: SchedulingSettings, now_ms: Callable[[], int]) -> None:
+        super().__init__(scheduling, now_ms)
+        self.requests: dict[str, Request] = {}
+        self.chains: dict[str, Chain] = {}
+        """Of held requests."""
+        self.migrations: dict[str, int] = {}
+        self.arrival_log: BoundedLog[tuple[int, tuple[int, ...]]] = BoundedLog(scheduling.hotness_window_requests)
+        self.sample_log: BoundedLog[FirstToken | PromptLength] = BoundedLog(SAMPLE_LOG)
+        self.prefixes = PrefixIndex(scheduling.prefix_samples)
+        self.observations = 0
+        self._outbox: list[Grant] = []
+
+    def take_grants(self) -> Sequence[Grant]:
+        """Messages to replicas since the last call, in order."""
+        if not self._outbox:
+            return ()
+        taken, self._outbox = self._outbox, []
+        return taken
+
+    # the life of a request -------------------------------------------------------------------------------
+    def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
+        self.observations += 1
+        now_ms, books = self.now_ms(), self.instances
+        loads = {
+            instance_id: books[instance_id].load(now_ms, books[instance_id].kv.hit_blocks(chain.hashes))
+            for instance_id in instance_ids
+            if instance_id in books
+        }
+        return Observation(self.epoch, self.tree_version, self.observations, loads)
+
+    def enter(self, book: InstanceBook, request: Request, rank_ms: int) -> None:
+        """Count a request on an instance."""
+        book.enter(request, rank_ms, self.now_ms())
+        self.requests[request.request_id] = request
+        self.changed(book)
+
+    def commit(self, plan: QueuePlan, *, replica_id: str = "") -> CommitReply:
+        book = self.instances.get(plan.instance_id)
+        if book is None:
+            return CommitReply()
+        if book.version != plan.version:
+            return CommitReply(queue=book.head(self.now_ms()))
+        book.passed_over_tokens = plan.passed_over_tokens
+        grants = []
+        for step in plan.steps:
+            request = self.requests.get(step.request_id)
+            if request is None or request.state is not RequestState.HELD or request.instance_id != plan.instance_id:
+                continue
+            if step.deferred_to_ms is not None:
+                self._defer(book, request, step.deferred_to_ms, step.rejected)
+                if not step.rejected:
+                    continue
+                grants.append(_grant_of(request, -1))
+            else:
+                grants.append(self._dispatch(book, request))
+            self._tell(grants[-1], replica_id)
+        self.changed(book)
+        return CommitReply(tuple(grants), book.room(self.now_ms()))
+
+    def _dispatch(self, book: InstanceBook, request: Request) -> Grant:
+        """Counted again: by now requests before it may have brought its prefix."""
+        now_ms, chain = self.now_ms(), self.chains.pop(request.request_id, None)
+        tokens = request.uncached_tokens
+        book.leave(request)
+        if chain is not None:
+            tokens = chain.uncached_tokens(book.kv.resident_blocks(chain.hashes))
+            book.stamp(chain, len(chain.hashes))
+        dispatched = replace(
+            request,
+            state=next_request_state(request.state, RequestEvent.GRANTED),
+            dispatched_ms=now_ms,
+            uncached_tokens=tokens,
+            deferred=False,
+            rejected=False,
+        )
+        self.requests[request.request_id] = dispatched
+        book.enter(dispatched, 0, now_ms)
+        return replace(_grant_of(dispatched, tokens), deferred=request.deferred)
+
+    def _defer(self, book: InstanceBook, request: Request, rank_ms: int, rejected: bool) -> None:
+        book.leave(request)
+        request = replace(request, deferred=True, rejected=rejected)
+        self.requests[request.request_id] = request
+        book.enter(request, rank_ms, self.now_ms())
+
+    def _tell(self, grant: Grant, replica_id: str) -> None:
+        if grant.replica_id != replica_id:
+            self._outbox.append(grant)
+
+    def first_token(self, request_id: str, instance_id: str, *, note: str = "") -> Transition:
+        request = self.requests.get(request_id)
+        if request is None or request.instance_id != instance_id or request.state is not RequestState.DISPATCHED:
+            return NOTHING_DONE
+        now_ms, book = self.now_ms(), self.instances[instance_id]
+        state = next_request_state(request.state, RequestEvent.FIRST_TOKEN)
+        prefilled = replace(request, state=state, prefilled_ms=now_ms)
+        book.leave(request)
+        book.enter(prefilled, 0, now_ms)
+        self.requests[request_id] = prefilled
+        if note:
+            features = orjson.loads(note).get("features")
+            self.sample_log.add(
+                FirstToken(
+                    instance_id,
+                    request.uncached_tokens,
+                    request.enqueued_ms,
+                    request.dispatched_ms,
+                    book.last_prefill_ms,
+                    now_ms,
+                    None if features is None else tuple(features),
+                )
+            )
+        book.last_prefill_ms = now_ms
+        self.changed(book)
+        return Transition(True, book.room(now_ms))
+
+    def finish(
+        self, request_id: str, *, replica_id: str | None = None, attempt: int | None = None, note: str = ""
+    ) -> Transition:
+        request = self.requests.get(request_id)
+        if request is None or replica_id not in (None, request.replica_id):
+            return NOTHING_DONE
+        if attempt is not None and request.attempt > attempt:
+            return NOTHING_DONE
+        book = self.instances[request.instance_id]
+        book.leave(request)
+        del self.requests[request_id]
+        self.chains.pop(request_id, None)
+        if note:
+            noted = orjson.loads(note)
+            self.sample_log.add(PromptLength(noted["text_bytes"], noted["tokens"]))
+        self.changed(book)
+        return Transition(True, book.room(self.now_ms()))
+
+    def records(self, request_ids: Iterable[str]) -> dict[str, Request]:
+        known = self.requests
+        return {request_id: known[request_id] for request_id in request_ids if request_id in known}
+
+    def adopt(self, requests: Sequence[Request]) -> int:
+        adopted = 0
+        for request in requests:
+            book = self.instances.get(request.instance_id)
+            if book is not None and request.request_id not in self.requests:
+                self.enter(book, request, self.order.rank_of(request))
+                self.replicas.meet(request.replica_id, self.now_ms())
+                adopted += 1
+        return adopted
+
+    # queues and moves --------------------------------------------------------------------------------------
+    def loads(self) -> dict[str, InstanceLoad]:
+        now_ms = self.now_ms()
+        return {instance_id: book.load(now_ms) for instance_id, book in sorted(self.instances.items())}
+
+    def queue_head(self, instance_id: str) -> QueueHead | None:
+        book = self.instances.get(instance_id)
+        return None if book is None else book.head(self.now_ms())
+
+    def queue(self, instance_id: str) -> HotQueue | None:
+        book = self.instances.get(instance_id)
+        if book is None:
+            return None
+        now_ms = self.now_ms()
+        held = tuple(self.requests[request_id] for _, request_id in book.queue)
+        others = sorted({request.alternative_id for request in held if request.alternative_id is not None})
+        alternatives = {other: self.instances[other].load(now_ms) for other in others if other in self.instances}
+        return HotQueue(now_ms, book.load(now_ms), held, alternatives)
+
+    def migrate(self, request: Request, target_id: str, *, reason: str, fence: int) -> Migration:
+        self.check(fence)
+        now_ms, held = self.now_ms(), self.requests.get(request.request_id)
+        source_id = request.instance_id
+        if held is None or held.state is not RequestState.HELD or held.instance_id != source_id:
+            return Migration(MigrateStatus.NOT_HELD)
+        target = self.instances.get(target_id)
+        if target is None or not target.takes_requests() or target_id == source_id:
+            return Migration(MigrateStatus.NOT_READY)
+        if target.queued_requests >= target.spec.max_queued_requests:
+            return Migration(MigrateStatus.QUEUE_FULL)
+        source, chain = self.instances[source_id], self.chains.get(held.request_id)
+        source.leave(held)
+        there = held.prompt_tokens if chain is None else chain.uncached_tokens(target.kv.hit_blocks(chain.hashes))
+        moved = replace(
+            held,
+            state=next_request_state(held.state, RequestEvent.MIGRATED),
+            instance_id=target_id,
+            uncached_tokens=there,
+            alternative_id=source_id,
+            alternative_uncached_tokens=held.uncached_tokens,
+            deferred=False,
+            rejected=False,
+        )
+        self.enter(target, moved, self.order.rank_of(moved))
+        target.assigned = target.assigned.add(now_ms, there)
+        self.changed(source)
+        self.migrations[reason] = self.migrations.get(reason, 0) + 1
+        return Migration(MigrateStatus.MIGRATED, target.room(now_ms))
+
+    # the leader's logs and publications ---------------------------------------------------------------------
+    def log_arrival(self, chain: Chain, now_ms: int) -> None:
+        self.arrival_log.add((now_ms, chain.hashes[: self.configured.max_key_blocks]))
+
+    def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
+        return [Arrival(entry_id, at_ms, head) for entry_id, (at_ms, head) in self.arrival_log.after(after, limit)]
+
+    def samples(self, after: str, limit: int) -> Sequence[Sample]:
+        return [Sample(entry_id, lesson) for entry_id, lesson in self.sample_log.after(after, limit)]
+
+    # when processes die ---------------------------------------------------------------------------------------
+    def reap(self, replica_id: str, *, fence: int | None = None) -> int:
+        self.check(fence)
+        if self.replicas.alive(replica_id, self.now_ms()):
+            return 0
+        left = [request for request in self.requests.values() if request.replica_id == replica_id]
+        for request in left:
+            self.finish(request.request_id)
+        self.replicas.forget(replica_id)
+        return len(left)
+
+    def repair(self, *, fence: int | None = None) -> int:
+        self.check(fence)
+        repaired = 0
+        for book in self.instances.values():
+            sums = book.sums()
+            if sums != (book.pending_tokens, book.dispatched_tokens, book.deferred_tokens, book.context_tokens):
+                book.pending_tokens, book.dispatched_tokens, book.deferred_tokens, book.context_tokens = sums
+                self.changed(book)
+                repaired += 1
+        return repaired
+
+    def requests_of(self, replica_id: str) -> Sequence[Request]:
+        return [request for request in self.snapshot().requests if request.replica_id == replica_id]
+
+    def snapshot(self) -> PoolSnapshot:
+        requests = sorted(self.requests.values(), key=lambda request: (request.enqueued_ms, request.request_id))
+        return PoolSnapshot(
+            self.now_ms(),
+            self.epoch,
+            self.tree_version,
+            self.membership().instances,
+            self.loads(),
+            tuple(requests),
+            self.replicas.all(),
+            self.leadership.current(self.now_ms()),
+            dict(self.migrations),
+        )
+
+
+def _grant_of(request: Request, uncached_tokens: int) -> Grant:
+    return Grant(request.request_id, request.instance_id, request.replica_id, request.attempt, uncached_tokens)

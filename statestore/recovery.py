@@ -1,0 +1,73 @@
+"""Recovery: what the store lost is entered again, and what it still has but is over here is finished.
+
+One path for a replica that starts under its old id, one whose lease expired, a store that came back empty or from an
+older snapshot, and a replica that decided alone for a while. It is built from the live requests; nothing else
+remembers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from scheduling.instance import InstanceSpec
+from scheduling.request import Request, RequestState
+from statestore.base import Membership, PoolStore
+from statestore.batches import batches, for_each
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a recovery did."""
+
+    released: int
+    """Requests that the store had although they are over here."""
+    adopted: int
+
+
+async def restore_members(pool: PoolStore, members: Iterable[InstanceSpec]) -> int:
+    """Enter members that the store does not know; the known stay as they are. Returns how many."""
+    known = (await pool.membership()).instances
+    missing = [spec for spec in members if spec.instance_id not in known]
+    await for_each(missing, pool.put_instance)
+    return len(missing)
+
+
+async def recover_requests(pool: PoolStore, stored: Sequence[Request], live: Sequence[Request]) -> Recovered:
+    """Make the store agree with a replica about the replica's own requests.
+
+    ``stored`` is what the store had of them, read before ``live`` was: what was placed in between stays. The replica
+    holds the clients' connections: it knows which requests are live, and where the dispatched ones are. A held request
+    stays as the store has it, as it may have been moved or granted since. What is entered again keeps its place in the
+    order of arrival. Another replica's live request of the same id is left alone.
+    """
+    former, here = {request.request_id: request for request in stored}, {request.request_id for request in live}
+    wrong = [request for request in live if not _stands(request, former.get(request.request_id))]
+    over = [request for request in stored if request.request_id not in here]
+    moved = [former[request.request_id] for request in wrong if request.request_id in former]
+    await for_each(
+        [*over, *moved],
+        lambda request: pool.finish(request.request_id, replica_id=request.replica_id, attempt=request.attempt),
+    )
+    adopted = 0
+    for batch in batches([_as_stored(request, former.get(request.request_id)) for request in wrong]):
+        adopted += await pool.adopt(batch)
+    return Recovered(len(over), adopted)
+
+
+def lost_members(found: Membership, known: Membership) -> bool:
+    """Whether the store forgot members: their epoch only ever grows, and does whenever one of them leaves."""
+    if found.epoch == known.epoch:
+        return not known.instances.keys() <= found.instances.keys()
+    return found.epoch < known.epoch
+
+
+def _stands(mine: Request, stored: Request | None) -> bool:
+    """Whether the store may keep what it has of a live request."""
+    if stored is None or stored.attempt != mine.attempt:
+        return False
+    return mine.state is RequestState.HELD or (mine.state, mine.instance_id) == (stored.state, stored.instance_id)
+
+
+def _as_stored(request: Request, former: Request | None) -> Request:
+    return request if former is None else replace(request, enqueued_ms=former.enqueued_ms)

@@ -1,0 +1,26 @@
+"""Constants of the scripts: they are the same in every call of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scheduling.queue_order import PLAN_LIMIT
+from scheduling.settings import SchedulingSettings
+from statestore.memory.prefix_index import LEAST_LOADED
+from statestore.memory.replicas import FIRST_LEASE_MS
+from statestore.memory.state import SAMPLE_LOG
+from statestore.redis.codec import HASH_BYTES
+
+
+def terms_of(scheduling: SchedulingSettings) -> Mapping[str, float]:
+    return {
+        "kv_weight_s": scheduling.kv_weight_s,
+        "stall_from_s": scheduling.decode_stall_s,
+        "plan_limit": PLAN_LIMIT,
+        "least_loaded": LEAST_LOADED,
+        "first_lease_ms": FIRST_LEASE_MS,
+        "arrivals": scheduling.hotness_window_requests,
+        "head_bytes": scheduling.max_key_blocks * HASH_BYTES,
+        "samples": scheduling.prefix_samples,
+        "taught": SAMPLE_LOG,
+    }

@@ -1,0 +1,27 @@
+"""A placement that goes where a test says."""
+
+from __future__ import annotations
+
+import zlib
+
+from scheduling.chain import Chain
+from scheduling.placement import Placement
+from scheduling.request import Request, RequestState
+from scheduling.weights import PLAIN_TTFT, Form, Weights
+
+_MISSED = Form(constant=1e9)
+"""An expected TTFT that no SLO allows."""
+
+
+def placement(
+    request_id: str, instance_id: str = "a", tokens: int = 1000, *, other: str | None = None,
+    hashes: tuple[int, ...] = (), block_tokens: int = 128, replica_id: str = "replica-1", attempt: int = 1,
+    output_tokens: int = 64, slo_ms: int = 5000, rank_ms: int = 0, overloaded: bool = False,
+) -> Placement:  # fmt: skip
+    """A request with ``tokens`` of a prompt of its own for the instance, and ``other`` as its next best; one that is
+    ``overloaded`` is expected to miss its SLO, and asks for a rebalance."""
+    request = Request(request_id, replica_id, "", RequestState.HELD, attempt, 0, tokens, output_tokens, slo_ms)
+    chain = Chain(hashes or (zlib.crc32(request_id.encode()),), block_tokens, tokens)
+    named = (instance_id,) if other is None else (instance_id, other)  # all cost the same: the first is taken
+    weights = Weights(Form(), _MISSED if overloaded else PLAIN_TTFT)
+    return Placement(request, chain, named, len(named), weights, rank_ms=rank_ms, rebalances=overloaded)

@@ -1,0 +1,292 @@
+"""A pool as a replica's searches and plans see it: plans of queues that it made room in, and what replies told last."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from router.errors import QueueFullError, SloUnreachableError
+from router.outcome import FailureKind, InstanceFailure, Outcome
+from router.runtime import Runtime
+from scheduling.leader_jobs import sweep_queue
+from scheduling.queue_order import QueueOrder
+from scheduling.request import RequestState
+from scheduling.settings import SchedulingSettings
+from scheduling.steps import drive
+from statestore.errors import StoreUnavailableError
+
+LONG = "word " * 1000
+"""1250 tokens: more than the dispatch window, 1.25 s of prefill."""
+DEADLINES = SchedulingSettings(policy="dualmap", queue_order="deadline", block_tokens=16, max_deferred_s=0.0)
+
+
+async def held_request(runtime: Runtime, tools: Any, **fields: Any) -> asyncio.Task[Any]:
+    task = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG, **fields)))
+    await tools.settle()
+    assert not task.done()
+    return task
+
+
+async def busy_instance(runtime: Runtime, tools: Any) -> list[Any]:
+    """Two requests fill the instance; with the first token of one there is room, though not for late work."""
+    return [await runtime.lifecycle.place(tools.request(f"{number} " + "word " * 500)) for number in range(2)]
+
+
+async def state_of(store: Any, request_id: str) -> RequestState:
+    state: RequestState = (await store.pool("default").records([request_id]))[request_id].state
+    return state
+
+
+# who plans -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("makes_room", ["first_token", "finish", "reroute"])
+async def test_the_replica_that_makes_room_grants_whatever_replica_a_held_request_is_of(
+    start_runtime: Any, store: Any, tools: Any, makes_room: str
+) -> None:
+    one = await start_runtime(instances=(tools.spec("a"),))
+    other = await start_runtime()
+    filling = await one.lifecycle.place(tools.request(f"1 {LONG}"))
+    held = await held_request(other, tools)
+
+    if makes_room == "first_token":
+        filling.first_token()
+    elif makes_room == "finish":
+        filling.finish(Outcome.CLIENT_GONE)
+    else:
+        with pytest.raises(Exception, match="no other instance is ready"):
+            await filling.reroute(InstanceFailure(FailureKind.CONNECT))
+
+    granted = await asyncio.wait_for(held, 5)
+    assert granted.instance_id == "a"
+    for request in (filling, granted):
+        request.finish(Outcome.COMPLETED)
+
+
+async def test_grants_of_its_own_requests_need_no_message(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    filling = await runtime.lifecycle.place(tools.request(f"1 {LONG}"))
+    held = await held_request(runtime, tools)
+    await store.pool("default").close()  # its grant stream ends, and is opened again after the poll interval
+
+    filling.first_token()
+    await tools.settle()
+
+    assert held.done()
+    for request in (filling, await held):
+        request.finish(Outcome.COMPLETED)
+
+
+async def test_a_request_that_is_held_where_there_is_room_is_planned_by_its_own_replica(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    """Nothing will happen on the instance, so nobody else would be told."""
+    tampered = tools.Tampered(store)
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
+    pool = store.pool("default")
+    await pool.place(tools.placement("first", tokens=1200))
+    await pool.place(tools.placement("left behind", tokens=100))  # held; its replica died before it planned
+    await pool.first_token("first", "a")
+    assert await state_of(store, "left behind") is RequestState.HELD
+
+    request = await asyncio.wait_for(runtime.lifecycle.place(tools.request("x" * 400)), 5)
+
+    assert await state_of(store, "left behind") is RequestState.DISPATCHED
+    assert "commit" in tampered.calls
+    request.finish(Outcome.COMPLETED)
+
+
+async def test_a_planner_that_dies_costs_nothing_as_the_leaders_sweep_plans_that_queue(
+    start_runtime: Any, store: Any, tools: Any, scheduling: Any
+) -> None:
+    tampered = tools.Tampered(store)
+    dying = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
+    other = await start_runtime()
+    filling = await dying.lifecycle.place(tools.request(f"1 {LONG}"))
+    held = await held_request(other, tools)
+
+    async def dies(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    tampered.before["commit"] = dies
+    filling.first_token()
+    await tools.settle()
+    assert not held.done()
+
+    swept = await drive(sweep_queue("a", QueueOrder.of(scheduling)), store.pool("default"))
+
+    assert swept == 1
+    granted = await asyncio.wait_for(held, 5)
+    for request in (filling, granted):
+        request.finish(Outcome.COMPLETED)
+
+
+async def test_a_plan_that_another_planner_overtook_is_made_again_on_the_queue_as_it_is_then(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    tampered = tools.Tampered(store)
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
+    filling = await runtime.lifecycle.place(tools.request(f"1 {LONG}"))
+    gone, held = await held_request(runtime, tools), await held_request(runtime, tools)
+    raced: list[Any] = []
+
+    async def overtaken(plan: Any, **_: Any) -> None:
+        if not raced:
+            raced.append(plan)
+            gone.cancel()
+            await tools.settle()
+
+    tampered.before["commit"] = overtaken
+    filling.first_token()
+    granted = await asyncio.wait_for(held, 5)
+
+    assert granted.instance_id == "a"
+    assert tampered.calls.count("commit") >= 2
+    for request in (filling, granted):
+        request.finish(Outcome.COMPLETED)
+    await tools.settle()
+    assert (await store.pool("default").snapshot()).requests == ()
+
+
+async def test_a_plan_that_could_not_be_committed_is_no_reason_to_fail_a_request(
+    start_runtime: Any, store: Any, tools: Any, clock: Any
+) -> None:
+    """The leader's sweep plans that queue."""
+    tampered = tools.Tampered(store)
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
+    pool = store.pool("default")
+    await pool.place(tools.placement("first", tokens=1200))
+    await pool.place(tools.placement("left behind", tokens=100))
+    await pool.first_token("first", "a")
+
+    async def away(*_: Any, **__: Any) -> None:
+        raise StoreUnavailableError("just now")
+
+    tampered.before["commit"] = away
+    held = await held_request(runtime, tools)
+    tampered.before.clear()
+    await drive(sweep_queue("a", runtime.pools.pools["default"].fleet.order), pool)
+
+    request = await asyncio.wait_for(held, 5)
+    request.finish(Outcome.COMPLETED)
+
+
+# rejections ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheduling", [DEADLINES])
+async def test_a_rejected_request_is_refused_by_the_replica_that_planned_it(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    filling = await busy_instance(runtime, tools)
+    held = await held_request(runtime, tools, slo_s=2.0)
+    await store.pool("default").close()  # nothing is told by the stream
+    clock.now_s += 2.0
+
+    filling[0].first_token()
+    await tools.settle()
+
+    with pytest.raises(QueueFullError, match="max_deferred_s"):
+        await asyncio.wait_for(held, 5)
+    await tools.settle()
+    assert len((await store.pool("default").snapshot()).requests) == 2
+    for request in filling:
+        request.finish(Outcome.COMPLETED)
+    await tools.settle()
+    assert (await store.pool("default").snapshot()).requests == ()
+
+
+@pytest.mark.parametrize("scheduling", [DEADLINES])
+@pytest.mark.parametrize("told_by", ["stream", "records"])
+async def test_a_request_that_another_replica_rejected_is_refused_by_its_own(
+    start_runtime: Any, store: Any, clock: Any, tools: Any, told_by: str
+) -> None:
+    one = await start_runtime(instances=(tools.spec("a"),))
+    other = await start_runtime()
+    filling = await busy_instance(one, tools)
+    held = await held_request(other, tools, slo_s=2.0)
+    if told_by == "records":
+        other.pools.pools["default"].grant_waiters.deliver = lambda grant: None
+    clock.now_s += 2.0
+
+    filling[0].first_token()
+    await tools.settle()
+
+    assert held.done() is (told_by == "stream")
+    await clock.advance(1.1)
+    with pytest.raises(QueueFullError, match="max_deferred_s"):
+        await asyncio.wait_for(held, 5)
+    for request in filling:
+        request.finish(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("scheduling", [DEADLINES.model_copy(update={"max_deferred_s": 30.0})])
+async def test_a_deferred_request_is_served_when_the_engine_has_nothing_else_or_refused_where_late_ones_are(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    serving = await start_runtime(instances=(tools.spec("a", max_queued_requests=10),))
+    refusing = await start_runtime(late_requests="refuse")
+    filling = await serving.lifecycle.place(tools.request(f"1 {LONG}"))
+    late = await held_request(serving, tools, slo_s=3.0)
+    refused = await held_request(refusing, tools, slo_s=6.0)
+    clock.now_s += 6.0
+
+    filling.first_token()
+    await clock.advance(1.1)
+
+    with pytest.raises(SloUnreachableError):
+        await asyncio.wait_for(refused, 5)
+    served = await asyncio.wait_for(late, 5)
+    assert served.instance_id == "a"
+    for request in (filling, served):
+        request.finish(Outcome.COMPLETED)
+    await tools.settle()
+    assert (await store.pool("default").snapshot()).requests == ()
+
+
+# what replies told -----------------------------------------------------------------------------------------------
+
+
+async def test_waits_and_rates_come_from_the_load_last_told(start_runtime: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a", prefill_tokens_per_s=500.0),))
+    fleet = runtime.pools.pools["default"].fleet
+    assert fleet.prefill_rate("a") == 500.0  # the prior, before anything was told
+    assert fleet.dispatched_tokens("a") == 0
+    requests = [await runtime.lifecycle.place(tools.request("x" * 2000)) for _ in range(2)]
+
+    # 500 tokens of the first were pending when the second was placed
+    assert fleet.expected_wait_s("a") == 1.0
+    assert fleet.dispatched_tokens("a") == 500
+    assert fleet.expected_wait_s("unknown") == 1.0
+    for request in requests:
+        request.finish(Outcome.COMPLETED)
+
+
+async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a", prefill_tokens_per_s=500.0),))
+    pool = runtime.pools.pools["default"]
+    for _ in range(2):
+        request = await runtime.lifecycle.place(tools.request("x" * 2000))
+        request.finish(Outcome.COMPLETED)
+    await tools.settle()
+    await store.pool("default").remove_instance("a")
+    await pool.view.refresh()
+
+    pool.fleet.forget_departed()
+
+    assert pool.fleet.dispatched_tokens("a") == 0
+    assert pool.fleet.prefill_rate("a") != 500.0
+
+
+async def test_a_reply_of_another_epoch_brings_the_view_up_to_date(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    await store.pool("default").put_instance(tools.spec("b"))
+
+    request = await runtime.lifecycle.place(tools.request())
+    await tools.settle()
+
+    assert runtime.pools.pools["default"].view.view.ready == ("a", "b")
+    request.finish(Outcome.COMPLETED)

@@ -1,0 +1,108 @@
+"""What samples teach the leader."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduling.instance import InstanceSpec
+from scheduling.learned import Learned
+from scheduling.learning import RATIO_MIN_TOKENS, FirstToken, FleetLearner, PromptLength, Sample, features_to_note
+from scheduling.ttft_model import PRIOR_WEIGHTS
+from scheduling.weights import Form
+
+
+def first_token(instance_id: str, tokens: int, busy_ms: int, *, at_ms: int = 1_000_000, **changes: object) -> Sample:
+    figures = {"former_ms": 0, "features": None, **changes}
+    return Sample("1", FirstToken(instance_id, tokens, at_ms, at_ms, prefilled_ms=at_ms + busy_ms, **figures))
+
+
+def lengths(*prompts: tuple[int, int]) -> list[Sample]:
+    return [Sample("1", PromptLength(text_bytes, tokens)) for text_bytes, tokens in prompts]
+
+
+def ratios(*prompts: tuple[int, int]) -> list[float]:
+    """Bytes per token as published after each prompt."""
+    learner, seen = FleetLearner(Learned()), []
+    for sample in lengths(*prompts):
+        learner.learn([sample], {})
+        seen.append(learner.learned.bytes_per_token)
+    return seen
+
+
+def test_prefill_rates_are_learned_for_each_instance_from_what_is_published() -> None:
+    learner = FleetLearner(Learned())
+    samples = [first_token("a", 4000, 2000)] * 60 + [first_token("b", 500, 1000)] * 60
+
+    rates = learner.learn(samples, {"a": 1000.0, "b": 1000.0, "idle": 7.0})
+
+    assert rates == {"a": pytest.approx(2000, rel=0.05), "b": pytest.approx(500, rel=0.05)}
+
+
+def test_busy_time_begins_with_the_end_of_the_former_prefill() -> None:
+    rates = FleetLearner(Learned()).learn([first_token("a", 1000, 900, former_ms=1_000_400)] * 60, {"a": 1000.0})
+
+    assert rates["a"] == pytest.approx(2000, rel=0.05)
+
+
+def test_an_instance_that_left_teaches_nothing() -> None:
+    learner = FleetLearner(Learned())
+
+    assert learner.learn([first_token("gone", 1, 1000, features=(1.0, 0.0, 9.0, 0.0, 0.0))], {"a": 1.0}) == {}
+    assert learner.learned == Learned()
+
+
+def test_an_instance_that_was_forgotten_begins_again_with_what_is_published() -> None:
+    learner = FleetLearner(Learned())
+    learner.learn([first_token("a", 4000, 2000)] * 60, {"a": 1000.0})
+
+    learner.forget_all_but({"b": InstanceSpec("b", "http://b")})
+    rates = learner.learn([first_token("a", 9000, 1000)], {"a": 9000.0})
+
+    assert rates["a"] == pytest.approx(9000)
+
+
+def test_the_ttft_is_learned_from_first_tokens_with_features_alone() -> None:
+    features = features_to_note(Form(1.0, ahead_s=0.5, compute_s=0.5, attention_pairs=2e7, kv_demand=0.1))
+    learner = FleetLearner(Learned())
+
+    learner.learn([first_token("a", 4000, 9000)] * 60, {"a": 8000.0})
+    assert learner.learned.ttft_weights == PRIOR_WEIGHTS
+    learner.learn([first_token("a", 4000, 1600, features=features)] * 60, {"a": 8000.0})
+
+    expected_s = sum(weight * part for weight, part in zip(learner.learned.ttft_weights, features, strict=True))
+    assert expected_s == pytest.approx(1.6, rel=0.05)
+
+
+def test_what_is_published_expects_what_the_model_does() -> None:
+    weights, features = (0.1, 1.2, 0.8, 0.5, 0.3), Form(1.0, 3.0, 9.0, 0.5, 2.0, 900, 4e7, 1.0, 0.0, 1.0)
+
+    expected_s = sum(weight * part for weight, part in zip(weights, features_to_note(features), strict=True))
+
+    assert Learned(4.0, weights).ttft.of(features) == pytest.approx(expected_s)
+
+
+def test_a_new_leader_starts_from_what_was_published() -> None:
+    published = Learned(3.0, (0.1, 1.2, 0.8, 0.5, 0.3))
+    learner = FleetLearner(published)
+
+    learner.learn([], {})
+
+    assert learner.learned == published
+
+
+def test_bytes_per_token_change_only_when_they_moved_by_a_tenth() -> None:
+    assert ratios((84_000, 20_000), (40_000, 20_000), (60_000, 20_000)) == [4.0, pytest.approx(3.1), pytest.approx(3.1)]
+
+
+def test_the_prior_is_kept_until_enough_was_seen() -> None:
+    least = RATIO_MIN_TOKENS // 2
+
+    assert ratios((least, least), (least, least)) == [4.0, 1.0]
+
+
+def test_the_least_ratio_can_be_divided_by() -> None:
+    assert ratios((1, 20_000)) == [0.001]
+
+
+def test_prompts_of_long_ago_count_half() -> None:
+    assert ratios((16_000_003, 4_000_001), (2_000_000, 1_999_999)) == [4.0, 10_000_001 / 3_999_999]

@@ -1,0 +1,56 @@
+from scheduling.chain import Chain
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.placement import Placement, PlaceStatus
+from scheduling.request import Request, RequestState
+from scheduling.settings import SchedulingSettings
+from scheduling.weights import PLAIN_TTFT, Weights
+from simulation.simulated_fleet import SimulatedFleet
+from statestore.memory.state import PoolState
+
+SETTINGS = SchedulingSettings()
+CHAIN = Chain((1, 2, 3, 4), 128, 512)
+
+
+def fleet(engine_queues: dict[str, int] | None = None) -> SimulatedFleet:
+    state = PoolState(SETTINGS, lambda: 1000)
+    for instance_id in ("a", "b"):
+        state.put_instance(InstanceSpec(instance_id, f"http://{instance_id}", state=InstanceState.READY))
+    return SimulatedFleet(state, SETTINGS, engine_queues)
+
+
+def placement(request_id: str = "1") -> Placement:
+    request = Request(request_id, "r", "", RequestState.HELD, 1, 0, 512, 256, 5000)
+    return Placement(request, CHAIN, ("a", "b"), 2, Weights(PLAIN_TTFT, PLAIN_TTFT))
+
+
+def test_the_view_follows_members_and_hot_prefixes_at_once() -> None:
+    made = fleet()
+    before = made.view
+    assert made.view is before, "built once"
+
+    made.state.set_instance_state("b", InstanceState.DRAINING)
+
+    assert before.ready == ("a", "b")
+    assert made.view.ready == ("a",)
+
+
+def test_a_reply_tells_the_least_loaded() -> None:
+    made = fleet()
+
+    assert made.place(placement()).status is PlaceStatus.DISPATCHED
+    made.place(placement("2"))
+
+    assert made.least_loaded() == ("b", "a"), "as the last placement found it"
+
+
+def test_where_engines_queue_their_own_requests_the_policies_see_those_queues() -> None:
+    waiting = {"a": 1, "b": 0}
+    made = fleet(waiting)
+    made.place(placement())
+
+    loads = made.observe(("a", "b"), CHAIN).loads
+
+    assert (loads["a"].queued_requests, loads["a"].running_requests) == (1, 0)
+    assert (loads["b"].queued_requests, loads["b"].running_requests) == (0, 0)
+    in_fleet = made.state.observe(("a",), CHAIN).loads["a"]
+    assert (in_fleet.queued_requests, in_fleet.running_requests) == (0, 1)

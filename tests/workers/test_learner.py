@@ -1,0 +1,167 @@
+"""What requests teach is learned once, by the leader, and published for all."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from scheduling.learned import DEFAULT_BYTES_PER_TOKEN
+from scheduling.learning import RATIO_MIN_TOKENS, features_to_note
+from scheduling.weights import Form
+from statestore.errors import LeaseLostError, StoreUnavailableError
+from workers.learner import Learner
+
+RATE = 2000.0
+"""What the engines of these tests really prefill, tokens per second; they are entered with half of that."""
+
+
+@pytest.fixture
+def learner_of(fence, metrics):
+    def make(pool) -> Learner:
+        return Learner(pool, fence, pool, metrics=metrics)
+
+    return make
+
+
+@pytest.fixture
+def prefills(pool, add_instance, reserve, clock):
+    """``await prefills(n)``: n requests on a, one after the other, each with a first token after its prefill."""
+    count = 0
+
+    async def run(requests: int, tokens: int = 1000, expected_s: float | None = None) -> None:
+        nonlocal count
+        if not count:
+            await add_instance("a", prefill_tokens_per_s=RATE / 2)
+        for _ in range(requests):
+            count += 1
+            await reserve(f"r{count}", "a", tokens)
+            clock.jump(tokens / RATE)
+            features = Form(constant=1.0, compute_s=expected_s or tokens / (RATE / 2))
+            note = orjson.dumps({"features": features_to_note(features)}).decode()
+            await pool.first_token(f"r{count}", "a", note=note)
+            await pool.finish(f"r{count}", note=f'{{"text_bytes":{2 * tokens},"tokens":{tokens}}}')
+
+    return run
+
+
+@pytest.fixture
+def rate_of_a(pool):
+    async def read() -> float:
+        return (await pool.loads())["a"].prefill_tokens_per_s
+
+    return read
+
+
+async def test_the_prefill_rate_of_an_instance_follows_its_first_tokens(
+    pool, learner_of, prefills, rate_of_a, value
+) -> None:
+    learner = learner_of(pool)
+
+    await prefills(200)
+    await learner.tick()
+
+    assert await rate_of_a() == pytest.approx(RATE, rel=0.1)
+    assert value("dualmap_worker_samples_total") == 400
+
+
+async def test_the_bytes_per_token_are_learned_once_enough_was_seen(pool, learner_of, prefills) -> None:
+    learner = learner_of(pool)
+    await prefills(1)
+    await learner.tick()
+    assert (await pool.membership()).learned.bytes_per_token == DEFAULT_BYTES_PER_TOKEN
+
+    await prefills(RATIO_MIN_TOKENS // 1000 + 1)
+    await learner.tick()
+
+    assert (await pool.membership()).learned.bytes_per_token == pytest.approx(2.0)
+
+
+async def test_the_expected_ttft_moves_towards_what_was_measured(pool, learner_of, prefills) -> None:
+    learner, features = learner_of(pool), Form(constant=1.0, compute_s=1.0)
+    before = (await pool.membership()).learned.ttft.of(features)
+
+    await prefills(300)
+    await learner.tick()
+
+    measured_s = 1000 / RATE
+    after = (await pool.membership()).learned.ttft.of(features)
+    assert abs(after - measured_s) < abs(before - measured_s) / 2
+
+
+async def test_without_samples_nothing_is_published(flaky, learner_of, prefills) -> None:
+    learner = learner_of(flaky)
+    await prefills(1)
+    await learner.tick()
+    await learner.tick()
+
+    assert flaky.calls.count("publish_learned") == 1
+
+
+async def test_what_could_not_be_published_is_with_the_next_samples(
+    pool, flaky, learner_of, prefills, rate_of_a, monkeypatch
+) -> None:
+    learner = learner_of(pool)
+    await prefills(200)
+
+    async def away(*_arguments: object, **_named: object) -> None:
+        raise StoreUnavailableError("the store is away")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(pool, "publish_learned", away)
+        with pytest.raises(StoreUnavailableError):
+            await learner.tick()
+    assert await rate_of_a() == RATE / 2
+    await prefills(1)
+    await learner.tick()
+
+    assert await rate_of_a() == pytest.approx(RATE, rel=0.1)
+
+
+async def test_a_new_leader_goes_on_from_what_was_published(pool, learner_of, prefills, rate_of_a) -> None:
+    await prefills(200)
+    await learner_of(pool).tick()
+    published = (await pool.membership()).learned
+
+    successor = learner_of(pool)
+    await prefills(1)
+    await successor.tick()
+
+    assert await rate_of_a() == pytest.approx(RATE, rel=0.1)
+    assert (await pool.membership()).learned.bytes_per_token == published.bytes_per_token
+
+
+async def test_an_instance_that_left_teaches_nothing(pool, learner_of, prefills) -> None:
+    learner = learner_of(pool)
+    await prefills(2)
+    await pool.remove_instance("a")
+
+    await learner.tick()
+
+    assert await pool.loads() == {}
+
+
+async def test_an_instance_that_came_back_under_its_id_is_learned_afresh(
+    pool, learner_of, prefills, rate_of_a, add_instance
+) -> None:
+    """It may be another engine on another machine."""
+    learner = learner_of(pool)
+    await prefills(200)
+    await learner.tick()
+    await pool.remove_instance("a")
+    await learner.tick()
+
+    await add_instance("a", prefill_tokens_per_s=100.0)
+    await prefills(1, tokens=10)
+    await learner.tick()
+
+    assert await rate_of_a() < RATE / 2
+
+
+async def test_a_deposed_learner_publishes_nothing(pool, learner_of, prefills, rate_of_a, clock) -> None:
+    await prefills(200)
+    clock.jump(20_000.0)
+
+    with pytest.raises(LeaseLostError):
+        await learner_of(pool).tick()
+
+    assert await rate_of_a() == RATE / 2

@@ -1,0 +1,134 @@
+"""What no replica planned is planned by the leader: a planner that dies costs the time to the next sweep."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduling.request import RequestState
+from scheduling.settings import SchedulingSettings
+from workers.sweeper import Sweeper
+
+
+@pytest.fixture
+def scheduling() -> SchedulingSettings:
+    return SchedulingSettings(queue_order="deadline", max_deferred_s=10.0)
+
+
+@pytest.fixture
+def sweeper(pool, fence, order, metrics) -> Sweeper:
+    return Sweeper(pool, fence, pool, order, metrics=metrics)
+
+
+@pytest.fixture
+def state_of(pool):
+    async def read(request_id: str) -> RequestState:
+        return (await pool.records([request_id]))[request_id].state
+
+    return read
+
+
+async def told(pool, replica_id: str, act) -> list:
+    """The grants and rejections of a replica while ``act`` runs."""
+    stream = pool.grants(replica_id)
+    await act()
+    await pool.close()
+    return [grant async for grant in stream]
+
+
+async def test_a_grant_that_a_dead_planner_owed_is_made_by_the_sweep(
+    pool, sweeper, add_instance, reserve, state_of, value
+) -> None:
+    # given a replica that was told of the room it made, and died before it planned
+    await add_instance("a", dispatch_window_tokens=1000)
+    await reserve("first", "a")
+    await reserve("held", "a", replica_id="router-2")
+    owed = await pool.first_token("first", "a")
+    assert owed.queue is not None and await state_of("held") is RequestState.HELD
+
+    grants = await told(pool, "router-2", sweeper.tick)
+
+    assert await state_of("held") is RequestState.DISPATCHED
+    assert [(grant.request_id, grant.instance_id, grant.uncached_tokens) for grant in grants] == [("held", "a", 1000)]
+    assert value("dualmap_worker_swept_granted_total") == 1
+
+
+async def test_a_queue_without_room_is_left_alone(pool, sweeper, add_instance, reserve, state_of, value) -> None:
+    await add_instance("a", dispatch_window_tokens=1000)
+    await reserve("first", "a")
+    await reserve("held", "a")
+
+    await sweeper.tick()
+
+    assert await state_of("held") is RequestState.HELD
+    assert value("dualmap_worker_swept_granted_total") == 0
+
+
+async def test_requests_whose_deadlines_passed_are_deferred_though_nothing_happens_on_their_instance(
+    pool, sweeper, add_instance, reserve, clock
+) -> None:
+    await add_instance("a", dispatch_window_tokens=1, prefill_tokens_per_s=1000.0)
+    await reserve("running", "a", 1000)
+    await reserve("held", "a", 1000)
+    clock.jump(6.0)
+
+    await sweeper.tick()
+
+    held = (await pool.records(["held"]))["held"]
+    assert (held.state, held.deferred, held.rejected) == (RequestState.HELD, True, False)
+    assert (await pool.loads())["a"].deferred_tokens == 1000
+
+
+async def test_what_is_deferred_beyond_the_bound_is_rejected_and_its_replica_is_told(
+    pool, sweeper, add_instance, reserve, clock
+) -> None:
+    # given 40 s of prefill work that is late, on an instance that keeps 10 s of it
+    await add_instance("a", dispatch_window_tokens=1, prefill_tokens_per_s=1000.0)
+    await reserve("running", "a", 100)
+    for number in range(8):
+        await reserve(f"held-{number}", "a", 5000)
+    clock.jump(6.0)
+
+    grants = await told(pool, "router-1", sweeper.tick)
+
+    records = await pool.records([f"held-{number}" for number in range(8)])
+    rejected = {name for name, record in records.items() if record.rejected}
+    assert {grant.request_id for grant in grants if grant.rejected} == rejected
+    assert len(rejected) == 6, "two of them are 10 s of work"
+    assert all(record.state is RequestState.HELD for record in records.values()), "their replica finishes them"
+
+
+async def test_a_deferred_request_goes_when_the_engine_has_nothing_else(
+    pool, sweeper, add_instance, reserve, clock, state_of
+) -> None:
+    await add_instance("a", dispatch_window_tokens=1000, prefill_tokens_per_s=1000.0)
+    await reserve("first", "a", 1000)
+    await reserve("late", "a", 1000)
+    clock.jump(6.0)
+    await sweeper.tick()
+    await pool.first_token("first", "a")
+    await sweeper.tick()
+
+    assert await state_of("late") is RequestState.DISPATCHED
+
+
+async def test_a_race_with_a_replica_that_plans_as_well_grants_each_request_once(
+    pool, sweeper, add_instance, reserve, state_of, fence, order, metrics
+) -> None:
+    # given a replica that commits its plan between the leader's look and the leader's commit
+    await add_instance("a", dispatch_window_tokens=1000)
+    await reserve("first", "a", 1000)
+    for number in range(3):
+        await reserve(f"held-{number}", "a", 600)
+    await pool.first_token("first", "a")
+    commit, raced = pool.commit, []
+
+    async def overtaken(plan, *, replica_id=""):
+        if not raced:
+            raced.append(await commit(plan))
+        return await commit(plan, replica_id=replica_id)
+
+    pool.commit = overtaken
+    grants = await told(pool, "router-1", sweeper.tick)
+
+    assert [grant.request_id for grant in grants] == ["held-0", "held-1"]
+    assert (await pool.loads())["a"].dispatched_tokens == 1200

@@ -1,0 +1,37 @@
+"""Learner: learns from first tokens and ends of requests, once for all replicas, and publishes.
+
+One learner lives for one term of leadership. It starts from what is published, and reads the sample log from its
+beginning.
+"""
+
+from __future__ import annotations
+
+from scheduling.leader_jobs import LearningKeeper
+from scheduling.learning import FleetLearner
+from scheduling.steps import drive
+from statestore.base import PoolStore
+from statestore.led import LedPool
+from workers.metrics import WorkerMetrics
+from workers.pool_reader import PoolReader
+
+
+class Learner:
+    """Owns the learned model of one pool for one term."""
+
+    name = "learner"
+    interval_s = 1.0
+
+    def __init__(self, pool: PoolStore, fence: int, reader: PoolReader, *, metrics: WorkerMetrics) -> None:
+        self._pool = pool
+        self._led = LedPool(pool, fence)
+        self._reader = reader
+        self._metrics = metrics
+        self._keeper: LearningKeeper | None = None
+
+    async def tick(self) -> None:
+        """Learn what was logged since the last round. Raises StoreUnavailableError, LeaseLostError."""
+        if self._keeper is None:
+            self._keeper = LearningKeeper(FleetLearner((await self._pool.membership()).learned))
+        rates = {name: load.prefill_tokens_per_s for name, load in (await self._reader.loads()).items()}
+        samples = await drive(self._keeper.tick(rates), self._led)
+        self._metrics.samples.labels(self._pool.name).inc(samples)
