@@ -132,14 +132,14 @@ class LearningKeeper:
         self._learner = learner
         self._last_entry = "0"
 
-    def tick(self, tokens_per_s: Mapping[str, float]) -> Steps[int]:
+    def tick(self, loads: Mapping[str, InstanceLoad]) -> Steps[int]:
         """Learn what was logged since the last round, and publish it; returns how many samples there were."""
-        self._learner.forget_all_but(tokens_per_s.keys())
+        self._learner.forget_all_but(loads.keys())
         samples: Sequence[Sample] = yield lambda fleet: fleet.samples(self._last_entry, READ_LIMIT)
         if not samples:
             return 0
         self._last_entry = samples[-1].entry_id
-        rates = self._learner.learn(samples, tokens_per_s)
+        rates = self._learner.learn(samples, loads)
         learned = self._learner.learned
         yield lambda fleet: fleet.publish_learned(learned, rates)
         return len(samples)

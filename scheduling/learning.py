@@ -5,12 +5,14 @@ The store logs samples; the leader reads them, in order, and publishes. Replicas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from scheduling.instance import InstanceLoad
 from scheduling.learned import PAIRS_UNIT, Learned
-from scheduling.prefill_rate import PrefillRate, prefill_busy_s
-from scheduling.ttft_model import TtftModel
+from scheduling.prefill_rate import BusyTime, PrefillRate
+from scheduling.ridge import Ridge
+from scheduling.ttft_model import taught, ttft_prior
 from scheduling.values import value
 from scheduling.weights import Form
 
@@ -40,6 +42,16 @@ class FirstToken:
     """Of its placement, as ``features_to_note`` returns them; None where its TTFT says nothing: it was retried,
     migrated, or deferred."""
 
+    @property
+    def busy_time(self) -> BusyTime:
+        """When its instance was busy with the prefill; no time where the clock stepped back."""
+        began_ms = min(max(self.former_ms, self.dispatched_ms), self.prefilled_ms)
+        return BusyTime(self.tokens, 1, began_ms, self.prefilled_ms)
+
+    @property
+    def ttft_s(self) -> float:
+        return max(0, self.prefilled_ms - self.enqueued_ms) / 1000
+
 
 @value
 class PromptLength:
@@ -65,40 +77,43 @@ def features_to_note(features: Form) -> tuple[float, ...]:
 
 @dataclass(slots=True)
 class FleetLearner:
-    """The leader's memory of what it learned. A new leader starts from what was published."""
+    """The leader's memory of what it learned. A new leader reads the log from its beginning."""
 
     learned: Learned
     _rates: dict[str, PrefillRate] = field(default_factory=dict)
-    _model: TtftModel = field(default_factory=TtftModel)
+    _ttft: Ridge = field(default_factory=ttft_prior)
     _text_bytes: int = 0
     _text_tokens: int = 0
 
-    def __post_init__(self) -> None:
-        self._model = replace(self._model, weights=self.learned.ttft_weights)
+    def learn(self, samples: Iterable[Sample], loads: Mapping[str, InstanceLoad]) -> dict[str, float]:
+        """Take samples in; returns the prefill rates of the instances that they are of.
 
-    def learn(self, samples: Iterable[Sample], tokens_per_s: Mapping[str, float]) -> dict[str, float]:
-        """Take samples in; returns the prefill rates that changed.
-
-        ``tokens_per_s`` are the published rates: the prior of an instance that gave no sample yet.
+        ``loads`` are those of all instances: the published rate is the prior of one that gave no sample yet.
         """
-        changed: set[str] = set()
+        firsts: list[FirstToken] = []
         for sample in samples:
             lesson = sample.lesson
             if isinstance(lesson, PromptLength):
                 self._learn_ratio(lesson)
-            elif lesson.instance_id in tokens_per_s:
-                self._learn_prefill(lesson, tokens_per_s[lesson.instance_id])
-                changed.add(lesson.instance_id)
-        self.learned = replace(self.learned, ttft_weights=self._model.weights)
-        return {instance_id: self._rates[instance_id].tokens_per_s for instance_id in changed}
+            elif lesson.instance_id in loads:
+                firsts.append(lesson)
+        self._learn_ttft(firsts)
+        return self._learn_rates(firsts, loads)
 
-    def _learn_prefill(self, lesson: FirstToken, prior_tokens_per_s: float) -> None:
-        rate = self._rates.get(lesson.instance_id) or PrefillRate.prior(prior_tokens_per_s)
-        busy_s = prefill_busy_s(lesson.prefilled_ms, lesson.former_ms, lesson.dispatched_ms)
-        self._rates[lesson.instance_id] = rate.after(lesson.tokens, busy_s)
-        if lesson.features is not None:
-            ttft_s = max(0, lesson.prefilled_ms - lesson.enqueued_ms) / 1000
-            self._model = self._model.after(lesson.features, ttft_s)
+    def _learn_ttft(self, firsts: Sequence[FirstToken]) -> None:
+        seen = [(first.features, first.ttft_s) for first in firsts if first.features is not None]
+        if seen:
+            self._ttft = taught(self._ttft, seen)
+            self.learned = replace(self.learned, ttft_weights=self._ttft.weights)
+
+    def _learn_rates(self, firsts: Sequence[FirstToken], loads: Mapping[str, InstanceLoad]) -> dict[str, float]:
+        times: dict[str, list[BusyTime]] = {}
+        for first in firsts:
+            times.setdefault(first.instance_id, []).append(first.busy_time)
+        for instance_id, seen in times.items():
+            rate = self._rates.get(instance_id) or PrefillRate.prior(loads[instance_id])
+            self._rates[instance_id] = rate.after(seen)
+        return {instance_id: self._rates[instance_id].tokens_per_s for instance_id in times}
 
     def _learn_ratio(self, lesson: PromptLength) -> None:
         self._text_bytes += lesson.text_bytes

@@ -179,6 +179,8 @@ class Search:
     _refreshed: bool = False
     _ignores_breakers: bool = False
     _stale_rounds: int = 0
+    _trusts_prior: bool = False
+    """An idle instance refused what its prior would serve in time: it takes the request if it is idle still."""
 
     def run(self) -> Steps[Placed]:
         """The placed request; its last round.
@@ -199,13 +201,16 @@ class Search:
                 case PlaceStatus.DISPATCHED | PlaceStatus.HELD:
                     return placed
                 case PlaceStatus.MISSED:
-                    raise SearchFailed(missed=placed)
+                    if not self._prior_meets_slo(placed):
+                        raise SearchFailed(missed=placed)
+                    self._trusts_prior = True
                 case PlaceStatus.DUPLICATE:
                     raise SearchFailed(duplicate=True)
                 case PlaceStatus.QUEUE_FULL:
                     self.full |= {placed.decision.instance_id}
                 case PlaceStatus.STALE:
                     self._stale_rounds += 1
+                    self._trusts_prior = False
         raise SearchFailed(self.full)
 
     def _round(self) -> Steps[Placed | None]:
@@ -265,8 +270,9 @@ class Search:
             beyond_from_s,
             self.order.rank_ms(self.request.slo_ms),
             self.order.by_deadline,
-            self.refuses,
+            self.refuses and not self._trusts_prior,
             policy.rebalances,
+            0 if self._trusts_prior else None,
         )
 
     def _placed(self, query: RouteQuery, placement: Placement, reply: PlaceReply) -> Placed:
@@ -292,8 +298,8 @@ class Search:
         seen: Observation = yield lambda fleet: fleet.observe(candidates, query.chain)
         query = replace(query, sequence=seen.sequence)
         decision = self.policy.choose(query, seen.loads)
-        placement = self._placement(query, (decision.instance_id,), 1, None)
-        placement = replace(placement, max_pending_tokens=self._most(decision))
+        most = 0 if self._trusts_prior else self._most(decision)
+        placement = replace(self._placement(query, (decision.instance_id,), 1, None), max_pending_tokens=most)
         reply: PlaceReply = yield self._ask(placement)
         if reply.status is PlaceStatus.NOT_READY:
             self.gone |= {decision.instance_id}
@@ -308,6 +314,17 @@ class Search:
         if decision.seen_pending_tokens is None or self._stale_rounds >= CHECKED_ROUNDS:
             return None
         return decision.seen_pending_tokens + self.fleet.view.instances[decision.instance_id].dispatch_window_tokens
+
+    def _prior_meets_slo(self, missed: Placed) -> bool:
+        """Whether the instance is idle, and would meet the SLO by its prior. Such an instance refuses nothing: a
+        refused request teaches nothing, so a wrong estimate would refuse such requests for ever."""
+        load = missed.reply.loads[missed.decision.instance_id]
+        spec = self.fleet.view.instances.get(load.instance_id)
+        if spec is None or load.pending_tokens > 0 or load.kv_demand >= 1.0:
+            return False
+        as_described = replace(load, prefill_tokens_per_s=spec.prefill_tokens_per_s)
+        ttft_s = Learned().ttft.of(features_of(as_described, self.query.chain, self.decode_stall_s))
+        return ttft_s <= self.query.slo_s
 
     def _widen(self) -> Steps[None]:
         """No instance can take the request: refresh the members, then try even those whose breaker is open."""

@@ -1,54 +1,120 @@
-"""The prefill rate of an instance, learned online: a decayed ratio of sums with a prior.
+"""The prefill rate of an instance: tokens per second where prefills queue. Learned from first tokens.
 
-Every finished prefill reports its uncached tokens and the seconds the engine was busy with it: the time since
-the later of the previous prefill's end and its own dispatch. Prefills that one engine batch computed together
-end together, so the second reports (almost) no seconds; a ratio of sums stays right where a mean of ratios
-would not. Both sums shrink by ``MEMORY_S / (MEMORY_S + busy_s)``, a decay in busy time, so idle hours forget
-nothing.
+An engine computes in steps under a token budget. Prefills keep it busy for
+
+    step_s · steps in which prefills end + token_s · uncached tokens
+
+as those steps are not full; what full steps cost whatever they compute is a part of ``token_s``. A ratio of tokens and
+seconds would take the one for the other, and follow the size of requests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
+from scheduling.instance import InstanceLoad
+from scheduling.ridge import Ridge
 from scheduling.values import value
 
+LEAST_TOKENS = 512
+"""For each step in which prefills end. Fewer teach nothing of the rate: an engine computes them in about the time in
+which it reads the weights, which accelerators break even with at 200 to 400 tokens."""
 MEMORY_S = 30.0
-"""Busy seconds that the sums remember, about."""
-PRIOR_S = 2.0
-"""Busy seconds that the configured rate counts for until there are samples."""
+"""Busy seconds that are remembered, about. Idle hours and what teaches nothing forget nothing."""
 LONGEST_STALL_S = 10.0
 """Busy seconds beyond the expected time of a prefill that are counted at most. More says nothing about the rate: the
 engine stood still, or the measuring clock was set forward. An hour of it would starve the instance permanently."""
+VARIANCE_S = 0.05
+"""Of a busy time, per second of it: it adds up, step by step. So the times that are expected add up to those seen, and
+those of an engine that now and then decodes for seconds count in full."""
+
+PRIOR_STEP_SHARE, PRIOR_STEP_S = 0.1, 0.025
+"""Fixed cost of a step before anything is learned: this share of a full step, and no more than so much."""
+PRIOR_ERRORS = (1.0, 2.0)
+"""Usual errors of the prior's step and token costs, as shares. The rate is a guess or a default more often than not."""
+LEAST_SHARE = 0.02
+"""Of the prior's cost of a token that is believed at least."""
+MOST_STEP_TOKENS = 16_384
+"""Token budget that is believed at most; a dispatch window without a limit tells none."""
+MOST_STEPS = 8
+"""Full steps that are taken together. What the edges take from others, and give to them, is little against so many."""
+SAME_STEP_MS = 8
+"""First tokens that come so close were computed in one step; less than a step takes."""
+
+
+@value
+class BusyTime:
+    """Prefills that followed each other without a gap.
+
+    An engine is busy with a prefill from the later of its dispatch and the former one's end. Prefills that one step
+    computed together end together, and one that ends leaves a part of its last step to the next: only together they
+    have their right time.
+    """
+
+    tokens: int
+    """Uncached."""
+    ends: int
+    """Steps in which prefills ended."""
+    began_ms: int
+    ended_ms: int
+
+    def with_next(self, other: BusyTime) -> BusyTime:
+        """Both together; ``other`` begins where this one ends."""
+        same_step = other.ended_ms - self.ended_ms <= SAME_STEP_MS
+        ends = self.ends + (0 if same_step else other.ends)
+        return BusyTime(self.tokens + other.tokens, ends, self.began_ms, other.ended_ms)
 
 
 @value
 class PrefillRate:
-    """Decayed sums of prefilled tokens and of the busy seconds they took."""
+    """What one instance has taught so far."""
 
-    tokens: float
-    busy_s: float
+    step_tokens: float
+    """Token budget of a step."""
+    costs: Ridge
+    """``step_s`` and ``token_s``."""
 
     @classmethod
-    def prior(cls, tokens_per_s: float) -> PrefillRate:
-        """The assumption before the first prefill."""
-        return cls(tokens_per_s * PRIOR_S, PRIOR_S)
+    def prior(cls, load: InstanceLoad) -> PrefillRate:
+        """What is believed before the first prefill: the instance's present rate."""
+        step_tokens = min(max(1.0, load.dispatch_window_tokens / 2), MOST_STEP_TOKENS)
+        mean_s = 1.0 / load.prefill_tokens_per_s
+        step_s = min(PRIOR_STEP_SHARE * mean_s * step_tokens, PRIOR_STEP_S)
+        token_s = mean_s - step_s / step_tokens
+        errors = PRIOR_ERRORS[0] * step_s, PRIOR_ERRORS[1] * token_s
+        return cls(step_tokens, Ridge.of((step_s, token_s), errors, (0.0, LEAST_SHARE * token_s)))
 
     @property
     def tokens_per_s(self) -> float:
         """The learned rate; never under 1, so that it can be divided by."""
-        return learned_tokens_per_s(self.tokens, self.busy_s)
+        step_s, token_s = self.costs.weights
+        return max(1.0, 1.0 / (token_s + step_s / self.step_tokens))
 
-    def after(self, tokens: int, busy_s: float) -> PrefillRate:
-        """The sums after one more prefill of ``tokens`` uncached tokens in ``busy_s`` >= 0 seconds."""
-        busy_s = min(busy_s, LONGEST_STALL_S + tokens / self.tokens_per_s)
-        keep = MEMORY_S / (MEMORY_S + busy_s)
-        return PrefillRate(self.tokens * keep + tokens, self.busy_s * keep + busy_s)
+    def after(self, times: Iterable[BusyTime]) -> PrefillRate:
+        """The rate after some more prefills, in order."""
+        costs, together = self.costs, None
+        for time in times:
+            if together is None:
+                together = time
+            elif self._goes_on(together, time):
+                together = together.with_next(time)
+            else:
+                costs, together = _with(costs, together), time
+        return replace(self, costs=_with(costs, together).solved()) if together is not None else self
+
+    def _goes_on(self, time: BusyTime, other: BusyTime) -> bool:
+        """Whether the other one followed without a gap, and there is room for it."""
+        if other.began_ms != time.ended_ms:
+            return False
+        return time.tokens < MOST_STEPS * self.step_tokens or other.ended_ms - time.ended_ms <= SAME_STEP_MS
 
 
-def learned_tokens_per_s(tokens: float, busy_s: float) -> float:
-    """The rate that the two sums of a ``PrefillRate`` give."""
-    return max(1.0, tokens / busy_s)
-
-
-def prefill_busy_s(ended_ms: int, previous_end_ms: int, dispatched_ms: int) -> float:
-    """Seconds the engine was busy with the prefill that ended just now; 0 when the clock stepped back."""
-    return max(0, ended_ms - max(previous_end_ms, dispatched_ms)) / 1000
+def _with(costs: Ridge, time: BusyTime) -> Ridge:
+    if time.tokens < LEAST_TOKENS * time.ends:
+        return costs
+    features = float(time.ends), float(time.tokens)
+    expected_s = costs.expected(features)
+    busy_s = min((time.ended_ms - time.began_ms) / 1000, expected_s + LONGEST_STALL_S)
+    usual_error, keep = (VARIANCE_S * expected_s) ** 0.5, MEMORY_S / (MEMORY_S + busy_s)
+    return costs.observed(features, busy_s, usual_error=usual_error, keep=keep)

@@ -1,75 +1,75 @@
-"""Ridge regression, learned online: least squares with a prior that is never forgotten, within bounds.
+"""Ridge regression, learned online: least squares with a prior that is never forgotten.
 
 Observations come one at a time and are kept as decayed sums, so that a step costs the same for ever. Where they say
-nothing of a weight, or no longer do, it returns to its prior; none leaves its bounds. Weights are the minimum over the
-box, found by coordinate descent (J. Friedman, T. Hastie, R. Tibshirani, "Regularization Paths for Generalized Linear
-Models via Coordinate Descent", 2010), which starts from the last ones and needs no scaling of the features.
+nothing of a weight, or no longer do, it returns to its prior. Weights are the minimum over those above their least,
+found by coordinate descent (J. Friedman, T. Hastie, R. Tibshirani, "Regularization Paths for Generalized Linear Models
+via Coordinate Descent", 2010), which starts from the last ones and needs no scaling of the features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
 
 from scheduling.values import value
 
 SWEEPS = 8
-"""Of coordinate descent after an observation; the sums change little from one to the next."""
+"""Of coordinate descent; the sums change little from one time to the next."""
 
 
 @value
-class RidgeSums:
-    """Decayed sums over observations, as far as the least squares of a few features need them."""
+class Ridge:
+    """What is believed of each weight, and the observations since as far as the least squares need them."""
 
+    prior: tuple[float, ...]
+    certainties: tuple[float, ...]
+    """One over the variance of each weight of the prior."""
+    least: tuple[float, ...]
+    weights: tuple[float, ...]
     products: tuple[float, ...]
     """Weighted products of two features, row by row."""
     targets: tuple[float, ...]
     """Weighted products of a feature and the target."""
 
     @classmethod
-    def empty(cls, features: int) -> RidgeSums:
-        return cls((0.0,) * (features * features), (0.0,) * features)
+    def of(cls, prior: Sequence[float], errors: Sequence[float], least: Sequence[float]) -> Ridge:
+        """Nothing observed yet; ``errors`` are the usual ones of the prior."""
+        size = len(prior)
+        certainties = tuple([error**-2 for error in errors])
+        return cls(tuple(prior), certainties, tuple(least), tuple(prior), (0.0,) * (size * size), (0.0,) * size)
 
-    @classmethod
-    def from_floats(cls, features: int, floats: Sequence[float]) -> RidgeSums:
-        """The sums that ``floats`` gave."""
-        return cls(tuple(floats[: features * features]), tuple(floats[features * features :]))
+    def expected(self, features: Sequence[float]) -> float:
+        return sum([weight * feature for weight, feature in zip(self.weights, features, strict=True)])
 
-    def floats(self) -> tuple[float, ...]:
-        return (*self.products, *self.targets)
-
-    def after(self, features: Sequence[float], target: float, *, certainty: float, keep: float) -> RidgeSums:
-        """The sums after one more observation.
+    def observed(
+        self, features: Sequence[float], target: float, *, usual_error: float, keep: float, most_error: float = inf
+    ) -> Ridge:
+        """With one more observation; the weights are as before until ``solved``.
 
         Args:
-            certainty: its weight, one over the variance of its error.
-            keep: what is left of the weight of those before, 0..1.
+            usual_error: its standard deviation.
+            keep: what is left of the observations before, 0..1.
+            most_error: a larger one has the weight that makes it teach as much as this one would (Huber's weights).
         """
+        error = abs(target - self.expected(features))
+        certainty = (1.0 if error <= most_error else most_error / error) / usual_error**2
         weighted = [certainty * feature for feature in features]
         grown = [one * other for one in weighted for other in features]
-        return RidgeSums(
-            tuple([keep * former + more for former, more in zip(self.products, grown, strict=True)]),
-            tuple([keep * former + more * target for former, more in zip(self.targets, weighted, strict=True)]),
+        return replace(
+            self,
+            products=tuple([keep * former + more for former, more in zip(self.products, grown, strict=True)]),
+            targets=tuple([keep * former + more * target for former, more in zip(self.targets, weighted, strict=True)]),
         )
 
-
-@value
-class RidgePrior:
-    """What is believed of each weight without observations: a value, one over its variance, and its bounds."""
-
-    weights: tuple[float, ...]
-    certainties: tuple[float, ...]
-    least: tuple[float, ...]
-    most: tuple[float, ...]
-
-    def weights_after(self, sums: RidgeSums, start: Sequence[float]) -> tuple[float, ...]:
-        """The weights that the prior and the observations make likeliest; ``start`` is a guess, as the last ones."""
-        found, size = list(start), len(self.weights)
+    def solved(self) -> Ridge:
+        """With the weights that the prior and the observations make likeliest."""
+        found, size = list(self.weights), len(self.weights)
         for _ in range(SWEEPS):
             for row in range(size):
-                products = sums.products[row * size : (row + 1) * size]
-                pull = sums.targets[row] + self.certainties[row] * self.weights[row] + products[row] * found[row]
+                products, certainty = self.products[row * size : (row + 1) * size], self.certainties[row]
+                pull = self.targets[row] + certainty * self.prior[row] + products[row] * found[row]
                 for product, weight in zip(products, found, strict=True):
                     pull -= product * weight
-                weight = pull / (products[row] + self.certainties[row])
-                found[row] = min(self.most[row], max(self.least[row], weight))
-        return tuple(found)
+                found[row] = max(self.least[row], pull / (products[row] + certainty))
+        return replace(self, weights=tuple(found))

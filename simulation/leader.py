@@ -47,8 +47,7 @@ class Leader:
 
     def learn(self) -> None:
         """Learn from the samples since the last round."""
-        rates = {instance_id: book.tokens_per_s for instance_id, book in self._state.instances.items()}
-        drive_now(self._learning.tick(rates), self._fleet)
+        drive_now(self._learning.tick(self._state.loads()), self._fleet)
 
     def sweep_queues(self) -> None:
         """Plan every queue: in deadline order, what is due changes with time alone."""

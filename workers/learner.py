@@ -1,7 +1,6 @@
 """Learner: learns from first tokens and ends of requests, once for all replicas, and publishes.
 
-One learner lives for one term of leadership. It starts from what is published, and reads the sample log from its
-beginning.
+One learner lives for one term of leadership. It reads the sample log from its beginning.
 """
 
 from __future__ import annotations
@@ -32,6 +31,5 @@ class Learner:
         """Learn what was logged since the last round. Raises StoreUnavailableError, LeaseLostError."""
         if self._keeper is None:
             self._keeper = LearningKeeper(FleetLearner((await self._pool.membership()).learned))
-        rates = {name: load.prefill_tokens_per_s for name, load in (await self._reader.loads()).items()}
-        samples = await drive(self._keeper.tick(rates), self._led)
+        samples = await drive(self._keeper.tick(await self._reader.loads()), self._led)
         self._metrics.samples.labels(self._pool.name).inc(samples)

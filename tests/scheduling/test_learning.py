@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import InstanceSpec
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.learned import Learned
 from scheduling.learning import RATIO_MIN_TOKENS, FirstToken, FleetLearner, PromptLength, Sample, features_to_note
 from scheduling.ttft_model import PRIOR_WEIGHTS
@@ -14,6 +14,12 @@ from scheduling.weights import Form
 def first_token(instance_id: str, tokens: int, busy_ms: int, *, at_ms: int = 1_000_000, **changes: object) -> Sample:
     figures = {"former_ms": 0, "features": None, **changes}
     return Sample("1", FirstToken(instance_id, tokens, at_ms, at_ms, prefilled_ms=at_ms + busy_ms, **figures))
+
+
+def loads(**tokens_per_s: float) -> dict[str, InstanceLoad]:
+    return {
+        name: InstanceLoad(name, InstanceState.READY, prefill_tokens_per_s=rate) for name, rate in tokens_per_s.items()
+    }
 
 
 def lengths(*prompts: tuple[int, int]) -> list[Sample]:
@@ -31,15 +37,15 @@ def ratios(*prompts: tuple[int, int]) -> list[float]:
 
 def test_prefill_rates_are_learned_for_each_instance_from_what_is_published() -> None:
     learner = FleetLearner(Learned())
-    samples = [first_token("a", 4000, 2000)] * 60 + [first_token("b", 500, 1000)] * 60
+    samples = [first_token("a", 4000, 2000)] * 60 + [first_token("b", 5000, 10_000)] * 60
 
-    rates = learner.learn(samples, {"a": 1000.0, "b": 1000.0, "idle": 7.0})
+    rates = learner.learn(samples, loads(a=1000.0, b=1000.0, idle=7.0))
 
     assert rates == {"a": pytest.approx(2000, rel=0.05), "b": pytest.approx(500, rel=0.05)}
 
 
 def test_busy_time_begins_with_the_end_of_the_former_prefill() -> None:
-    rates = FleetLearner(Learned()).learn([first_token("a", 1000, 900, former_ms=1_000_400)] * 60, {"a": 1000.0})
+    rates = FleetLearner(Learned()).learn([first_token("a", 1000, 900, former_ms=1_000_400)] * 60, loads(a=1000.0))
 
     assert rates["a"] == pytest.approx(2000, rel=0.05)
 
@@ -47,27 +53,27 @@ def test_busy_time_begins_with_the_end_of_the_former_prefill() -> None:
 def test_an_instance_that_left_teaches_nothing() -> None:
     learner = FleetLearner(Learned())
 
-    assert learner.learn([first_token("gone", 1, 1000, features=(1.0, 0.0, 9.0, 0.0, 0.0))], {"a": 1.0}) == {}
+    assert learner.learn([first_token("gone", 1, 1000, features=(1.0, 0.0, 9.0, 0.0, 0.0))], loads(a=1.0)) == {}
     assert learner.learned == Learned()
 
 
 def test_an_instance_that_was_forgotten_begins_again_with_what_is_published() -> None:
     learner = FleetLearner(Learned())
-    learner.learn([first_token("a", 4000, 2000)] * 60, {"a": 1000.0})
+    learner.learn([first_token("a", 4000, 2000)] * 60, loads(a=1000.0))
 
     learner.forget_all_but({"b": InstanceSpec("b", "http://b")})
-    rates = learner.learn([first_token("a", 9000, 1000)], {"a": 9000.0})
+    rates = learner.learn([first_token("a", 20, 1000)], loads(a=9000.0))
 
-    assert rates["a"] == pytest.approx(9000)
+    assert rates["a"] == pytest.approx(9000), "so short a prompt teaches nothing"
 
 
 def test_the_ttft_is_learned_from_first_tokens_with_features_alone() -> None:
     features = features_to_note(Form(1.0, ahead_s=0.5, compute_s=0.5, attention_pairs=2e7, kv_demand=0.1))
     learner = FleetLearner(Learned())
 
-    learner.learn([first_token("a", 4000, 9000)] * 60, {"a": 8000.0})
+    learner.learn([first_token("a", 4000, 9000)] * 60, loads(a=8000.0))
     assert learner.learned.ttft_weights == PRIOR_WEIGHTS
-    learner.learn([first_token("a", 4000, 1600, features=features)] * 60, {"a": 8000.0})
+    learner.learn([first_token("a", 4000, 1600, features=features)] * 60, loads(a=8000.0))
 
     expected_s = sum(weight * part for weight, part in zip(learner.learned.ttft_weights, features, strict=True))
     assert expected_s == pytest.approx(1.6, rel=0.05)

@@ -358,15 +358,62 @@ def test_after_a_full_queue_another_instance_is_taken(search: Build, fleet: Hand
     assert [each.reply.status for each in made.rounds] == [S.QUEUE_FULL, S.HELD]
 
 
+def busy(load: Load) -> dict[str, InstanceLoad]:
+    return {name: load(name, pending_tokens=1) for name in IDS}
+
+
 def test_an_expected_miss_is_told_with_where_it_would_have_gone(
-    search: Build, fleet: HandFleet, pair: tuple[str, ...]
+    search: Build, fleet: HandFleet, pair: tuple[str, ...], load: Load
 ) -> None:
-    fleet.answers = [answer(S.MISSED, 1)]
+    fleet.answers = [answer(S.MISSED, 1, loads=busy(load))]
 
     error = failed(search(fleet, refuses=True), fleet)
 
     assert error.missed is not None
     assert error.missed.decision.instance_id == pair[1]
+    assert len(fleet.placements) == 1
+
+
+@pytest.mark.parametrize("name", ["dualmap-least-cost", "dualmap", "least-loaded"])
+def test_an_idle_instance_refuses_nothing_that_its_prior_would_serve_in_time(
+    search: Build, fleet: HandFleet, load: Load, name: str
+) -> None:
+    fleet.loads = {each: load(each, prefill_tokens_per_s=10.0) for each in IDS}
+    fleet.answers = [answer(S.MISSED, loads=fleet.loads), answer(S.DISPATCHED, loads=fleet.loads)]
+
+    placed: Placed = drive_now(search(fleet, name, refuses=True).run(), fleet)
+
+    assert placed.reply.status is S.DISPATCHED
+    assert [(each.refuses, each.max_pending_tokens == 0) for each in fleet.placements] == [(True, False), (False, True)]
+
+
+def test_what_the_prior_would_not_serve_in_time_is_refused(search: Build, fleet: HandFleet, load: Load) -> None:
+    fleet.answers = [answer(S.MISSED, loads={name: load(name, prefill_tokens_per_s=10.0) for name in IDS})]
+    made = search(fleet, refuses=True)
+
+    assert failed(replace(made, query=replace(made.query, slo_s=0.05)), fleet).missed is not None
+    assert len(fleet.placements) == 1
+
+
+def test_an_instance_whose_kv_memory_is_full_is_not_idle(search: Build, fleet: HandFleet, load: Load) -> None:
+    full = {name: load(name, prefill_tokens_per_s=10.0, context_tokens=1_000_000) for name in IDS}
+    fleet.answers = [answer(S.MISSED, loads=full)]
+
+    assert failed(search(fleet, refuses=True), fleet).missed is not None
+
+
+def test_an_idle_instance_that_was_given_work_meanwhile_refuses_again(
+    search: Build, fleet: HandFleet, load: Load
+) -> None:
+    idle = {name: load(name, prefill_tokens_per_s=10.0) for name in IDS}
+    fleet.answers = [
+        answer(S.MISSED, loads=idle),
+        answer(S.STALE, loads=busy(load)),
+        answer(S.MISSED, loads=busy(load)),
+    ]
+
+    assert failed(search(fleet, refuses=True), fleet).missed is not None
+    assert [placement.refuses for placement in fleet.placements] == [True, False, True]
 
 
 @pytest.mark.parametrize("name", ["dualmap", "min-ttft"])

@@ -1,12 +1,16 @@
+import random
 from dataclasses import replace
 
+import pytest
+
 from scheduling.learning import FirstToken
-from scheduling.settings import SchedulingSettings
+from scheduling.settings import PolicyName, SchedulingSettings
 from scheduling.ttft_model import PRIOR_WEIGHTS
 from simulation.generators import conversation, toolagent
 from simulation.presets import find_preset
 from simulation.scenario import Scenario
 from simulation.simulate import Simulation
+from simulation.traces import Trace, TraceRequest
 
 ENGINE = find_preset("qwen2.5-7b-910b4").engine
 CONVERSATION = conversation(requests=200, seed=1).capped(20_480)
@@ -46,3 +50,46 @@ def test_wishes_for_a_rebalance_are_met_between_sweeps() -> None:
         moved.append(sum(simulation._state.migrations.values()))
 
     assert moved[0] > moved[1] + 5, "with so long a gap there is one round alone"
+
+
+def short_then_long(most_tokens: int, long_tokens: int = 16_000) -> Trace:
+    """A minute of short prompts, ten seconds of silence, and three long ones; nothing is shared."""
+    rng, block_tokens = random.Random(1), 512
+    short = sorted((rng.uniform(0.0, 60.0), rng.randint(20, most_tokens)) for _ in range(720))
+    arrivals = [*short, *((80.0 + 8 * number, long_tokens) for number in range(3))]
+    requests = [
+        TraceRequest(at_s, tokens, 30, tuple(range(100 * number, 100 * number + -(-tokens // block_tokens))))
+        for number, (at_s, tokens) in enumerate(arrivals)
+    ]
+    return Trace("short then long", block_tokens, tuple(requests))
+
+
+@pytest.mark.parametrize("most_tokens", [80, 400])
+@pytest.mark.parametrize("policy", ["dualmap", "dualmap-least-cost"])
+def test_short_prompts_do_not_spoil_the_estimate_of_long_ones(policy: PolicyName, most_tokens: int) -> None:
+    scenario = Scenario(SchedulingSettings(policy=policy), ENGINE, instances=2, late_requests="refuse")
+    simulation = Simulation(short_then_long(most_tokens), scenario)
+
+    outcomes = simulation.run().outcomes
+
+    prior = ENGINE.instance_spec("x").prefill_tokens_per_s
+    assert [book.tokens_per_s for book in simulation._state.instances.values()] == [pytest.approx(prior, rel=0.2)] * 2
+    for one in outcomes[-3:]:
+        assert one.expected_ttft_s == pytest.approx(one.ttft_s, rel=0.25)
+
+
+@pytest.mark.parametrize("policy", ["dualmap", "dualmap-least-cost", "least-loaded"])
+def test_idle_instances_refuse_nothing_because_of_a_wrong_rate_and_learn_the_right_one(policy: PolicyName) -> None:
+    # given instances that were last believed to be ten times slower than they are
+    trace = short_then_long(80)
+    trace = replace(trace, requests=trace.requests[-3:])
+    simulation = Simulation(trace, Scenario(SchedulingSettings(policy=policy), ENGINE, 1, late_requests="refuse"))
+    simulation._resize(1)
+    for book in simulation._state.instances.values():
+        book.tokens_per_s /= 10
+
+    outcomes = simulation.run().outcomes
+
+    assert [one.on_time for one in outcomes] == [True] * 3
+    assert outcomes[0].expected_ttft_s > 10
+    assert outcomes[-1].expected_ttft_s == pytest.approx(outcomes[-1].ttft_s, rel=0.3)

@@ -272,7 +272,7 @@ def test_every_instance_has_the_figures_of_its_own() -> None:
 
 
 def test_migrations_and_preemptions_of_the_warm_up_and_of_the_drain_are_not_counted() -> None:
-    trace = CONVERSATION.at_rate(3.0)
+    trace = CONVERSATION.at_rate(1.0)
     engine = replace(ENGINE, kv_capacity_tokens=60_000)
 
     every, most, last = (
