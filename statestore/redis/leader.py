@@ -23,9 +23,9 @@ from statestore.redis.calls import Calls, ClientCalls
 from statestore.redis.codec import LoadReader, pairs_from
 from statestore.redis.placed import MAX_MOVES, PlacedRequests
 from statestore.redis.sums import add_up
+from statestore.redis.views import Views
 
 _LOADS_PER_CALL = 250
-_RECORDS_PER_CALL = 500
 _MAX_WANTED = 1024
 _MAX_REPAIRS = 5
 _HELD = RequestState.HELD
@@ -49,6 +49,7 @@ class LeaderCalls:
         """For the one call that blocks its connection; given up, it closes it."""
         self._placed = placed
         self._reader = LoadReader()
+        self._views = Views(keys, calls, self._reader)
 
     # leadership ------------------------------------------------------------------------------------------
     async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
@@ -100,15 +101,7 @@ class LeaderCalls:
         return HotQueue(await self._calls.now_ms(), loads[instance_id], held, alternatives)
 
     async def records(self, request_ids: Sequence[str]) -> Mapping[str, Request]:
-        found: dict[str, Request] = {}
-        for first in range(0, len(request_ids), _RECORDS_PER_CALL):
-            page = request_ids[first : first + _RECORDS_PER_CALL]
-            replies = await self._calls.together([("HGETALL", self._keys.request(name)) for name in page])
-            for name, flat in zip(page, replies, strict=True):
-                request = codec.request_from(name, pairs_from(flat))
-                if request is not None:
-                    found[name] = request
-        return found
+        return await self._views.records(request_ids)
 
     async def migrate(self, request: Request, target_id: str, *, reason: str, fence: int) -> Migration:
         keys = self._keys
@@ -237,16 +230,8 @@ class LeaderCalls:
         return {each.replica_id: each.expires_ms == RETIRED for each in replicas if not each.is_alive(now_ms)}
 
     async def requests_of(self, replica_id: str) -> Sequence[Request]:
-        found: list[Request] = []
-        for instance_id in await self._instance_ids():
-            keys = self._keys.instance(instance_id)
-            queue, running = await self._calls.together(
-                [("ZRANGE", keys.queue, 0, -1), ("ZRANGE", keys.running, 0, -1)]
-            )
-            names = [entry.decode().rpartition(" ")[0] for entry in queue] + [entry.decode() for entry in running]
-            records = await self.records(names)
-            found += [request for request in records.values() if request.replica_id == replica_id]
-        return sorted(found, key=lambda request: (request.enqueued_ms, request.request_id))
+        # From lists of one moment: a request that moves meanwhile is in one of them.
+        return [request for request in (await self._views.snapshot()).requests if request.replica_id == replica_id]
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
         reaped = 0

@@ -24,7 +24,6 @@ from statestore.redis.packing import Command
 from statestore.redis.placed import PlacedRequests
 from statestore.redis.placing import PlaceCalls, reply_from
 from statestore.redis.subscriber import GrantSubscriber
-from statestore.redis.views import Views
 from statestore.stream import Stream
 
 _PLACED = (PlaceStatus.DISPATCHED, PlaceStatus.HELD)
@@ -52,7 +51,6 @@ class RedisPool(LeaderCalls):
         self._overrides: Mapping[str, Any] = {}
         self._subscriber = subscriber
         self._place_calls = PlaceCalls(keys)
-        self._views = Views(keys, calls, self._reader)
 
     def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
         """Not used here; ``statestore.failover`` uses it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -72,7 +72,7 @@ class Views:
                 loads[instance_id] = self._reader.load(instance_id, [*codec.load_figures(load), 0], now_ms)
             names += [entry.decode().rpartition(" ")[0] for entry in queued] + [entry.decode() for entry in running]
         versions = pairs_from(meta)
-        requests = await self._requests(names)
+        requests = (await self.records(names)).values()
         return PoolSnapshot(
             now_ms,
             int(versions.get(b"epoch", b"0")),
@@ -85,13 +85,15 @@ class Views:
             {reason.decode(): int(count) for reason, count in pairs_from(migrations).items()},
         )
 
-    async def _requests(self, names: list[str]) -> list[Request]:
-        found: list[Request] = []
-        for first in range(0, len(names), _RECORDS_PER_CALL):
-            page = names[first : first + _RECORDS_PER_CALL]
+    async def records(self, request_ids: Sequence[str]) -> dict[str, Request]:
+        found: dict[str, Request] = {}
+        for first in range(0, len(request_ids), _RECORDS_PER_CALL):
+            page = request_ids[first : first + _RECORDS_PER_CALL]
             replies = await self._calls.together([("HGETALL", self._keys.request(name)) for name in page])
-            records = (codec.request_from(name, pairs_from(flat)) for name, flat in zip(page, replies, strict=True))
-            found += [request for request in records if request is not None]
+            for name, flat in zip(page, replies, strict=True):
+                request = codec.request_from(name, pairs_from(flat))
+                if request is not None:
+                    found[name] = request
         return found
 
     def _spec_commands(self, instance_id: str) -> list[Command]:

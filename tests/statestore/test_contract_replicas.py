@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from scheduling.request import Request, RequestState
 from statestore.base import PoolStore
+from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.samples import SCHEDULING, HandClock, instance, lead, place, sweep
@@ -121,6 +124,33 @@ async def test_a_reservation_of_a_replica_without_a_running_lease_gives_it_anoth
     assert await pool.heartbeat("one", 1000, {}) is False
     clock.advance(1000)
     assert await pool.reap("one", fence=fence) == 1
+
+
+async def test_a_request_that_moves_while_requests_are_read_is_not_missed(
+    valkey_url: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING, test_clock=clock)
+    pool = store.pool("default")
+    fence = await lead(pool)
+    for name in ("a", "b"):
+        await pool.put_instance(instance(name, dispatch_window_tokens=1))
+        await place(pool, f"first-on-{name}", name)
+    await place(pool, "moves", "b")
+    held = (await pool.records(["moves"]))["moves"]
+    together, queue_of_a = pool._calls.together, PoolKeys("dualmap", "default").instance("a").queue
+
+    async def then_move(commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        replies: list[Any] = await together(commands)
+        if any(queue_of_a in command for command in commands):
+            await pool.migrate(held, "a", reason="rebalance", fence=fence)
+        return replies
+
+    monkeypatch.setattr(pool._calls, "together", then_move)
+    found = [request.request_id for request in await pool.requests_of("one")]
+    monkeypatch.undo()
+    await store.close()
+
+    assert sorted(found) == ["first-on-a", "first-on-b", "moves"]
 
 
 async def test_a_request_that_comes_while_its_replica_is_reaped_keeps_an_owner(

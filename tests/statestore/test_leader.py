@@ -35,11 +35,24 @@ class Server:
     def __init__(self) -> None:
         self.scripts: list[str] = []
 
+    async def now_ms(self) -> int:
+        return 1
+
     async def command(self, name: str, *arguments: Any) -> Any:
-        return [b"a"] if name == "SMEMBERS" else b"a"
+        return b"a"
 
     async def together(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [RECORD if command[0] == "HGETALL" else [b"r 100"] for command in commands]
+        return [self._answer(*command) for command in commands]
+
+    def _answer(self, name: str, key: bytes, *arguments: Any) -> Any:
+        match name:
+            case "SMEMBERS":
+                return [b"a"]
+            case "HGETALL":
+                return RECORD if key.endswith(b":request:r") else []
+            case "ZRANGE":
+                return [b"r 100"] if b":queue:" in key else []
+        return [None] * len(arguments)
 
     async def script(self, name: str, *arguments: Any) -> Any:
         self.scripts.append(name)
