@@ -224,6 +224,22 @@ async def test_an_observation_tells_loads_in_the_order_asked_and_is_numbered(poo
     assert (seen[0].epoch, (await pool.observe([], CHAIN)).loads) == (2, {})
 
 
+async def test_work_assigned_lately_fades(pool: PoolStore, clock: HandClock) -> None:
+    await pool.put_instance(instance("a"))
+
+    async def window_tokens() -> float:
+        return (await pool.observe(["a"], CHAIN)).loads["a"].window_tokens
+
+    before = await window_tokens()
+    await place(pool, "one")
+    await place(pool, "two", tokens=100)
+    at_once = await window_tokens()
+    await pool.finish("one")
+    clock.advance(180_000)
+
+    assert (before, at_once, await window_tokens()) == (0, 500, pytest.approx(500 / 2.71828, rel=1e-4))
+
+
 # grants as they are told -------------------------------------------------------------------------------------
 Listen = Callable[[str], Awaitable["asyncio.Queue[Grant]"]]
 
