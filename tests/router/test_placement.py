@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from router.errors import RouterError
+from router.errors import RouterError, SloUnreachableError
 from router.outcome import FailureKind, InstanceFailure, Outcome
 from router.retry_budget import RetryBudget
 from router.runtime import Runtime
 from router.settings import RouterSettings
 from scheduling.decision import Reason
 from scheduling.leader_jobs import sweep_queue
-from scheduling.placement import MAX_NAMED
+from scheduling.placement import MAX_NAMED, PlaceStatus
 from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
@@ -263,6 +263,40 @@ async def test_a_burst_is_spread_as_every_placement_weighs_the_counts_of_its_mom
     for task in burst:
         task.cancel()
     await asyncio.gather(*burst, return_exceptions=True)
+
+
+async def test_where_late_requests_are_refused_one_that_cannot_be_on_time_is_refused_and_not_reserved(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), late_requests="refuse")
+    for instance_id in "ab":
+        await store.pool("default").place(tools.placement(f"work of {instance_id}", instance_id, tokens=3000))
+
+    with pytest.raises(SloUnreachableError, match=r"expected after 3\.\d s, past the target of 2 s") as refused:
+        await runtime.lifecycle.place(tools.request("x" * 400, slo_s=2.0))
+    taken = asyncio.create_task(runtime.lifecycle.place(tools.request("x" * 400, slo_s=4.0)))
+    await tools.settle()
+
+    assert refused.value.retry_after_s == pytest.approx(3.0)
+    assert len((await store.pool("default").snapshot()).requests) == 3
+    assert refused.value.request_id is not None
+    assert runtime.context.decisions.get(refused.value.request_id).rounds[-1].status is PlaceStatus.MISSED
+    taken.cancel()
+
+
+async def test_a_retry_is_served_however_late(start_runtime: Any, store: Any, tools: Any) -> None:
+    """Its client was let in, and has lost an instance already."""
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), late_requests="refuse")
+    request = await runtime.lifecycle.place(tools.request("x" * 400, slo_s=2.0))
+    other = "b" if request.instance_id == "a" else "a"
+    await store.pool("default").place(tools.placement("work", other, tokens=3000))
+
+    retry = asyncio.create_task(request.reroute(InstanceFailure(FailureKind.CONNECT)))
+    await tools.settle()
+
+    assert not retry.done()
+    assert (await store.pool("default").records([request.request_id]))[request.request_id].instance_id == other
+    retry.cancel()
 
 
 async def test_what_is_not_reserved_yet_is_not_entered_again(start_runtime: Any, store: Any, tools: Any) -> None:
