@@ -176,7 +176,7 @@ class GrantWaiters:
         if record is None or record.replica_id != self._replica_id:
             waiter.failed(ReservationLostError(waiter.request_id))
         elif record.attempt == waiter.attempt and record.state is not RequestState.HELD:
-            waiter.granted(_grant_of(record))
+            waiter.granted(Grant.of(record))
         elif waiter.attempt == 1 and (record.rejected or (record.deferred and self._refuses_late)):
             waiter.failed(self._late(waiter))
 
@@ -192,13 +192,3 @@ class GrantWaiters:
             " later, allow more time with x-slo-ttft-ms, add instances, or raise scheduling.max_deferred_s",
             retry_after_s=waiter.retry_after_s(),
         )
-
-
-def _grant_of(record: Request) -> Grant:
-    return Grant(
-        record.request_id,
-        record.instance_id,
-        record.replica_id,
-        record.attempt,
-        record.uncached_tokens,
-    )

@@ -105,7 +105,7 @@ class Lifecycle:
             scheduled = ScheduledRequest(request, request_id, route, prompt, self._context, self._placer)
             self._admit(scheduled)
             try:
-                if pool.quarantine.suspects:  # else nobody has to wait
+                if pool.quarantine.suspects:  # else no request has to wait
                     scheduled.trial = await pool.quarantine.admit(scheduled.prompt_hash)
                 await self._placer.place(scheduled)
             except BaseException as error:

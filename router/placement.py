@@ -45,11 +45,10 @@ class StorePlacer:
                 self._note_placed(request, placed, search.trips)
                 instance_id = placed.decision.instance_id
                 if placed.reply.status is PlaceStatus.DISPATCHED:
-                    spec = pool.view.view.instances.get(instance_id) or await self._joined(pool, instance_id)
-                    return request.dispatched(spec, placed.reply.uncached_tokens)
+                    return request.dispatched(await self._spec(pool, instance_id), placed.reply.uncached_tokens)
                 await pool.fleet.plan(placed.reply.queue)
                 grant = await self._wait(request, waiter, instance_id)
-                spec = pool.view.view.instances.get(grant.instance_id) or await self._joined(pool, grant.instance_id)
+                spec = await self._spec(pool, grant.instance_id)
                 return request.dispatched(spec, grant.uncached_tokens, held_by=grant)
             except SearchFailed as failed:
                 request.not_reserved()
@@ -122,9 +121,10 @@ class StorePlacer:
         finally:
             request.hold_ended()
 
-    async def _joined(self, pool: ServedPool, instance_id: str) -> InstanceSpec:
-        """An instance that joined after the last refresh of this replica's view, but before the leader's."""
-        spec = (await pool.view.refresh()).instances.get(instance_id)
+    async def _spec(self, pool: ServedPool, instance_id: str) -> InstanceSpec:
+        """Of an instance that took the request; it may have joined after the last refresh of this replica's view."""
+        known = pool.view.view.instances.get(instance_id)
+        spec = known or (await pool.view.refresh()).instances.get(instance_id)
         if spec is None:
             raise UnavailableError(
                 f"instance {instance_id!r} was removed while the request was sent there", retry_after_s=1.0

@@ -115,8 +115,6 @@ class PoolFleet:
     async def plan(self, queue: QueueHead | None) -> None:
         """Grant from a queue that has room, by a reply. A failure must not fail the request, or repeat the transition,
         of that reply: the leader's sweep grants instead."""
-        if queue is None:
-            return
         try:
             await drive(grant_queue(queue, self.order), self)
         except StoreError as error:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan, plan_queue
+from scheduling.request import Request
 from scheduling.steps import Steps
 from scheduling.values import value
 
@@ -25,6 +26,13 @@ class Grant:
     """To prefill there, as counted when it was dispatched."""
     deferred: bool = False
     """Whether it had been deferred: its TTFT says little about its instance."""
+
+    @classmethod
+    def of(cls, request: Request) -> Grant:
+        """The grant of a dispatched request."""
+        return cls(
+            request.request_id, request.instance_id, request.replica_id, request.attempt, request.uncached_tokens
+        )
 
     @property
     def rejected(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduling.chain import Chain
+from scheduling.settings import SchedulingSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,11 @@ class HotnessWindow:
         self._counts: dict[int, int] = {}
         self._frequent: dict[int, int] = {}
         """Prefixes counted FREQUENT_COUNT times or more, with their depth in blocks."""
+
+    @classmethod
+    def of(cls, settings: SchedulingSettings) -> HotnessWindow:
+        window_ms = int(settings.hotness_window_s * 1000)
+        return cls(window_ms, settings.hotness_window_requests, settings.max_key_blocks)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -105,16 +105,17 @@ class InstanceLoad:
     @property
     def kv_demand(self) -> float:
         """Context tokens over KV memory: above 1 where running requests share prefixes, or overcommit it."""
-        return self.context_tokens / max(1, self.kv_capacity_tokens)
-
-    def cached_share(self, block_tokens: int) -> float:
-        """Share of KV memory that the blocks listed for the instance fill, 0..1."""
-        return min(1.0, self.cached_blocks * block_tokens / max(1, self.kv_capacity_tokens))
+        return kv_demand(self.context_tokens, self.kv_capacity_tokens)
 
 
 def overtaken_tokens(pending_tokens: int, dispatched_tokens: int, deferred_tokens: int, passed_over_tokens: int) -> int:
     """What is deferred, and what the last plan passed over, as far as it still waits."""
     return deferred_tokens + min(passed_over_tokens, pending_tokens - dispatched_tokens - deferred_tokens)
+
+
+def stalled_s(now_ms: int, last_prefill_ms: int, work_since_ms: int) -> float:
+    """Time since the last finished prefill, or since work came; for an instance with work on time."""
+    return max(0, now_ms - max(last_prefill_ms, work_since_ms)) / 1000
 
 
 def kv_demand(context_tokens: int, kv_capacity_tokens: int) -> float:

@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.instance import InstanceLoad
+from scheduling.lifecycle import SERVING
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings
 from scheduling.values import value
@@ -111,7 +112,7 @@ class _Room:
 
     def __init__(self, load: InstanceLoad) -> None:
         self._load = load
-        self._serves = load.state in (InstanceState.READY, InstanceState.DRAINING)
+        self._serves = load.state in SERVING
         self._running = load.running_requests
         self.dispatched_tokens = load.dispatched_tokens
 

@@ -10,7 +10,9 @@ this record is the other shape: what the store keeps, in memory and in Redis, an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
+from typing import NamedTuple
 
 from scheduling.errors import TransitionError
 from scheduling.values import documented, value
@@ -51,6 +53,20 @@ def next_request_state(state: RequestState, event: RequestEvent) -> RequestState
         raise TransitionError(f"a request that is {state} cannot be {event}") from None
 
 
+class Counts(NamedTuple):
+    """Tokens of live requests as an instance counts them, see ``scheduling.instance.InstanceLoad``."""
+
+    pending_tokens: int
+    dispatched_tokens: int
+    deferred_tokens: int
+    context_tokens: int
+
+    @classmethod
+    def sum(cls, requests: Iterable[Request]) -> Counts:
+        """Added up over the requests."""
+        return cls(*map(sum, zip((0, 0, 0, 0), *(request.counts for request in requests), strict=True)))
+
+
 @value
 class Request:
     """One live request as the store knows it. Times are milliseconds of the store's clock; 0 means not yet."""
@@ -82,6 +98,11 @@ class Request:
         return self.prompt_tokens + self.expected_output_tokens
 
     @property
-    def deadline_ms(self) -> int:
-        """When its first token is due."""
-        return self.enqueued_ms + self.slo_ms
+    def counts(self) -> Counts:
+        """What its instance counts for it, in its present state."""
+        tokens = self.uncached_tokens
+        if self.state is RequestState.HELD:
+            return Counts(tokens, 0, tokens if self.deferred else 0, 0)
+        if self.state is RequestState.DISPATCHED:
+            return Counts(tokens, tokens, 0, self.context_tokens)
+        return Counts(0, 0, 0, self.context_tokens)

@@ -18,8 +18,10 @@ from scheduling.steps import drive_now
 from simulation.event_queue import EventQueue, Priority
 from simulation.scenario import Scenario
 from simulation.simulated_fleet import SimulatedFleet
+from statestore.led import LedPool
 
 REASON = "rebalance"
+_FOR_EVER_MS = 1 << 60
 
 
 class Leader:
@@ -29,31 +31,32 @@ class Leader:
         settings = scenario.scheduling
         self._scenario = scenario
         self._fleet = fleet
-        self._state = fleet.state
+        self._state = state = fleet.state
+        lease = state.leadership.acquire("simulator", _FOR_EVER_MS, state.now_ms())
+        assert lease is not None
+        self._led = LedPool(state, lease.fence)
         self._order = order
         self._events = events
-        window_ms = int(settings.hotness_window_s * 1000)
-        window = HotnessWindow(window_ms, settings.hotness_window_requests, settings.max_key_blocks)
-        self._hotness = HotnessKeeper(window, HotnessRule())
+        self._hotness = HotnessKeeper(HotnessWindow.of(settings), HotnessRule())
         self._learning = LearningKeeper(FleetLearner(fleet.learned))
         self._next_round_s = 0.0
         self._armed = False
 
     def grow_tree(self) -> None:
         """Read the arrival log, and publish the hotness tree where it changed."""
-        tree = drive_now(self._hotness.tick(self._state.tree, len(self._fleet.view.ready)), self._fleet)
+        tree = drive_now(self._hotness.tick(self._state.tree, len(self._fleet.view.ready)), self._led)
         if tree is not self._state.tree:
-            self._fleet.publish_tree(tree, self._hotness.counts(tree))
+            self._led.publish_tree(tree, self._hotness.counts(tree))
 
     def learn(self) -> None:
         """Learn from the samples since the last round."""
-        drive_now(self._learning.tick(self._state.loads()), self._fleet)
+        drive_now(self._learning.tick(self._state.loads()), self._led)
 
     def sweep_queues(self) -> None:
         """Plan every queue: in deadline order, what is due changes with time alone."""
         for instance_id, book in self._state.instances.items():
             if book.queued_requests:
-                drive_now(sweep_queue(instance_id, self._order), self._fleet)
+                drive_now(sweep_queue(instance_id, self._order), self._led)
 
     def rebalance_by_sweep(self) -> None:
         self._rebalance(plan_sweep(self._state.loads()))
@@ -73,4 +76,4 @@ class Leader:
         stall_s, max_moves = self._scenario.scheduling.decode_stall_s, self._scenario.rebalance_max_moves
         for instance_id in instance_ids:
             steps = rebalance(instance_id, self._order, reason=REASON, decode_stall_s=stall_s, max_moves=max_moves)
-            drive_now(steps, self._fleet)
+            drive_now(steps, self._led)

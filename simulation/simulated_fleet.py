@@ -1,4 +1,4 @@
-"""The pool in virtual time, as searches, plans and the leader's rounds see it: its state, which answers at once."""
+"""The pool in virtual time, as searches and plans see it: its state, which answers at once."""
 
 from __future__ import annotations
 
@@ -7,25 +7,18 @@ from dataclasses import replace
 
 from scheduling.chain import Chain
 from scheduling.granting import CommitReply
-from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
-from scheduling.learning import Sample
 from scheduling.placement import Observation, Placement, PlaceReply
-from scheduling.queue_order import QueueHead, QueuePlan
-from scheduling.rebalance import HotQueue
-from scheduling.request import Request
+from scheduling.queue_order import QueuePlan
 from scheduling.settings import SchedulingSettings
 from scheduling.view import ClusterView
-from statestore.base import Arrival, Migration
 from statestore.memory.placing import Placing
 from statestore.memory.state import PoolState
 
-_FOR_EVER_MS = 1 << 60
-
 
 class SimulatedFleet:
-    """The fleet of ``scheduling.placement``, ``scheduling.granting`` and ``scheduling.leader_jobs``.
+    """The fleet of ``scheduling.placement`` and ``scheduling.granting``.
 
     There is one replica, its copy of the membership is never old, and no breaker opens.
     """
@@ -39,9 +32,6 @@ class SimulatedFleet:
         self._engine_queues = engine_queues
         self._view: ClusterView | None = None
         self._least_loaded: tuple[str, ...] = ()
-        lease = state.leadership.acquire("simulator", _FOR_EVER_MS, state.now_ms())
-        assert lease is not None
-        self._fence = lease.fence
 
     # what a search looks at --------------------------------------------------------------------------------------
     @property
@@ -91,25 +81,3 @@ class SimulatedFleet:
 
     def commit(self, plan: QueuePlan) -> CommitReply:
         return self.state.commit(plan)
-
-    # the leader's rounds -----------------------------------------------------------------------------------------
-    def queue(self, instance_id: str) -> HotQueue | None:
-        return self.state.queue(instance_id)
-
-    def queue_head(self, instance_id: str) -> QueueHead | None:
-        return self.state.queue_head(instance_id)
-
-    def migrate(self, request: Request, target_id: str, *, reason: str) -> Migration:
-        return self.state.migrate(request, target_id, reason=reason, fence=self._fence)
-
-    def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
-        return self.state.arrivals(after, limit)
-
-    def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int]) -> int:
-        return self.state.publish_tree(tree, counts, fence=self._fence)
-
-    def samples(self, after: str, limit: int) -> Sequence[Sample]:
-        return self.state.samples(after, limit)
-
-    def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float]) -> None:
-        self.state.publish_learned(learned, tokens_per_s, fence=self._fence)

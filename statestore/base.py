@@ -110,6 +110,9 @@ class PoolSnapshot:
     migrations: Mapping[str, int]
     """Migrated requests by reason, since the pool began."""
 
+    def requests_of(self, replica_id: str) -> Sequence[Request]:
+        return [request for request in self.requests if request.replica_id == replica_id]
+
 
 class PoolStore(Protocol):
     """One pool's shared state. Every method raises ``StoreUnavailableError`` when the store is out of reach."""

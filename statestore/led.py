@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
-from scheduling.granting import CommitReply
 from scheduling.hotness import HotnessTree
 from scheduling.learned import Learned
-from scheduling.learning import Sample
-from scheduling.queue_order import QueueHead, QueuePlan
-from scheduling.rebalance import HotQueue
+from scheduling.queue_order import QueuePlan
 from scheduling.request import Request
-from statestore.base import Arrival, Migration, PoolStore
+from statestore.base import PoolStore
+from statestore.memory.state import PoolState
 
 
 class LedPool:
-    """The fleet of ``scheduling.leader_jobs``."""
+    """The fleet of ``scheduling.leader_jobs``.
 
-    def __init__(self, pool: PoolStore, fence: int) -> None:
+    Each call returns what the store's returns: an awaitable of a ``PoolStore``, the answer itself of a ``PoolState``.
+    """
+
+    def __init__(self, pool: PoolStore | PoolState, fence: int) -> None:
         self._pool = pool
         self._fence = fence
 
-    async def queue(self, instance_id: str) -> HotQueue | None:
-        return await self._pool.queue(instance_id)
+    def queue(self, instance_id: str) -> Any:
+        return self._pool.queue(instance_id)
 
-    async def queue_head(self, instance_id: str) -> QueueHead | None:
-        return await self._pool.queue_head(instance_id)
+    def queue_head(self, instance_id: str) -> Any:
+        return self._pool.queue_head(instance_id)
 
-    async def commit(self, plan: QueuePlan) -> CommitReply:
-        return await self._pool.commit(plan)
+    def commit(self, plan: QueuePlan) -> Any:
+        return self._pool.commit(plan)
 
-    async def migrate(self, request: Request, target_id: str, *, reason: str) -> Migration:
-        return await self._pool.migrate(request, target_id, reason=reason, fence=self._fence)
+    def migrate(self, request: Request, target_id: str, *, reason: str) -> Any:
+        return self._pool.migrate(request, target_id, reason=reason, fence=self._fence)
 
-    async def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
-        return await self._pool.arrivals(after, limit)
+    def arrivals(self, after: str, limit: int) -> Any:
+        return self._pool.arrivals(after, limit)
 
-    async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int]) -> int:
-        return await self._pool.publish_tree(tree, counts, fence=self._fence)
+    def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int]) -> Any:
+        return self._pool.publish_tree(tree, counts, fence=self._fence)
 
-    async def samples(self, after: str, limit: int) -> Sequence[Sample]:
-        return await self._pool.samples(after, limit)
+    def samples(self, after: str, limit: int) -> Any:
+        return self._pool.samples(after, limit)
 
-    async def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float]) -> None:
-        await self._pool.publish_learned(learned, tokens_per_s, fence=self._fence)
+    def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float]) -> Any:
+        return self._pool.publish_learned(learned, tokens_per_s, fence=self._fence)

@@ -50,10 +50,7 @@ class HotnessJob:
         self._fence = fence
         self._clock = clock
         self._metrics = metrics
-        window = HotnessWindow(
-            int(settings.hotness_window_s * 1000), settings.hotness_window_requests, settings.max_key_blocks
-        )
-        self._keeper = HotnessKeeper(window, HotnessRule())
+        self._keeper = HotnessKeeper(HotnessWindow.of(settings), HotnessRule())
         self._published: Mapping[int, int] = {}
         """Counts as this keeper published them last."""
         self._published_s = clock.monotonic_s() - _COUNTS_EVERY_S

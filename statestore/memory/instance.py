@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import insort
 
 from scheduling.chain import Chain
-from scheduling.instance import InstanceLoad, InstanceSpec, kv_demand, overtaken_tokens
+from scheduling.instance import InstanceLoad, InstanceSpec, kv_demand, overtaken_tokens, stalled_s
 from scheduling.lifecycle import SERVING
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import PLAN_LIMIT, QueueEntry, QueueHead
-from scheduling.request import Request, RequestState
+from scheduling.request import Counts, Request, RequestState
 from scheduling.view import is_scheduled
 from statestore.memory.kv import KvMetadata
 
@@ -77,38 +77,26 @@ class InstanceBook:
         if request.state is RequestState.HELD:
             insort(self.queue, (rank_ms, request.request_id))
 
-    def leave(self, request: Request) -> int:
-        """Release all that ``enter`` counted; returns its rank, 0 if it was not held."""
+    def leave(self, request: Request) -> None:
+        """Release all that ``enter`` counted."""
         self._count(request, -1)
         del self.requests[request.request_id]
-        if request.state is not RequestState.HELD:
-            return 0
-        place = next(place for place, entry in enumerate(self.queue) if entry[1] == request.request_id)
-        return self.queue.pop(place)[0]
+        if request.state is RequestState.HELD:
+            del self.queue[next(place for place, entry in enumerate(self.queue) if entry[1] == request.request_id)]
 
     def _count(self, request: Request, sign: int) -> None:
-        tokens = sign * request.uncached_tokens
-        if request.state is not RequestState.PREFILLED:
-            self.pending_tokens += tokens
-        if request.state is RequestState.HELD:
-            self.deferred_tokens += tokens if request.deferred else 0
-            return
-        if request.state is RequestState.DISPATCHED:
-            self.dispatched_tokens += tokens
-        self.context_tokens += sign * request.context_tokens
+        pending_tokens, dispatched_tokens, deferred_tokens, context_tokens = request.counts
+        self.pending_tokens += sign * pending_tokens
+        self.dispatched_tokens += sign * dispatched_tokens
+        self.deferred_tokens += sign * deferred_tokens
+        self.context_tokens += sign * context_tokens
 
-    def sums(self) -> tuple[int, int, int, int]:
-        """Pending, dispatched, deferred and context tokens, added up over the requests."""
-        pending = dispatched = deferred = context = 0
-        for request in self.requests.values():
-            tokens = request.uncached_tokens if request.state is not RequestState.PREFILLED else 0
-            pending += tokens
-            if request.state is RequestState.HELD:
-                deferred += tokens if request.deferred else 0
-                continue
-            dispatched += tokens
-            context += request.context_tokens
-        return pending, dispatched, deferred, context
+    def counts(self) -> Counts:
+        return Counts(self.pending_tokens, self.dispatched_tokens, self.deferred_tokens, self.context_tokens)
+
+    def sums(self) -> Counts:
+        """What the counts should be."""
+        return Counts.sum(self.requests.values())
 
     # KV metadata -----------------------------------------------------------------------------------------
     def stamp(self, chain: Chain, resident_blocks: int) -> None:
@@ -117,8 +105,7 @@ class InstanceBook:
     # reading ---------------------------------------------------------------------------------------------
     def load(self, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
         spec = self.spec
-        busy_since_ms = max(self.last_prefill_ms, self.work_since_ms)
-        stalled_ms = now_ms - busy_since_ms if self.pending_tokens > self.deferred_tokens else 0
+        has_work = self.pending_tokens > self.deferred_tokens
         return InstanceLoad(
             spec.instance_id,
             spec.state,
@@ -130,7 +117,7 @@ class InstanceBook:
             len(self.kv),
             self.assigned.read(now_ms),
             self.tokens_per_s,
-            max(0, stalled_ms) / 1000,
+            stalled_s(now_ms, self.last_prefill_ms, self.work_since_ms) if has_work else 0.0,
             spec.kv_capacity_tokens,
             hit_blocks,
             self.deferred_tokens,

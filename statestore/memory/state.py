@@ -92,7 +92,7 @@ class PoolState(Members):
                 self._defer(book, request, step.deferred_to_ms, step.rejected)
                 if not step.rejected:
                     continue
-                grants.append(_grant_of(request, -1))
+                grants.append(replace(Grant.of(request), uncached_tokens=-1))
             else:
                 grants.append(self._dispatch(book, request))
             self._tell(grants[-1], replica_id)
@@ -117,7 +117,7 @@ class PoolState(Members):
         )
         self.requests[request.request_id] = dispatched
         book.enter(dispatched, 0, now_ms)
-        return replace(_grant_of(dispatched, tokens), deferred=request.deferred)
+        return replace(Grant.of(dispatched), deferred=request.deferred)
 
     def _defer(self, book: InstanceBook, request: Request, rank_ms: int, rejected: bool) -> None:
         book.leave(request)
@@ -252,7 +252,7 @@ class PoolState(Members):
         self.check(fence)
         if self.replicas.alive(replica_id, self.now_ms()):
             return 0
-        left = [request for request in self.requests.values() if request.replica_id == replica_id]
+        left = self.requests_of(replica_id)
         for request in left:
             self.finish(request.request_id)
         self.replicas.forget(replica_id)
@@ -263,14 +263,14 @@ class PoolState(Members):
         repaired = 0
         for book in self.instances.values():
             sums = book.sums()
-            if sums != (book.pending_tokens, book.dispatched_tokens, book.deferred_tokens, book.context_tokens):
+            if sums != book.counts():
                 book.pending_tokens, book.dispatched_tokens, book.deferred_tokens, book.context_tokens = sums
                 self.changed(book)
                 repaired += 1
         return repaired
 
     def requests_of(self, replica_id: str) -> Sequence[Request]:
-        return [request for request in self.snapshot().requests if request.replica_id == replica_id]
+        return self.snapshot().requests_of(replica_id)
 
     def snapshot(self) -> PoolSnapshot:
         requests = sorted(self.requests.values(), key=lambda request: (request.enqueued_ms, request.request_id))
@@ -285,7 +285,3 @@ class PoolState(Members):
             self.leadership.current(self.now_ms()),
             dict(self.migrations),
         )
-
-
-def _grant_of(request: Request, uncached_tokens: int) -> Grant:
-    return Grant(request.request_id, request.instance_id, request.replica_id, request.attempt, uncached_tokens)

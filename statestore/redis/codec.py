@@ -13,7 +13,7 @@ import orjson
 
 from scheduling.granting import Grant
 from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, stalled_s
 from scheduling.learned import Learned
 from scheduling.learning import FirstToken, PromptLength, Sample
 from scheduling.load_window import LoadWindow
@@ -130,7 +130,6 @@ def load_from(instance_id: str, figures: Sequence[Any], now_ms: int, window_toke
         version,
         hit_blocks,
     ) = figures
-    stalled_ms = now_ms - max(last_prefill_ms, work_since_ms) if pending_tokens > deferred_tokens else 0
     return InstanceLoad(
         instance_id,
         _STATES[state],
@@ -142,7 +141,7 @@ def load_from(instance_id: str, figures: Sequence[Any], now_ms: int, window_toke
         cached_blocks,
         window_tokens,
         tokens_per_s,
-        stalled_ms / 1000 if stalled_ms > 0 else 0.0,
+        stalled_s(now_ms, last_prefill_ms, work_since_ms) if pending_tokens > deferred_tokens else 0.0,
         kv_capacity_tokens,
         hit_blocks,
         deferred_tokens,

@@ -231,7 +231,7 @@ class LeaderCalls:
 
     async def requests_of(self, replica_id: str) -> Sequence[Request]:
         # From lists of one moment: a request that moves meanwhile is in one of them.
-        return [request for request in (await self._views.snapshot()).requests if request.replica_id == replica_id]
+        return (await self._views.snapshot()).requests_of(replica_id)
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
         reaped = 0

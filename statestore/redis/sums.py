@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scheduling.request import Request, RequestState
+from scheduling.request import Counts, Request, RequestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,7 @@ class Sums:
 
 def add_up(instance_id: str, queued: Sequence[str], running: Sequence[str], records: Mapping[str, Request]) -> Sums:
     """``queued`` are entries as the queue lists them ('REQUEST_ID UNCACHED_TOKENS'), ``running`` are request ids."""
-    sums = dict.fromkeys(
-        ("pending_tokens", "dispatched_tokens", "deferred_tokens", "context_tokens", "queued_requests"), 0
-    ) | {"running_requests": 0}
-    stray_queued, stray_running = [], []
+    held, sent, stray_queued, stray_running = [], [], [], []
     for entry in queued:
         request_id, _, tokens = entry.rpartition(" ")
         request = records.get(request_id)
@@ -37,18 +34,13 @@ def add_up(instance_id: str, queued: Sequence[str], running: Sequence[str], reco
             or request.uncached_tokens != int(tokens)
         ):
             stray_queued.append(entry)
-            continue
-        sums["queued_requests"] += 1
-        sums["pending_tokens"] += request.uncached_tokens
-        sums["deferred_tokens"] += request.uncached_tokens if request.deferred else 0
+        else:
+            held.append(request)
     for request_id in running:
         request = records.get(request_id)
         if request is None or request.instance_id != instance_id or request.state is RequestState.HELD:
             stray_running.append(request_id)
-            continue
-        sums["running_requests"] += 1
-        sums["context_tokens"] += request.context_tokens
-        if request.state is RequestState.DISPATCHED:
-            sums["pending_tokens"] += request.uncached_tokens
-            sums["dispatched_tokens"] += request.uncached_tokens
+        else:
+            sent.append(request)
+    sums = Counts.sum([*held, *sent])._asdict() | {"queued_requests": len(held), "running_requests": len(sent)}
     return Sums(sums, stray_queued, stray_running)

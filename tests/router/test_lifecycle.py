@@ -51,7 +51,7 @@ async def nothing_is_left(store: Any, runtime: Any, tools: Any) -> bool:
 
 
 async def full_fleet(start_runtime: Any, tools: Any, **settings: Any) -> tuple[Any, list[Any]]:
-    """Two instances, each filled by one dispatched request: whoever comes next is held."""
+    """Two instances, each filled by one dispatched request: the next one is held."""
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), **settings)
     requests = [await runtime.lifecycle.place(tools.request(f"{number} {LONG}")) for number in range(2)]
     assert {request.instance_id for request in requests} == {"a", "b"}

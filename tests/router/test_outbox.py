@@ -88,7 +88,7 @@ async def test_a_full_outbox_drops_and_counts_and_never_waits(clock: Any) -> Non
 
 async def test_flushing_gives_up_in_time(clock: Any) -> None:
     outbox = Outbox(limit=2, clock=clock)
-    outbox.post(note([], 1))  # nobody delivers
+    outbox.post(note([], 1))  # no courier runs
 
     assert not await outbox.flush(0.01)
 

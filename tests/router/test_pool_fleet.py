@@ -82,7 +82,7 @@ async def test_grants_of_its_own_requests_need_no_message(start_runtime: Any, st
 async def test_a_request_that_is_held_where_there_is_room_is_planned_by_its_own_replica(
     start_runtime: Any, store: Any, tools: Any
 ) -> None:
-    """Nothing will happen on the instance, so nobody else would be told."""
+    """Nothing will happen on the instance, so no other caller would be told."""
     tampered = tools.Tampered(store)
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
     pool = store.pool("default")

@@ -30,11 +30,5 @@ def test_kv_memory_can_be_overcommitted_but_not_more_than_used_up(
     assert (seen.kv_demand, seen.kv_usage) == (demand, usage)
 
 
-def test_cached_blocks_fill_kv_memory_at_most(load: Load) -> None:
-    seen = load("a", cached_blocks=40, kv_capacity_tokens=10_000)
-
-    assert (seen.cached_share(100), seen.cached_share(1000)) == (0.4, 1.0)
-
-
 def test_an_instance_without_kv_memory_of_its_own_is_no_division_by_zero(load: Load) -> None:
-    assert load("a", kv_capacity_tokens=0, cached_blocks=1, context_tokens=5).cached_share(1) == 1.0
+    assert load("a", kv_capacity_tokens=0, context_tokens=5).kv_usage == 1.0

@@ -260,14 +260,14 @@ def test_whatever_waits_a_plan_holds_its_promises(
     steps = plan(load, *entries, dispatched_tokens=on_engine, **figures)
     by_id, gone = {each.request_id: each for each in entries}, dispatched(steps)
 
-    # then nobody is named twice, and only those not yet deferred are deferred
+    # then no request is named twice, and only those not yet deferred are deferred
     assert len({step.request_id for step in steps}) == len(steps)
     assert not any(by_id[step.request_id].deferred for step in steps if step.deferred_to_ms is not None)
     # then the window and the instance's places hold: the last one dispatched still found room
     assert len(gone) <= max(0, 8 - running)
     before_last = on_engine + sum(by_id[name].uncached_tokens for name in gone[:-1])
     assert not gone or before_last < 4096
-    # then a deferred one goes alone, to an idle engine, with nobody on time left
+    # then a deferred one goes alone, to an idle engine, with no request on time left
     if any(by_id[name].deferred for name in gone):
         left = [each for each in entries if not each.deferred and each.request_id not in {s.request_id for s in steps}]
         assert (len(gone), on_engine, left) == (1, 0, []) and kv_share < 1.0

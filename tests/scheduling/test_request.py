@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from scheduling.errors import TransitionError
-from scheduling.request import Request, next_request_state
+from scheduling.request import Counts, Request, next_request_state
 from scheduling.request import RequestEvent as Event
 from scheduling.request import RequestState as State
 
@@ -29,7 +29,22 @@ def test_every_event_in_every_state_is_decided(state: State, event: Event) -> No
         assert next_request_state(state, event) == expected
 
 
-def test_a_request_takes_kv_memory_for_its_answer_too_and_its_deadline_counts_from_its_first_reservation() -> None:
-    request = Request("r", "replica", "a", State.HELD, 2, 100, 900, 256, slo_ms=5000, enqueued_ms=1000)
+def request(state: State, *, deferred: bool = False) -> Request:
+    return Request("r", "replica", "a", state, 2, 100, 900, 256, slo_ms=5000, enqueued_ms=1000, deferred=deferred)
 
-    assert (request.context_tokens, request.deadline_ms) == (1156, 6000)
+
+def test_a_request_takes_kv_memory_for_its_answer_too() -> None:
+    assert request(State.HELD).context_tokens == 1156
+
+
+def test_its_instance_counts_it_by_its_state() -> None:
+    lives = (
+        request(State.HELD),
+        request(State.HELD, deferred=True),
+        request(State.DISPATCHED),
+        request(State.PREFILLED),
+    )
+
+    assert [each.counts for each in lives] == [(100, 0, 0, 0), (100, 0, 100, 0), (100, 100, 0, 1156), (0, 0, 0, 1156)]
+    assert Counts.sum(lives) == Counts(300, 100, 100, 2312)
+    assert Counts.sum(()) == Counts(0, 0, 0, 0)

@@ -58,7 +58,7 @@ async def test_a_request_does_not_overtake_those_that_wait_although_there_is_roo
 
     assert told.queue is not None
     assert reply.status is PlaceStatus.HELD
-    assert reply.queue is not None, "whoever is told plans the queue"
+    assert reply.queue is not None, "the caller that is told plans the queue"
     assert [entry.request_id for entry in reply.queue.entries] == ["next", "waiting"]
 
 

@@ -216,7 +216,7 @@ async def test_a_deferred_request_waits_behind_all_and_is_counted_apart(pool: Po
     first = await hold(pool, "first", slo_ms=10_000)
     await hold(pool, "second", slo_ms=20_000)
 
-    reply = await commit(pool, PlanStep("first", first.deadline_ms + DEFERRED_RANK_MS))
+    reply = await commit(pool, PlanStep("first", first.enqueued_ms + first.slo_ms + DEFERRED_RANK_MS))
 
     assert reply.grants == ()
     assert await order_of(pool) == ["second", "first"]
@@ -411,7 +411,7 @@ async def test_a_moved_request_swaps_its_instances_and_its_queue_is_told_where_i
         held, instance_id="b", uncached_tokens=100, alternative_id="a", alternative_uncached_tokens=400
     )
     assert moved.queue is not None
-    assert moved.queue.entries == (("r", held.deadline_ms, 100),)
+    assert moved.queue.entries == (("r", held.enqueued_ms + held.slo_ms, 100),)
     assert (await pool.snapshot()).migrations == {"benefit": 1}
     await assert_sums_hold(pool)
     assert await samples.grant(pool, moved.queue, DEADLINE) == 1

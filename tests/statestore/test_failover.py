@@ -212,7 +212,7 @@ async def test_without_the_store_the_replica_sweeps_its_queues_itself(
     late = await replica.place("late", slo_ms=1, rank_ms=1, defers=True)
     assert late.status is PlaceStatus.HELD
 
-    assert (await replica.pool.finish("sent")).done, "whoever made the room plans nothing"
+    assert (await replica.pool.finish("sent")).done, "the caller that made the room plans nothing"
 
     assert await within(anext(grants), 10) == Grant("late", "a", "one", 1, 400, deferred=True)
     await store.close()

@@ -50,11 +50,11 @@ class FakeClock:
         await wake
 
     def jump(self, delta_s: float) -> None:
-        """Time passes and nobody runs, as for a suspended process."""
+        """Time passes and no task runs, as for a suspended process."""
         self._now_s += delta_s
 
     async def advance(self, delta_s: float) -> None:
-        """Let time pass, running whoever wakes meanwhile."""
+        """Let time pass, running each task that wakes meanwhile."""
         until_s = self._now_s + delta_s
         await settle()
         while self._sleepers and self._sleepers[0][0] <= until_s:

@@ -1,4 +1,4 @@
-"""Nobody waits for an instance that is gone."""
+"""No request waits for an instance that is gone."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_full_queue_of_the_other_candidate_keeps_nobody_on_a_lost_instan
 async def test_who_is_late_is_not_offered_again_and_again_to_an_instance_that_would_have_to_hold_it(
     pool, evacuator, add_instance, reserve, clock, value
 ) -> None:
-    # given b, which has room but holds nobody, and c, which has more to do and holds
+    # given b, which has room but holds no request, and c, which has more to do and holds
     await add_instance("a", dispatch_window_tokens=1)
     await add_instance("b", max_queued_requests=0)
     await add_instance("c", dispatch_window_tokens=1)

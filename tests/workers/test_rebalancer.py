@@ -30,7 +30,7 @@ async def test_a_sweep_moves_requests_until_the_rest_is_on_time(pool, rebalancer
 
     loads = await pool.loads()
     assert loads["a"].pending_tokens <= 5000, "what is left meets its SLO of 5 s"
-    assert 0 < loads["b"].pending_tokens <= 5000, "and nobody was moved into lateness"
+    assert 0 < loads["b"].pending_tokens <= 5000, "and no request was moved into lateness"
     assert loads["c"].pending_tokens == 0, "never outside the pair"
     moved = value("dualmap_worker_migrations_total", reason="rebalance", status="migrated")
     assert moved * 1000 == loads["b"].pending_tokens

@@ -1,4 +1,4 @@
-"""Pages of other origins: what their browser is told, of preflight requests and of answers, whoever makes them."""
+"""Pages of other origins: what their browser is told, of preflight requests and of answers from every source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that nobody means: whatever comes from either side, nothing hangs, leaks or gets out of step."""
+"""Bytes that make no sense: whatever comes from either side, nothing hangs, leaks or gets out of step."""
 
 from __future__ import annotations
 
