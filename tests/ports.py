@@ -1,5 +1,5 @@
-"""Ports for tests that need some in a row: below those that the kernel gives to processes that ask for any, and in places
-of their own for the processes of one test run."""
+"""Ports for tests that need some in a row: below those that the kernel gives to processes that ask for any, and in
+places of their own for the processes of one test run."""
 
 from __future__ import annotations
 
