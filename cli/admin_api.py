@@ -73,5 +73,7 @@ def refuse_errors(answer: Answer) -> None:
     body = answer.json
     error = body.get("error") if isinstance(body, dict) else None
     said = error.get("message") if isinstance(error, dict) else answer.body.decode(errors="replace")[:300]
+    if answer.status == HTTPStatus.NOT_FOUND and error is None:  # a router's own answers have OpenAI's shape
+        raise CommandError("the server that answers is no router (a worker, or an instance?); name a router with --url")
     hint = "; set router.admin_key" if answer.status == HTTPStatus.UNAUTHORIZED else ""
     raise CommandError(f"{said}{hint}")

@@ -124,6 +124,12 @@ def test_a_router_that_is_not_there_is_named_with_the_way_to_name_another() -> N
         api.call("GET", "/instances")
 
 
+def test_a_server_that_is_no_router_is_told_from_one_that_lacks_the_instance(replica: Replica) -> None:
+    replica.answers = [(404, {"detail": "Not Found"})]
+    with pytest.raises(CommandError, match=r"no router .*--url"):
+        AdminApi(argparse.Namespace(url=replica.url, pool=None), Settings()).call("GET", "/instances")
+
+
 def test_the_endpoint_is_reachable_from_here_wherever_the_router_listens() -> None:
     listening = Settings.model_validate({"router": {"host": "0.0.0.0", "port": 9000}})
     assert endpoint(listening) == "http://127.0.0.1:9000"
