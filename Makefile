@@ -11,8 +11,8 @@ format:
 	.venv/bin/ruff format .
 
 docs:
-	.venv/bin/dualmap settings --markdown > docs/configuration.md
-	.venv/bin/python -m cli.reference docs/redis-keys.md
+	.venv/bin/dualmap settings --markdown > docs/reference/configuration.md
+	.venv/bin/python -m cli.reference docs/reference/redis-keys.md
 
 image:
 	docker build -t dualmap-fleet .

@@ -119,7 +119,7 @@ class RawPool:
         return sorted(rows, key=lambda row: (-row[2], row[1], row[0]))
 
     async def kv_blocks(self, instance_id: str, limit: int) -> tuple[int, list[tuple[str, float]]]:
-        """How many blocks are listed, and the newest of them in hex with their stamps, see docs/redis-keys.md.
+        """How many blocks are listed, and the newest of them in hex with their stamps; docs/reference/redis-keys.md.
 
         Raises:
             CommandError: the pool has no such instance.

@@ -1,4 +1,4 @@
-"""The names of everything in Redis. Nothing else formats a key; docs/redis-keys.md describes what is in them.
+"""The names of everything in Redis. Nothing else formats a key; docs/reference/redis-keys.md describes what is in them.
 
 The pool is the hash tag, so that one pool lives on one shard of a cluster and a script may touch all its keys.
 """

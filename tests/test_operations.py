@@ -20,7 +20,8 @@ from statestore.memory import MemoryStore
 from workers.metrics import WorkerMetrics
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE = DOCS / "operations.md"
+OPERATE = sorted((DOCS / "operate").glob("*.md"))
+PATHS = DOCS / "reference" / "http.md"
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 
 Family = tuple[str, str, tuple[str, ...]]
@@ -65,7 +66,7 @@ def families(registry: CollectorRegistry) -> set[Family]:
 
 def rows(page: str) -> list[list[str]]:
     """The cells of a page's tables, headings left out."""
-    lines = [line for line in (DOCS / page).read_text().splitlines() if line.startswith("| ")]
+    lines = [line for line in (DOCS / "reference" / page).read_text().splitlines() if line.startswith("| ")]
     return [
         [cell.strip() for cell in line.strip("|").split(" | ")]
         for line in lines
@@ -92,8 +93,8 @@ def test_the_page_of_errors_has_every_code_with_its_status_and_type() -> None:
     assert all(remedy for *_, remedy in rows("errors.md"))
 
 
-def test_the_operations_page_says_of_every_path_what_becomes_of_it() -> None:
-    table = dict(re.findall(r"^\| (scheduled|passed on|the router's own) \| (.*?) \|", PAGE.read_text(), re.MULTILINE))
+def test_the_page_of_paths_says_of_every_path_what_becomes_of_it() -> None:
+    table = dict(re.findall(r"^\| (scheduled|passed on|the router's own) \| (.*?) \|", PATHS.read_text(), re.MULTILINE))
     listed = {what: set(re.findall(r"`([^` ]+)`", paths)) for what, paths in table.items()}
 
     assert listed["scheduled"] == SCHEDULED_PATHS
@@ -101,8 +102,8 @@ def test_the_operations_page_says_of_every_path_what_becomes_of_it() -> None:
     assert listed["the router's own"].isdisjoint(INFERENCE_PATHS)
 
 
-def test_every_metric_on_the_operations_page_exists() -> None:
-    named = set(re.findall(r"\bdualmap_[a-z_]+", PAGE.read_text()))
+def test_every_metric_on_the_pages_for_operators_exists() -> None:
+    named = {name for page in OPERATE for name in re.findall(r"\bdualmap_[a-z_]+", page.read_text())}
 
     assert len(named) > 20
     assert named - existing_metrics() == set()

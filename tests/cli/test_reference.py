@@ -11,7 +11,7 @@ from cli.main import main
 from cli.reference import markdown, sections, with_request_fields
 from cli.settings import Settings
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "configuration.md"
 
 
 def test_the_page_in_the_repository_is_current() -> None:

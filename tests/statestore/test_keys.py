@@ -21,7 +21,7 @@ from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, lead, place, record
 
 ROOT = Path(__file__).parents[2]
-DESCRIPTION = (ROOT / "docs/redis-keys.md").read_text("utf-8")
+DESCRIPTION = (ROOT / "docs/reference/redis-keys.md").read_text("utf-8")
 
 
 def test_all_keys_of_a_pool_share_a_slot_and_pools_do_not() -> None:

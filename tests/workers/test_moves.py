@@ -16,7 +16,7 @@ from workers import evacuator, rebalancer
 from workers.evacuator import Evacuator
 from workers.moves import count_moves
 
-PAGE_OF_KEYS = Path(__file__).parents[2] / "docs" / "redis-keys.md"
+PAGE_OF_KEYS = Path(__file__).parents[2] / "docs" / "reference" / "redis-keys.md"
 
 
 @pytest.fixture

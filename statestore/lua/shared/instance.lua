@@ -1,5 +1,5 @@
 -- include: terms
--- One instance: four keys in a row from KEYS[first], see docs/redis-keys.md. Read once, changed as a table, written once.
+-- One instance: four keys in a row from KEYS[first], see docs/reference/redis-keys.md. Read once, changed as a table, written once.
 -- Every change grows its version, by which plans are committed.
 
 -- Nil where there is no such instance. Its fields stay in stored as they were read.

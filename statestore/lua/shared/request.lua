@@ -1,5 +1,5 @@
 -- include: instance
--- How a live request counts on its instance in each of its states; docs/redis-keys.md lists its fields.
+-- How a live request counts on its instance in each of its states; docs/reference/redis-keys.md lists its fields.
 
 -- Nil where there is no such request.
 local function read_request(key)

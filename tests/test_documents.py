@@ -1,0 +1,47 @@
+"""The documents hold together: what they link to exists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md"))]
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text("utf-8")), re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower() for heading in headings)
+    return {re.sub(r"\s", "-", heading) for heading in plain}
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    for link in _LINK.findall(_FENCE.sub("", page.read_text("utf-8"))):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists():
+            yield f"{page.relative_to(ROOT)}: {link}: no such file"
+        elif anchor and anchor not in anchors(target):
+            yield f"{page.relative_to(ROOT)}: {link}: no such heading"
+
+
+def test_every_link_between_the_documents_leads_somewhere() -> None:
+    assert [broken for page in PAGES for broken in broken_links(page)] == []
+
+
+def test_every_page_is_named_by_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    named = {(index.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(index.read_text("utf-8"))}
+
+    assert {page for page in PAGES if index.parent in page.parents} - {index} <= named
+
+
+def test_a_broken_link_would_be_found() -> None:
+    page = ROOT / "docs" / "index.md"
+    assert anchors(ROOT / "docs" / "concepts" / "architecture.md") >= {"glossary", "the-life-of-a-request"}
+    assert _LINK.findall("[a](b.md#c) [d](https://e)") == ["b.md#c"]
+    assert "start" not in anchors(page)
