@@ -23,9 +23,9 @@ class DualMapLeastCost:
     Builds on DualMap (ICLR 2026): the rings still decide where a prefix belongs. Four things differ, each for a
     measured reason (``docs/concepts/default-policy.md``). A recomputed token delays all requests queued behind it, so
     own prefill weighs several times its own seconds. It weighs more where running requests fill the KV memory, since it
-    then evicts blocks that others would hit. Deferred work weighs little, since new requests overtake it. KV memory in use weighs
-    as well: where prompts are short and answers long, decoding is the bottleneck. And the instance that was last given
-    the prefix and the least loaded ones are weighed too, where they could cost less.
+    then evicts blocks that others would hit. Deferred work weighs little, since new requests overtake it. KV memory in
+    use weighs as well: where prompts are short and answers long, decoding is the bottleneck. And the instance that was
+    last given the prefix and the least loaded ones are weighed too, where they could cost less.
     """
 
     name: str
