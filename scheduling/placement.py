@@ -96,7 +96,7 @@ class PlaceReply:
     instance_id: str | None = None
     alternative_id: str | None = None
     uncached_tokens: int = 0
-    """To prefill where it was placed, by the blocks that are resident there."""
+    """To prefill where it was placed: by resident blocks; in a queue by order of arrival by reserved ones as well."""
     enqueued_ms: int = 0
     least_loaded: tuple[tuple[str, float], ...] = ()
     """With what they have to do, in seconds; least first."""

@@ -89,12 +89,16 @@ if ask.beyond then
   end
 end
 
--- Weighed by reserved blocks as well, but counted by resident ones: only these are certainly computed before it.
 local instance = best.instance
+local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.kv_capacity_tokens
+local goes_now = instance.queued_requests == 0 and has_room(instance) and (is_idle or not (ask.defers and best.missed))
+-- Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came: those
+-- that reserved them go before it.
 local resident = resident_blocks(instance.kv_key, chain, best.hit)
+local counted = (goes_now or ask.defers) and resident or best.hit
 local request = {
   instance_id = best.id, replica_id = ask.replica_id, state = 'held', deferred = false, dispatched_ms = now_ms,
-  uncached_tokens = uncached_tokens(ask.prompt_tokens, ask.block_tokens, resident), prompt_tokens = ask.prompt_tokens,
+  uncached_tokens = uncached_tokens(ask.prompt_tokens, ask.block_tokens, counted), prompt_tokens = ask.prompt_tokens,
   context_tokens = ask.prompt_tokens + ask.expected_output_tokens, enqueued_ms = ask.enqueued_ms or now_ms,
   alternative_id = second and second.id,
 }
@@ -104,8 +108,6 @@ end
 if ask.refuses and best.missed then
   return reply('missed', request)
 end
-local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.kv_capacity_tokens
-local goes_now = instance.queued_requests == 0 and has_room(instance) and (is_idle or not (ask.defers and best.missed))
 if not goes_now and ask.attempt == 1 and instance.queued_requests >= instance.max_queued_requests then
   return reply('queue_full', request)
 end

@@ -124,14 +124,16 @@ class Placing:
         return not book.queue and book.has_room() and (is_idle or on_time)
 
     def _request(self, book: InstanceBook, chosen: _Offer, other: InstanceLoad | None, goes_now: bool) -> Request:
-        """Weighed by reserved blocks as well, but counted by resident ones: only these are certainly computed before
-        it."""
+        """Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came:
+        those that reserved them go before it."""
         chain, asked = self._placement.chain, self._placement.request
+        by_resident = goes_now or self._placement.defers
+        blocks = book.kv.resident_blocks(chain.hashes) if by_resident else chosen.load.hit_blocks
         return replace(
             asked,
             instance_id=chosen.load.instance_id,
             state=RequestState.DISPATCHED if goes_now else RequestState.HELD,
-            uncached_tokens=chain.uncached_tokens(book.kv.resident_blocks(chain.hashes)),
+            uncached_tokens=chain.uncached_tokens(blocks),
             enqueued_ms=asked.enqueued_ms or self._now_ms,
             dispatched_ms=self._now_ms if goes_now else 0,
             alternative_id=None if other is None else other.instance_id,

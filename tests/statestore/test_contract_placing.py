@@ -439,15 +439,19 @@ async def test_the_tokens_of_a_block_are_those_of_the_chain(pool: PoolStore) -> 
     assert (await pool.loads())["a"].cached_blocks == 2
 
 
-async def test_what_is_only_reserved_draws_requests_but_is_counted_for_none(pool: PoolStore) -> None:
+@pytest.mark.parametrize(("defers", "tokens"), [(True, 400), (False, 100)])
+async def test_what_is_only_reserved_draws_requests_but_counts_for_those_alone_that_surely_go_after_it(
+    pool: PoolStore, defers: bool, tokens: int
+) -> None:
+    """By deadline a request may go before the one that is to bring its prefix; first come, first served none does."""
     await pool.put_instance(instance("a", dispatch_window_tokens=400))
     await place(pool, "running")
     await place(pool, "brings", chain=CHAIN)
 
-    shares = await place(pool, "shares", chain=CHAIN)
+    shares = await place(pool, "shares", chain=CHAIN, defers=defers)
     for request_id in ("brings", "shares", "running"):
         await pool.finish(request_id)
     alone = await place(pool, "alone", chain=CHAIN)
 
-    assert (shares.status, shares.loads["a"].hit_blocks, shares.uncached_tokens) == (PlaceStatus.HELD, 4, 400)
+    assert (shares.status, shares.loads["a"].hit_blocks, shares.uncached_tokens) == (PlaceStatus.HELD, 4, tokens)
     assert (alone.status, alone.loads["a"].hit_blocks, alone.uncached_tokens) == (PlaceStatus.DISPATCHED, 4, 400)
