@@ -26,6 +26,7 @@ from scheduling.instance import InstanceSpec
 from scheduling.learning import features_to_note
 from scheduling.placement import Placed
 from scheduling.request import Request, RequestState
+from scheduling.slo import slo_s
 
 
 class Placer(Protocol):
@@ -85,7 +86,7 @@ class ScheduledRequest:
         self.prompt = prompt
         self.chain = prompt.chain
         self.pool = pool
-        self.slo_s = inference_request.slo_s or pool.scheduling.slo_ttft_s
+        self.slo_s = slo_s(pool.scheduling, self.chain.prompt_tokens, inference_request.slo_s)
         self.started_s = context.clock.monotonic_s()
         self.rounds: list[PlacementRound] = []
         view = pool.view.view  # not kept: a long answer would keep every former view of the fleet alive

@@ -77,6 +77,12 @@ class SchedulingSettings(BaseModel):
 
     policy: PolicyName = Field("dualmap-least-cost", description="scheduling policy")
     slo_ttft_s: float = Field(5.0, gt=0, description="target time to first token, seconds")
+    slo_ttft_s_per_1k_tokens: float = Field(
+        0.0, ge=0, description="added to slo_ttft_s for each 1,000 tokens of the prompt, seconds"
+    )
+    slo_ttft_max_s: float = Field(
+        60.0, gt=0, description="longest target that the length of a prompt leads to, seconds; never under slo_ttft_s"
+    )
     block_tokens: int = Field(128, ge=1, le=4096, description="tokens in one prompt block")
     hotness_window_s: float = Field(120.0, gt=0, description="sliding window of the hotness tree, seconds")
     hotness_window_requests: int = Field(4096, ge=16, description="requests in the window at most")

@@ -25,6 +25,7 @@ from scheduling.placement import PlaceStatus, Search, SearchFailed
 from scheduling.policies import build_policy
 from scheduling.queue_order import QueueHead, QueueOrder
 from scheduling.request import Request, RequestState
+from scheduling.slo import slo_s
 from scheduling.steps import drive_now
 from scheduling.weights import Form
 from simulation.cluster import Cluster
@@ -184,10 +185,11 @@ class Simulation:
     def _place(self, request_id: str, request: TraceRequest, chain: Chain) -> None:
         """Search and reserve, as a router does; a request that no instance takes is refused."""
         scheduling, tree = self._scheduling, self._fleet.view.tree
-        outcome = RequestOutcome(self._now_s, request.input_tokens, request.output_tokens, scheduling.slo_ttft_s)
+        target_s = slo_s(scheduling, chain.prompt_tokens)
+        outcome = RequestOutcome(self._now_s, request.input_tokens, request.output_tokens, target_s)
         outcome.key_blocks = tree.key_blocks(chain, scheduling.max_key_blocks)
         self._outcomes.append(outcome)
-        search = self._new_search(request_id, request, chain)
+        search = self._new_search(request_id, request, chain, target_s)
         try:
             placed = drive_now(search.run(), self._fleet)
         except SearchFailed:
@@ -205,10 +207,9 @@ class Simulation:
         else:
             self._grant_from(placed.reply.queue)
 
-    def _new_search(self, request_id: str, traced: TraceRequest, chain: Chain) -> Search:
-        slo_s, output_tokens = self._scheduling.slo_ttft_s, self._expected_output_tokens(traced)
-        query = RouteQuery(chain, slo_s, expected_output_tokens=output_tokens)
-        slo_ms = round(slo_s * 1000)
+    def _new_search(self, request_id: str, traced: TraceRequest, chain: Chain, target_s: float) -> Search:
+        output_tokens, slo_ms = self._expected_output_tokens(traced), round(target_s * 1000)
+        query = RouteQuery(chain, target_s, expected_output_tokens=output_tokens)
         request = Request(request_id, _REPLICA, "", RequestState.HELD, 1, 0, chain.prompt_tokens, output_tokens, slo_ms)
         stall_s = self._scheduling.decode_stall_s
         return Search(self._policy, self._order, query, request, self._fleet, self._refuses_late, stall_s)

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from scheduling.settings import SchedulingSettings
 
-_ENGINE_TIMES = ("slo_ttft_s", "hotness_window_s", "decode_stall_s", "max_hold_s", "max_deferred_s", "kv_weight_s")
+_ENGINE_TIMES = (
+    "slo_ttft_s",
+    "slo_ttft_s_per_1k_tokens",
+    "slo_ttft_max_s",
+    "hotness_window_s",
+    "decode_stall_s",
+    "max_hold_s",
+    "max_deferred_s",
+    "kv_weight_s",
+)
 
 
 def scaled_scheduling(settings: SchedulingSettings, time_scale: float) -> SchedulingSettings:

@@ -11,8 +11,10 @@ import pytest
 from router.outcome import FailureKind, InstanceFailure, Outcome
 from scheduling.hotness import HotnessTree
 from scheduling.request import RequestState
+from scheduling.settings import SchedulingSettings
 
 LONG = "word " * 1000
+BY_LENGTH = SchedulingSettings(block_tokens=16, slo_ttft_s=0.5, slo_ttft_s_per_1k_tokens=1.0)
 
 
 async def test_a_scheduled_request_describes_itself_as_it_is(start_runtime: Any, clock: Any, tools: Any) -> None:
@@ -34,6 +36,20 @@ async def test_a_scheduled_request_describes_itself_as_it_is(start_runtime: Any,
     assert (dispatched.enqueued_ms, dispatched.slo_ms, dispatched.uncached_tokens) == (48_500, 2000, 1250)
     assert prefilled.state is RequestState.PREFILLED
     assert request.record(now_ms=50_000) is None
+
+
+@pytest.mark.parametrize("scheduling", [BY_LENGTH])
+@pytest.mark.parametrize(("header_slo_s", "slo_s"), [(None, 1.75), (2.0, 2.0)])
+async def test_a_request_without_an_slo_of_its_own_has_that_of_its_length(
+    start_runtime: Any, tools: Any, header_slo_s: float | None, slo_s: float
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+
+    request = await runtime.lifecycle.place(tools.request(LONG, slo_s=header_slo_s))
+
+    assert (request.chain.prompt_tokens, request.slo_s) == (1250, slo_s)
+    assert request.record(now_ms=50_000).slo_ms == slo_s * 1000
+    request.finish(Outcome.COMPLETED)
 
 
 async def test_a_scheduled_request_keeps_no_view_alive_and_tells_of_the_one_it_began_with(

@@ -252,6 +252,14 @@ def test_by_deadline_far_more_requests_are_on_time_under_overload() -> None:
     assert on_time("deadline") > on_time("fifo") + 0.3
 
 
+def test_long_prompts_have_the_slo_of_their_length() -> None:
+    by_length = SchedulingSettings(slo_ttft_s=1.0, slo_ttft_s_per_1k_tokens=0.5, slo_ttft_max_s=4.0)
+    run = Simulation(CONVERSATION.at_rate(2.0), replace(scenario(), scheduling=by_length)).run()
+
+    targets = {outcome.input_tokens: outcome.slo_s for outcome in run.outcomes}
+    assert targets == {tokens: min(1.0 + 0.5 * tokens / 1000, 4.0) for tokens in targets}
+
+
 def test_every_instance_has_the_figures_of_its_own() -> None:
     """One that may hold nothing is given a request only when it has room; KV memory is each engine's own."""
     fleet = (
