@@ -11,6 +11,7 @@ from router.inference_request import SentPrompt, read_count
 from router.steps import in_steps
 from scheduling.blocks import BlockRule, TextPrompt, cache_seed
 from scheduling.chain import Chain
+from scheduling.engine_blocks import BlockExtras
 from scheduling.errors import PromptError, TooManyPartsError
 from scheduling.prompt import MAX_PARTS, LongTexts, chat_prompt, completion_prompt
 from scheduling.values import value
@@ -78,7 +79,8 @@ async def read_prompt(
     if isinstance(prompt, TextPrompt) and len(prompt.data) <= LONG_PROMPT_BYTES:
         chain = rule.chain(prompt, seed, bytes_per_token)
     else:
-        chain = await in_steps(rule.chain_in_steps(prompt, seed, bytes_per_token))
+        extras = BlockExtras.of(lora, sent.salt)
+        chain = await in_steps(rule.chain_in_steps(prompt, seed, bytes_per_token, extras))
     expected = min(sent.output_limit or expected_output_tokens, expected_output_tokens)
     return ReadPrompt(chain, sent.text_bytes, expected)
 

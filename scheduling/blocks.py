@@ -1,4 +1,4 @@
-"""Cutting prompts into blocks: text, token ids and trace records become hash chains.
+"""Cutting prompts into blocks: text and trace records become hash chains; token ids do in ``scheduling.engine_blocks``.
 
 ``hash_k = xxh3_64(block k, seed = hash_(k-1))``: each hash covers its block and, through the seed, everything
 before it. The first seed holds what separates KV caches in vLLM although the prompt is the same: the model, the
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import xxhash
 
 from scheduling.chain import Chain
+from scheduling.engine_blocks import NO_EXTRAS, BlockExtras, engine_chain, engine_chain_in_steps
 from scheduling.learned import DEFAULT_BYTES_PER_TOKEN
 from scheduling.settings import SchedulingSettings
 from scheduling.values import value
 
-_TOKEN_BYTES = 4
 _STEP_BLOCKS = 2048
 """Hashed in one step of a long prompt: well under a millisecond's work for blocks of usual length."""
 _SEPARATOR = b"\xff"
@@ -68,19 +68,20 @@ class BlockRule:
     def of(cls, settings: SchedulingSettings) -> BlockRule:
         return cls(settings.block_tokens, max(1, round(settings.block_tokens * DEFAULT_BYTES_PER_TOKEN)))
 
-    def chain(self, prompt: Prompt, seed: int, bytes_per_token: float) -> Chain:
-        """The chain of a prompt; ``bytes_per_token`` (learned) only scales the token estimates of text."""
+    def chain(self, prompt: Prompt, seed: int, bytes_per_token: float, extras: BlockExtras = NO_EXTRAS) -> Chain:
+        """The chain of a prompt. Text depends on ``seed``, and ``bytes_per_token`` (learned) scales its token estimates;
+        token ids become the engine's blocks, which depend on ``extras``."""
         if isinstance(prompt, TokenPrompt):
-            return chain_of_tokens(prompt.token_ids, seed, self.block_tokens)
+            return engine_chain(prompt.token_ids, self.block_tokens, extras)
         data, block_bytes = prompt.data, self.block_bytes
         return _text_chain(_prefix_hashes(data, seed, block_bytes), len(data), block_bytes, bytes_per_token)
 
-    def chain_in_steps(self, prompt: Prompt, seed: int, bytes_per_token: float) -> Generator[None, None, Chain]:
+    def chain_in_steps(
+        self, prompt: Prompt, seed: int, bytes_per_token: float, extras: BlockExtras = NO_EXTRAS
+    ) -> Generator[None, None, Chain]:
         """The same in steps of about a millisecond: the caller may do other work in between."""
         if isinstance(prompt, TokenPrompt):
-            ids = prompt.token_ids
-            hashed = yield from _hash_in_steps(ids.tobytes(), seed ^ _TOKEN_BYTES, self.block_tokens * _TOKEN_BYTES)
-            return _token_chain(hashed, len(ids), self.block_tokens)
+            return (yield from engine_chain_in_steps(prompt.token_ids, self.block_tokens, extras))
         hashed = yield from _hash_in_steps(prompt.data, seed, self.block_bytes)
         return _text_chain(hashed, len(prompt.data), self.block_bytes, bytes_per_token)
 
@@ -88,18 +89,6 @@ class BlockRule:
 def chain_of_text(data: bytes, seed: int, block_bytes: int, bytes_per_token: float) -> Chain:
     """The chain of a rendered prompt, its tokens estimated from its bytes."""
     return _text_chain(_prefix_hashes(data, seed, block_bytes), len(data), block_bytes, bytes_per_token)
-
-
-def chain_of_tokens(token_ids: Sequence[int], seed: int, block_tokens: int) -> Chain:
-    """The chain of a prompt given as token ids, its tokens counted.
-
-    Raises:
-        OverflowError, TypeError: an id is not an unsigned 32-bit number.
-    """
-    ids = token_ids if isinstance(token_ids, array) else array("I", token_ids)
-    # Another seed than text: bytes of ids and bytes of text must not meet.
-    hashed = _prefix_hashes(ids.tobytes(), seed ^ _TOKEN_BYTES, block_tokens * _TOKEN_BYTES)
-    return _token_chain(hashed, len(ids), block_tokens)
 
 
 def chain_of_trace(hash_ids: Sequence[int], prompt_tokens: int, seed: int, block_tokens: int = 512) -> Chain:
@@ -120,10 +109,6 @@ Hashed = tuple[tuple[int, ...], int | None]
 def _text_chain(hashed: Hashed, text_bytes: int, block_bytes: int, bytes_per_token: float) -> Chain:
     block_tokens = max(1, round(block_bytes / bytes_per_token))
     return Chain(hashed[0], block_tokens, max(1, round(text_bytes / bytes_per_token)), hashed[1])
-
-
-def _token_chain(hashed: Hashed, tokens: int, block_tokens: int) -> Chain:
-    return Chain(hashed[0], block_tokens, max(1, tokens), hashed[1])
 
 
 def _prefix_hashes(data: bytes, seed: int, block_bytes: int) -> Hashed:

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from scheduling.blocks import (
     BlockRule,
     TextPrompt,
-    TokenPrompt,
     cache_seed,
     chain_of_text,
-    chain_of_tokens,
     chain_of_trace,
 )
+from scheduling.engine_blocks import engine_chain
 from scheduling.settings import SchedulingSettings
 
 SEED = cache_seed("model")
@@ -30,7 +29,6 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
 def test_hashes_are_the_same_in_every_process_and_version() -> None:
     assert cache_seed("model") == 490923320790739803
     assert chain_of_text(b"ab" * 8, 7, 8, 4.0).hashes == (14591442237107986248, 1913185345540596600)
-    assert chain_of_tokens([1, 2, 3, 4], 7, 2).hashes == (2628298323249686804, 10219281436016158726)
     assert chain_of_trace([0, 1, 2], 1536, 7).hashes == (5133589608643455977, 4592413713819919387, 14908592475083991467)
 
 
@@ -53,17 +51,16 @@ def test_prompts_share_exactly_the_blocks_that_lie_within_their_common_prefix(
 def test_a_chain_made_in_steps_is_the_same(blocks: int, rest: int) -> None:
     rule = BlockRule(block_tokens=2, block_bytes=8)
     data = bytes(index * 7 % 251 for index in range(blocks * 8 + rest))
-    ids = array("I", range(blocks * 2 + rest % 2))
-    for prompt in (TextPrompt(data), TokenPrompt(ids)):
-        steps, count = rule.chain_in_steps(prompt, 5, 4.0), 0
-        while True:
-            try:
-                next(steps)
-            except StopIteration as made:
-                assert made.value == rule.chain(prompt, 5, 4.0)
-                break
-            count += 1
-        assert (count > 0) is (blocks * 8 + rest > 2048 * 8)
+    prompt = TextPrompt(data)
+    steps, count = rule.chain_in_steps(prompt, 5, 4.0), 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as made:
+            assert made.value == rule.chain(prompt, 5, 4.0)
+            break
+        count += 1
+    assert (count > 0) is (blocks * 8 + rest > 2048 * 8)
 
 
 def test_only_full_blocks_are_listed_unless_there_is_none() -> None:
@@ -100,12 +97,6 @@ def test_block_bytes_follow_from_the_configuration_alone() -> None:
     assert BlockRule.of(SchedulingSettings(block_tokens=1)) == BlockRule(1, 4)
 
 
-@pytest.mark.parametrize("ids", [[1, -1], [2**32]])
-def test_ids_that_are_no_token_ids_are_refused(ids: list[int]) -> None:
-    with pytest.raises(OverflowError):
-        chain_of_tokens(ids, SEED, 2)
-
-
 def test_whatever_separates_kv_caches_separates_chains() -> None:
     seeds = {
         cache_seed("m"),
@@ -123,7 +114,7 @@ def test_whatever_separates_kv_caches_separates_chains() -> None:
 def test_text_and_token_ids_of_the_same_bytes_do_not_meet() -> None:
     text = chain_of_text(array("I", [1, 2]).tobytes(), SEED, 8, 4.0)
 
-    assert text.hashes != chain_of_tokens([1, 2], SEED, 2).hashes
+    assert text.hashes != engine_chain([1, 2], 2).hashes
 
 
 def test_a_trace_record_lists_its_full_blocks_and_counts_its_tokens() -> None:

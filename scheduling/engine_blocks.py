@@ -1,0 +1,117 @@
+"""The engine's own blocks: one hash for a prompt's block and for the block that an engine reports.
+
+vLLM's prefix cache knows full blocks of ``block_tokens`` tokens. What identifies a block there: the block before it, its
+token ids, and *extra keys*, a short tuple: the LoRA adapter's name in every block, then ``(media hash, offset)`` of each
+image or sound in the block, then the cache salt in the first block, then digests of prompt embeddings. vLLM hashes these
+by an algorithm of its own (which differs by version and by ``--prefix-caching-hash-algo``), so its hashes are names, and
+no more than that. The fleet hashes the same contents itself:
+
+    hash_k = xxh3_64(token ids of block k, 32 bits each, little-endian, then its encoded extra keys; seed = hash_(k-1))
+
+with ``ROOT`` as the seed of the first block. Both sides of the fleet end at the same hashes:
+
+- A router that has a prompt's token ids (given as such, or by a tokenizer) makes its chain by ``engine_chain``.
+- A worker that reads an engine's KV events, which name token ids, extra keys and the parent of each stored block,
+  translates each by ``block_hash`` (``statestore``'s and ``workers``' KV events).
+
+Chains of text cut by bytes (``scheduling.blocks``) cannot be compared with these, and never equal them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import field
+from typing import Any, Final
+
+import orjson
+import xxhash
+
+from scheduling.chain import Chain
+from scheduling.values import value
+
+ROOT: Final = xxhash.xxh3_64_intdigest(b"engine blocks")
+"""The parent of a first block."""
+
+TOKEN_BYTES: Final = 4
+_STEP_BLOCKS: Final = 2048
+_EXTRA: Final = b"\xff"
+
+
+def encode_extra_keys(keys: Sequence[Any] | None) -> bytes:
+    """Extra keys of one block as part of what is hashed; empty for a block without any.
+
+    ``keys`` are in the order of the module's text: strings, (string, offset) pairs and bytes.
+    """
+    return _EXTRA + orjson.dumps(keys, default=_hex) if keys else b""
+
+
+def _hex(digest: Any) -> str:
+    return bytes(digest).hex()
+
+
+def block_hash(parent: int, token_bytes: bytes, extra: bytes = b"") -> int:
+    """The hash of a full block: ``parent`` is that of the block before it or ``ROOT``, ``token_bytes`` its token ids as
+    unsigned 32-bit numbers, ``extra`` its encoded extra keys."""
+    return xxhash.xxh3_64_intdigest(token_bytes + extra if extra else token_bytes, parent)
+
+
+@value
+class BlockExtras:
+    """Encoded extra keys of the blocks of one prompt."""
+
+    usual: bytes = b""
+    """Of every block that ``at`` does not list."""
+    at: Mapping[int, bytes] = field(default_factory=dict)
+    """By the block's place, from 0."""
+
+    @classmethod
+    def of(cls, lora: str | None = None, cache_salt: str | None = None) -> BlockExtras:
+        """Of a prompt without media."""
+        if not lora and not cache_salt:
+            return NO_EXTRAS
+        names = [lora] if lora else []
+        usual = encode_extra_keys(names)
+        return cls(usual, {0: encode_extra_keys([*names, cache_salt])} if cache_salt else {})
+
+
+NO_EXTRAS: Final = BlockExtras()
+
+
+def engine_chain(token_ids: Sequence[int], block_tokens: int, extras: BlockExtras = NO_EXTRAS) -> Chain:
+    """The chain of a prompt's token ids, in the engine's blocks.
+
+    Raises:
+        OverflowError, TypeError: an id is not an unsigned 32-bit number.
+    """
+    steps = engine_chain_in_steps(token_ids, block_tokens, extras)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            chain: Chain = done.value
+            return chain
+
+
+def engine_chain_in_steps(
+    token_ids: Sequence[int], block_tokens: int, extras: BlockExtras = NO_EXTRAS
+) -> Generator[None, None, Chain]:
+    """The same in steps of about a millisecond: the caller may do other work in between."""
+    data = (token_ids if isinstance(token_ids, array) else array("I", token_ids)).tobytes()
+    size, usual, at = block_tokens * TOKEN_BYTES, extras.usual, extras.at
+    digest, parent = xxhash.xxh3_64_intdigest, ROOT
+    hashes: list[int] = []
+    for place, end in enumerate(range(size, len(data) + 1, size)):
+        if place and place % _STEP_BLOCKS == 0:
+            yield
+        extra = at.get(place, usual) if at else usual
+        block = data[end - size : end]
+        parent = digest(block + extra if extra else block, parent)
+        hashes.append(parent)
+    rest = data[len(hashes) * size :]
+    tail = digest(rest + at.get(len(hashes), usual), parent) if rest or not hashes else None
+    tokens = max(1, len(data) // TOKEN_BYTES)
+    if not hashes:
+        assert tail is not None
+        return Chain((tail,), block_tokens, tokens)
+    return Chain(tuple(hashes), block_tokens, tokens, tail)
