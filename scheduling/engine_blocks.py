@@ -1,9 +1,9 @@
 """The engine's own blocks: one hash for a prompt's block and for the block that an engine reports.
 
-vLLM's prefix cache knows full blocks of ``block_tokens`` tokens. What identifies a block there: the block before it, its
-token ids, and *extra keys*, a short tuple: the LoRA adapter's name in every block, then ``(media hash, offset)`` of each
-image or sound in the block, then the cache salt in the first block, then digests of prompt embeddings. vLLM hashes these
-by an algorithm of its own (which differs by version and by ``--prefix-caching-hash-algo``), so its hashes are names, and
+vLLM's prefix cache knows full blocks of ``block_tokens`` tokens. What identifies a block there: the block before it,
+its token ids, and *extra keys*, a short tuple: the LoRA adapter's name in every block, then ``(media hash, offset)`` of
+each image or sound in the block, then the cache salt in the first block, then digests of prompt embeddings. vLLM hashes
+these by an algorithm of its own, which differs by version and by ``--prefix-caching-hash-algo``: its hashes are names,
 no more than that. The fleet hashes the same contents itself:
 
     hash_k = xxh3_64(token ids of block k, 32 bits each, little-endian, then its encoded extra keys; seed = hash_(k-1))

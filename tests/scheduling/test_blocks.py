@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scheduling.blocks import (
     BlockRule,
     TextPrompt,
+    TokenPrompt,
     cache_seed,
     chain_of_text,
     chain_of_trace,
