@@ -69,7 +69,7 @@ class BlockRule:
         return cls(settings.block_tokens, max(1, round(settings.block_tokens * DEFAULT_BYTES_PER_TOKEN)))
 
     def chain(self, prompt: Prompt, seed: int, bytes_per_token: float, extras: BlockExtras = NO_EXTRAS) -> Chain:
-        """The chain of a prompt. Text depends on ``seed``, and ``bytes_per_token`` (learned) scales its tokens; token ids
+        """The chain of a prompt. Text depends on ``seed``, and ``bytes_per_token`` (learned) scales its tokens; tokens
         become the engine's blocks, which depend on ``extras``."""
         if isinstance(prompt, TokenPrompt):
             return engine_chain(prompt.token_ids, self.block_tokens, extras)
