@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from router.traffic import INFO_FIELD
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request
 from scheduling.ring import DualRing, Ring
@@ -49,7 +50,7 @@ def overview(pool: str, snapshot: PoolSnapshot) -> RenderableType:
         instances.add_row(instance_id, spec.state.value, spec.url, *figures)
     replicas = _table("replica", "lease ends in s", "about", numbers_from=9)
     for replica in sorted(snapshot.replicas, key=lambda replica: replica.replica_id):
-        about = ", ".join(f"{name} {value}" for name, value in sorted(replica.info.items()))
+        about = ", ".join(f"{name} {value}" for name, value in sorted(replica.info.items()) if name != INFO_FIELD)
         replicas.add_row(replica.replica_id, f"{(replica.expires_ms - snapshot.now_ms) / 1000:.1f}", about)
     leader = snapshot.leader
     leading = f"{leader.owner} (fence {leader.fence})" if leader else "none"

@@ -1,4 +1,4 @@
-"""Gauges of the whole fleet, read from a snapshot that is fetched at a scrape, and not too often."""
+"""Gauges of the whole fleet, read from a overview that is fetched at a scrape, and not too often."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from router.metrics import StoreCall, measured
 from scheduling.instance import InstanceState
-from statestore.base import PoolSnapshot, PoolStore
+from statestore.base import PoolOverview, PoolStore
 from statestore.clock import Clock
 from statestore.errors import StoreError
 
@@ -30,8 +30,8 @@ _METRIC_NAMES = {"prefill_tokens_per_s": "prefill_tokens_per_second", "stalled_s
 """Where Prometheus wants the unit spelt out."""
 
 
-class FleetSnapshots:
-    """The last snapshot of every pool; refetched when older than ``MAX_AGE_S``."""
+class FleetOverviews:
+    """The last overview of every pool; refetched when older than ``MAX_AGE_S``."""
 
     def __init__(self, pools: Mapping[str, PoolStore], *, clock: Clock, call: StoreCall) -> None:
         self._pools = pools
@@ -39,10 +39,10 @@ class FleetSnapshots:
         self._call = call
         self._fetched_s: dict[str, float] = {}
         self._locks = {name: asyncio.Lock() for name in pools}
-        self.snapshots: dict[str, PoolSnapshot] = {}
+        self.overviews: dict[str, PoolOverview] = {}
 
-    async def get(self, pool: str) -> PoolSnapshot:
-        """A snapshot no older than ``MAX_AGE_S``; callers at the same time share one store call.
+    async def get(self, pool: str) -> PoolOverview:
+        """A overview no older than ``MAX_AGE_S``; callers at the same time share one store call.
 
         Raises:
             StoreUnavailableError: the store is out of reach and there is no fresh one.
@@ -51,9 +51,9 @@ class FleetSnapshots:
             fetched_s = self._fetched_s.get(pool)
             now_s = self._clock.monotonic_s()
             if fetched_s is None or now_s - fetched_s >= MAX_AGE_S:
-                self.snapshots[pool] = await measured(self._call, self._pools[pool].snapshot())
+                self.overviews[pool] = await measured(self._call, self._pools[pool].overview())
                 self._fetched_s[pool] = now_s
-            return self.snapshots[pool]
+            return self.overviews[pool]
 
     async def refresh(self) -> None:
         """Refresh all as far as the store answers; what is out of reach is absent from the gauges."""
@@ -61,13 +61,13 @@ class FleetSnapshots:
             try:
                 await self.get(pool)
             except StoreError:
-                self.snapshots.pop(pool, None)
+                self.overviews.pop(pool, None)
 
 
 class FleetGauges(Collector):
-    """Writes the snapshots down as gauges. Every replica reports the same fleet."""
+    """Writes the overviews down as gauges. Every replica reports the same fleet."""
 
-    def __init__(self, fleet: FleetSnapshots, registry: CollectorRegistry) -> None:
+    def __init__(self, fleet: FleetOverviews, registry: CollectorRegistry) -> None:
         self._fleet = fleet
         registry.register(self)
 
@@ -75,56 +75,56 @@ class FleetGauges(Collector):
         return ()  # registering must not collect
 
     def collect(self) -> Iterator[Metric]:
-        snapshots = self._fleet.snapshots
-        yield from _loads(snapshots)
-        yield from _states(snapshots)
-        yield _migrations(snapshots)
-        yield _leaders(snapshots)
+        overviews = self._fleet.overviews
+        yield from _loads(overviews)
+        yield from _states(overviews)
+        yield _migrations(overviews)
+        yield _leaders(overviews)
         replicas = GaugeMetricFamily("dualmap_replicas", "Router replicas with a lease", labels=["pool"])
-        for pool, snapshot in snapshots.items():
-            live = [replica for replica in snapshot.replicas if replica.is_alive(snapshot.now_ms)]
+        for pool, overview in overviews.items():
+            live = [replica for replica in overview.replicas if replica.is_alive(overview.now_ms)]
             replicas.add_metric([pool], len(live))
         yield replicas
 
 
-def _loads(snapshots: Mapping[str, PoolSnapshot]) -> Iterator[Metric]:
+def _loads(overviews: Mapping[str, PoolOverview]) -> Iterator[Metric]:
     for name, text in _LOAD_GAUGES.items():
         gauge = GaugeMetricFamily(
             f"dualmap_instance_{_METRIC_NAMES.get(name, name)}", text, labels=["pool", "instance"]
         )
-        for pool, snapshot in snapshots.items():
-            for instance_id, load in snapshot.loads.items():
+        for pool, overview in overviews.items():
+            for instance_id, load in overview.loads.items():
                 gauge.add_metric([pool, instance_id], getattr(load, name))
         yield gauge
 
 
-def _states(snapshots: Mapping[str, PoolSnapshot]) -> Iterator[Metric]:
+def _states(overviews: Mapping[str, PoolOverview]) -> Iterator[Metric]:
     state = GaugeMetricFamily(
         "dualmap_instance_state", "1 for the state the instance is in", labels=["pool", "instance", "state"]
     )
     members = GaugeMetricFamily("dualmap_instances", "Instances by state", labels=["pool", "state"])
-    for pool, snapshot in snapshots.items():
-        for instance_id, spec in snapshot.instances.items():
-            state.add_metric([pool, instance_id, spec.state.value], 1)
+    for pool, overview in overviews.items():
+        for instance_id, load in overview.loads.items():
+            state.add_metric([pool, instance_id, load.state.value], 1)
         for each in InstanceState:
-            members.add_metric([pool, each.value], sum(spec.state is each for spec in snapshot.instances.values()))
+            members.add_metric([pool, each.value], sum(load.state is each for load in overview.loads.values()))
     yield state
     yield members
 
 
-def _migrations(snapshots: Mapping[str, PoolSnapshot]) -> Metric:
+def _migrations(overviews: Mapping[str, PoolOverview]) -> Metric:
     family = CounterMetricFamily(
         "dualmap_migrations", "Held requests moved to another instance", labels=["pool", "reason"]
     )
-    for pool, snapshot in snapshots.items():
-        for reason, count in snapshot.migrations.items():
+    for pool, overview in overviews.items():
+        for reason, count in overview.migrations.items():
             family.add_metric([pool, reason], count)
     return family
 
 
-def _leaders(snapshots: Mapping[str, PoolSnapshot]) -> Metric:
+def _leaders(overviews: Mapping[str, PoolOverview]) -> Metric:
     family = GaugeMetricFamily("dualmap_leader", "Fencing token of the leading worker", labels=["pool", "owner"])
-    for pool, snapshot in snapshots.items():
-        if snapshot.leader is not None:
-            family.add_metric([pool, snapshot.leader.owner], snapshot.leader.fence)
+    for pool, overview in overviews.items():
+        if overview.leader is not None:
+            family.add_metric([pool, overview.leader.owner], overview.leader.fence)
     return family

@@ -22,7 +22,7 @@ _ERROR_RATIO_BOUNDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0
 
 STORE_CALLS = (
     "place", "observe", "commit", "first_token", "finish", "records", "membership", "heartbeat", "requests_of",
-    "snapshot",
+    "snapshot", "overview",
 )  # fmt: skip
 
 

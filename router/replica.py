@@ -9,6 +9,7 @@ from functools import partial
 from router.context import ReplicaContext
 from router.metrics import measured
 from router.served_pool import ServedPool
+from router.traffic import INFO_FIELD, TrafficCounts
 from scheduling.request import Request
 from statestore.base import PoolSnapshot
 from statestore.errors import StoreError
@@ -120,7 +121,8 @@ class Replica:
     async def _beat(self) -> bool:
         context = self._context
         lease_ms = round(context.settings.replica_lease_s * 1000)
-        info = {**self._info, "requests": str(len(context.live))}
+        traffic = TrafficCounts.of(self._pool.metrics).to_text()
+        info = {**self._info, "requests": str(len(context.live)), INFO_FIELD: traffic}
         call = context.metrics.store_calls["heartbeat"]
         self._reachable = False
         known = await measured(call, self._pool.store.heartbeat(context.replica_id, lease_ms, info))

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from router.breakers import CircuitBreakers
 from router.context import LiveRequests, ReplicaContext
 from router.explain import DecisionLog
-from router.fleet_gauges import FleetGauges, FleetSnapshots
+from router.fleet_gauges import FleetGauges, FleetOverviews
 from router.grant_waiters import GrantWaiters
 from router.instance_loss import InstanceLossNotifier
 from router.lifecycle import Lifecycle
@@ -79,10 +79,10 @@ class Runtime:
             name: Replica(pool, self.context, {"version": package_version(), **(info or {})})
             for name, pool in self.pools.pools.items()
         }
-        self.fleet = FleetSnapshots(
+        self.fleet = FleetOverviews(
             {name: pool.store for name, pool in self.pools.pools.items()},
             clock=self.context.clock,
-            call=self.context.metrics.store_calls["snapshot"],
+            call=self.context.metrics.store_calls["overview"],
         )
         FleetGauges(self.fleet, self.context.metrics.registry)
         self.model_lengths = ModelLengths(self.context.clock, settings.upstream_api_key)

@@ -95,6 +95,19 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolOverview:
+    """A pool's loads, replicas and leader, without its requests: its cost grows with the number of instances alone."""
+
+    now_ms: int
+    loads: Mapping[str, InstanceLoad]
+    """Of every member, by id in id order, without hits."""
+    replicas: tuple[ReplicaInfo, ...]
+    leader: Lease | None
+    migrations: Mapping[str, int]
+    """Migrated requests by reason, since the pool began."""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSnapshot:
     """Everything about a pool, for people and metrics. Not a hot-path call."""
 
@@ -284,7 +297,10 @@ class PoolStore(Protocol):
 
     # people ----------------------------------------------------------------------------------------------
     async def snapshot(self) -> PoolSnapshot:
-        """Everything, for admin, inspect and metrics."""
+        """Everything, for admin and inspect. Its cost grows with the number of live requests."""
+
+    async def overview(self) -> PoolOverview:
+        """Loads, replicas and leader, for metrics and live displays."""
 
 
 class Store(Protocol):

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from router.errors import RouterError
-from router.fleet_gauges import FleetGauges, FleetSnapshots
+from router.fleet_gauges import FleetGauges, FleetOverviews
 from router.http.paths import INFERENCE_PATHS, PASSTHROUGH_PATHS
 from router.inference_request import SCHEDULED_PATHS
 from router.metrics import RouterMetrics
@@ -32,7 +32,7 @@ def router_registry() -> CollectorRegistry:
     """What a replica exposes, the fleet's gauges included."""
     router = RouterMetrics(["default"])
     pool = MemoryStore(SchedulingSettings()).pool("default")
-    fleet = FleetSnapshots({"default": pool}, clock=RealClock(), call=router.store_calls["snapshot"])
+    fleet = FleetOverviews({"default": pool}, clock=RealClock(), call=router.store_calls["overview"])
     asyncio.run(fleet.refresh())
     FleetGauges(fleet, router.registry)
     return router.registry

@@ -27,7 +27,7 @@ from scheduling.queue_order import QueuePlan
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
 from scheduling.steps import drive
-from statestore.base import Membership, PoolSnapshot, PoolStore, Transition
+from statestore.base import Membership, PoolOverview, PoolSnapshot, PoolStore, Transition
 from statestore.clock import Clock, RealClock
 from statestore.errors import StoreError, StoreUnavailableError
 from statestore.failover.delegate import SharedCalls
@@ -206,6 +206,9 @@ class FailoverPool(SharedCalls):
     # people ----------------------------------------------------------------------------------------------
     async def snapshot(self) -> PoolSnapshot:
         return await self._of_the_fleet(self._primary.snapshot)
+
+    async def overview(self) -> PoolOverview:
+        return await self._of_the_fleet(self._primary.overview)
 
     # grants ----------------------------------------------------------------------------------------------
     def grants(self, replica_id: str) -> Stream[Grant]:

@@ -114,6 +114,7 @@ class MemoryPool:
     reap = _answered(PoolState.reap)
     repair = _answered(PoolState.repair)
     snapshot = _answered(PoolState.snapshot)
+    overview = _answered(PoolState.overview)
 
 
 class MemoryStore:

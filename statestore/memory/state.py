@@ -25,6 +25,7 @@ from statestore.base import (
     Arrival,
     MigrateStatus,
     Migration,
+    PoolOverview,
     PoolSnapshot,
     Transition,
 )
@@ -284,4 +285,10 @@ class PoolState(Members):
             self.replicas.all(),
             self.leadership.current(self.now_ms()),
             dict(self.migrations),
+        )
+
+    def overview(self) -> PoolOverview:
+        now_ms = self.now_ms()
+        return PoolOverview(
+            now_ms, self.loads(), self.replicas.all(), self.leadership.current(now_ms), dict(self.migrations)
         )

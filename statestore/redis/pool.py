@@ -14,7 +14,7 @@ from scheduling.placement import Observation, Placement, PlaceReply, PlaceStatus
 from scheduling.queue_order import QueueOrder, QueuePlan
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
-from statestore.base import Membership, PoolSnapshot, SettingsChange, Transition
+from statestore.base import Membership, PoolOverview, PoolSnapshot, SettingsChange, Transition
 from statestore.keys import PoolKeys
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
 from statestore.redis import codec
@@ -241,3 +241,6 @@ class RedisPool(LeaderCalls):
     # people ----------------------------------------------------------------------------------------------
     async def snapshot(self) -> PoolSnapshot:
         return await self._views.snapshot()
+
+    async def overview(self) -> PoolOverview:
+        return await self._views.overview()

@@ -10,7 +10,7 @@ import orjson
 from scheduling.instance import InstanceLoad, InstanceSpec
 from scheduling.learned import Learned
 from scheduling.request import Request
-from statestore.base import Membership, PoolSnapshot
+from statestore.base import Membership, PoolOverview, PoolSnapshot
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.redis import codec
@@ -85,6 +85,23 @@ class Views:
             {reason.decode(): int(count) for reason, count in pairs_from(migrations).items()},
         )
 
+    async def overview(self) -> PoolOverview:
+        keys = self._keys
+        now_ms = await self._calls.now_ms()
+        common: list[Command] = [("HGETALL", keys.replicas), ("HGETALL", keys.leader), ("HGETALL", keys.migrations)]
+        (replicas, leader, migrations), each = await self._read(common, self._load_commands)
+        return PoolOverview(
+            now_ms,
+            {
+                instance_id: self._reader.load(instance_id, [*codec.load_figures(load), 0], now_ms)
+                for instance_id, (load,) in each.items()
+                if load[0] is not None
+            },
+            codec.not_retired(codec.replicas_from(pairs_from(replicas))),
+            codec.lease_from(pairs_from(leader), now_ms),
+            {reason.decode(): int(count) for reason, count in pairs_from(migrations).items()},
+        )
+
     async def records(self, request_ids: Sequence[str]) -> dict[str, Request]:
         found: dict[str, Request] = {}
         for first in range(0, len(request_ids), _RECORDS_PER_CALL):
@@ -99,11 +116,14 @@ class Views:
     def _spec_commands(self, instance_id: str) -> list[Command]:
         return [("HMGET", self._keys.instance(instance_id).instance, *codec.SPEC_FIELDS)]
 
+    def _load_commands(self, instance_id: str) -> list[Command]:
+        return [("HMGET", self._keys.instance(instance_id).instance, *codec.LOAD_FIELDS)]
+
     def _all_commands(self, instance_id: str) -> list[Command]:
         keys = self._keys.instance(instance_id)
         return [
             *self._spec_commands(instance_id),
-            ("HMGET", keys.instance, *codec.LOAD_FIELDS),
+            *self._load_commands(instance_id),
             ("ZRANGE", keys.queue, 0, -1),
             ("ZRANGE", keys.running, 0, -1),
         ]

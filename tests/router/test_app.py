@@ -65,11 +65,11 @@ async def test_metrics_are_served_even_while_the_store_is_away(start_runtime: An
     async def away(*_: Any) -> None:
         raise StoreUnavailableError("away")
 
-    tampered[0].before["snapshot"] = away
+    tampered[0].before["overview"] = away
     answer = await client_of(runtime).get("/metrics")
 
     assert answer.status_code == 200
-    assert 'dualmap_store_errors_total{call="snapshot"} 1.0' in answer.text
+    assert 'dualmap_store_errors_total{call="overview"} 1.0' in answer.text
 
 
 async def test_models_are_listed_and_one_is_found_by_name(start_runtime: Any, client_of: Any) -> None:

@@ -8,30 +8,30 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.fleet_gauges import FleetGauges, FleetSnapshots
+from router.fleet_gauges import FleetGauges, FleetOverviews
 from router.metrics import RouterMetrics
 from scheduling.instance import InstanceState
 from statestore.errors import StoreUnavailableError
 from statestore.failover import FailoverPool
 
 
-def snapshots(pool: Any, clock: Any) -> FleetSnapshots:
-    call = RouterMetrics(["default"]).store_calls["snapshot"]
-    return FleetSnapshots({"default": pool}, clock=clock, call=call)
+def overviews(pool: Any, clock: Any) -> FleetOverviews:
+    call = RouterMetrics(["default"]).store_calls["overview"]
+    return FleetOverviews({"default": pool}, clock=clock, call=call)
 
 
 async def test_scrapes_at_the_same_time_or_soon_after_share_one_call(store: Any, clock: Any, tools: Any) -> None:
     tampered = tools.Tampered(store)
-    fleet = snapshots(tampered.pool("default"), clock)
+    fleet = overviews(tampered.pool("default"), clock)
 
     await asyncio.gather(*(fleet.refresh() for _ in range(10)))
     await clock.advance(0.9)
     await fleet.refresh()
-    assert tampered.calls == ["snapshot"]
+    assert tampered.calls == ["overview"]
     await clock.advance(0.2)
     await fleet.refresh()
 
-    assert tampered.calls == ["snapshot", "snapshot"]
+    assert tampered.calls == ["overview", "overview"]
 
 
 async def test_what_is_out_of_reach_vanishes_instead_of_lying(
@@ -42,7 +42,7 @@ async def test_what_is_out_of_reach_vanishes_instead_of_lying(
     await pool.put_instance(tools.spec("a"))
     await pool.heartbeat("replica-1", 60_000, {})
     await pool.membership()
-    fleet = snapshots(pool, clock)
+    fleet = overviews(pool, clock)
     FleetGauges(fleet, registry)
     await fleet.refresh()
     assert registry.get_sample_value("dualmap_replicas", {"pool": "default"}) == 1.0
@@ -50,7 +50,7 @@ async def test_what_is_out_of_reach_vanishes_instead_of_lying(
     async def away() -> None:
         raise StoreUnavailableError("away")
 
-    tampered.before |= {"snapshot": away, "membership": away}
+    tampered.before |= {"overview": away, "membership": away}
     for _ in range(2):  # the first scrape finds out, the next one knows
         await clock.advance(2.0)
         await fleet.refresh()
@@ -73,7 +73,7 @@ async def test_leader_migrations_and_states_are_told(store: Any, clock: Any, too
     await pool.put_instance(tools.spec("b", state=InstanceState.DOWN))
     lease = await pool.acquire_lease("worker-1", 10_000)
     pool.state.migrations["sweep"] = 3
-    fleet = snapshots(pool, clock)
+    fleet = overviews(pool, clock)
     FleetGauges(fleet, registry)
 
     await fleet.refresh()

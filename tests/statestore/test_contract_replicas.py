@@ -84,6 +84,21 @@ async def test_an_expired_replica_is_reaped_with_everything_it_had(pool: PoolSto
     assert await sweep(pool) == 1, "the leader gives the room away"
 
 
+async def test_an_overview_is_a_snapshot_without_its_requests(pool: PoolStore) -> None:
+    await lead(pool)
+    await pool.heartbeat("one", 60_000, {"traffic": "ended=3"})
+    for name in ("a", "b"):
+        await pool.put_instance(instance(name))
+    await place(pool, "r")
+
+    overview, snapshot = await pool.overview(), await pool.snapshot()
+
+    assert list(overview.loads) == ["a", "b"]
+    assert sum(load.running_requests for load in overview.loads.values()) == 1
+    for name in ("loads", "replicas", "leader", "migrations"):
+        assert getattr(overview, name) == getattr(snapshot, name)
+
+
 async def test_a_replica_that_is_alive_is_not_reaped(pool: PoolStore) -> None:
     fence = await lead(pool)
     await pool.heartbeat("one", 1000, {})

@@ -108,6 +108,7 @@ class Twins:
     # what must hold after every step -------------------------------------------------------------------------
     async def agree(self) -> None:
         await self.both(lambda pool: pool.snapshot())
+        await self.both(lambda pool: pool.overview())
         await self.both(lambda pool: pool.membership())
         state, client = self.memory.state, self.client
         for instance_id, book in state.instances.items():

@@ -1,0 +1,51 @@
+"""What a replica has served, as its heartbeat carries it."""
+
+from __future__ import annotations
+
+from router.metrics import RouterMetrics
+from router.outcome import Outcome
+from router.traffic import INFO_FIELD, FleetTraffic, TrafficCounts
+from statestore.leases import ReplicaInfo
+
+
+def beat(replica_id: str, counts: TrafficCounts) -> ReplicaInfo:
+    return ReplicaInfo(replica_id, 1, 1, {INFO_FIELD: counts.to_text()})
+
+
+def test_counts_survive_the_heartbeat() -> None:
+    metrics = RouterMetrics(["default"]).pools["default"]
+    metrics.outcomes[Outcome.COMPLETED].inc(3)
+    metrics.outcomes[Outcome.REFUSED].inc()
+    metrics.outcomes[Outcome.TIMED_OUT].inc(2)
+    metrics.slo_met.inc(2)
+    metrics.prompt_tokens_expected.inc(100)
+    metrics.hit_tokens_expected.inc(40)
+
+    counts = TrafficCounts.of(metrics)
+
+    assert counts == TrafficCounts(ended=6, failed=2, refused=1, on_time=2, prompt_tokens=100, hit_tokens=40)
+    assert TrafficCounts.from_info({INFO_FIELD: counts.to_text()}) == counts
+
+
+def test_reported_tokens_replace_expected_ones() -> None:
+    metrics = RouterMetrics(["default"]).pools["default"]
+    metrics.prompt_tokens_expected.inc(100)
+    metrics.prompt_tokens_reported.inc(90)
+    metrics.hit_tokens_reported.inc(30)
+
+    counts = TrafficCounts.of(metrics)
+
+    assert (counts.prompt_tokens, counts.hit_tokens) == (90, 30)
+
+
+def test_what_another_version_wrote_is_read_as_far_as_it_is_understood() -> None:
+    assert TrafficCounts.from_info({}) == TrafficCounts()
+    assert TrafficCounts.from_info({INFO_FIELD: "ended=4 new=7 late=x ="}) == TrafficCounts(ended=4)
+
+
+def test_a_replica_that_begins_again_or_leaves_takes_nothing_from_the_sums() -> None:
+    fleet = FleetTraffic()
+    fleet.read([beat("one", TrafficCounts(ended=5)), beat("two", TrafficCounts(ended=1))])
+
+    assert fleet.read([beat("one", TrafficCounts(ended=2))]).ended == 8
+    assert fleet.read([beat("one", TrafficCounts(ended=3)), beat("two", TrafficCounts(ended=4))]).ended == 12
