@@ -46,6 +46,13 @@ def fleet_folder(parent: Path | None = None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def write_pid(folder: Path, name: str, pid: int) -> None:
+    """Keep a child's process id in ``NAME.pid``. A reader sees the former id or this one, whole."""
+    new = folder / f"{name}.pid.new"
+    new.write_text(f"{pid}\n", encoding="ascii")
+    new.replace(folder / f"{name}.pid")
+
+
 def remove_abandoned(parent: Path) -> None:
     """Remove what fleets of this user left behind when they were killed."""
     for folder in parent.glob(f"{PREFIX}*"):

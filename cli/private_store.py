@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from cli.errors import CommandError
-from cli.fleet_folder import STORE_SOCKET
+from cli.fleet_folder import STORE_SOCKET, write_pid
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreError
 
@@ -23,13 +23,12 @@ async def private_store(directory: Path, say: Callable[[str], None]) -> AsyncIte
     Raises:
         CommandError: it does not start.
     """
-    pid_file = directory / "store.pid"
     valkey = EmbeddedValkey(unix_socket=directory / STORE_SOCKET)
     try:
-        await asyncio.to_thread(_start, valkey, pid_file)
+        await asyncio.to_thread(_start, valkey, directory)
     except StoreError as error:
         raise CommandError(str(error)) from error
-    keeper = asyncio.create_task(_keep(valkey, pid_file, say), name="keep store")
+    keeper = asyncio.create_task(_keep(valkey, directory, say), name="keep store")
     try:
         yield valkey.url
     finally:
@@ -38,12 +37,12 @@ async def private_store(directory: Path, say: Callable[[str], None]) -> AsyncIte
         await asyncio.to_thread(valkey.stop)
 
 
-def _start(valkey: EmbeddedValkey, pid_file: Path) -> None:
+def _start(valkey: EmbeddedValkey, directory: Path) -> None:
     valkey.start()
-    pid_file.write_text(f"{valkey.server_pid}\n", encoding="ascii")
+    write_pid(directory, "store", valkey.server_pid)
 
 
-async def _keep(valkey: EmbeddedValkey, pid_file: Path, say: Callable[[str], None]) -> None:
+async def _keep(valkey: EmbeddedValkey, directory: Path, say: Callable[[str], None]) -> None:
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
         if valkey.running:
@@ -51,6 +50,6 @@ async def _keep(valkey: EmbeddedValkey, pid_file: Path, say: Callable[[str], Non
         say("the store ended; starting an empty one in its place")
         try:
             await asyncio.to_thread(valkey.stop)
-            await asyncio.to_thread(_start, valkey, pid_file)
+            await asyncio.to_thread(_start, valkey, directory)
         except StoreError as error:
             say(f"the store does not start: {error}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.errors import CommandError
+from cli.fleet_folder import write_pid
 from cli.parent import PARENT_PIPE_VARIABLE
 
 _FIRST_DELAY_S = 0.25
@@ -128,7 +129,7 @@ class ProcessGroup:
                 pass_fds=(self._read_end,),
                 start_new_session=True,
             )
-        child.log.with_suffix(".pid").write_text(f"{child.process.pid}\n", encoding="ascii")
+        write_pid(child.log.parent, child.log.stem, child.process.pid)
 
     async def _keep(self, child: Child) -> None:
         delay_s = _FIRST_DELAY_S

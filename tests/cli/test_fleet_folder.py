@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.fleet_folder import STORE_SOCKET, fleet_folder
+from cli.fleet_folder import STORE_SOCKET, fleet_folder, write_pid
 
 OWNER = """
 import sys, time
@@ -79,3 +79,12 @@ def test_where_a_sockets_path_would_be_too_long_the_folder_is_elsewhere(tmp_path
     with fleet_folder(deep) as folder:
         assert len(bytes(folder / STORE_SOCKET)) <= 103
         assert list(deep.iterdir()) == []
+
+
+def test_a_reader_of_a_process_id_never_sees_half_a_file(tmp_path: Path) -> None:
+    write_pid(tmp_path, "router-1", 41)
+    with (tmp_path / "router-1.pid").open() as reader:
+        write_pid(tmp_path, "router-1", 42)
+        assert reader.read() == "41\n"  # the file that it opened is left as it was
+    assert (tmp_path / "router-1.pid").read_text() == "42\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["router-1.pid"]
