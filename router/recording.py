@@ -31,8 +31,10 @@ class TrafficRecorder:
         self._seed = xxhash.xxh3_64_intdigest(salt.encode())
         self._fingerprint = sha256(salt.encode()).hexdigest()[:8]  # enough to tell salts apart, not to find one
 
-    def record(self, received_unix_s: float, chain: Chain, prompt_tokens: int, output_tokens: int) -> None:
-        """One request, by the wall clock of its arrival; never raises."""
+    def record(
+        self, received_unix_s: float, chain: Chain, prompt_tokens: int, output_tokens: int, slo_s: float | None = None
+    ) -> None:
+        """One request, by the wall clock of its arrival, with the TTFT SLO that it asked for; never raises."""
         if self._file is None:
             return
         row = {
@@ -43,6 +45,8 @@ class TrafficRecorder:
             "block_tokens": chain.block_tokens,
             "salt": self._fingerprint,
         }
+        if slo_s is not None:
+            row["slo_ttft_ms"] = round(slo_s * 1000)
         try:
             self._file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
         except OSError as error:

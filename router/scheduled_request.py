@@ -284,7 +284,8 @@ class ScheduledRequest:
         if recorder is not None:
             prompt_tokens = usage.prompt_tokens or self.chain.prompt_tokens
             output_tokens = usage.output_tokens or self.prompt.expected_output_tokens
-            recorder.record(self._received_unix_s, self.chain, prompt_tokens, output_tokens)
+            slo_s = self.inference_request.slo_s
+            recorder.record(self._received_unix_s, self.chain, prompt_tokens, output_tokens, slo_s)
 
     def _stop_release_timer(self) -> None:
         if self._release is not None:

@@ -29,6 +29,8 @@ class RecordedRequest(NamedTuple):
     block_tokens: int
     salt: str
     """Its fingerprint: hashes of different salts cannot be compared."""
+    slo_ttft_ms: int = 0
+    """What it asked for; 0: it left it to the fleet."""
 
 
 def merge_recordings(paths: Sequence[str | Path], name: str = "recording") -> Trace:
@@ -59,18 +61,20 @@ _OTHER_SALT = (
 def render_mooncake(trace: Trace) -> str:
     """The trace as Mooncake JSONL; ``block_tokens`` is on every line too, which other readers ignore."""
     return "".join(
-        orjson.dumps(
-            {
-                "timestamp": round(request.arrival_s * 1000),
-                "input_length": request.input_tokens,
-                "output_length": request.output_tokens,
-                "hash_ids": request.hash_ids,
-                "block_tokens": trace.block_tokens,
-            },
-            option=orjson.OPT_APPEND_NEWLINE,
-        ).decode()
+        orjson.dumps(_mooncake_row(request, trace.block_tokens), option=orjson.OPT_APPEND_NEWLINE).decode()
         for request in trace.requests
     )
+
+
+def _mooncake_row(request: TraceRequest, block_tokens: int) -> dict[str, object]:
+    row = {
+        "timestamp": round(request.arrival_s * 1000),
+        "input_length": request.input_tokens,
+        "output_length": request.output_tokens,
+        "hash_ids": request.hash_ids,
+        "block_tokens": block_tokens,
+    }
+    return row if request.slo_ttft_s is None else row | {"slo_ttft_ms": round(request.slo_ttft_s * 1000)}
 
 
 def _read(path: Path) -> Iterator[tuple[int, RecordedRequest]]:
@@ -96,6 +100,7 @@ def _recorded_request(line: bytes) -> RecordedRequest:
         tuple(map(int, row["hash_ids"])),
         int(row["block_tokens"]),
         str(row["salt"]),
+        int(row.get("slo_ttft_ms") or 0),
     )
     if min(request.input_tokens, request.block_tokens) < 1 or min(request.output_tokens, request.timestamp_ms) < 0:
         raise ValueError("a length or time is out of range")
@@ -118,4 +123,5 @@ def _as_trace(recorded: Iterable[RecordedRequest], block_tokens: int) -> Iterato
             ids.append(numbers[block_hash])
         ids += [next(fresh) for _ in range(blocks - len(ids))]
         arrival_s = (request.timestamp_ms - start_ms) / 1000
-        yield TraceRequest(arrival_s, request.input_tokens, request.output_tokens, tuple(ids))
+        slo_s = request.slo_ttft_ms / 1000 or None
+        yield TraceRequest(arrival_s, request.input_tokens, request.output_tokens, tuple(ids), slo_s)

@@ -132,8 +132,7 @@ class _Replay:
         self._client = client
         self._on_progress = on_progress
         self._bodies = RequestBodies(trace, model, options.endpoint, options.salt)
-        slo_ms = options.slo_ttft_s * 1000 / options.time_scale
-        self._headers = {"x-slo-ttft-ms": str(max(1, round(slo_ms))), **_authorization(options)}
+        self._authorization = _authorization(options)
         self._first_arrival_s = trace.requests[0].arrival_s if trace.requests else 0.0
         self._results: list[ReplayedRequest] = []
         self._sent = self._answered = self._on_time = 0
@@ -192,6 +191,14 @@ class _Replay:
             else:
                 await asyncio.wait([stopping], timeout=delay_s)
 
+    def _slo_s(self, request: TraceRequest) -> float:
+        """The trace's, else the replay's."""
+        return request.slo_ttft_s or self._options.slo_ttft_s
+
+    def _headers(self, request: TraceRequest) -> dict[str, str]:
+        slo_ms = self._slo_s(request) * 1000 / self._options.time_scale
+        return {"x-slo-ttft-ms": str(max(1, round(slo_ms))), **self._authorization}
+
     def _offset_s(self, request: TraceRequest) -> float:
         return (request.arrival_s - self._first_arrival_s) / self._options.time_scale
 
@@ -205,7 +212,7 @@ class _Replay:
         try:
             async with asyncio.timeout(self._options.timeout_s / self._options.time_scale):
                 response = await self._client.request(
-                    "POST", self._options.endpoint.path, body, self._headers, stream.feed
+                    "POST", self._options.endpoint.path, body, self._headers(request), stream.feed
                 )
             stream.close()
             failure = _failure(response, stream)
@@ -235,6 +242,7 @@ class _Replay:
             arrival_s=self._offset_s(request) * scale,
             lag_s=(sent_s - due_s) * scale,
             input_tokens=request.input_tokens,
+            slo_s=self._slo_s(request),
             failure=failure,
             instance_id=headers.get("x-dualmap-instance", UNKNOWN_INSTANCE),
             attempts=_whole(headers.get("x-dualmap-attempts")) or 1,
@@ -247,7 +255,7 @@ class _Replay:
         )
         self._results.append(result)
         self._answered += failure is None
-        self._on_time += failure is None and (result.ttft_s or 0.0) <= self._options.slo_ttft_s
+        self._on_time += failure is None and (result.ttft_s or 0.0) <= result.slo_s
         failed = len(self._results) - self._answered
         self._on_progress(ReplayProgress(len(self._trace.requests), self._sent, self._answered, failed, self._on_time))
 

@@ -6,6 +6,7 @@ Three formats are read:
   ``output_length`` (tokens) and ``hash_ids``, one id per block; equal ids mean equal prefixes up to and
   including that block. The last block may be partial.
 * The project's own recording (``dualmap record``): the same, with ``block_tokens`` on every line.
+  Both may have ``slo_ttft_ms``, the TTFT SLO that a request asks for.
 * Azure LLM inference CSV (2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``; nothing is shared.
 
 Every reader checks every line and raises TraceError with the file, the line and the reason.
@@ -37,6 +38,8 @@ class TraceRequest:
     output_tokens: int
     hash_ids: tuple[int, ...]
     """One id per block; equal ids in two requests mean that they agree up to and including that block."""
+    slo_ttft_s: float | None = None
+    """The TTFT SLO that it asks for, as a client does with ``x-slo-ttft-ms``; None: it leaves it to the fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,8 @@ def _mooncake_request(line: bytes, block_tokens: int) -> TraceRequest:
     if not isinstance(hash_ids, list) or not all(type(block) is int and block >= 0 for block in hash_ids):
         raise ValueError("hash_ids must be a list of whole numbers, 0 or more")
     _check_block_count(len(hash_ids), input_tokens, block_tokens)
-    return TraceRequest(timestamp_ms / 1000, input_tokens, output_tokens, tuple(hash_ids))
+    slo_ttft_s = _number(row, "slo_ttft_ms", least=1) / 1000 if row.get("slo_ttft_ms") is not None else None
+    return TraceRequest(timestamp_ms / 1000, input_tokens, output_tokens, tuple(hash_ids), slo_ttft_s)
 
 
 def _check_block_count(blocks: int, input_tokens: int, block_tokens: int) -> None:

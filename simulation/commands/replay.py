@@ -36,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--time-scale", type=float, metavar="K",
         help="engine seconds in a second, as the emulated instances were started (none: emulator.time_scale)",
     )  # fmt: skip
-    sending.add_argument("--slo-s", type=float, default=5.0, help="TTFT SLO in engine seconds, also sent along")
+    sending.add_argument(
+        "--slo-s",
+        type=float,
+        default=5.0,
+        help="TTFT SLO in engine seconds of requests whose trace names none; sent along",
+    )
     sending.add_argument("--timeout-s", type=float, default=3600.0, help="time for one answer in engine seconds")
     sending.add_argument("--salt", default="", help="another salt, other texts: caches of a former replay do not help")
     sending.add_argument("--api-key", help="sent as bearer token")

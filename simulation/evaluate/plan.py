@@ -14,8 +14,8 @@ from simulation.sources import TraceSource
 PAPER_INSTANCES = 8
 PAPER_SLO_S = 5.0
 PAPER_CAPS = {"qwen2.5-7b-910b4": 20_480, "qwen2.5-14b-910b3": 10_240}
-TRACE_TITLES = {"conversation": "Conversation", "toolagent": "Tool&Agent"}
-"""The recorded traces, as their authors write them."""
+TRACE_TITLES = {"conversation": "Conversation", "toolagent": "Tool&Agent", "agents": "Agent sessions"}
+"""As reports write them."""
 ABLATIONS: tuple[PolicyName, ...] = (
     "dualmap-cache-affinity",
     "dualmap-least-loaded",

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from simulation.errors import TraceError
+from simulation.generators.agents import agents
 from simulation.generators.coding import coding
 from simulation.generators.conversation import conversation, toolagent
 from simulation.generators.prefixes import fewshot, hotspot, reasoning, uniform, zipf
 from simulation.traces import Trace
 
-__all__ = ["DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "coding", "conversation", "fewshot", "hotspot", "reasoning"]
-__all__ += ["toolagent", "uniform", "zipf"]
+__all__ = ["DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "agents", "coding", "conversation", "fewshot", "hotspot"]
+__all__ += ["reasoning", "toolagent", "uniform", "zipf"]
 
 DEFAULT_SEED = 1
 DEFAULT_REQUESTS = 4000
@@ -27,6 +28,7 @@ GENERATORS: Mapping[str, Callable[..., Trace]] = MappingProxyType(
         "conversation": conversation,
         "toolagent": toolagent,
         "coding": coding,
+        "agents": agents,
         "uniform": uniform,
         "zipf": zipf,
         "hotspot": hotspot,

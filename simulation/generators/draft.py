@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from simulation.traces import Trace, TraceRequest
@@ -56,4 +56,4 @@ def _renumbered(requests: Iterable[TraceRequest]) -> Iterable[TraceRequest]:
     numbers: dict[int, int] = {}
     for request in requests:
         ids = tuple(numbers.setdefault(block, len(numbers)) for block in request.hash_ids)
-        yield TraceRequest(request.arrival_s, request.input_tokens, request.output_tokens, ids)
+        yield replace(request, hash_ids=ids)

@@ -51,6 +51,7 @@ WORKLOADS = (
     Workload("coding", "coding"),
     Workload("uniform", "uniform"),
     Workload("hotspot", "hotspot"),
+    Workload("agents", "agents"),
 )
 
 

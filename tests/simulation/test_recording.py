@@ -25,6 +25,15 @@ def round_trip(tmp_path: Path, *recordings: Path) -> Trace:
     return read_trace(tmp_path / "trace.jsonl")
 
 
+def test_the_slo_that_a_request_asked_for_is_recorded_and_read_back(tmp_path: Path) -> None:
+    recorder = TrafficRecorder((tmp_path / "a.jsonl").open("ab", buffering=0), "s")
+    recorder.record(1000.0, Chain(SHARED, 128, 300), 300, 40, 2.5)
+    recorder.record(1001.0, Chain(SHARED, 128, 300), 300, 40)
+    recorder.close()
+
+    assert [r.slo_ttft_s for r in round_trip(tmp_path, tmp_path / "a.jsonl").requests] == [2.5, None]
+
+
 def test_what_replicas_recorded_reads_back_as_one_trace_in_order_of_arrival(tmp_path: Path) -> None:
     one = replica(
         tmp_path / "a.jsonl",

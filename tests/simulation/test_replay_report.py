@@ -23,14 +23,14 @@ def answered(
     index: int, ttft_s: float, instance_id: str = "i-1", cached_tokens: int = 0, expected_ttft_s: float | None = None
 ) -> ReplayedRequest:
     return ReplayedRequest(
-        index=index, arrival_s=float(index), lag_s=0.0, input_tokens=100, instance_id=instance_id, ttft_s=ttft_s,
-        e2e_s=ttft_s + 1.0, prompt_tokens=100, completion_tokens=11, cached_tokens=cached_tokens,
+        index=index, arrival_s=float(index), lag_s=0.0, input_tokens=100, slo_s=5.0, instance_id=instance_id,
+        ttft_s=ttft_s, e2e_s=ttft_s + 1.0, prompt_tokens=100, completion_tokens=11, cached_tokens=cached_tokens,
         expected_ttft_s=expected_ttft_s,
     )  # fmt: skip
 
 
 def failed(index: int, failure: str) -> ReplayedRequest:
-    return ReplayedRequest(index=index, arrival_s=float(index), lag_s=0.0, input_tokens=100, failure=failure)
+    return ReplayedRequest(index=index, arrival_s=float(index), lag_s=0.0, input_tokens=100, slo_s=5.0, failure=failure)
 
 
 RECORD = ReplayRecord(
@@ -51,6 +51,15 @@ RECORD = ReplayRecord(
     samples=(LoadSample(0.0, (0, 0), 0, 0), LoadSample(1.0, (5000, 15000), 0, 0)),
     migrations=3,
 )
+
+
+def test_a_request_is_on_time_by_its_own_slo() -> None:
+    patient = replace(RECORD.requests[3], slo_s=6.0)
+
+    report = summarize_replay(replace(RECORD, requests=(*RECORD.requests[:3], patient, RECORD.requests[4])))
+
+    assert (report.effective_capacity, report.own_slos) == (3 / 4, 1)
+    assert report_rows(report)[2] == ("TTFT within the request's own SLO, or 5 s", "75.0%")
 
 
 def test_failed_requests_are_not_on_time_and_skipped_ones_are_only_counted() -> None:

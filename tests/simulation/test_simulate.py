@@ -101,6 +101,20 @@ def test_more_instances_never_serve_fewer_on_time() -> None:
     assert shares[2] > 0.85
 
 
+def test_a_request_is_judged_and_queued_by_the_slo_that_its_trace_gives_it() -> None:
+    # given two prompts for one instance that arrive together, the later of which is in a hurry
+    first, second = (TraceRequest(0.0, 8000, 5, tuple(range(n, n + 16))) for n in (0, 100))
+    busy = TraceRequest(0.0, 20_000, 5, tuple(range(200, 240)))
+    trace = Trace("made", 512, (busy, first, replace(second, slo_ttft_s=5.0)))
+    one = scenario("dualmap-least-cost", instances=1, scheduling=SchedulingSettings(slo_ttft_s=30.0))
+
+    outcomes = Simulation(trace, one).run().outcomes
+
+    assert [outcome.slo_s for outcome in outcomes] == [30.0, 30.0, 5.0]
+    assert outcomes[2].first_token_s < outcomes[1].first_token_s  # type: ignore[operator]
+    assert all(outcome.on_time for outcome in outcomes)
+
+
 def test_time_held_in_the_fleet_counts_as_waiting() -> None:
     trace = CONVERSATION.at_rate(8.0)
 

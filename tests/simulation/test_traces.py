@@ -27,9 +27,16 @@ def test_a_mooncake_line_becomes_a_request_in_seconds_and_tokens(tmp_path: Path)
     assert second.hash_ids == (0, 1, 2)
 
 
+def test_a_line_may_say_which_slo_its_request_asks_for(tmp_path: Path) -> None:
+    first, second = read_mooncake(write(tmp_path, line(0, slo_ttft_ms=2500) + line(1, slo_ttft_ms=None)))
+
+    assert (first.slo_ttft_s, second.slo_ttft_s) == (2.5, None)
+
+
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
+        (line(slo_ttft_ms=0), "slo_ttft_ms must be at least 1"),
         ("{broken\n", "not a JSON object"),
         ("[1, 2]\n", "not a JSON object"),
         (line(tokens=-600), "input_length must be at least 1"),

@@ -5,9 +5,19 @@ from pathlib import Path
 import pytest
 
 from simulation.errors import TraceError
-from simulation.generators import GENERATORS, GeneratorSpec, conversation, fewshot, hotspot, reasoning, toolagent, zipf
-from simulation.generators.calibration import trace_figures
-from simulation.traces import Trace, read_trace
+from simulation.generators import (
+    GENERATORS,
+    GeneratorSpec,
+    agents,
+    conversation,
+    fewshot,
+    hotspot,
+    reasoning,
+    toolagent,
+    zipf,
+)
+from simulation.generators.calibration import quantile, trace_figures
+from simulation.traces import Trace, TraceRequest, read_trace
 
 TRACES = Path(os.environ.get("DUALMAP_TRACES", "tests/simulation/traces"))
 
@@ -89,6 +99,36 @@ def test_generated_and_real_traces_agree_where_the_real_ones_are_at_hand(name: s
     assert ours.distinct_block_share == pytest.approx(theirs.distinct_block_share, abs=0.03)
     for our_share, their_share in zip(ours.root_shares, theirs.root_shares, strict=True):
         assert our_share == pytest.approx(their_share, abs=0.03)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_agent_sessions_agree_with_what_is_published_of_coding_agents(seed: int) -> None:
+    trace = agents(requests=4000, seed=seed)
+    figures = trace_figures(trace)
+
+    assert figures.rate_per_s == pytest.approx(4.0, rel=0.25)
+    assert figures.mean_output_tokens == pytest.approx(523, rel=0.15)
+    assert 0.90 < figures.infinite_cache_hit < 0.96
+    assert figures.mean_input_tokens > 50_000
+    assert 100_000 < figures.input_quantiles[4] < max(r.input_tokens for r in trace.requests) < 128_000
+    assert max(r.input_tokens + r.output_tokens for r in trace.requests) <= 131_072
+
+
+def test_agent_sessions_append_as_much_as_measured_ones_and_are_compacted() -> None:
+    sessions: dict[int, TraceRequest] = {}
+    appended: list[int] = []
+    compacted = 0
+    for request in agents(requests=4000, seed=1).requests:
+        *known, _ = (0, *(block for block in request.hash_ids if block in sessions))
+        former = sessions.get(known[-1]) if len(known) > 1 else None
+        if former is not None and 64_000 <= former.input_tokens < request.input_tokens:
+            appended.append(request.input_tokens - former.input_tokens)
+        compacted += request.input_tokens > 120_000
+        sessions |= dict.fromkeys(request.hash_ids[-3:], request)
+
+    assert quantile(sorted(appended), 0.5) == pytest.approx(790, rel=0.35)
+    assert quantile(sorted(appended), 0.9) == pytest.approx(4900, rel=0.35)
+    assert compacted > 0
 
 
 def test_a_higher_skew_makes_the_first_prefix_more_popular() -> None:

@@ -17,11 +17,12 @@ def write_trace(path: Path, requests: int) -> Path:
     return path
 
 
-def test_the_standard_suite_covers_five_traces_two_sizes_and_both_presets() -> None:
+def test_the_standard_suite_covers_six_traces_two_sizes_and_both_presets() -> None:
     covered = fleets(STANDARD)
 
-    assert len(covered) == 20
-    assert {fleet.workload.name for fleet in covered} == {"conversation", "toolagent", "coding", "uniform", "hotspot"}
+    assert len(covered) == 24
+    names = {"conversation", "toolagent", "coding", "uniform", "hotspot", "agents"}
+    assert {fleet.workload.name for fleet in covered} == names
     assert {fleet.requests for fleet in covered if fleet.instances == 32} == {32 * STANDARD.requests_per_instance}
     assert len(fleets(QUICK)) < len(covered)
 
