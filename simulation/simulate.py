@@ -185,7 +185,7 @@ class Simulation:
     def _place(self, request_id: str, request: TraceRequest, chain: Chain) -> None:
         """Search and reserve, as a router does; a request that no instance takes is refused."""
         scheduling, tree = self._scheduling, self._fleet.view.tree
-        target_s = request.slo_ttft_s or slo_s(scheduling, chain.prompt_tokens)
+        target_s = slo_s(scheduling, chain.prompt_tokens, request.slo_ttft_s)
         outcome = RequestOutcome(self._now_s, request.input_tokens, request.output_tokens, target_s)
         outcome.key_blocks = tree.key_blocks(chain, scheduling.max_key_blocks)
         self._outcomes.append(outcome)
