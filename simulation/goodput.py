@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from simulation.runs import RunJob
@@ -33,10 +33,12 @@ def find_goodput(
     wanted_share: float = ON_TIME_SHARE,
     tolerance: float = 0.01,
     growth: float = GROWTH,
+    known: Iterable[tuple[float, float]] = (),
 ) -> Goodput:
     """Bracket from ``start_rate_per_s`` outwards by factors of ``growth``, then bisect to a ``tolerance`` (relative).
 
-    ``on_time_share`` must fall with the rate, as far as noise lets it; the search is deterministic.
+    ``on_time_share`` must fall with the rate, as far as noise lets it; the search is deterministic. ``known`` are
+    (rate, share) pairs, of a search for another share for example: the bracket begins with them.
     """
     tried: dict[float, float] = {}
 
@@ -44,19 +46,26 @@ def find_goodput(
         tried[rate_per_s] = on_time_share(rate_per_s)
         return tried[rate_per_s] >= wanted_share
 
-    low, high = 0.0, 0.0
-    rate_per_s = start_rate_per_s
+    low, high = _bracket(known, wanted_share)
+    rate_per_s = _next_rate(low, high, growth) if low or high else start_rate_per_s
     for _ in range(_MAX_STEPS):
+        if low and high and high - low <= tolerance * high:
+            break
         if holds(rate_per_s):
             low = rate_per_s
         else:
             high = rate_per_s
-        if low and high and high - low <= tolerance * high:
-            break
         if high and high < _HOPELESS * start_rate_per_s:
             break
         rate_per_s = _next_rate(low, high, growth)
     return Goodput(low, high, tuple(sorted(tried.items())))
+
+
+def _bracket(known: Iterable[tuple[float, float]], wanted_share: float) -> tuple[float, float]:
+    """The lowest rate that failed, and the highest below it that held; 0 where there is none."""
+    pairs = sorted(known)
+    high = next((rate for rate, share in pairs if share < wanted_share), 0.0)
+    return max((rate for rate, share in pairs if share >= wanted_share and not 0 < high < rate), default=0.0), high
 
 
 def _next_rate(low: float, high: float, growth: float) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
 from simulation.generators.calibration import quantile
+from simulation.on_time import OnTimeShares
 
 
 @dataclass(slots=True)
@@ -56,6 +57,17 @@ class RequestOutcome:
     @property
     def on_time(self) -> bool:
         return self.ttft_s <= self.slo_s
+
+    @property
+    def answered(self) -> bool:
+        return self.finish_s is not None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first; None: there was none, or no answer."""
+        if self.finish_s is None or self.output_tokens < 2:
+            return None
+        return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +127,8 @@ class RunResult:
     refused: int
     effective_capacity: float
     """Share of requests whose TTFT met the SLO; refused ones did not."""
+    on_time: OnTimeShares
+    """The same by prompt tokens and by length, and with the time per token."""
     ttft_s: Percentiles
     e2e_s: Percentiles
     tpot_s: Percentiles
@@ -177,13 +191,14 @@ class RunRecord:
 def summarize(record: RunRecord) -> RunResult:
     """The figures of a run; every quantile is over the requests that were answered."""
     counted = record.outcomes[record.skip_requests :]
-    answered = [outcome for outcome in counted if outcome.finish_s is not None]
+    answered = [outcome for outcome in counted if outcome.answered]
     input_tokens = max(1, sum(outcome.input_tokens for outcome in answered))
     bound_tokens = sum(record.infinite_cached_tokens[record.skip_requests :])
     alone = undisturbed(record.outcomes)
     calm = [o for o, kept in zip(counted, alone[record.skip_requests :], strict=True) if kept]
     errors, calm_errors = _relative_errors(answered), _relative_errors(calm)
     samples = tuple(_while_requests_arrived(record.samples, counted))
+    on_time = OnTimeShares.of(counted)
     return RunResult(
         policy=record.policy,
         trace=record.trace,
@@ -191,10 +206,11 @@ def summarize(record: RunRecord) -> RunResult:
         rate_per_s=record.rate_per_s,
         requests=len(counted),
         refused=len(counted) - len(answered),
-        effective_capacity=sum(outcome.on_time for outcome in counted) / max(1, len(counted)),
+        effective_capacity=on_time.by_requests,
+        on_time=on_time,
         ttft_s=Percentiles.of([outcome.ttft_s for outcome in answered]),
         e2e_s=Percentiles.of([outcome.e2e_s for outcome in answered]),
-        tpot_s=Percentiles.of([_tpot_s(outcome) for outcome in answered if outcome.output_tokens > 1]),
+        tpot_s=Percentiles.of([tpot_s for outcome in answered if (tpot_s := outcome.tpot_s) is not None]),
         hit_rate=sum(outcome.cached_tokens for outcome in answered) / input_tokens,
         infinite_hit_rate=bound_tokens / max(1, sum(outcome.input_tokens for outcome in counted)),
         expected_hit_rate=sum(outcome.expected_cached_tokens for outcome in answered) / input_tokens,
@@ -245,10 +261,6 @@ def undisturbed(outcomes: Sequence[RequestOutcome]) -> list[bool]:
 
 def _relative_errors(outcomes: Sequence[RequestOutcome]) -> Percentiles:
     return Percentiles.of([outcome.ttft_error_s / max(outcome.ttft_s, 1e-9) for outcome in outcomes])
-
-
-def _tpot_s(outcome: RequestOutcome) -> float:
-    return (outcome.e2e_s - outcome.ttft_s) / (outcome.output_tokens - 1)
 
 
 def _timeline(outcomes: Sequence[RequestOutcome], intervals: int = 60) -> list[tuple[float, float, float]]:

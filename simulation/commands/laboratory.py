@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from scheduling.settings import SchedulingSettings
 from simulation.commands.options import OptionError, add_output_arguments, exit_code, write_whole
 from simulation.evaluate.work import OnStep, Worker
+from simulation.laboratory.document import filled
 from simulation.laboratory.experiment import Experiment, run_experiment
+from simulation.laboratory.orders import order_tables
+from simulation.laboratory.provenance import Provenance
 from simulation.laboratory.report import render_markdown, report_tables
 from simulation.laboratory.results_file import RESULTS, read_experiment, render_json
 from simulation.laboratory.run_cache import RunCache
-from simulation.laboratory.suite import OURS, PEERS, PRESET_SHORTHANDS, SUITES, Suite, Workload, recorded, workload_of
+from simulation.laboratory.suite import CROSSED, PRESET_SHORTHANDS, SUITES, Suite, Workload, recorded, workload_of
 from simulation.laboratory.summary import SUMMARY, summary_tables
 from simulation.laboratory.tables import rich_table
 from simulation.laboratory.variants import Variant, parse_variant
@@ -34,7 +38,7 @@ _WHAT_RUNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--variant", action="append", metavar="NAME=POLICY[,SETTING=VALUE…]",
-        help="a competitor, the first is compared with the best other (none: dualmap-least-cost and the best peers)",
+        help="a competitor, the first is compared with the best other (none: all of the best with both queue orders)",
     )  # fmt: skip
     matrix = parser.add_argument_group("matrix (what is left out is the suite's)")
     matrix.add_argument("--suite", choices=[*SUITES], help="which traces, fleets, rates and seeds (none: standard)")
@@ -51,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="former", type=Path, metavar="DIR",
         help="run nothing: print and write the report again of what an earlier --out wrote (there, without --out)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--document", type=Path, metavar="FILE",
+        help="with --from: write the tables of this Markdown file again, see simulation/laboratory/document.py",
     )  # fmt: skip
     parser.add_argument(
         "--cache", type=Path, default=Path(".laboratory"), metavar="DIR",
@@ -92,7 +100,7 @@ def suite_of(arguments: argparse.Namespace) -> Suite:
 
 def variants_of(arguments: argparse.Namespace, base: SchedulingSettings) -> tuple[Variant, ...]:
     """Raises OptionError or VariantError."""
-    variants = tuple(parse_variant(text, base) for text in arguments.variant or (OURS, *PEERS))
+    variants = tuple(parse_variant(text, base) for text in arguments.variant or CROSSED)
     names = [variant.name for variant in variants]
     for name in names:
         if names.count(name) > 1:
@@ -101,11 +109,15 @@ def variants_of(arguments: argparse.Namespace, base: SchedulingSettings) -> tupl
 
 
 def _run(arguments: argparse.Namespace, scheduling: SchedulingSettings) -> int:
+    if arguments.document is not None:
+        raise OptionError("--document needs --from: it shows the results of a former run")
     suite, variants = suite_of(arguments), variants_of(arguments, scheduling)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=arguments.quiet) as progress:
         worker = Worker(arguments.workers, _on_step(progress))
+        made = Provenance.here(sys.argv[1:])
         experiment = run_experiment(suite, variants, scheduling, RunCache(arguments.cache), worker)
+        experiment = replace(experiment, made=made)
     _show(experiment)
     if arguments.out is not None:
         write_whole(arguments.out / RESULTS, render_json(experiment))
@@ -120,8 +132,19 @@ def _report_again(arguments: argparse.Namespace, scheduling: SchedulingSettings)
         options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         raise OptionError(f"--from runs nothing, and what was run is in its folder: leave out {options}")
     experiment = read_experiment(arguments.former)
+    if arguments.document is not None:
+        return _fill(arguments.document, experiment)
     _show(experiment)
     write_whole((arguments.out or arguments.former) / REPORT, render_markdown(experiment))
+    return 0
+
+
+def _fill(document: Path, experiment: Experiment) -> int:
+    try:
+        text = document.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{document}: cannot be read: {error.strerror or error}") from error
+    write_whole(document, filled(text, experiment))
     return 0
 
 
@@ -138,7 +161,7 @@ def _on_step(progress: Progress) -> OnStep:
 
 def _show(experiment: Experiment) -> None:
     console = Console()
-    summary = summary_tables(experiment)
+    summary = [*order_tables(experiment), *summary_tables(experiment)]
     if summary:
         console.print(f"[bold underline]{SUMMARY}[/bold underline]\n")
     for table in (*summary, *report_tables(experiment)):

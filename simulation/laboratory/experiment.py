@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduling.settings import SchedulingSettings
 from simulation.bounds import Bounds
@@ -11,8 +11,10 @@ from simulation.errors import SimulationError
 from simulation.evaluate.work import Worker
 from simulation.laboratory.confidence import Mean
 from simulation.laboratory.figures import Figures
+from simulation.laboratory.provenance import Provenance
 from simulation.laboratory.run_cache import RunCache
 from simulation.laboratory.suite import PEERS, Fleet, Suite, fleets
+from simulation.laboratory.targets import MAIN, Target, targets_of
 from simulation.laboratory.trials import (
     BoundsTrial,
     GoodputTrial,
@@ -74,8 +76,18 @@ class GoodputResult:
 
     fleet: Fleet
     goodput_per_s: Mapping[str, tuple[float, ...]]
+    """With 90 % on time."""
     saturation_per_s: tuple[float, ...]
     bounds: tuple[Bounds, ...]
+    further: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    """The same for the suite's other targets, by their names."""
+
+    def of(self, target: Target) -> Mapping[str, tuple[float, ...]]:
+        return self.goodput_per_s if target is MAIN else self.further[target.name]
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        return targets_of(tuple(self.further))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,7 @@ class Experiment:
     seeds: Mapping[Fleet, tuple[int, ...]]
     goodputs: tuple[GoodputResult, ...]
     rates: tuple[RateResult, ...]
+    made: Provenance | None = None
 
 
 def run_experiment(
@@ -101,10 +114,11 @@ def run_experiment(
     seeds = {fleet: fleet.seeds(suite.seeds) for fleet in fleets(suite)}
     places = [(fleet, seed) for fleet, own in seeds.items() for seed in own]
     references = [parse_variant(text, base) for text in PEERS] if any(rate.of_saturation for rate in rates) else []
+    targets = targets_of(suite.targets if suite.goodput else ())
     searched = [*(variants if suite.goodput else ()), *references]
-    found = _Goodputs(places, searched, suite.tolerance, cache, worker)
-    saturation = {place: max((found[one, place] for one in references), default=0.0) for place in places}
-    goodputs = _goodput_results(seeds, variants, found, saturation, base, worker) if suite.goodput else ()
+    found = _Goodputs(places, searched, targets, suite.tolerance, cache, worker)
+    saturation = {place: max((found[one, place, MAIN] for one in references), default=0.0) for place in places}
+    goodputs = _goodput_results(seeds, variants, targets, found, saturation, base, worker) if suite.goodput else ()
     return Experiment(
         suite, tuple(variants), seeds, goodputs, _rate_results(seeds, variants, rates, saturation, cache, worker)
     )
@@ -114,18 +128,26 @@ class _Goodputs:
     """Goodput by variant and place; variants that differ in name only are searched once."""
 
     def __init__(
-        self, places: Sequence[Place], variants: Sequence[Variant], tolerance: float, cache: RunCache, worker: Worker
+        self,
+        places: Sequence[Place],
+        variants: Sequence[Variant],
+        targets: tuple[Target, ...],
+        tolerance: float,
+        cache: RunCache,
+        worker: Worker,
     ) -> None:
+        self._targets = targets
         trials = {
-            self._key(variant, place): GoodputTrial(Trial(variant, *place, cache), tolerance)
+            self._key(variant, place): GoodputTrial(Trial(variant, *place, cache), targets, tolerance)
             for place in places
             for variant in variants
         }
         answers = worker.map("goodput", run_goodput, list(trials.values())) if trials else []
         self._found = dict(zip(trials, answers, strict=True))
 
-    def __getitem__(self, key: tuple[Variant, Place]) -> float:
-        return self._found[self._key(*key)]
+    def __getitem__(self, key: tuple[Variant, Place, Target]) -> float:
+        variant, place, target = key
+        return self._found[self._key(variant, place)][self._targets.index(target)]
 
     @staticmethod
     def _key(variant: Variant, place: Place) -> object:
@@ -135,6 +157,7 @@ class _Goodputs:
 def _goodput_results(
     seeds: Mapping[Fleet, tuple[int, ...]],
     variants: Sequence[Variant],
+    targets: Sequence[Target],
     found: _Goodputs,
     saturation: Mapping[Place, float],
     base: SchedulingSettings,
@@ -143,12 +166,17 @@ def _goodput_results(
     places = [(fleet, seed) for fleet, own in seeds.items() for seed in own]
     trials = [BoundsTrial(fleet, seed, base.slo_ttft_s) for fleet, seed in places]
     bounds = dict(zip(places, worker.map("bounds", run_bounds, trials), strict=True))
+
+    def of(target: Target, fleet: Fleet, own: Sequence[int]) -> dict[str, tuple[float, ...]]:
+        return {one.name: tuple(found[one, (fleet, seed), target] for seed in own) for one in variants}
+
     return tuple(
         GoodputResult(
             fleet,
-            {variant.name: tuple(found[variant, (fleet, seed)] for seed in own) for variant in variants},
+            of(MAIN, fleet, own),
             tuple(saturation[fleet, seed] for seed in own),
             tuple(bounds[fleet, seed] for seed in own),
+            {target.name: of(target, fleet, own) for target in targets if target is not MAIN},
         )
         for fleet, own in seeds.items()
     )

@@ -12,6 +12,22 @@ class Figures:
     """One run's figures; shares are 0..1, times in seconds."""
 
     on_time: float
+    on_time_tokens: float
+    """By prompt tokens."""
+    on_time_q1: float
+    """By quartile of prompt length, the shortest first."""
+    on_time_q2: float
+    on_time_q3: float
+    on_time_q4: float
+    both_slos: float
+    """On time, and no slower than 100 ms a token."""
+    refused: float
+    """Share of all."""
+    refused_q4: float
+    """Of the longest quarter of the prompts."""
+    tpot_p50_s: float
+    """Time per output token after the first."""
+    tpot_p90_s: float
     ttft_p50_s: float
     ttft_p90_s: float
     e2e_p99_s: float
@@ -29,13 +45,24 @@ class Figures:
     undisturbed_error_p50: float
     """|expected - actual| / actual TTFT over these."""
     undisturbed_error_p90: float
-    refused: int
     migrations: int
 
     @classmethod
     def of(cls, result: RunResult) -> Figures:
+        shares = result.on_time
+        q1, q2, q3, q4 = shares.by_length
         return cls(
-            on_time=result.effective_capacity,
+            on_time=shares.by_requests,
+            on_time_tokens=shares.by_prompt_tokens,
+            on_time_q1=q1,
+            on_time_q2=q2,
+            on_time_q3=q3,
+            on_time_q4=q4,
+            both_slos=shares.both_slos,
+            refused=shares.refused,
+            refused_q4=shares.refused_by_length[-1],
+            tpot_p50_s=result.tpot_s.p50,
+            tpot_p90_s=result.tpot_s.p90,
             ttft_p50_s=result.ttft_s.p50,
             ttft_p90_s=result.ttft_s.p90,
             e2e_p99_s=result.e2e_s.p99,
@@ -49,6 +76,5 @@ class Figures:
             undisturbed_share=result.undisturbed_share,
             undisturbed_error_p50=result.undisturbed_error_p50,
             undisturbed_error_p90=result.undisturbed_error_p90,
-            refused=result.refused,
             migrations=result.migrations,
         )

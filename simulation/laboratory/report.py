@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from simulation.bounds import Bounds, short_trace_note
 from simulation.laboratory.confidence import Comparison, Mean, Ranking
 from simulation.laboratory.experiment import Experiment, GoodputResult, RateResult
+from simulation.laboratory.orders import order_tables
 from simulation.laboratory.summary import SUMMARY, summary_tables
 from simulation.laboratory.tables import ReportTable, counted, markdown_table, shown
+from simulation.laboratory.targets import MAIN
 from simulation.laboratory.variants import described
 
 
@@ -26,15 +28,23 @@ def _goodput_table(result: GoodputResult) -> ReportTable:
     sustainable = Mean.of([one.sustainable_per_s for one in result.bounds])
     ranking = Ranking.of(result.goodput_per_s)
     seeds = len(result.bounds)
-    rows = [
-        (name, shown(Mean.of(values), 2), f"{_ratio(values, result.bounds):.0%}", f"{ranking.firsts[name]}/{seeds}")
+    further = [target for target in result.targets if target is not MAIN]
+    gap = ("",) * (2 + len(further))
+    rows: list[tuple[str, ...]] = [
+        (
+            name,
+            shown(Mean.of(values), 2),
+            f"{_ratio(values, result.bounds):.0%}",
+            *(shown(Mean.of(result.of(target)[name]), 2) for target in further),
+            f"{ranking.firsts[name]}/{seeds}",
+        )
         for name, values in result.goodput_per_s.items()
     ]
-    rows += [("(ideal goodput)", shown(ideal, 2), "", ""), ("(sustainable rate)", shown(sustainable, 2), "", "")]
+    rows += [("(ideal goodput)", shown(ideal, 2), *gap), ("(sustainable rate)", shown(sustainable, 2), *gap)]
     above = [name for name, values in result.goodput_per_s.items() if Mean.of(values).value > sustainable.value]
     return ReportTable(
         f"{result.fleet.title}: goodput, 90 % on time, {counted(seeds)}",
-        ("variant", "requests/s", "of ideal", "first"),
+        ("variant", "requests/s", "of ideal", *(target.title for target in further), "first"),
         tuple(rows),
         (
             _comparison(result.goodput_per_s, "goodput", relative=True),
@@ -50,6 +60,16 @@ def _ratio(values: Sequence[float], bounds: Sequence[Bounds]) -> float:
 
 RATE_COLUMNS: Mapping[str, tuple[str, float, int]] = {
     "on time %": ("on_time", 100, 1),
+    "by tokens %": ("on_time_tokens", 100, 1),
+    "shortest quarter %": ("on_time_q1", 100, 0),
+    "second %": ("on_time_q2", 100, 0),
+    "third %": ("on_time_q3", 100, 0),
+    "longest quarter %": ("on_time_q4", 100, 0),
+    "both SLOs %": ("both_slos", 100, 1),
+    "refused %": ("refused", 100, 1),
+    "of the longest %": ("refused_q4", 100, 0),
+    "TPOT P50 ms": ("tpot_p50_s", 1000, 0),
+    "TPOT P90 ms": ("tpot_p90_s", 1000, 0),
     "TTFT P90 s": ("ttft_p90_s", 1, 2),
     "E2E P99 s": ("e2e_p99_s", 1, 0),
     "hit %": ("hit_rate", 100, 1),
@@ -115,7 +135,9 @@ def render_markdown(experiment: Experiment) -> str:
         f"| {variant.name} | {', '.join(f'`{key}={value}`' for key, value in described(variant).items())} |"
         for variant in experiment.variants
     ]
-    summary = summary_tables(experiment)
+    if experiment.made is not None:
+        lines[2:2] = [experiment.made.sentence, ""]
+    summary = [*order_tables(experiment), *summary_tables(experiment)]
     if summary:
         lines += ["", f"## {SUMMARY}"]
     for table in summary:

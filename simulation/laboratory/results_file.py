@@ -15,7 +15,9 @@ from simulation.errors import SimulationError
 from simulation.laboratory.confidence import Mean, Ranking
 from simulation.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
 from simulation.laboratory.figures import Figures
+from simulation.laboratory.provenance import Provenance
 from simulation.laboratory.suite import Fleet, Suite
+from simulation.laboratory.targets import targets_of
 from simulation.laboratory.variants import described, described_variant, first_reason
 
 RESULTS = "results.json"
@@ -31,12 +33,13 @@ class ResultsError(SimulationError):
 def render_json(experiment: Experiment) -> str:
     """Every figure of every seed, and the means."""
     document = {
+        "made": None if experiment.made is None else asdict(experiment.made),
         "suite": asdict(experiment.suite),
         "variants": {variant.name: dict(described(variant)) for variant in experiment.variants},
         "goodput": [_goodput_json(result, experiment) for result in experiment.goodputs],
         "rates": [_rate_json(result, experiment) for result in experiment.rates],
     }
-    return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
+    return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE).decode()
 
 
 def _goodput_json(result: GoodputResult, experiment: Experiment) -> dict[str, object]:
@@ -45,6 +48,10 @@ def _goodput_json(result: GoodputResult, experiment: Experiment) -> dict[str, ob
         "fleet": asdict(result.fleet),
         "seeds": experiment.seeds[result.fleet],
         "goodput_per_s": {name: asdict(Mean.of(values)) for name, values in result.goodput_per_s.items()},
+        "further": {
+            name: {variant: asdict(Mean.of(values)) for variant, values in own.items()}
+            for name, own in result.further.items()
+        },
         "saturation_per_s": result.saturation_per_s,
         "bounds": [asdict(one) for one in result.bounds],
         "ranking": _ranking_json(ranking),
@@ -78,6 +85,7 @@ class _Result(BaseModel):
 
 class _Goodput(_Result):
     goodput_per_s: dict[str, _Values]
+    further: dict[str, dict[str, _Values]] = {}
     saturation_per_s: tuple[float, ...]
     bounds: tuple[Bounds, ...]
 
@@ -91,9 +99,12 @@ class _Goodput(_Result):
 
     def result(self, variants: Mapping[str, object]) -> GoodputResult:
         """Raises ValueError: figures of other variants or numbers of seeds."""
-        own = {name: one.values for name, one in _in_order(self.goodput_per_s, variants).items()}
-        _same_length(self.seeds, self.saturation_per_s, self.bounds, *own.values())
-        return GoodputResult(self.fleet, own, self.saturation_per_s, self.bounds)
+        own = _values(self.goodput_per_s, variants)
+        further = {name: _values(values, variants) for name, values in self.further.items()}
+        targets_of(tuple(further))
+        others = (values for one in further.values() for values in one.values())
+        _same_length(self.seeds, self.saturation_per_s, self.bounds, *own.values(), *others)
+        return GoodputResult(self.fleet, own, self.saturation_per_s, self.bounds, further)
 
 
 class _Rate(_Result):
@@ -111,6 +122,7 @@ class _Rate(_Result):
 
 
 class _Document(BaseModel):
+    made: Provenance | None = None
     suite: Suite
     variants: dict[str, dict[str, Any]]
     goodput: tuple[_Goodput, ...]
@@ -126,6 +138,7 @@ class _Document(BaseModel):
             {one.fleet: one.seeds for one in results},
             tuple(one.result(self.variants) for one in self.goodput),
             tuple(one.result(self.variants, rates) for one in self.rates),
+            self.made,
         )
 
 
@@ -145,6 +158,10 @@ def read_experiment(folder: Path) -> Experiment:
     except (ValueError, SimulationError) as error:
         reason = f"{error}; {_AGAIN}"
     raise ResultsError(f"{path}: {reason}")
+
+
+def _values(figures: Mapping[str, _Values], variants: Mapping[str, object]) -> dict[str, tuple[float, ...]]:
+    return {name: one.values for name, one in _in_order(figures, variants).items()}
 
 
 def _in_order(figures: Mapping[str, Own], variants: Mapping[str, object]) -> dict[str, Own]:

@@ -10,22 +10,25 @@ from types import MappingProxyType
 from simulation.errors import TraceError
 from simulation.evaluate.plan import PAPER_CAPS, TRACE_TITLES
 from simulation.generators import GeneratorSpec
+from simulation.laboratory.targets import TARGETS
 from simulation.sources import TraceSource
 
 PRESET_SHORTHANDS: Mapping[str, str] = MappingProxyType({preset.split("-")[1]: preset for preset in PAPER_CAPS})
 WARM_UP_SHARE = 8
 """One in so many requests, at the start, loads the fleet and stays out of the results."""
 
-PEERS = (
-    "dualmap=dualmap,queue_order=fifo",
-    "llm-d=llm-d,queue_order=fifo",
-    "preble=preble,queue_order=fifo",
-    "min-ttft=min-ttft,queue_order=fifo",
-    "dynamo=dynamo,queue_order=fifo",
-    "sglang=sglang,queue_order=fifo",
+OTHERS = ("dualmap", "llm-d", "preble", "min-ttft", "dynamo", "sglang")
+"""The best other policies, each at its best settings."""
+ORDERS = ("deadline", "fifo")
+PEERS = tuple(f"{policy} fifo={policy},queue_order=fifo" for policy in OTHERS)
+"""As their projects ship them: first come, first served. Together they define saturation."""
+OURS = "least-cost deadline=dualmap-least-cost,queue_order=deadline"
+CROSSED = tuple(
+    f"{name} {order}={policy},queue_order={order}"
+    for order in ORDERS
+    for name, policy in (("least-cost", "dualmap-least-cost"), *((other, other) for other in OTHERS))
 )
-"""The best other policies, first come, first served, each at its best settings. Together they define saturation."""
-OURS = "least-cost=dualmap-least-cost,queue_order=deadline"
+"""Every policy with both orders, so that what the order does is not taken for placement. Ours is the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,11 @@ class Suite:
     workloads: tuple[Workload, ...] = WORKLOADS
     presets: tuple[str, ...] = tuple(PAPER_CAPS)
     sizes: tuple[int, ...] = (8, 32)
-    rates: tuple[str, ...] = ("0.8x", "0.9x", "1.5x")
+    rates: tuple[str, ...] = ("0.8x", "0.9x", "1x", "1.2x", "1.5x")
     """Requests per second, or with an x multiples of the saturation rate."""
     goodput: bool = True
+    targets: tuple[str, ...] = tuple(TARGETS)
+    """What a goodput is the highest rate of, see ``targets``."""
     seeds: int = 5
     requests_per_instance: int = 400
     tolerance: float = 0.01
@@ -79,6 +84,7 @@ QUICK = Suite(
     presets=("qwen2.5-7b-910b4",),
     sizes=(8,),
     rates=("0.9x", "1.5x"),
+    targets=("90", "99"),
     seeds=2,
     requests_per_instance=125,
     tolerance=0.03,

@@ -184,8 +184,7 @@ def _others_on_time(result: RateResult) -> str:
 
 
 def _refused(result: RateResult) -> str:
-    share = Mean.of(_first(result, "refused")).value / result.fleet.counted_requests
-    return f"{100 * share:.0f} %"
+    return f"{_percent(result, 'refused')} %"
 
 
 def _longest_hold(result: RateResult) -> str:

@@ -10,6 +10,7 @@ from simulation.goodput import find_goodput
 from simulation.laboratory.figures import Figures
 from simulation.laboratory.run_cache import RunCache
 from simulation.laboratory.suite import Fleet
+from simulation.laboratory.targets import Target
 from simulation.laboratory.variants import Variant
 from simulation.presets import find_preset
 from simulation.runs import RunJob
@@ -47,6 +48,7 @@ class RateTrial:
 @dataclass(frozen=True, slots=True)
 class GoodputTrial:
     trial: Trial
+    targets: tuple[Target, ...]
     tolerance: float
 
 
@@ -54,21 +56,34 @@ def run_rate(work: RateTrial) -> Figures:
     return work.trial.cache.figures(work.trial.job(work.rate_per_s))
 
 
-def run_goodput(work: GoodputTrial) -> float:
-    """The variant's goodput in requests per second.
+def run_goodput(work: GoodputTrial) -> tuple[float, ...]:
+    """The variant's goodput for each target, in requests per second.
 
-    The search starts at the same rate for every variant, so that all of them are tried at the same rates.
+    The search starts at the same rate for every variant, so that all of them are tried at the same rates. What one
+    target's search has run, the next one knows.
     """
     trial = work.trial
     fleet = trial.fleet
     trace = fleet.source(trial.seed).load()
     sustainable = sustainable_rate(trace, trial.engine, fleet.instances, share=1.0, skip=fleet.skip_requests)
-    return find_goodput(
-        lambda rate_per_s: trial.cache.figures(trial.job(rate_per_s)).on_time,
-        START_SHARE * sustainable,
-        tolerance=work.tolerance,
-        growth=GROWTH,
-    ).rate_per_s
+    runs: dict[float, Figures] = {}
+
+    def run_at(rate_per_s: float) -> Figures:
+        if rate_per_s not in runs:
+            runs[rate_per_s] = trial.cache.figures(trial.job(rate_per_s))
+        return runs[rate_per_s]
+
+    return tuple(
+        find_goodput(
+            lambda rate_per_s, target=target: target.share_of(run_at(rate_per_s)),  # type: ignore[misc]
+            START_SHARE * sustainable,
+            wanted_share=target.share,
+            tolerance=work.tolerance,
+            growth=GROWTH,
+            known=[(rate_per_s, target.share_of(figures)) for rate_per_s, figures in runs.items()],
+        ).rate_per_s
+        for target in work.targets
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,18 @@ def test_bisection_finds_the_rate_from_either_side(start: float) -> None:
     assert found.rate_per_s <= 7.3 < found.upper_rate_per_s
 
 
+def test_what_is_known_already_is_not_tried_again() -> None:
+    share = lambda rate: 1.0 - rate / 100  # noqa: E731
+    first = find_goodput(share, 5.0, wanted_share=0.90, tolerance=0.01)
+
+    again = find_goodput(share, 5.0, wanted_share=0.90, tolerance=0.01, known=first.tried)
+    stricter = find_goodput(share, 5.0, wanted_share=0.95, tolerance=0.01, known=first.tried)
+
+    assert (again.rate_per_s, again.tried) == (first.rate_per_s, ())
+    assert stricter.rate_per_s == pytest.approx(5.0, rel=0.02)
+    assert not set(stricter.tried) & set(first.tried)
+
+
 def test_a_fleet_that_never_holds_has_no_goodput() -> None:
     found = find_goodput(lambda _: 0.0, 1.0)
 

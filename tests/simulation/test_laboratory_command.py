@@ -29,6 +29,7 @@ def test_it_compares_variants_and_writes_a_report(tmp_path: Path, capsys: pytest
     assert "uniform, 2 × 7B: at 8/s, 2 seeds" in capsys.readouterr().out
     document = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [cell["rate"] for cell in document["rates"]] == ["4/s", "8/s"]
+    assert document["made"]["command"].startswith("dualmap")
     assert "## uniform, 2 × 7B: at 4/s, 2 seeds" in (tmp_path / "out" / "report.md").read_text()
     assert len(list((tmp_path / "cache").iterdir())) == 8
 
@@ -53,14 +54,16 @@ def test_a_former_report_is_made_again_without_running_anything(
     assert not (tmp_path / "unused").exists()
 
 
-def test_without_variants_ours_meets_the_best_peers() -> None:
+def test_without_variants_every_policy_runs_with_both_orders() -> None:
     parser = argparse.ArgumentParser()
     laboratory.add_arguments(parser)
 
     variants = laboratory.variants_of(parser.parse_args([]), SchedulingSettings())
 
-    assert [variant.name for variant in variants][:2] == ["least-cost", "dualmap"]
-    assert {"llm-d", "preble", "min-ttft", "dynamo", "sglang"} < {variant.name for variant in variants}
+    names = [variant.name for variant in variants]
+    assert names[0] == "least-cost deadline"
+    for policy in ("least-cost", "dualmap", "llm-d", "preble", "min-ttft", "dynamo", "sglang"):
+        assert {f"{policy} deadline", f"{policy} fifo"} < set(names)
 
 
 def test_options_change_the_suite(tmp_path: Path) -> None:
@@ -87,6 +90,7 @@ def test_options_change_the_suite(tmp_path: Path) -> None:
         (["--traces", "/nowhere"], "--traces /nowhere is not a folder"),
         (["--from", "/nowhere"], "/nowhere/results.json: cannot be read"),
         (["--from", ".", "--quick", "--trace", "uniform"], "--from runs nothing, and what was run is in its folder"),
+        (["--document", "README.md"], "--document needs --from"),
         (["--seeds", "0"], "--seeds must be a whole number of at least 1"),
     ],
 )

@@ -16,6 +16,7 @@ def tiny_suite() -> Suite:
         sizes=(2,),
         rates=("3", "1.5x"),
         seeds=2,
+        targets=("90", "both"),
         requests_per_instance=40,
         tolerance=0.1,
     )

@@ -23,7 +23,9 @@ def test_every_variant_is_run_on_every_fleet_seed_and_rate(tiny_suite: Suite, tm
 
     (goodput,) = experiment.goodputs
     absolute, multiple = experiment.rates
-    assert set(goodput.goodput_per_s) == {"ours", "peer"}
+    assert set(goodput.goodput_per_s) == {"ours", "peer"} == set(goodput.further["both"])
+    for name, both in goodput.further["both"].items():
+        assert all(one <= other for one, other in zip(both, goodput.goodput_per_s[name], strict=True))
     for result in experiment.rates:
         assert {name: len(own) for name, own in result.figures.items()} == {"ours": 2, "peer": 2}
     assert absolute.rates_per_s == (3.0, 3.0)

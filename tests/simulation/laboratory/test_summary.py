@@ -13,7 +13,7 @@ OVERLOAD = Rate(1.5, of_saturation=True)
 def at(rate: Rate, seeds: int = 2) -> RateResult:
     """Ours has 90 % on time, at most 14 s held and 7 refused; the peer has more hits and is slower."""
     peer = replace(FIGURES, on_time=0.8, ttft_p90_s=2.5, hit_rate=0.55, e2e_p99_s=61.0)
-    ours = [replace(FIGURES, refused=7, longest_hold_s=12.0 + seed) for seed in range(1, seeds + 1)]
+    ours = [replace(FIGURES, refused=0.01, longest_hold_s=12.0 + seed) for seed in range(1, seeds + 1)]
     return RateResult(
         FLEET,
         rate,

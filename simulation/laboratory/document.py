@@ -1,0 +1,58 @@
+"""Tables in documents, written by a command from a file of results: no figure is typed by hand.
+
+A document holds blocks: a line ``<!-- laboratory: NAME -->``, what the command writes, and ``<!-- end -->``. NAME is a
+table's title in small letters with ``-`` between the words, or ``made`` for the commit, the day and the command.
+"""
+
+from __future__ import annotations
+
+import re
+
+from simulation.errors import SimulationError
+from simulation.laboratory.experiment import Experiment
+from simulation.laboratory.orders import order_tables
+from simulation.laboratory.overview import overview_tables
+from simulation.laboratory.summary import summary_tables
+from simulation.laboratory.tables import ReportTable
+
+_BLOCK = re.compile(r"(<!-- laboratory: (?P<name>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MADE = "made"
+
+
+def filled(text: str, experiment: Experiment) -> str:
+    """The document with every block written again.
+
+    Raises:
+        SimulationError: a block's name is none of a table.
+    """
+    blocks = blocks_of(experiment)
+
+    def write(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name not in blocks:
+            raise SimulationError(f"the document asks for {name!r}; the results have {', '.join(blocks)}")
+        return f"{found[1]}\n{blocks[name]}\n\n{found[3]}"
+
+    return _BLOCK.sub(write, text)
+
+
+def blocks_of(experiment: Experiment) -> dict[str, str]:
+    """What may stand in a document, by name."""
+    tables = [*order_tables(experiment), *overview_tables(experiment), *summary_tables(experiment)]
+    blocks = {_name(table.title): _markdown(table) for table in tables}
+    if experiment.made is not None:
+        seeds = {len(own) for own in experiment.seeds.values()}
+        requests = experiment.suite.requests_per_instance
+        counts = " or ".join(str(count) for count in sorted(seeds))
+        blocks[MADE] = f"{experiment.made.sentence}. Seeds: {counts}; {requests} requests an instance."
+    return blocks
+
+
+def _name(title: str) -> str:
+    return "-".join(re.findall(r"[a-z0-9.]+", title.lower()))
+
+
+def _markdown(table: ReportTable) -> str:
+    lines = [f"| {' | '.join(table.columns)} |", "| --- |" + " ---: |" * (len(table.columns) - 1)]
+    lines += [f"| {' | '.join(row)} |" for row in table.rows]
+    return "\n".join([*lines, "", *filter(None, table.notes)])

@@ -1,0 +1,71 @@
+"""Tables with every variant: its goodputs on every fleet, and who is on time at one rate."""
+
+from __future__ import annotations
+
+from simulation.laboratory.confidence import Comparison, Mean
+from simulation.laboratory.experiment import Experiment, Rate, RateResult
+from simulation.laboratory.orders import by_order
+from simulation.laboratory.tables import ReportTable, shown
+from simulation.laboratory.targets import Target
+
+LENGTH_COLUMNS = {
+    "on time": ("on_time", 100, 0),
+    "by tokens": ("on_time_tokens", 100, 0),
+    "shortest quarter": ("on_time_q1", 100, 0),
+    "second": ("on_time_q2", 100, 0),
+    "third": ("on_time_q3", 100, 0),
+    "longest": ("on_time_q4", 100, 0),
+    "both SLOs": ("both_slos", 100, 0),
+    "refused": ("refused", 100, 0),
+    "of the longest": ("refused_q4", 100, 0),
+    "hit rate": ("hit_rate", 100, 0),
+    "TPOT P50 ms": ("tpot_p50_s", 1000, 0),
+    "P90 ms": ("tpot_p90_s", 1000, 0),
+}
+
+
+def overview_tables(experiment: Experiment) -> list[ReportTable]:
+    """All targets, then all rates."""
+    targets = dict.fromkeys(target for result in experiment.goodputs for target in result.targets)
+    rates = dict.fromkeys(result.rate for result in experiment.rates)
+    return [*(_goodputs(experiment, target) for target in targets), *(_lengths(experiment, rate) for rate in rates)]
+
+
+def _goodputs(experiment: Experiment, target: Target) -> ReportTable:
+    results = [result for result in experiment.goodputs if target in result.targets]
+    rows = [
+        (variant.name, *(shown(Mean.of(result.of(target)[variant.name]), 2) for result in results))
+        for variant in experiment.variants
+    ]
+    columns = ("variant", *(result.fleet.title for result in results))
+    return ReportTable(f"Every policy: goodput with {target.title}", columns, tuple(rows), ("Requests/s.",))
+
+
+def _lengths(experiment: Experiment, rate: Rate) -> ReportTable:
+    """A fleet has a row for the first policy with each order, and for the best other with it."""
+    rows = []
+    for result in experiment.rates:
+        if result.rate == rate:
+            rows += [(result.fleet.title, name, *_length_cells(result, name)) for name in _compared(experiment, result)]
+    columns = ("fleet", "variant", *LENGTH_COLUMNS)
+    note = (
+        "Shares in percent of all requests, or of that quarter of them by prompt length. TPOT: time per output token."
+    )
+    return ReportTable(f"By length of prompts at {rate.label}", columns, tuple(rows), (note,))
+
+
+def _compared(experiment: Experiment, result: RateResult) -> list[str]:
+    names: list[str] = []
+    values = result.values("on_time")
+    for own in by_order(experiment.variants).values():
+        found = Comparison.of({name: values[name] for name in own})
+        names += [found.first, found.best_other]
+    return names or list(values)
+
+
+def _length_cells(result: RateResult, name: str) -> list[str]:
+    own = result.figures[name]
+    return [
+        f"{Mean.of([factor * getattr(one, figure) for one in own]).value:.{digits}f}"
+        for figure, factor, digits in LENGTH_COLUMNS.values()
+    ]

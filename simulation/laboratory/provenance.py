@@ -1,0 +1,65 @@
+"""Where figures come from: the commit, the day and the command, so that they can be made again."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_GIT_TIMEOUT_S = 10
+_LEFT_OUT = {"--out", "--cache", "--workers"}
+"""Options with a value that change where or how fast, not what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Of one experiment."""
+
+    commit: str
+    """With a ``+`` behind it where files differed from it; a version where there is no repository."""
+    date: str
+    """UTC, as 2026-11-22."""
+    command: str
+
+    @classmethod
+    def here(cls, words: Sequence[str]) -> Provenance:
+        """Of a command that starts now, by the words behind ``dualmap``."""
+        return cls(_commit(), datetime.now(UTC).date().isoformat(), shlex.join(("dualmap", *_told(words))))
+
+    @property
+    def sentence(self) -> str:
+        return f"Commit {self.commit}, {self.date}: `{self.command}`"
+
+
+def _told(words: Sequence[str]) -> list[str]:
+    told: list[str] = []
+    skipped = False
+    for word in words:
+        if skipped or word == "--quiet" or word.split("=")[0] in _LEFT_OUT:
+            skipped = not skipped and word in _LEFT_OUT
+        else:
+            told.append(word)
+    return told
+
+
+def _commit() -> str:
+    try:
+        commit = _git("rev-parse", "--short=10", "HEAD").strip()
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no").strip() else "")
+    except (OSError, subprocess.SubprocessError):
+        try:
+            return version("dualmap")
+        except PackageNotFoundError:
+            return "unknown"
+
+
+def _git(*words: str) -> str:
+    folder = Path(__file__).parent
+    done = subprocess.run(
+        ("git", *words), cwd=folder, capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S
+    )
+    return done.stdout
