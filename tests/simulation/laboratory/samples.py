@@ -13,8 +13,9 @@ from simulation.laboratory.variants import parse_variant
 
 FLEET = Fleet(Workload("uniform", "uniform"), "qwen2.5-7b-910b4", 8, 800)
 FIGURES = Figures(
-    on_time=0.9, on_time_tokens=0.7, on_time_q1=1.0, on_time_q2=0.95, on_time_q3=0.9, on_time_q4=0.75, both_slos=0.85,
-    refused=0.02, refused_q4=0.08, tpot_p50_s=0.04, tpot_p90_s=0.08, ttft_p50_s=1.0, ttft_p90_s=2.0, e2e_p99_s=60.0, hit_rate=0.5, infinite_hit_rate=0.6,
+    on_time=0.9, on_time_tokens=0.7, on_time_q1=1.0, on_time_q2=0.95, on_time_q3=0.9, on_time_q4=0.75,
+    both_slos=0.85, refused=0.02, refused_q4=0.08, tpot_p50_s=0.04, tpot_p90_s=0.08,
+    ttft_p50_s=1.0, ttft_p90_s=2.0, e2e_p99_s=60.0, hit_rate=0.5, infinite_hit_rate=0.6,
     longest_hold_s=12.0, error_p50=0.1, error_p90=0.3, error_p50_s=0.2, error_p90_s=0.7,
     undisturbed_share=0.25, undisturbed_error_p50=0.05, undisturbed_error_p90=0.15, migrations=3,
 )  # fmt: skip
