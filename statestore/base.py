@@ -28,6 +28,7 @@ from scheduling.queue_order import QueueHead, QueuePlan
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request
 from scheduling.values import value
+from statestore.kv_events import KvEventStore
 from statestore.leases import Lease, ReplicaInfo
 from statestore.stream import Stream
 
@@ -127,7 +128,7 @@ class PoolSnapshot:
         return [request for request in self.requests if request.replica_id == replica_id]
 
 
-class PoolStore(Protocol):
+class PoolStore(KvEventStore, Protocol):
     """One pool's shared state. Every method raises ``StoreUnavailableError`` when the store is out of reach."""
 
     name: str

@@ -38,6 +38,7 @@ class PoolKeys:
         self.prefixes = (self._key("prefixes:new"), self._key("prefixes:old"))
         self.grants_channel = self._key("grants:")
         """A replica's grants channel without the replica's id, which scripts append. Channels are no keys."""
+        self.subscribers = self._key("subscribers")
         self._request_base = self._key("request:")
         self._instances: dict[str, InstanceKeys] = {}
 
@@ -57,6 +58,10 @@ class PoolKeys:
                 self._key(f"kv:{instance_id}"),
             )
         return keys
+
+    def kv_events(self, instance_id: str) -> tuple[bytes, bytes]:
+        """How far the KV events of an instance were read, and the names of its blocks."""
+        return self._key(f"kv_events:{instance_id}"), self._key(f"kv_names:{instance_id}")
 
     def forget_instance(self, instance_id: str) -> None:
         """Drop the cached names of a removed instance."""

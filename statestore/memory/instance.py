@@ -12,6 +12,7 @@ from scheduling.queue_order import PLAN_LIMIT, QueueEntry, QueueHead
 from scheduling.request import Counts, Request, RequestState
 from scheduling.view import is_scheduled
 from statestore.memory.kv import KvMetadata
+from statestore.memory.kv_events_of import KvEventsOf
 
 
 class InstanceBook:
@@ -36,6 +37,7 @@ class InstanceBook:
         self.requests: dict[str, Request] = {}
         """All that are held for it or running on it."""
         self.kv = KvMetadata()
+        self.kv_events = KvEventsOf(spec.instance_id)
 
     @property
     def queued_requests(self) -> int:

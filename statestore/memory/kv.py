@@ -7,49 +7,80 @@ request that is dispatched next.
 A chain is stamped from its last block to its first, so a block is always younger than every longer prefix that contains
 it: what is evicted first is a leaf, and what is listed is closed under prefixes, and so is what is resident. A hit can
 therefore be found by binary search.
+
+What the engine itself reported (``statestore.kv_events``) is *confirmed*: resident, and beyond capacity and LRU, until
+the engine reports that it is gone.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class KvMetadata:
     """The block hashes of one instance, least recently stamped first."""
 
-    __slots__ = ("_resident",)
+    __slots__ = ("_booked", "_confirmed", "_term")
 
     def __init__(self) -> None:
-        self._resident: OrderedDict[int, bool] = OrderedDict()
-        """Whether it is resident, by hash."""
+        self._booked: OrderedDict[int, tuple[bool, int]] = OrderedDict()
+        """By hash, whether it is resident, and the term in which it was stamped."""
+        self._confirmed: set[int] = set()
+        self._term = 0
 
     def __len__(self) -> int:
-        return len(self._resident)
+        return len(self._booked) + len(self._confirmed)
 
     def hit_blocks(self, hashes: Sequence[int]) -> int:
         """Blocks at the head of the chain that are listed, reserved or resident; O(log chain)."""
-        listed = self._resident
-        return bisect_left(hashes, True, key=lambda block_hash: block_hash not in listed)
+        booked, confirmed = self._booked, self._confirmed
+        return bisect_left(hashes, True, key=lambda each: each not in booked and each not in confirmed)
 
     def resident_blocks(self, hashes: Sequence[int]) -> int:
         """Blocks at the head of the chain that are resident; O(log chain)."""
-        resident = self._resident.get
-        return bisect_left(hashes, True, key=lambda block_hash: not resident(block_hash))
+        booked, confirmed = self._booked, self._confirmed
+        return bisect_left(hashes, True, key=lambda each: not booked.get(each, _NOT)[0] and each not in confirmed)
 
     def stamp(self, hashes: Sequence[int], resident_blocks: int, capacity_blocks: int) -> None:
         """Enter the chain as the youngest, its first blocks as resident, evicting the oldest beyond capacity."""
-        listed = self._resident
+        booked, confirmed = self._booked, self._confirmed
         for position in range(min(len(hashes), capacity_blocks) - 1, -1, -1):
-            listed[hashes[position]] = position < resident_blocks
-            listed.move_to_end(hashes[position])
-        for _ in range(len(listed) - capacity_blocks):
-            listed.popitem(last=False)
+            if hashes[position] not in confirmed:
+                booked[hashes[position]] = (position < resident_blocks, self._term)
+                booked.move_to_end(hashes[position])
+        for _ in range(len(booked) - capacity_blocks):
+            booked.popitem(last=False)
+
+    def confirm(self, hashes: Iterable[int]) -> int:
+        """The engine holds these; returns how many were listed before."""
+        listed = 0
+        for each in hashes:
+            listed += self._booked.pop(each, None) is not None or each in self._confirmed
+            self._confirmed.add(each)
+        return listed
+
+    def remove(self, hashes: Iterable[int]) -> None:
+        """The engine holds these no more."""
+        for each in hashes:
+            self._booked.pop(each, None)
+            self._confirmed.discard(each)
+
+    def end_term(self) -> None:
+        """Take back what was booked before this term and never confirmed; the next term begins."""
+        booked = self._booked
+        while booked and next(iter(booked.values()))[1] < self._term:
+            booked.popitem(last=False)
+        self._term += 1
 
     def clear(self) -> None:
-        self._resident.clear()
+        self._booked.clear()
+        self._confirmed.clear()
 
     def oldest_first(self) -> list[int]:
-        """Every listed hash in the order of eviction."""
-        return list(self._resident)
+        """Every listed hash in the order of eviction, then those that are confirmed."""
+        return [*self._booked, *sorted(self._confirmed)]
+
+
+_NOT = (False, 0)

@@ -15,6 +15,7 @@ from scheduling.settings import SchedulingSettings, with_overrides
 from statestore.base import Membership, SettingsChange
 from statestore.leases import Lease
 from statestore.memory.instance import InstanceBook
+from statestore.memory.kv_events import KvEventBooks
 from statestore.memory.leadership import Leadership
 from statestore.memory.logs import RebalanceWishes
 from statestore.memory.prefix_index import Ranking
@@ -26,10 +27,11 @@ SETTINGS_HISTORY = 1000
 """Changes of settings that are kept."""
 
 
-class Members:
+class Members(KvEventBooks):
     """Instances, what is published of them, settings of the running fleet, and leases."""
 
     def __init__(self, scheduling: SchedulingSettings, now_ms: Callable[[], int]) -> None:
+        super().__init__()
         self.now_ms = now_ms
         self.epoch = 0
         self.tree_version = 0
@@ -98,6 +100,7 @@ class Members:
             return False
         if state in EMPTY_CACHE:
             book.kv.clear()
+            book.kv_events.forget()
         elif book.spec.state is state:
             return True
         if book.spec.state is not state:

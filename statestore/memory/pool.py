@@ -113,6 +113,13 @@ class MemoryPool:
     expired_replicas = _answered(PoolState.expired_replicas)
     reap = _answered(PoolState.reap)
     repair = _answered(PoolState.repair)
+    renew_subscriber = _answered(PoolState.renew_subscriber)
+    kv_event_records = _answered(PoolState.kv_event_records)
+    claim_kv_events = _answered(PoolState.claim_kv_events)
+    release_kv_events = _answered(PoolState.release_kv_events)
+    mark_kv_events = _answered(PoolState.mark_kv_events)
+    kv_names = _answered(PoolState.kv_names)
+    apply_kv_events = _answered(PoolState.apply_kv_events)
     snapshot = _answered(PoolState.snapshot)
     overview = _answered(PoolState.overview)
 

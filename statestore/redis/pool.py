@@ -19,6 +19,7 @@ from statestore.keys import PoolKeys
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
 from statestore.redis import codec
 from statestore.redis.calls import Calls, ClientCalls
+from statestore.redis.kv_events import KvEventCalls
 from statestore.redis.leader import LeaderCalls
 from statestore.redis.packing import Command
 from statestore.redis.placed import PlacedRequests
@@ -29,7 +30,7 @@ from statestore.stream import Stream
 _PLACED = (PlaceStatus.DISPATCHED, PlaceStatus.HELD)
 
 
-class RedisPool(LeaderCalls):
+class RedisPool(LeaderCalls, KvEventCalls):
     """``PoolStore`` on Redis. Every transition of a request is one script."""
 
     degraded = False
@@ -97,7 +98,14 @@ class RedisPool(LeaderCalls):
         keys = self._keys
         reply = await self._calls.script(
             "describe_instance",
-            (keys.meta, keys.instances, keys.leader, *keys.instance(instance_id), keys.least_loaded),
+            (
+                keys.meta,
+                keys.instances,
+                keys.leader,
+                *keys.instance(instance_id),
+                keys.least_loaded,
+                *keys.kv_events(instance_id),
+            ),
             instance_id,
             new_state,
             "" if fence is None else fence,
@@ -111,7 +119,14 @@ class RedisPool(LeaderCalls):
         keys = self._keys
         reply = await self._calls.script(
             "remove_instance",
-            (keys.meta, keys.instances, keys.wanted_rebalances, *keys.instance(instance_id), keys.least_loaded),
+            (
+                keys.meta,
+                keys.instances,
+                keys.wanted_rebalances,
+                *keys.instance(instance_id),
+                keys.least_loaded,
+                *keys.kv_events(instance_id),
+            ),
             instance_id,
         )
         if reply:

@@ -33,6 +33,7 @@ from statestore.base import PoolStore
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
+from statestore.kv_events import KvChange, KvViewStatus
 from statestore.memory import MemoryStore
 from statestore.redis import RedisStore
 from statestore.redis.codec import unpack_chain
@@ -49,7 +50,17 @@ CHAINS = (
 )
 SEED = int(os.environ.get("DUALMAP_LOCKSTEP_SEED", "1"))
 TIGHT = {"prefix_samples": 5, "max_deferred_s": 4.0}
-WANTED = {*PlaceStatus, "granted", "deferrals", "looked", "moved", "of the deferred", "rejected", "first tokens"}
+WANTED = {
+    *PlaceStatus,
+    "granted",
+    "deferrals",
+    "looked",
+    "moved",
+    "of the deferred",
+    "rejected",
+    "first tokens",
+    "confirmed",
+}
 """What traffic has to have led to before it proves anything."""
 ROOMY = {"role": Role.MIXED, "max_queued_requests": 8, "max_running_requests": 6}
 prefixes = itertools.count()
@@ -110,6 +121,7 @@ class Twins:
         await self.both(lambda pool: pool.snapshot())
         await self.both(lambda pool: pool.overview())
         await self.both(lambda pool: pool.membership())
+        await self.both(lambda pool: pool.kv_event_records())
         state, client = self.memory.state, self.client
         for instance_id, book in state.instances.items():
             await self.both(lambda pool, name=instance_id: pool.queue(name))
@@ -167,6 +179,12 @@ def plain(answer: Any) -> Any:
     return answer
 
 
+def _with_all_after(block: int) -> tuple[int, ...]:
+    """The block and every one that continues it: what an engine holds is closed under prefixes."""
+    tails = [each.hashes[each.hashes.index(block) :] for each in CHAINS if block in each.hashes]
+    return tuple(sorted({one for tail in tails for one in tail}))
+
+
 class Traffic:
     """Draws one call after another, with the weights of a busy fleet, and makes it on both."""
 
@@ -198,6 +216,7 @@ class Traffic:
             self.publish: 2,
             self.drift_and_repair: 2,
             self.take_wishes: 1,
+            self.kv_events: 8,
         }
 
     async def step(self) -> None:
@@ -411,6 +430,29 @@ class Traffic:
                 await self.twins.both(lambda pool: pool.release_lease(lease))
             else:
                 await self.twins.both(lambda pool: pool.renew_lease(lease, lease_ms))
+
+    async def kv_events(self) -> None:
+        """What a subscriber does, with the claim that there is or with a former one."""
+        rng, name = self.rng, self.rng.choice((*INSTANCES, "nobody"))
+        worker_id, lease_ms = rng.choice(("worker-1", "worker-2")), rng.choice((0, 2000, 60_000))
+        await self.twins.both(lambda pool: pool.renew_subscriber(worker_id, lease_ms))
+        if rng.random() < 0.4:
+            await self.twins.both(lambda pool: pool.claim_kv_events(name, worker_id))
+        book = self.twins.memory.state.instances.get(name)
+        fence = (book.kv_events.record.fence if book else 7) - (rng.random() < 0.1)
+        if rng.random() < 0.3:
+            status, drop = rng.choice([*KvViewStatus]), rng.random() < 0.2
+            await self.twins.both(lambda pool: pool.mark_kv_events(name, fence, status, "a reason", drop=drop))
+        blocks, gone = rng.choice(CHAINS).hashes, rng.choice(rng.choice(CHAINS).hashes)
+        stored = blocks[: rng.randrange(len(blocks) + 1)] if rng.random() < 0.6 else ()
+        removed = _with_all_after(gone) if not stored else ()
+        names = {b"%d" % block: rng.choice((b"", b"known")) for block in blocks}
+        change = KvChange(rng.randrange(100), rng.random(), stored, removed, names)
+        booked = await self.twins.both(lambda pool: pool.apply_kv_events(name, fence, change))
+        self.seen["confirmed"] += booked is not LeaseLostError and booked
+        await self.twins.both(lambda pool: pool.kv_names(name))
+        if rng.random() < 0.1:
+            await self.twins.both(lambda pool: pool.release_kv_events(name, fence))
 
     async def publish(self) -> None:
         rng = self.rng

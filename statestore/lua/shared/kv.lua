@@ -1,7 +1,9 @@
 -- What an instance's prefix cache is believed to hold: block hashes by LRU stamp. A chain is packed, eight bytes a block.
 -- Stamps fall along a chain, so the lowest is always a leaf's and what is listed is closed under prefixes. The stamp of a
 -- resident block is whole, that of one which is only reserved ends in a half.
-local BLOCKS_PER_CALL = 500
+-- What the engine confirmed (shared/kv_events.lua) has the stamp CONFIRMED: above all others, and whole; no placement
+-- changes or evicts it.
+local BLOCKS_PER_CALL, CONFIRMED = 500, '9007199254740992'
 
 -- The last of 1..most that holds, 0 where none does: those that hold come before the others. Tries the guess first.
 local function last_that(most, guess, holds)
@@ -37,7 +39,8 @@ local function uncached_tokens(prompt_tokens, block_tokens, hit)
   return prompt_tokens - math.min(hit, math.floor((prompt_tokens - 1) / block_tokens)) * block_tokens
 end
 
--- Enters a chain as the youngest: its first blocks as resident, the others as reserved. Evicts the oldest beyond capacity.
+-- Enters a chain as the youngest: its first blocks as resident, the others as reserved. Evicts the oldest beyond capacity,
+-- which what is confirmed does not count in.
 local function stamp_chain(instance, chain, block_tokens, resident)
   local capacity = math.floor(instance.kv_capacity_tokens / block_tokens)
   local blocks = math.min(#chain / 8, capacity)
@@ -48,11 +51,13 @@ local function stamp_chain(instance, chain, block_tokens, resident)
       pairs_[#pairs_ + 1] = instance.kv_stamp - block + (block < resident and 0 or 0.5)
       pairs_[#pairs_ + 1] = string.sub(chain, block * 8 + 1, block * 8 + 8)
     end
-    redis.call('ZADD', instance.kv_key, unpack(pairs_))
+    redis.call('ZADD', instance.kv_key, 'GT', unpack(pairs_))
   end
   instance.cached_blocks = redis.call('ZCARD', instance.kv_key)
-  if instance.cached_blocks > capacity then
-    redis.call('ZREMRANGEBYRANK', instance.kv_key, 0, instance.cached_blocks - capacity - 1)
-    instance.cached_blocks = capacity
+  local beyond = instance.cached_blocks > capacity
+    and redis.call('ZCOUNT', instance.kv_key, '-inf', '(' .. CONFIRMED) - capacity or 0
+  if beyond > 0 then
+    redis.call('ZREMRANGEBYRANK', instance.kv_key, 0, beyond - 1)
+    instance.cached_blocks = instance.cached_blocks - beyond
   end
 end

@@ -1,10 +1,10 @@
 -- Adds an instance, or changes the description or the state of a known one; its figures stay. One whose key is gone, by
 -- eviction or by hand, is added with an empty cache.
--- KEYS  1 meta, 2 instances, 3 leader, 4-7 instance, 8 least loaded
+-- KEYS  1 meta, 2 instances, 3 leader, 4-7 instance, 8 least loaded, 9 record of its KV events, 10 their names
 -- ARGV  1 clock, 2 instance id, 3 state of a new one or '' to change known ones alone, 4 fence or '', 5 state that a known
 --       one has to be in or '', 6 '1' to forget what its cache held, 7.. name, value, …
 -- Reply 1, or 0 if it is unknown and was to be changed, or not in that state; error FENCED
--- include: clock, instance, leases
+-- include: clock, instance, kv_events, leases
 local now_ms, former = store_now_ms(), redis.call('HGET', KEYS[4], 'state')
 local refused = fence_error(KEYS[3], ARGV[4], now_ms)
 if refused then
@@ -30,6 +30,7 @@ end
 local instance = read_instance(4)
 if not former or ARGV[6] == '1' then
   redis.call('DEL', instance.kv_key)
+  forget_events(KEYS[9], KEYS[10])
   instance.cached_blocks = 0
 elseif not changed then
   return 1

@@ -1,0 +1,102 @@
+"""What engines report of their KV caches: who reads it, how far, and what it changes in the KV metadata.
+
+One *subscriber* reads the KV events of an instance and translates them (``scheduling.engine_blocks``). What it writes
+carries the *fence* of its claim: once another one claimed the instance, or the instance's cache was forgotten because
+it went down, older writes are refused.
+
+The KV metadata then list two kinds of blocks: *confirmed* by the engine, and *booked* by placements. An engine's
+report turns what was booked into what is confirmed. A booking that the engine does not confirm within ``BOOKING_MS``,
+or twice that, is taken back, as long as the view is exact. A confirmed block leaves when the engine says so, never by
+LRU.
+
+``names`` map the engine's own block hashes, which removals and children name, to what a subscriber knows of them. The
+store keeps them, so that another subscriber continues where the last one stopped. What they contain is the subscribers'
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from enum import StrEnum
+from typing import Final, Protocol
+
+from scheduling.values import value
+
+BOOKING_MS: Final = 30_000
+"""A booking counts for this long, and up to twice as long, without the engine's confirmation."""
+MAX_CHANGES: Final = 500
+"""Blocks stored and removed, and names, in one call at most (each)."""
+
+
+class KvViewStatus(StrEnum):
+    """How far the KV metadata of an instance follow its engine."""
+
+    ESTIMATE = "estimate"
+    """No events are applied: what placements booked, by LRU."""
+    PARTIAL = "partial"
+    """Events are applied, but some were missed: blocks that the engine held before are known as far as placements
+    booked them."""
+    EXACT = "exact"
+    """Every event of the engine's life was applied."""
+
+
+@value
+class KvEventRecord:
+    """How far the events of one instance were read, and by whom."""
+
+    instance_id: str
+    owner: str = ""
+    """Subscriber that claims it; empty for none."""
+    fence: int = 0
+    status: KvViewStatus = KvViewStatus.ESTIMATE
+    reason: str = ""
+    """Why it is no exact view, for people."""
+    sequence: int | None = None
+    """Of the last batch that was applied; None: none was, since the view was dropped."""
+    published_s: float = 0.0
+    """When the engine published that batch, by its own clock: together with the sequence it identifies the batch."""
+
+
+@value
+class KvChange:
+    """What some batches of events changed."""
+
+    sequence: int
+    """Of the last of them."""
+    published_s: float
+    stored: Sequence[int] = ()
+    """Fleet hashes of blocks that the device's cache holds now, and did not hold before."""
+    removed: Sequence[int] = ()
+    """The reverse. None is in both."""
+    names: Mapping[bytes, bytes] = field(default_factory=dict)
+    """By the engine's block, what is known of it; empty for one that is gone."""
+
+
+class KvEventStore(Protocol):
+    """The part of ``PoolStore`` for KV events. A ``fence`` that is not the current claim's raises LeaseLostError."""
+
+    async def renew_subscriber(self, worker_id: str, lease_ms: int) -> Sequence[str]:
+        """Renew a subscriber's lease, or end it with 0; returns all whose lease runs, sorted."""
+
+    async def kv_event_records(self) -> Mapping[str, KvEventRecord]:
+        """Of every known instance."""
+
+    async def claim_kv_events(self, instance_id: str, worker_id: str) -> KvEventRecord | None:
+        """Take the instance over, under a new fence; None if another subscriber whose lease runs has it, or the
+        instance is unknown."""
+
+    async def release_kv_events(self, instance_id: str, fence: int) -> None:
+        """Give it back: another one continues from the same state. Harmless if already lost."""
+
+    async def mark_kv_events(
+        self, instance_id: str, fence: int, status: KvViewStatus, reason: str = "", *, drop: bool = False
+    ) -> None:
+        """Change the status; with ``drop``, forget the KV metadata, the names and the sequence as well."""
+
+    async def kv_names(self, instance_id: str) -> Mapping[bytes, bytes]:
+        """All names; for a subscriber that continues. Not atomic, and not for the hot path."""
+
+    async def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
+        """Apply a change, of ``MAX_CHANGES`` at most, and take overdue bookings back if the view is exact. Returns how
+        many of the stored blocks had been booked. Does not change the instance's version."""

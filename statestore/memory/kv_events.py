@@ -1,0 +1,85 @@
+"""KV events in memory; see ``statestore.kv_events`` for the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from statestore.errors import LeaseLostError
+from statestore.kv_events import KvChange, KvEventRecord, KvViewStatus
+from statestore.memory.instance import InstanceBook
+from statestore.memory.replicas import ReplicaLeases
+
+
+class KvEventBooks:
+    """A share of ``PoolState``."""
+
+    now_ms: Callable[[], int]
+    instances: dict[str, InstanceBook]
+
+    def __init__(self) -> None:
+        self.subscribers = ReplicaLeases()
+
+    def renew_subscriber(self, worker_id: str, lease_ms: int) -> Sequence[str]:
+        now_ms = self.now_ms()
+        if lease_ms > 0:
+            self.subscribers.beat(worker_id, lease_ms, {}, now_ms)
+        else:
+            self.subscribers.retire(worker_id)
+        for ended in self.subscribers.expired(now_ms):
+            self.subscribers.forget(ended)
+        return sorted(each.replica_id for each in self.subscribers.all())
+
+    def kv_event_records(self) -> Mapping[str, KvEventRecord]:
+        return {instance_id: book.kv_events.record for instance_id, book in sorted(self.instances.items())}
+
+    def claim_kv_events(self, instance_id: str, worker_id: str) -> KvEventRecord | None:
+        book = self.instances.get(instance_id)
+        if book is None:
+            return None
+        events = book.kv_events
+        owner = events.record.owner
+        if owner not in ("", worker_id) and self.subscribers.alive(owner, self.now_ms()):
+            return None
+        fence = max(events.record.fence + 1, self.now_ms())
+        events.record = replace(events.record, owner=worker_id, fence=fence)
+        return events.record
+
+    def release_kv_events(self, instance_id: str, fence: int) -> None:
+        book = self.instances.get(instance_id)
+        if book is not None and book.kv_events.record.fence == fence:
+            book.kv_events.record = replace(book.kv_events.record, owner="")
+
+    def mark_kv_events(
+        self, instance_id: str, fence: int, status: KvViewStatus, reason: str = "", *, drop: bool = False
+    ) -> None:
+        book = self._claimed(instance_id, fence)
+        if drop:
+            book.kv.clear()
+            book.kv_events.drop()
+        book.kv_events.record = replace(book.kv_events.record, status=status, reason=reason)
+
+    def kv_names(self, instance_id: str) -> Mapping[bytes, bytes]:
+        book = self.instances.get(instance_id)
+        return {} if book is None else dict(book.kv_events.names)
+
+    def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
+        book = self._claimed(instance_id, fence)
+        events = book.kv_events
+        booked = book.kv.confirm(change.stored)
+        book.kv.remove(change.removed)
+        for name, known in change.names.items():
+            if known:
+                events.names[name] = known
+            else:
+                events.names.pop(name, None)
+        events.record = replace(events.record, sequence=change.sequence, published_s=change.published_s)
+        if events.record.status is KvViewStatus.EXACT and events.term_is_over(self.now_ms()):
+            book.kv.end_term()
+        return booked
+
+    def _claimed(self, instance_id: str, fence: int) -> InstanceBook:
+        book = self.instances.get(instance_id)
+        if book is None or fence == 0 or book.kv_events.record.fence != fence:
+            raise LeaseLostError(f"fence {fence} is no longer the claim of these KV events: claim them again")
+        return book

@@ -1,0 +1,105 @@
+"""KV events on Redis; see ``statestore.kv_events`` for the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from statestore.errors import LeaseLostError
+from statestore.keys import PoolKeys
+from statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
+from statestore.redis import codec
+from statestore.redis.calls import Calls
+from statestore.redis.packing import Argument
+
+_NAMES_PER_CALL = 1000
+
+
+class KvEventCalls:
+    """A share of ``RedisPool``."""
+
+    _keys: PoolKeys
+    _calls: Calls
+
+    async def renew_subscriber(self, worker_id: str, lease_ms: int) -> Sequence[str]:
+        keys = self._keys
+        await self._calls.script("lease_replica", (keys.subscribers, keys.leader), worker_id, lease_ms, "{}", "")
+        now_ms = await self._calls.now_ms()
+        known = codec.replicas_from(codec.pairs_from(await self._calls.command("HGETALL", keys.subscribers)))
+        ended = [each.replica_id for each in known if not each.is_alive(now_ms)]
+        if ended:
+            await self._calls.command("HDEL", keys.subscribers, *ended)
+        return sorted(each.replica_id for each in known if each.is_alive(now_ms))
+
+    async def kv_event_records(self) -> Mapping[str, KvEventRecord]:
+        names = sorted(member.decode() for member in await self._calls.command("SMEMBERS", self._keys.instances))
+        if not names:
+            return {}
+        commands = [("HGETALL", self._keys.kv_events(name)[0]) for name in names]
+        replies = await self._calls.together(commands)
+        return {name: _record(name, reply) for name, reply in zip(names, replies, strict=True)}
+
+    async def claim_kv_events(self, instance_id: str, worker_id: str) -> KvEventRecord | None:
+        record, _ = self._keys.kv_events(instance_id)
+        keys = (self._keys.subscribers, record, self._keys.instance(instance_id).instance)
+        reply = await self._calls.script("claim_kv_events", keys, worker_id)
+        return _record(instance_id, reply) if reply else None
+
+    async def release_kv_events(self, instance_id: str, fence: int) -> None:
+        try:
+            await self._calls.script("mark_kv_events", self._event_keys(instance_id), fence, "", "owner", "")
+        except LeaseLostError:
+            return
+
+    async def mark_kv_events(
+        self, instance_id: str, fence: int, status: KvViewStatus, reason: str = "", *, drop: bool = False
+    ) -> None:
+        fields = ("status", status.value, "reason", reason)
+        await self._calls.script("mark_kv_events", self._event_keys(instance_id), fence, "1" if drop else "", *fields)
+
+    async def kv_names(self, instance_id: str) -> Mapping[bytes, bytes]:
+        names: dict[bytes, bytes] = {}
+        key, cursor = self._keys.kv_events(instance_id)[1], b"0"
+        while True:
+            cursor, flat = await self._calls.command("HSCAN", key, cursor, "COUNT", _NAMES_PER_CALL)
+            names |= zip(flat[::2], flat[1::2], strict=True)
+            if cursor == b"0":
+                return names
+
+    async def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
+        keys, arguments = self._event_keys(instance_id), tuple(_change_arguments(change))
+        told = (fence, change.sequence, repr(change.published_s), BOOKING_MS)
+        return int(await self._calls.script("apply_kv_events", keys, *told, *arguments))
+
+    def _event_keys(self, instance_id: str) -> tuple[bytes, ...]:
+        instance = self._keys.instance(instance_id)
+        return (*self._keys.kv_events(instance_id), instance.instance, instance.kv)
+
+
+def _change_arguments(change: KvChange) -> Iterator[Argument]:
+    gone = [name for name, known in change.names.items() if not known]
+    yield len(change.stored)
+    yield len(change.removed)
+    yield len(change.names) - len(gone)
+    for block in change.stored:
+        yield block.to_bytes(codec.HASH_BYTES, "big")
+    for block in change.removed:
+        yield block.to_bytes(codec.HASH_BYTES, "big")
+    for name, known in change.names.items():
+        if known:
+            yield name
+            yield known
+    yield from gone
+
+
+def _record(instance_id: str, flat: Any) -> KvEventRecord:
+    found = {name.decode(): text.decode() for name, text in codec.pairs_from(flat).items()}
+    return KvEventRecord(
+        instance_id,
+        found.get("owner", ""),
+        int(found.get("fence", 0)),
+        KvViewStatus(found.get("status", KvViewStatus.ESTIMATE)),
+        found.get("reason", ""),
+        int(found["sequence"]) if "sequence" in found else None,
+        float(found.get("published_s", 0.0)),
+    )
