@@ -16,6 +16,7 @@ from scheduling.learned import Learned
 from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
 from statestore.base import PoolStore
 from statestore.keys import PoolKeys
+from statestore.kv_events import KvChange, KvViewStatus
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, lead, place, record
@@ -63,6 +64,11 @@ async def live_through_everything(pool: PoolStore) -> None:
     await pool.publish_tree(HotnessTree({CHAIN.hashes[0]: 1}), {}, fence=fence)
     await pool.publish_learned(Learned(), {}, fence=fence)
     await pool.change_settings({"max_hold_s": 9.0}, by="one")
+    await pool.renew_subscriber("worker-1", 60_000)
+    claim = await pool.claim_kv_events("a", "worker-1")
+    assert claim is not None
+    await pool.mark_kv_events("a", claim.fence, KvViewStatus.EXACT)
+    await pool.apply_kv_events("a", claim.fence, KvChange(0, 1.0, [9], (), {b"name": b"known"}))
 
 
 @pytest.fixture
@@ -81,7 +87,7 @@ def test_every_key_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -
     described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::ID)?`\]", DESCRIPTION, re.MULTILINE))
 
     names = (key.decode().removeprefix("dualmap:{default}:") for key in lived_in.scan_iter())
-    made = {re.sub(r"^(instance|queue|running|kv|request):.*", r"\1", name) for name in names}
+    made = {re.sub(r"^(instance|queue|running|kv|kv_events|kv_names|request):.*", r"\1", name) for name in names}
 
     assert made == described
 
@@ -93,6 +99,7 @@ def test_every_field_that_a_fleet_makes_is_described_and_no_other(lived_in: Any)
         "meta": lived_in.hkeys(keys.meta),
         "instance:ID": lived_in.hkeys(keys.instance("a").instance),
         "learned": lived_in.hkeys(keys.learned),
+        "kv_events:ID": lived_in.hkeys(keys.kv_events("a")[0]),
         "request:ID": {field for key in requests for field in lived_in.hkeys(key)} - {b"chain", b"block_tokens"},
     }
 
