@@ -6,7 +6,7 @@ import argparse
 import os
 import secrets
 
-from cli.errors import not_listening, of_store
+from cli.errors import UnfitSettingsError, not_listening, of_store
 from cli.logs import log_to_stderr
 from cli.parent import end_with_parent
 from cli.service_manager import ServiceManager
@@ -21,6 +21,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     import uvloop
 
     from router.serve import serve
+    from router.tokens import NoTokenizerError
     from statestore.errors import StoreError
 
     # Never the same id twice, even with the same name: a lease must not be taken for that of a former process.
@@ -47,6 +48,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
     try:
         uvloop.run(serve_as_a_service())
+    except NoTokenizerError as error:
+        raise UnfitSettingsError(str(error)) from error
     except StoreError as error:
         raise of_store(error) from error
     except OSError as error:

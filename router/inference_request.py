@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from router.errors import InvalidRequestError
 from scheduling.blocks import Prompt
+from scheduling.prompt import LongTexts
 from scheduling.values import value
 
 # Paths whose prompts are scheduled; every other path is passed to any suitable instance of the pool.
@@ -18,6 +19,38 @@ SCHEDULED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 MAX_SLO_S = 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenSource:
+    """What a prompt's tokens are computed from: the fields of a chat completions body, or of a completions body whose
+    prompt is one string."""
+
+    fields: Mapping[str, Any]
+    long_texts: LongTexts
+    """Strings that ``fields`` has the names of."""
+    text_bytes: int
+    """Length of the rendered text, roughly."""
+
+    @property
+    def parts(self) -> int:
+        """Messages, or 1."""
+        return len(self.fields.get("messages", (None,)))
+
+    def body(self) -> Mapping[str, Any]:
+        """The fields, with all their strings."""
+        return _with_texts(self.fields, self.long_texts) if self.long_texts else self.fields
+
+
+def _with_texts(given: Any, long_texts: LongTexts) -> Any:
+    if isinstance(given, str):
+        text = long_texts.get(given)
+        return given if text is None else text.decode("utf-8", "surrogatepass")
+    if isinstance(given, list):
+        return [_with_texts(each, long_texts) for each in given]
+    if isinstance(given, dict):
+        return {name: _with_texts(each, long_texts) for name, each in given.items()}
+    return given
 
 
 @value
@@ -32,6 +65,8 @@ class SentPrompt:
     truncate: bytes per token cannot be learned from them."""
     output_limit: int | None
     """Tokens of the answer at most."""
+    source: TokenSource | None = field(default=None, compare=False)
+    """None where the engine's tokens cannot be computed from text: token ids, media, several prompts, truncation."""
 
 
 @dataclass(slots=True)

@@ -99,6 +99,7 @@ class Lifecycle:
                 rule=pool.blocks,
                 bytes_per_token=pool.view.learned.bytes_per_token,
                 expected_output_tokens=pool.scheduling.expected_output_tokens,
+                tokenizer=pool.tokenizer,
             )
             request.prompt = None
             request_id = self._free_id(request.request_id)

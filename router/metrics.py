@@ -25,6 +25,9 @@ STORE_CALLS = (
     "snapshot", "overview",
 )  # fmt: skip
 
+TOKENIZED = ("exact", "bytes", "late", "busy")
+"""What became of a prompt that a tokenizer was given: ``bytes`` if its tokens cannot be computed."""
+
 
 class StoreCall:
     """Latency and errors of one kind of store call."""
@@ -71,6 +74,8 @@ class PoolMetrics:
         self.more_trips = metrics.placements.labels(pool, "more")
         self.replaced = metrics.replaced.labels(pool)
         self.in_flight = metrics.in_flight.labels(pool)
+        self.tokenized = {how: metrics.tokenized.labels(pool, how) for how in TOKENIZED}
+        self.miscounted = metrics.miscounted.labels(pool)
 
 
 class RouterMetrics:
@@ -98,6 +103,14 @@ class RouterMetrics:
         )
         self.hit_tokens = make.counter(
             "dualmap_hit_tokens", "Prompt tokens found cached: expected, reported by instances", "pool", "by"
+        )
+        self.tokenized = make.counter(
+            "dualmap_tokenized_prompts",
+            "Prompts given to the tokenizer: exact, or cut by bytes (bytes: no text; late; busy)",
+            "pool", "result",
+        )  # fmt: skip
+        self.miscounted = make.counter(
+            "dualmap_miscounted_prompts", "Tokenized prompts of which the instance counted other tokens", "pool"
         )
         self.placements = make.counter(
             "dualmap_placements", "Requests placed, by round trips to the store that it took", "pool", "round_trips"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from router.errors import InvalidRequestError
-from router.inference_request import SentPrompt, read_count
+from router.inference_request import SentPrompt, TokenSource, read_count
 from router.steps import in_steps
 from scheduling.blocks import BlockRule, TextPrompt, cache_seed
 from scheduling.chain import Chain
@@ -25,6 +25,13 @@ _TRUNCATION: Final = "truncate_prompt_tokens"
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 
 
+class PromptTokenizer(Protocol):
+    """Computes the engine's own blocks of prompts that are text."""
+
+    async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None:
+        """The prompt's chain of engine blocks; None if it cannot be had, or not in time."""
+
+
 @value
 class ReadPrompt:
     chain: Chain
@@ -34,6 +41,8 @@ class ReadPrompt:
     """Counts in the shared load: the configured assumption, or the request's limit if that is lower. A limit is no
     forecast: most clients send one that few of their answers reach, and instances whose running requests were counted
     by it would always look full. The instance gets the limit as it was sent."""
+    tokenized: bool = False
+    """The chain is of the engine's own blocks, computed from text."""
 
 
 def sent_prompt(
@@ -54,14 +63,16 @@ def sent_prompt(
     salt = body.get("cache_salt")
     if salt is not None and not isinstance(salt, str):
         raise InvalidRequestError("'cache_salt' must be a string", param="cache_salt")
-    text_bytes = None
+    text_bytes = source = None
     if isinstance(prompt, TextPrompt):
         if not prompt.data:
             raise InvalidRequestError("prompt must be a non-empty string or array", param="prompt")
         if not prompt.has_media and body.get(_TRUNCATION) is None:
             text_bytes = len(prompt.data)
+            if not isinstance(body.get("prompt"), list):
+                source = TokenSource(body, long_texts, text_bytes)
     read_count(body, "n")
-    return SentPrompt(prompt, salt, text_bytes, _output_limit(body))
+    return SentPrompt(prompt, salt, text_bytes, _output_limit(body), source)
 
 
 async def read_prompt(
@@ -72,8 +83,15 @@ async def read_prompt(
     rule: BlockRule,
     bytes_per_token: float,
     expected_output_tokens: int,
+    tokenizer: PromptTokenizer | None = None,
 ) -> ReadPrompt:
-    """Hash the prompt of a scheduled request: a long one in steps, any other at once."""
+    """Hash the prompt of a scheduled request: a long one in steps, any other at once. Text becomes the engine's own
+    blocks if there is a tokenizer, and it answers in time."""
+    expected = min(sent.output_limit or expected_output_tokens, expected_output_tokens)
+    if tokenizer is not None:
+        tokenized = await tokenizer.chain(sent, lora=lora, block_tokens=rule.block_tokens)
+        if tokenized is not None:
+            return ReadPrompt(tokenized, sent.text_bytes, expected, tokenized=True)
     seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
     prompt = sent.prompt
     if isinstance(prompt, TextPrompt) and len(prompt.data) <= LONG_PROMPT_BYTES:
@@ -81,7 +99,6 @@ async def read_prompt(
     else:
         extras = BlockExtras.of(lora, sent.salt)
         chain = await in_steps(rule.chain_in_steps(prompt, seed, bytes_per_token, extras))
-    expected = min(sent.output_limit or expected_output_tokens, expected_output_tokens)
     return ReadPrompt(chain, sent.text_bytes, expected)
 
 

@@ -30,6 +30,7 @@ from router.served_pool import ServedPool
 from router.settings import FLUSH_TIMEOUT_S, LEAVING_S, RouterSettings
 from router.supervision import Supervisor
 from router.timers import CallLater
+from router.tokens import build_tokenizer
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
 from scheduling.breaker import BreakerRule
@@ -197,6 +198,7 @@ def _served_pool(
         metrics=context.metrics.pools[pool.name],
         blocks=BlockRule.of(scheduling),
         configured=scheduling,
+        tokenizer=build_tokenizer(pool, settings, context.metrics.pools[pool.name]),
     )
     view.follow = served.follow
     return served

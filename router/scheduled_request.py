@@ -274,6 +274,8 @@ class ScheduledRequest:
             self._record(usage or Usage())
         if usage is not None and usage.prompt_tokens is not None:
             self._reported = usage
+            if self.prompt.tokenized and usage.prompt_tokens != self.chain.prompt_tokens:
+                metrics.miscounted.inc()
             if usage.cached_tokens is not None:
                 metrics.prompt_tokens_reported.inc(usage.prompt_tokens)
                 metrics.hit_tokens_reported.inc(usage.cached_tokens)

@@ -12,6 +12,7 @@ from router.grant_waiters import GrantWaiters
 from router.instance_loss import InstanceLossNotifier
 from router.metrics import PoolMetrics
 from router.pool_fleet import PoolFleet
+from router.prompt import PromptTokenizer
 from router.quarantine import Quarantine
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
@@ -41,6 +42,8 @@ class ServedPool:
     blocks: BlockRule
     configured: SchedulingSettings
     """``scheduling`` as it was at the start."""
+    tokenizer: PromptTokenizer | None = None
+    """None: prompts that are text are cut by bytes."""
 
     def follow(self, overrides: Mapping[str, Any]) -> None:
         """Apply scheduling settings that were changed in the running fleet."""

@@ -80,6 +80,15 @@ class RouterSettings(BaseModel):
         "serve", description="serve late, or refuse, the requests that cannot meet their SLO any more"
     )
 
+    # tokens --------------------------------------------------------------------------------------------------
+    tokenize_timeout_s: float = Field(
+        0.25, gt=0, description="time for a prompt's tokens, seconds; then it is cut by bytes (see pools.tokenizer)"
+    )
+    tokenize_threads: int = Field(1, ge=1, le=64, description="threads that tokenize, beside the event loop")
+    tokenize_cache_bytes: int = Field(
+        64 << 20, ge=0, description="memory for the blocks of tokenized prompts, bytes, of each pool"
+    )
+
     # retries -------------------------------------------------------------------------------------------------
     max_attempts: int = Field(3, ge=1, le=16, description="instances tried for a request at most")
 

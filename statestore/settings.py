@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -135,3 +136,14 @@ class PoolSettings(BaseModel):
     aliases: tuple[str, ...] = Field((), description="other names for the model")
     loras: tuple[str, ...] = Field((), description="LoRA adapters the instances serve")
     instances: tuple[InstanceSettings, ...] = Field((), description="instances known from the start")
+    tokenizer: Path | None = Field(
+        None,
+        description="folder of the model's tokenizer files (tokenizer.json, tokenizer_config.json, chat template):"
+        " routers cut prompts into the engine's own blocks of tokens; none: by bytes",
+    )
+    chat_template: Path | None = Field(
+        None, description="file of the chat template, as vLLM's --chat-template (none: the model's own)"
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="variables of the chat template, as vLLM's --default-chat-template-kwargs"
+    )

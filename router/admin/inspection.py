@@ -155,6 +155,7 @@ async def _lookup(pool: ServedPool, body: dict[str, Any], path: str, model: str)
         rule=pool.blocks,
         bytes_per_token=pool.view.learned.bytes_per_token,
         expected_output_tokens=pool.scheduling.expected_output_tokens,
+        tokenizer=pool.tokenizer,
     )
     return _pair(pool, _key(pool, prompt.chain)) | {
         "key_blocks": pool.view.view.tree.key_blocks(prompt.chain, pool.scheduling.max_key_blocks),

@@ -1,0 +1,142 @@
+"""A model's chat template, rendered as vLLM renders it: Jinja2 in a sandbox, with the filters that templates expect.
+
+Source of environment and filters: transformers, ``utils/chat_template_utils.py``, which vLLM calls.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from router.tokens.content_format import content_format_of
+from router.tokens.conversation import ContentFormat, Message, TemplateInput, UntokenizedError, template_input
+
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class TemplateSyntaxError(ValueError):
+    """A chat template cannot be compiled."""
+
+
+class ChatTemplate:
+    """One compiled template, with the variables that it always has (``bos_token`` and the like)."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], default_variables: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            TemplateSyntaxError: ``source`` is not a template.
+        """
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            self.content_format: ContentFormat = content_format_of(environment.parse(source))
+        except TemplateError as error:
+            raise TemplateSyntaxError(f"the chat template cannot be compiled: {error}") from error
+        self._knows_developers = '"developer"' in source or "'developer'" in source
+        self._special_tokens = dict(special_tokens)
+        self._default_variables = dict(default_variables)
+
+    def render(self, body: Mapping[str, Any]) -> str:
+        """The model's input for a chat completions body, up to where the answer begins.
+
+        Raises:
+            UntokenizedError: the body is not one that can be rendered here, or the template refuses it.
+        """
+        given = template_input(body, self.content_format, self._default_variables)
+        messages = given.messages
+        if not self._knows_developers and any(message["role"] == "developer" for message in messages):
+            messages = _system_first([_as_system(message) for message in messages])
+        try:
+            if given.variables.pop("continue_final_message", False):
+                return self._render_continued(messages, given)
+            return self._render(messages, given)
+        except UntokenizedError:
+            raise
+        except Exception as error:  # templates run code of their own
+            raise UntokenizedError(f"the chat template fails: {error}") from error
+
+    def _render(self, messages: list[Message], given: TemplateInput) -> str:
+        variables = {**self._special_tokens, "documents": None, **given.variables}
+        variables |= {"messages": messages, "tools": given.tools}
+        return self._template.render(variables)
+
+    def _render_continued(self, messages: list[Message], given: TemplateInput) -> str:
+        """Without what the template puts after the last message."""
+        messages = [*messages[:-1], copy.deepcopy(messages[-1])]
+        content = messages[-1]["content"]
+        if isinstance(content, list):
+            text = content[-1]["text"]
+            content[-1]["text"] = text + _TAG
+        else:
+            text = content
+            messages[-1]["content"] = text + _TAG
+        rendered = self._render(messages, given)
+        end = rendered.rfind(_TAG.strip())
+        if end < 0 or text.strip() not in rendered:
+            raise UntokenizedError("the template does not write the message to continue")
+        kept = rendered[:end]
+        return kept if rendered[end : end + len(_TAG)] == _TAG else kept.rstrip()
+
+
+def _as_system(message: Message) -> Message:
+    if message["role"] != "developer":
+        return message
+    return {name: value for name, value in {**message, "role": "system"}.items() if name != "tools"}
+
+
+def _system_first(messages: list[Message]) -> list[Message]:
+    """All system messages as one, at the start; unchanged if the only one is there already."""
+    system = [message for message in messages if message["role"] == "system"]
+    if not system or (len(system) == 1 and messages[0]["role"] == "system"):
+        return messages
+    contents = [_plain(message["content"]) for message in system]
+    merged = {"role": "system", "content": "\n\n".join([content for content in contents if content])}
+    return [merged, *(message for message in messages if message["role"] != "system")]
+
+
+def _plain(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join([part["text"] for part in content])
+
+
+class _Generation(Extension):
+    """``{% generation %}``, with which templates mark the model's own words; nothing is done with it here."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    globals_: dict[str, Callable[..., Any]] = {"raise_exception": _refuse, "strftime_now": _strftime_now}
+    environment.globals.update(globals_)
+    return environment
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:  # fmt: skip
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

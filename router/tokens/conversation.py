@@ -1,0 +1,170 @@
+"""The conversation of a chat request, in the form in which vLLM gives it to a model's chat template.
+
+vLLM does not hand messages over as they were sent: content parts become a string (or stay a list, where the template
+iterates over them), arguments of tool calls are parsed, absent fields are left out. A template's output, and with it
+every token, depends on these details. Source: vLLM 0.32, ``renderers/chat_utils.py`` and the request models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from scheduling.values import value
+
+ContentFormat = Literal["string", "openai"]
+"""What a template expects of a message's content: a string, or a list of parts."""
+
+_TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+_KNOWN_PART_FIELDS: Final = frozenset({"type", "text", "refusal", "thinking", "uuid"})
+_BILLING_HEADER: Final = "x-anthropic-billing-header"
+"""A line that one client puts before its system prompt; it differs in every request, and vLLM drops it."""
+
+Message = dict[str, Any]
+
+
+class UntokenizedError(Exception):
+    """The fleet cannot compute the tokens of this request; the message says why."""
+
+
+@value
+class TemplateInput:
+    """What a chat template is rendered with."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    variables: dict[str, Any]
+    """``add_generation_prompt``, and all others."""
+
+
+def template_input(
+    body: Mapping[str, Any], content_format: ContentFormat, default_variables: Mapping[str, Any]
+) -> TemplateInput:
+    """What vLLM renders a chat completions body with; ``default_variables`` are the server's own.
+
+    Raises:
+        UntokenizedError: the body has parts that are not text, a template of its own, or a shape that vLLM refuses.
+    """
+    if body.get("chat_template") is not None:
+        raise UntokenizedError("the request has its own chat template")
+    messages = [_message(message, content_format) for message in body["messages"]]
+    effort = body.get("reasoning_effort")
+    own = body.get("chat_template_kwargs") or {}
+    if not isinstance(own, Mapping):
+        raise UntokenizedError("chat_template_kwargs is no object")
+    given = {
+        "add_generation_prompt": body.get("add_generation_prompt", True),
+        "continue_final_message": body.get("continue_final_message", False),
+        "documents": body.get("documents"),
+        "reasoning_effort": effort,
+    }
+    if effort is not None and "enable_thinking" not in own:
+        given["enable_thinking"] = effort != "none"
+    set_here = {name: value for name, value in given.items() if value is not None and value != "auto"}
+    tools = body.get("tools")
+    return TemplateInput(messages, None if tools is None else _tools(tools), {**default_variables, **own, **set_here})
+
+
+def _tools(tools: Any) -> list[dict[str, Any]]:
+    if not isinstance(tools, list):
+        raise UntokenizedError("tools is no array")
+    return [_tool(tool) for tool in tools]
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    """A tool as vLLM's model of the request writes it: known fields only, in its order."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UntokenizedError("a tool is no function with a name")
+    deferred = tool.get("defer_loading")
+    fields = {name: function.get(name) for name in ("name", "description", "parameters")}
+    optional = {"strict": function.get("strict"), "defer_loading": function.get("defer_loading", deferred)}
+    fields |= {name: value for name, value in optional.items() if value is not None}
+    written: dict[str, Any] = {"type": "function", "function": fields}
+    if deferred is not None:
+        written["defer_loading"] = deferred
+    return written
+
+
+def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Message:
+    role = message["role"]
+    parts = _text_parts(message.get("content"))
+    if role == "system":
+        parts = _without_billing_header(parts)
+    content: Any = parts if content_format == "openai" else "\n".join([part["text"] for part in parts])
+    written: Message = {"role": role, "content": content}
+    if role == "assistant":
+        _add_calls(written, message)
+        reasoning = message.get("reasoning")
+        if reasoning is None:
+            reasoning = message.get("reasoning_content")
+        if reasoning is not None:
+            written["reasoning"] = written["reasoning_content"] = reasoning
+    elif role == "tool":
+        if "tool_call_id" in message:
+            written["tool_call_id"] = message["tool_call_id"]
+        if isinstance(content, list):
+            written["content"] = "\n".join([part["text"] for part in parts])
+    elif role == "developer":
+        written["tools"] = message.get("tools")
+    for name in ("name", "task"):
+        if isinstance(message.get(name), str):
+            written[name] = message[name]
+    return written
+
+
+def _text_parts(content: Any) -> list[dict[str, Any]]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [written for part in content if (written := _text_part(part)) is not None]
+
+
+def _text_part(part: Any) -> dict[str, Any] | None:
+    """None for a part without text, which vLLM leaves out."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type")
+    if kind not in _TEXT_PARTS:
+        raise UntokenizedError(f"a content part is {kind!r}, not text")
+    text = part.get(kind) if kind in ("refusal", "thinking") else part.get("text")
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise UntokenizedError("the text of a content part is no string")
+    extra = {name: value for name, value in part.items() if name not in _KNOWN_PART_FIELDS}
+    return {"type": "text", "text": text, **extra}
+
+
+def _without_billing_header(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    kept = []
+    for part in parts:
+        if not part["text"].startswith(_BILLING_HEADER):
+            kept.append(part)
+        elif rest := part["text"].partition("\n")[2]:
+            kept.append({**part, "text": rest})
+    return kept
+
+
+def _add_calls(written: Message, message: Mapping[str, Any]) -> None:
+    calls = message.get("tool_calls")
+    if calls:
+        written["tool_calls"] = [_call(call) for call in calls]
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """A tool call, its arguments as an object: what is no JSON object is an empty one."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or call.get("type", "function") != "function":
+        raise UntokenizedError("a tool call is not one of a function")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments:
+        try:
+            arguments = json.loads(arguments)
+        except json.JSONDecodeError:
+            arguments = None
+    if not isinstance(arguments, dict):
+        arguments = {}
+    return {**call, "function": {**function, "arguments": arguments}}

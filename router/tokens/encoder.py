@@ -1,0 +1,105 @@
+"""A tokenizer of the model's own files, by the ``tokenizers`` library."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Protocol
+
+from tokenizers import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class Encoder(Protocol):
+    """Token ids of texts."""
+
+    cuts: re.Pattern[bytes] | None
+    """Finds the special tokens before which a text may be cut; None if there are none."""
+    first_ids: tuple[int, ...]
+    """What ``add_special_tokens`` puts before a text."""
+    last_ids: tuple[int, ...]
+    """What it puts after one."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, without added special tokens. Blocks; other threads run meanwhile."""
+
+
+class LocalEncoder:
+    """The tokenizer of a folder with a model's files. Raises ValueError if it cannot be read.
+
+    vLLM has transformers load it, which for some models takes no more than the vocabulary from ``tokenizer.json``, and
+    the rest from its own code. Where transformers is installed it is asked, else the file is taken as it is: for models
+    as they are published both are the same.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the library's threads would take the replica's time
+        path = folder / "tokenizer.json"
+        try:
+            by_transformers = _by_transformers(folder)
+            self._tokenizer = Tokenizer.from_str(by_transformers) if by_transformers else Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more precise
+            raise ValueError(f"{path} cannot be read as a tokenizer: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.cuts = _cuts(self._tokenizer)
+        self.first_ids, self.last_ids = _added(self._tokenizer)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+_LOAD: Final = """
+import sys
+from transformers import AutoTokenizer
+print(AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True).backend_tokenizer.to_str())
+"""
+_LOAD_TIMEOUT_S: Final = 120.0
+
+
+def _by_transformers(folder: Path) -> str | None:
+    """The tokenizer as transformers makes it, as JSON; None where that is not installed, or fails.
+
+    In a process of its own: the library takes more memory than all the rest of a replica.
+    """
+    if find_spec("transformers") is None or not folder.is_dir():
+        return None
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    command = [sys.executable, "-c", _LOAD, str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, env=environment, timeout=_LOAD_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning(
+            "transformers cannot load the tokenizer in %s, its tokenizer.json is read instead: %s", folder, error
+        )
+        return None
+    return done.stdout.decode()
+
+
+def _cuts(tokenizer: Tokenizer) -> re.Pattern[bytes] | None:
+    """Special tokens that are found in a text before it is normalized, and leave the text before them as it is.
+
+    All of these are part of the pattern, the longest first, as the library prefers them.
+    """
+    added = tokenizer.get_added_tokens_decoder().values()
+    contents = [token.content for token in added if not token.normalized and not token.single_word]
+    if not contents or any(token.lstrip for token in added):
+        return None
+    longest_first = sorted(contents, key=len, reverse=True)
+    return re.compile(b"|".join(re.escape(content.encode()) for content in longest_first))
+
+
+def _added(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    added = tokenizer.encode("a", add_special_tokens=True).ids
+    for start in range(len(added) - len(plain) + 1):
+        if added[start : start + len(plain)] == plain:
+            return tuple(added[:start]), tuple(added[start + len(plain) :])
+    raise ValueError("its post-processor changes the tokens of a text")

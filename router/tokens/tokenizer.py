@@ -1,0 +1,129 @@
+"""The tokenizer of one pool on one replica: chains of engine blocks in place of byte blocks, if they come in time.
+
+A short rest is tokenized at once: it costs less than to hand it over. Everything else is done by a few threads, with a
+bounded queue; a request does not wait for them longer than a set time. It then has byte blocks, and the thread's result
+is of use to the conversation's next turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Literal
+
+from router.inference_request import SentPrompt, TokenSource
+from router.tokens.conversation import UntokenizedError
+from router.tokens.encoder import Encoder
+from router.tokens.model_files import ChatTemplates
+from router.tokens.tokenized_chain import ChainMaker, Steps
+from scheduling.chain import Chain
+from scheduling.engine_blocks import BlockExtras
+
+log = logging.getLogger(__name__)
+
+AT_ONCE_TEXT_BYTES: Final = 64 << 10
+"""A prompt up to this is rendered and looked up on the event loop: a fraction of a millisecond."""
+AT_ONCE_PARTS: Final = 200
+AT_ONCE_REST_BYTES: Final = 4 << 10
+"""A rest up to this is tokenized there: about a millisecond at most."""
+MAX_WAITING: Final = 64
+"""Prompts that wait for a thread; one more has byte blocks at once."""
+
+TokenizedHow = Literal["exact", "bytes", "late", "busy"]
+"""``bytes``: its tokens cannot be computed here."""
+
+
+class PoolTokenizer:
+    """By the model's files."""
+
+    def __init__(
+        self, encoder: Encoder, templates: ChatTemplates | None, *, threads: ThreadPoolExecutor, timeout_s: float,
+        max_bytes: int, count: Callable[[TokenizedHow], None],
+    ) -> None:  # fmt: skip
+        """``count`` is told what became of each prompt; ``max_bytes`` bounds what is kept of former ones."""
+        self._encoder = encoder
+        self._templates = templates
+        self._maker = ChainMaker(encoder, max_bytes=max_bytes)
+        self._threads = threads
+        self._timeout_s = timeout_s
+        self._count = count
+        self._waiting = 0
+
+    async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None:
+        source = sent.source
+        if source is None:
+            self._count("bytes")
+            return None
+        extras = BlockExtras.of(lora, sent.salt)
+        short = source.text_bytes <= AT_ONCE_TEXT_BYTES and source.parts <= AT_ONCE_PARTS
+        try:
+            if not short:
+                return await self._in_thread(lambda: self._all(source, block_tokens, extras))
+            steps = self._steps(source, block_tokens, extras)
+            texts = next(steps)
+            if sum(map(len, texts)) <= AT_ONCE_REST_BYTES:
+                self._count("exact")
+                return _finish(steps, self._encoder.encode(texts))
+            return await self._in_thread(lambda: _finish(steps, self._encoder.encode(texts)))
+        except UntokenizedError as error:
+            log.debug("prompt not tokenized: %s", error)
+            self._count("bytes")
+            return None
+
+    def _all(self, source: TokenSource, block_tokens: int, extras: BlockExtras) -> Chain:
+        steps = self._steps(source, block_tokens, extras)
+        return _finish(steps, self._encoder.encode(next(steps)))
+
+    def _steps(self, source: TokenSource, block_tokens: int, extras: BlockExtras) -> Steps:
+        body = source.body()
+        if "messages" in body:
+            if self._templates is None:
+                raise UntokenizedError("the model has no chat template")
+            text = self._templates.of(body).render(body)
+            special = body.get("add_special_tokens", False)
+        else:
+            text, special = body["prompt"], body.get("add_special_tokens", True)
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise UntokenizedError("the prompt has a lone surrogate") from error
+        return self._maker.steps(data, block_tokens, extras, add_special_tokens=bool(special))
+
+    async def _in_thread(self, work: Callable[[], Chain]) -> Chain | None:
+        if self._waiting >= MAX_WAITING:
+            self._count("busy")
+            return None
+        self._waiting += 1
+        running = self._threads.submit(work)
+        running.add_done_callback(self._left(asyncio.get_running_loop()))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                chain = await asyncio.shield(asyncio.wrap_future(running))
+        except TimeoutError:
+            self._count("late")
+            return None
+        self._count("exact")
+        return chain
+
+    def _left(self, loop: asyncio.AbstractEventLoop) -> Callable[[Future[Chain]], None]:
+        def leave() -> None:
+            self._waiting -= 1
+
+        def done(future: Future[Chain]) -> None:
+            if not future.cancelled():
+                future.exception()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(leave)
+
+        return done
+
+
+def _finish(steps: Steps, encoded: list[list[int]]) -> Chain:
+    try:
+        steps.send(encoded)
+    except StopIteration as end:
+        chain: Chain = end.value
+        return chain
+    raise AssertionError("a prompt is tokenized in one step")

@@ -1,0 +1,81 @@
+"""What vLLM gives to a chat template, by cases whose outcome was read off a vLLM 0.32 server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.tokens.conversation import UntokenizedError, template_input
+
+
+def messages_of(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+    return template_input({"messages": list(messages)}, "string", {}).messages
+
+
+def test_text_parts_become_one_string_with_line_ends_between() -> None:
+    parts = [{"type": "text", "text": "a"}, "b", {"type": "input_text", "text": "c"}]
+    assert messages_of({"role": "user", "content": parts}) == [{"role": "user", "content": "a\nb\nc"}]
+
+
+def test_a_template_that_iterates_over_parts_gets_parts_with_their_extra_fields() -> None:
+    parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]
+    given = template_input({"messages": [{"role": "user", "content": parts}]}, "openai", {})
+    assert given.messages[0]["content"] == parts
+
+
+def test_arguments_of_tool_calls_are_parsed_and_the_request_stays_as_it_was() -> None:
+    call: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": 2}'}}
+    broken = {"id": "2", "type": "function", "function": {"name": "g", "arguments": "[1"}}
+    (message,) = messages_of({"role": "assistant", "content": None, "tool_calls": [call, broken]})
+    assert message["content"] == ""
+    assert [each["function"]["arguments"] for each in message["tool_calls"]] == [{"b": 1, "a": 2}, {}]
+    assert call["function"]["arguments"] == '{"b": 1, "a": 2}'
+
+
+def test_reasoning_has_both_names_and_an_empty_list_of_calls_is_left_out() -> None:
+    (message,) = messages_of({"role": "assistant", "content": "x", "reasoning_content": "why", "tool_calls": []})
+    assert message == {"role": "assistant", "content": "x", "reasoning": "why", "reasoning_content": "why"}
+
+
+def test_the_content_of_a_tool_message_is_a_string_for_every_template() -> None:
+    sent = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "4"}]}
+    given = template_input({"messages": [sent]}, "openai", {})
+    assert given.messages == [{"role": "tool", "tool_call_id": "1", "content": "4"}]
+
+
+def test_a_billing_header_that_changes_in_every_request_is_dropped_from_system_prompts() -> None:
+    header = "x-anthropic-billing-header: cch=123;"
+    assert messages_of({"role": "system", "content": f"{header}\nBe brief."})[0]["content"] == "Be brief."
+    assert messages_of({"role": "system", "content": header})[0]["content"] == ""
+
+
+def test_tools_have_the_fields_and_the_order_of_vllms_model() -> None:
+    tool = {"function": {"parameters": {"z": 1, "a": 2}, "name": "f", "extra": 1}, "type": "function"}
+    given = template_input({"messages": [], "tools": [tool]}, "string", {})
+    assert given.tools is not None
+    assert str(given.tools[0]) == str(
+        {"type": "function", "function": {"name": "f", "description": None, "parameters": {"z": 1, "a": 2}}}
+    )
+
+
+def test_variables_of_the_request_win_over_the_servers_and_fields_over_both() -> None:
+    body = {"messages": [], "reasoning_effort": "low", "chat_template_kwargs": {"a": 1, "add_generation_prompt": False}}
+    assert template_input(body, "string", {"a": 2, "b": 3}).variables == {
+        "a": 1, "b": 3, "add_generation_prompt": True, "continue_final_message": False, "reasoning_effort": "low",
+        "enable_thinking": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+        {"messages": [], "chat_template": "{{ messages }}"},
+        {"messages": [], "tools": [{"type": "web_search"}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
+    ],
+)
+def test_what_cannot_be_computed_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(UntokenizedError):
+        template_input(body, "string", {})

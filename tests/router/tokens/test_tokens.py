@@ -1,0 +1,58 @@
+"""Building a pool's tokenizer from its settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.metrics import RouterMetrics
+from router.prompt import read_prompt, sent_prompt
+from router.settings import RouterSettings
+from router.tokens import NoTokenizerError, build_tokenizer
+from scheduling.blocks import BlockRule
+from statestore.settings import PoolSettings
+
+BODY = {"messages": [{"role": "user", "content": "How many tokens? " * 20}]}
+
+
+async def test_a_pool_with_a_folder_of_files_counts_exactly_and_one_without_estimates(model_folder: Path) -> None:
+    metrics = RouterMetrics(["default"]).pools["default"]
+    counts = []
+    for folder in (model_folder, None):
+        tokenizer = build_tokenizer(PoolSettings(tokenizer=folder), RouterSettings(), metrics)
+        read = await read_prompt(
+            sent_prompt("/v1/chat/completions", BODY), model="m", lora=None, rule=BlockRule(16, 64),
+            bytes_per_token=4.0, expected_output_tokens=8, tokenizer=tokenizer,
+        )  # fmt: skip
+        counts.append((read.tokenized, read.chain.prompt_tokens))
+    (exact, tokens), (estimated, _) = counts
+    assert exact and not estimated and tokens > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("tokenizer.json", "{}", "tokenizer.json"),
+        ("tokenizer_config.json", "[]", "not a JSON object"),
+        ("tokenizer_config.json", '{"chat_template": "{% if %}"}', "cannot be compiled"),
+    ],
+)
+def test_files_that_cannot_be_used_stop_the_start_by_name(
+    model_folder: Path, tmp_path: Path, name: str, content: str, complaint: str
+) -> None:
+    for file in model_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    metrics = RouterMetrics(["default"]).pools["default"]
+    with pytest.raises(NoTokenizerError, match=complaint):
+        build_tokenizer(PoolSettings(tokenizer=tmp_path), RouterSettings(), metrics)
+
+
+def test_a_template_file_replaces_the_models_own(model_folder: Path, tmp_path: Path) -> None:
+    from router.tokens.model_files import read_templates
+
+    other = tmp_path / "other.jinja"
+    other.write_text("{{ style }}:{{ messages | length }}", encoding="utf-8")
+    templates = read_templates(model_folder, template_file=other, default_variables={"style": "x"})
+    assert templates is not None and templates.of(BODY).render(BODY) == "x:1"
