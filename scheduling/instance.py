@@ -89,6 +89,8 @@ class InstanceLoad:
     max_queued_requests: int = 1024
     version: int = 0
     """Grows with every change of the instance's figures; plans are committed against it."""
+    kv_used_tokens: int | None = None
+    """KV memory that running requests hold by the instance's own gauge, shared prefixes once; None: not known."""
 
     @property
     def overtaken_tokens(self) -> int:
@@ -100,7 +102,12 @@ class InstanceLoad:
     @property
     def kv_usage(self) -> float:
         """Share of KV memory taken by running requests, 0..1 (1 when they overcommit it)."""
-        return min(1.0, self.kv_demand)
+        return min(1.0, kv_demand(self.running_tokens, self.kv_capacity_tokens))
+
+    @property
+    def running_tokens(self) -> int:
+        """KV memory of the running requests, by the instance's own gauge where it is known."""
+        return self.context_tokens if self.kv_used_tokens is None else self.kv_used_tokens
 
     @property
     def kv_demand(self) -> float:

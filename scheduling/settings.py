@@ -23,6 +23,7 @@ PolicyName = Literal[
     "dynamo",
     "sglang",
     "llm-d",
+    "llm-d-latency",
 ]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
@@ -40,6 +41,16 @@ class LeastCostSettings(BaseModel):
     )
     miss_penalty: float = Field(2.0, ge=0, description="cost of an expected miss, in TTFT SLOs")
     deferred_weight: float = Field(0.05, ge=0, le=1, description="weight of deferred work")
+
+
+class PrebleSettings(BaseModel):
+    """Parameters of policy ``preble``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    decode_s_per_token: float = Field(
+        0.0, ge=0, description="load of one expected output token of a running request, in seconds of prefill"
+    )
 
 
 class DynamoSettings(BaseModel):
@@ -68,6 +79,9 @@ class LlmDSettings(BaseModel):
     prefix_weight: float = Field(3.0, ge=0, description="weight of the prefix match")
     queue_weight: float = Field(2.0, ge=0, description="weight of the waiting queue")
     kv_weight: float = Field(2.0, ge=0, description="weight of the KV memory in use")
+    headroom: Literal["most", "least"] = Field(
+        "most", description="llm-d-latency: which of the instances expected to be on time is taken"
+    )
 
 
 class SchedulingSettings(BaseModel):
@@ -110,9 +124,12 @@ class SchedulingSettings(BaseModel):
     least_cost: LeastCostSettings = Field(
         default_factory=LeastCostSettings, description="parameters of policy dualmap-least-cost"
     )
+    preble: PrebleSettings = Field(default_factory=PrebleSettings, description="parameters of policy preble")
     dynamo: DynamoSettings = Field(default_factory=DynamoSettings, description="parameters of policy dynamo")
     sglang: SglangSettings = Field(default_factory=SglangSettings, description="parameters of policy sglang")
-    llm_d: LlmDSettings = Field(default_factory=LlmDSettings, description="parameters of policy llm-d")
+    llm_d: LlmDSettings = Field(
+        default_factory=LlmDSettings, description="parameters of policies llm-d and llm-d-latency"
+    )
 
     @property
     def granting_order(self) -> Literal["fifo", "deadline"]:

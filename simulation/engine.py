@@ -121,6 +121,11 @@ class Engine:
         """Forget every cached block that no running request holds; returns how many."""
         return self._scheduler.pool.clear_idle()
 
+    @property
+    def kv_used_tokens(self) -> int:
+        """KV memory that running requests hold, shared blocks once: what vLLM's gauge of KV use shows, in tokens."""
+        return self._scheduler.pool.used_blocks * self.config.block_tokens
+
     def statistics(self) -> EngineStatistics:
         """The state when ``advance``, ``submit`` or ``abort`` was last called."""
         return self._scheduler.statistics()

@@ -9,6 +9,7 @@ from simulation.runs import RunJob
 
 ON_TIME_SHARE = 0.90
 GROWTH = 1.5
+_LONGEST_STRIDE = 4.0
 _MAX_STEPS = 32
 _HOPELESS = 1 / 64
 """Below this part of the starting rate the search gives up: bursts alone may be too much for a small fleet."""
@@ -35,7 +36,8 @@ def find_goodput(
     growth: float = GROWTH,
     known: Iterable[tuple[float, float]] = (),
 ) -> Goodput:
-    """Bracket from ``start_rate_per_s`` outwards by factors of ``growth``, then bisect to a ``tolerance`` (relative).
+    """Bracket from ``start_rate_per_s`` outwards by ``growth`` to the power of 1, 2, 4, …, then bisect to a
+    ``tolerance`` (relative).
 
     ``on_time_share`` must fall with the rate, as far as noise lets it; the search is deterministic. ``known`` are
     (rate, share) pairs, of a search for another share for example: the bracket begins with them.
@@ -47,7 +49,8 @@ def find_goodput(
         return tried[rate_per_s] >= wanted_share
 
     low, high = _bracket(known, wanted_share)
-    rate_per_s = _next_rate(low, high, growth) if low or high else start_rate_per_s
+    stride = growth
+    rate_per_s = _next_rate(low, high, stride) if low or high else start_rate_per_s
     for _ in range(_MAX_STEPS):
         if low and high and high - low <= tolerance * high:
             break
@@ -57,7 +60,8 @@ def find_goodput(
             high = rate_per_s
         if high and high < _HOPELESS * start_rate_per_s:
             break
-        rate_per_s = _next_rate(low, high, growth)
+        rate_per_s = _next_rate(low, high, stride)
+        stride = min(stride * stride, _LONGEST_STRIDE)
     return Goodput(low, high, tuple(sorted(tried.items())))
 
 

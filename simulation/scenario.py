@@ -10,6 +10,7 @@ from typing import Literal
 from scheduling.instance import InstanceSpec
 from scheduling.settings import SchedulingSettings
 from simulation.engine_types import EngineConfig
+from simulation.router_queue import RouterQueueRule
 
 # "No limit", as a number that sums of tokens and requests never reach.
 UNLIMITED = 1 << 60
@@ -64,6 +65,8 @@ class Scenario:
     """Names of instances, by number from 1: names decide their places on the rings."""
     output_limits_known: bool = False
     """Requests have a limit on their answer, and use it up: no longer answer is expected. Otherwise they have none."""
+    router_queue: RouterQueueRule | None = None
+    """Another project's queue in the router, before an instance is chosen; None: there is none."""
     endless_cache: bool = False
     """Every instance finds all that any of them has computed, see ``simulation.endless_kv_pool``: a bound, not a fleet.
     The scheduling code knows nothing of it."""

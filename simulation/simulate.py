@@ -34,9 +34,11 @@ from simulation.event_queue import EventQueue, Priority
 from simulation.generators.calibration import cached_tokens_if_infinite
 from simulation.leader import Leader
 from simulation.results import LoadSample, RequestOutcome, RunRecord, RunResult, summarize
+from simulation.router_queue import Pressure, RouterQueue
 from simulation.scenario import UNLIMITED, Dispatch, FleetChange, Scenario
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.traces import Trace, TraceRequest
+from statestore.memory.instance import InstanceBook
 from statestore.memory.state import PoolState
 
 OnProgress = Callable[[int], None]
@@ -90,11 +92,17 @@ class Simulation:
         self._state = PoolState(settings.scheduling, lambda: int(self._now_s * 1000))
         self._waiting: dict[str, int] = {}
         """Requests in each engine's own queue."""
-        self._fleet = SimulatedFleet(self._state, settings.scheduling, self._waiting if self._direct else None)
+        self._fleet = SimulatedFleet(
+            self._state, settings.scheduling, self._waiting if self._direct else None, self._kv_used_tokens
+        )
         self._events = EventQueue()
         self._cluster = Cluster(self._events, self._on_engine_event, endless_cache=scenario.endless_cache)
         self._leader = Leader(settings, self._fleet, self._order, self._events)
         self._engine = settings.engine
+        rule = scenario.router_queue
+        self._router_queue = None if rule is None else RouterQueue(rule, settings.engine.max_num_batched_tokens)
+        self._parked: dict[int, Chain] = {}
+        """Chains of the requests in the router's own queue, by number."""
         self._features: dict[str, Form] = {}
         """Of live requests whose first token is to be learned from."""
         self._outcomes: list[RequestOutcome] = []
@@ -176,20 +184,48 @@ class Simulation:
         self._schedule_arrival()
         if self._on_progress is not None and self._arrived % _PROGRESS_EVERY == 0:
             self._on_progress(self._arrived)
-        self._place(request_id, request, next(self._routed))
+        chain = next(self._routed)
+        outcome = self._new_outcome(request, chain)
+        queue = self._router_queue
+        if queue is not None and (queue or self._router_holds(queue)):
+            self._parked[self._arrived - 1] = chain
+            queue.park(self._arrived - 1, now_s, request.input_tokens, outcome.slo_s)
+            return
+        self._place(request_id, request, chain)
         self._leader.listen(now_s)
+
+    def _new_outcome(self, request: TraceRequest, chain: Chain) -> RequestOutcome:
+        target_s = slo_s(self._scheduling, chain.prompt_tokens, request.slo_ttft_s)
+        outcome = RequestOutcome(self._now_s, request.input_tokens, request.output_tokens, target_s)
+        self._outcomes.append(outcome)
+        return outcome
+
+    def _router_holds(self, queue: RouterQueue) -> bool:
+        return queue.holds(self._pressure(book) for book in self._state.instances.values() if book.takes_requests())
+
+    def _pressure(self, book: InstanceBook) -> Pressure:
+        instance_id = book.spec.instance_id
+        kv_use = self._kv_used_tokens(instance_id) / max(1, book.spec.kv_capacity_tokens)
+        return Pressure(book.pending_tokens, self._waiting[instance_id], kv_use)
+
+    def _kv_used_tokens(self, instance_id: str) -> int:
+        return self._cluster.engines[instance_id].kv_used_tokens
+
+    def _release_parked(self) -> None:
+        """Route what the router's own queue holds, as far as instances have room again."""
+        queue = self._router_queue
+        while queue and not self._router_holds(queue):
+            number = queue.take()
+            self._place(str(number), self._trace.requests[number], self._parked.pop(number))
 
     def _own_chain(self, request: TraceRequest) -> Chain:
         return chain_of_trace(request.hash_ids, request.input_tokens, _SEED, self._trace.block_tokens)
 
     def _place(self, request_id: str, request: TraceRequest, chain: Chain) -> None:
         """Search and reserve, as a router does; a request that no instance takes is refused."""
-        scheduling, tree = self._scheduling, self._fleet.view.tree
-        target_s = slo_s(scheduling, chain.prompt_tokens, request.slo_ttft_s)
-        outcome = RequestOutcome(self._now_s, request.input_tokens, request.output_tokens, target_s)
-        outcome.key_blocks = tree.key_blocks(chain, scheduling.max_key_blocks)
-        self._outcomes.append(outcome)
-        search = self._new_search(request_id, request, chain, target_s)
+        outcome = self._outcomes[int(request_id)]
+        outcome.key_blocks = self._fleet.view.tree.key_blocks(chain, self._scheduling.max_key_blocks)
+        search = self._new_search(request_id, request, chain, outcome.slo_s)
         try:
             placed = drive_now(search.run(), self._fleet)
         except SearchFailed:
@@ -285,6 +321,8 @@ class Simulation:
                 self._outcomes[int(event.request_id)].finish_s = event.time_s
                 self._finish(event.request_id)
         self._deliver_grants()
+        if self._router_queue is not None:
+            self._release_parked()
 
     def _note(self, request_id: str) -> str:
         features = self._features.pop(request_id, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from scheduling.chain import Chain
@@ -24,12 +24,18 @@ class SimulatedFleet:
     """
 
     def __init__(
-        self, state: PoolState, scheduling: SchedulingSettings, engine_queues: Mapping[str, int] | None
+        self,
+        state: PoolState,
+        scheduling: SchedulingSettings,
+        engine_queues: Mapping[str, int] | None,
+        kv_used_tokens: Callable[[str], int] | None = None,
     ) -> None:
-        """``engine_queues`` are the requests that wait in each engine, where they wait there and not in the fleet."""
+        """``engine_queues`` are the requests that wait in each engine, where they wait there and not in the fleet;
+        ``kv_used_tokens`` is an engine's gauge of KV use. Policies that observe see both without delay."""
         self.state = state
         self._scheduling = scheduling
         self._engine_queues = engine_queues
+        self._kv_used_tokens = kv_used_tokens
         self._view: ClusterView | None = None
         self._least_loaded: tuple[str, ...] = ()
 
@@ -66,15 +72,16 @@ class SimulatedFleet:
 
     def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         seen = self.state.observe(instance_ids, chain)
-        if self._engine_queues is None:
-            return seen
-        return replace(seen, loads={name: self._with_engine_queue(load) for name, load in seen.loads.items()})
+        return replace(seen, loads={name: self._as_engines_tell(load) for name, load in seen.loads.items()})
 
-    def _with_engine_queue(self, load: InstanceLoad) -> InstanceLoad:
-        """Without a queue in the fleet, the engine's own queue counts, as its metrics would show without delay."""
-        assert self._engine_queues is not None
+    def _as_engines_tell(self, load: InstanceLoad) -> InstanceLoad:
+        """The engine's own queue, where there is none in the fleet, and its KV use."""
+        used_tokens = None if self._kv_used_tokens is None else self._kv_used_tokens(load.instance_id)
+        if self._engine_queues is None:
+            return replace(load, kv_used_tokens=used_tokens)
         waiting = self._engine_queues[load.instance_id]
-        return replace(load, queued_requests=waiting, running_requests=load.running_requests - waiting)
+        running = load.running_requests - waiting
+        return replace(load, queued_requests=waiting, running_requests=running, kv_used_tokens=used_tokens)
 
     def refresh(self) -> None:
         """Nothing to do: the view is always current."""

@@ -16,7 +16,8 @@ class Dynamo(FleetPolicy):
     """Source: NVIDIA Dynamo, KV cache routing (router design document), at temperature 0.
 
     Least ``scale * max(active prefill + incoming - overlap, 0) + decode blocks``, all in blocks. Decode blocks are
-    those of the running sequences; the incoming request's own are the same everywhere and drop out.
+    those of the running sequences, shared ones once where the instance tells; the incoming request's own are the same
+    everywhere and drop out.
     """
 
     settings: DynamoSettings = field(default_factory=DynamoSettings)
@@ -27,7 +28,7 @@ class Dynamo(FleetPolicy):
             (
                 (
                     scale * max(load.pending_tokens + chain.prompt_tokens - chain.hit_tokens(load.hit_blocks), 0)
-                    + load.context_tokens
+                    + load.running_tokens
                 )
                 / chain.block_tokens,
             )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduling.decision import Decision, Reason, RouteQuery
 from scheduling.instance import InstanceLoad
 from scheduling.policies.choice import Cost
 from scheduling.policies.fleet import FleetPolicy
+from scheduling.settings import PrebleSettings
 
 EXPLOIT_SHARE = 0.5
 BALANCE_RATIO = 2.0
@@ -21,12 +22,16 @@ class Preble(FleetPolicy):
     A match longer than ``EXPLOIT_SHARE`` of the prompt: the instances with the longest match, the less loaded
     of them. Otherwise least of: prefill work assigned in the last minutes + prefill cost of what misses here +
     prefill cost of what the KV cache would evict for it. Load adjustment: an exploiting request explores when
-    its instance carries more than ``BALANCE_RATIO`` times the load of the lightest one.
+    its instance carries more than ``BALANCE_RATIO`` times the load of the lightest one. That also replicates hot
+    prefixes, as its autoscaling of nodes does: the next request finds them on both instances, and takes the less
+    loaded one. Load is the prefill work of the window and ``decode_s_per_token`` for what running requests decode.
     """
+
+    settings: PrebleSettings = field(default_factory=PrebleSettings)
 
     def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         longest = max(load.hit_blocks for load in loads)
-        work_s = [load.window_tokens / load.prefill_tokens_per_s for load in loads]
+        work_s = [self._work_s(query, load) for load in loads]
         matched = query.chain.hit_tokens(longest)
         if matched > EXPLOIT_SHARE * query.chain.prompt_tokens:
             costs: list[Cost] = [(-load.hit_blocks, busy_s) for load, busy_s in zip(loads, work_s, strict=True)]
@@ -36,6 +41,12 @@ class Preble(FleetPolicy):
                 return self._cheapest(query, loads, costs, Reason.CACHE)
         costs = [(busy_s + self._added_s(query, load),) for load, busy_s in zip(loads, work_s, strict=True)]
         return self._cheapest(query, loads, costs, Reason.COST)
+
+    def _work_s(self, query: RouteQuery, load: InstanceLoad) -> float:
+        """Prefill of the window, and what the running requests will decode, were they decoded one by one."""
+        decode_tokens = load.running_requests * query.expected_output_tokens
+        prefill_s = load.window_tokens / load.prefill_tokens_per_s
+        return prefill_s + self.settings.decode_s_per_token * decode_tokens
 
     def _added_s(self, query: RouteQuery, load: InstanceLoad) -> float:
         """What the request would cost the instance: its prefill, and the reuse lost by eviction."""

@@ -15,6 +15,7 @@ from scheduling.policies.dynamo import Dynamo
 from scheduling.policies.fleet import FleetPolicy
 from scheduling.policies.least_loaded import LeastLoaded
 from scheduling.policies.llm_d import LlmD
+from scheduling.policies.llm_d_latency import LlmDLatency
 from scheduling.policies.min_ttft import MinTtft
 from scheduling.policies.pair import PairPolicy
 from scheduling.policies.preble import Preble
@@ -50,10 +51,11 @@ BUILDERS: dict[PolicyName, Builder] = {
     "round-robin": _in_fleet(RoundRobin),
     "least-loaded": _in_fleet(LeastLoaded),
     "min-ttft": _in_fleet(MinTtft),
-    "preble": _in_fleet(Preble),
+    "preble": lambda name, settings: Preble(name, settings.decode_stall_s, settings=settings.preble),
     "dynamo": lambda name, settings: Dynamo(name, settings.decode_stall_s, settings=settings.dynamo),
     "sglang": lambda name, settings: Sglang(name, settings.decode_stall_s, settings=settings.sglang),
     "llm-d": lambda name, settings: LlmD(name, settings.decode_stall_s, settings=settings.llm_d),
+    "llm-d-latency": lambda name, settings: LlmDLatency(name, settings.decode_stall_s, settings=settings.llm_d),
 }
 
 

@@ -16,7 +16,7 @@ class Sglang(FleetPolicy):
     """Source: SGLang router and its successor smg, policy ``cache_aware``. Load is requests in flight.
 
     Unbalanced (max - min > ``balance_abs_threshold`` and max > ``balance_rel_threshold`` * min): shortest queue.
-    Balanced: the best match if its rate exceeds ``cache_threshold``, else the smallest tree, to fill the caches.
+    Balanced: the best match if its rate exceeds ``cache_threshold``, else the least load.
     """
 
     settings: SglangSettings = field(default_factory=SglangSettings)
@@ -34,5 +34,5 @@ class Sglang(FleetPolicy):
         if matched > self.settings.cache_threshold * query.chain.prompt_tokens:
             best_match: list[Cost] = [(-load.hit_blocks, queue) for load, queue in zip(loads, queues, strict=True)]
             return self._cheapest(query, loads, best_match, Reason.CACHE)
-        smallest_tree: list[Cost] = [(load.cached_blocks, queue) for load, queue in zip(loads, queues, strict=True)]
-        return self._cheapest(query, loads, smallest_tree, Reason.BALANCE)
+        least_load: list[Cost] = [(queue,) for queue in queues]
+        return self._cheapest(query, loads, least_load, Reason.BALANCE)

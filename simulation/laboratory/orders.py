@@ -37,7 +37,8 @@ def by_order(variants: Sequence[Variant]) -> dict[str, tuple[str, ...]]:
     ours = variants[0].scheduling.policy
     orders: dict[str, list[str]] = {}
     for variant in sorted(variants, key=lambda one: one.scheduling.policy != ours):
-        orders.setdefault(variant.scheduling.granting_order, []).append(variant.name)
+        if variant.options.router_queue is None:
+            orders.setdefault(variant.scheduling.granting_order, []).append(variant.name)
     first = {order: names[0] for order, names in orders.items()}
     policies = {variant.name: variant.scheduling.policy for variant in variants}
     return {order: tuple(names) for order, names in orders.items() if policies[first[order]] == ours and len(names) > 1}
@@ -71,7 +72,7 @@ def _columns(orders: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     columns = ["fleet"]
     for order in orders:
         columns += [f"{order}: ours", "best other", "placement"]
-    return (*columns, *(f"order, {own} for {other}" for other in others))
+    return (*columns, *(f"order, {own} for {other}" for other in others), "best of all others", "lead")
 
 
 def _cells(
@@ -91,6 +92,10 @@ def _cells(
     for other_order in others:
         pair = {name: values[name] for name in (orders[own][0], orders[other_order][0])}
         cells.append(_difference(Comparison.of(pair), relative=relative))
+    ours = {names[0] for names in orders.values()} - {orders[own][0]}
+    overall = {orders[own][0]: values[orders[own][0]]} | {n: v for n, v in values.items() if n not in ours}
+    found = Comparison.of(overall)
+    cells += [f"{found.best_other} {factor * found.other.value:.{digits}f}", _difference(found, relative=relative)]
     return cells
 
 

@@ -17,17 +17,23 @@ PRESET_SHORTHANDS: Mapping[str, str] = MappingProxyType({preset.split("-")[1]: p
 WARM_UP_SHARE = 8
 """One in so many requests, at the start, loads the fleet and stays out of the results."""
 
-OTHERS = ("dualmap", "llm-d", "preble", "min-ttft", "dynamo", "sglang")
+OTHERS = ("dualmap", "llm-d", "llm-d-latency", "preble", "min-ttft", "dynamo", "sglang")
 """The best other policies, each at its best settings."""
 ORDERS = ("deadline", "fifo")
 PEERS = tuple(f"{policy} fifo={policy},queue_order=fifo" for policy in OTHERS)
 """As their projects ship them: first come, first served. Together they define saturation."""
 OURS = "least-cost deadline=dualmap-least-cost,queue_order=deadline"
+OWN_QUEUES = (
+    "llm-d-latency own=llm-d-latency,queue_order=fifo,router_queue=llm-d-deadline",
+    "dynamo own=dynamo,queue_order=fifo,router_queue=dynamo-wspt",
+)
+"""With the queues and orders that their own routers have, see ``simulation.router_queue``."""
 CROSSED = tuple(
     f"{name} {order}={policy},queue_order={order}"
     for order in ORDERS
     for name, policy in (("least-cost", "dualmap-least-cost"), *((other, other) for other in OTHERS))
 )
+CROSSED += OWN_QUEUES
 """Every policy with both orders, so that what the order does is not taken for placement. Ours is the first."""
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scheduling.settings import POLICIES, SchedulingSettings
 from simulation.engine_types import EngineConfig
 from simulation.errors import SimulationError
+from simulation.router_queue import RouterQueueRule
 from simulation.scenario import Dispatch, Scenario
 
 
@@ -33,6 +34,7 @@ class ScenarioOptions(BaseModel):
     max_queued_requests: int | None = Field(None, ge=0)
     rebalance_interval_s: float | None = Field(None, gt=0)
     late_requests: Literal["serve", "refuse"] | None = None
+    router_queue: RouterQueueRule | None = None
     endless_cache: bool | None = None
 
 

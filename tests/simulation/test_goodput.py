@@ -34,6 +34,13 @@ def test_what_is_known_already_is_not_tried_again() -> None:
     assert not set(stricter.tried) & set(first.tried)
 
 
+def test_a_start_far_off_costs_few_runs() -> None:
+    found = find_goodput(lambda rate: 1.0 if rate <= 2.0 else 0.5, 40.0, tolerance=0.02, growth=1.15)
+
+    assert found.rate_per_s == pytest.approx(2.0, rel=0.02)
+    assert len(found.tried) < 14
+
+
 def test_a_fleet_that_never_holds_has_no_goodput() -> None:
     found = find_goodput(lambda _: 0.0, 1.0)
 

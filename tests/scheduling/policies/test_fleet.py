@@ -18,7 +18,7 @@ Choose = Callable[..., Decision]
 Load = Callable[..., InstanceLoad]
 View = Callable[..., ClusterView]
 
-FLEET_POLICIES = ["round-robin", "least-loaded", "min-ttft", "preble", "dynamo", "sglang", "llm-d"]
+FLEET_POLICIES = ["round-robin", "least-loaded", "min-ttft", "preble", "dynamo", "sglang", "llm-d", "llm-d-latency"]
 
 every = pytest.mark.parametrize("name", FLEET_POLICIES)
 

@@ -82,6 +82,13 @@ def test_preble_stops_exploiting_an_instance_far_above_the_lightest(choose: Choo
     assert choose("preble", replace(hot, window_tokens=1900.0), light).instance_id == "hot"
 
 
+def test_preble_may_count_what_running_requests_decode(choose: Choose, load: Load) -> None:
+    busy, calm = load("busy", window_tokens=900.0, running_requests=10), load("calm", window_tokens=1000.0)
+
+    assert choose("preble", busy, calm).instance_id == "busy"
+    assert choose("preble", busy, calm, preble={"decode_s_per_token": 0.001}).instance_id == "calm"
+
+
 def test_dynamo_adds_scaled_prefill_blocks_and_decode_blocks(choose: Choose, load: Load) -> None:
     # given, in blocks of 100 tokens: prefill 8 + decode 10, prefill 5 + decode 5, prefill 2 + decode 9
     loads = (
@@ -93,6 +100,15 @@ def test_dynamo_adds_scaled_prefill_blocks_and_decode_blocks(choose: Choose, loa
     assert choose("dynamo", *loads).instance_id == "w3", "its scale is that of the project's own replay, 32"
     assert choose("dynamo", *loads, dynamo={"prefill_scale": 1.0}).instance_id == "w2"
     assert choose("dynamo", *loads, dynamo={"prefill_scale": 1.0}).alternative_id == "w3"
+
+
+def test_blocks_that_running_requests_share_count_once_where_the_instance_tells(choose: Choose, load: Load) -> None:
+    # given two instances with the same requests, of which only the first has them share a prefix
+    shared = load("shared", hit_blocks=5, context_tokens=900_000, kv_used_tokens=100_000)
+    apart = load("apart", hit_blocks=5, context_tokens=800_000, kv_used_tokens=800_000)
+
+    assert choose("dynamo", shared, apart).instance_id == "shared"
+    assert choose("llm-d", shared, apart).instance_id == "shared"
 
 
 def test_dynamo_counts_active_prefills(choose: Choose, load: Load) -> None:
@@ -118,13 +134,11 @@ def test_sglang_is_balanced_unless_both_thresholds_are_passed(
     assert (decision.instance_id, decision.reason) == ("cached", Reason.CACHE)
 
 
-def test_sglang_fills_the_smallest_tree_when_the_match_is_poor(choose: Choose, load: Load) -> None:
-    poor = load("poor", hit_blocks=3, cached_blocks=50)
+def test_sglang_takes_the_least_load_when_the_match_is_poor(choose: Choose, load: Load) -> None:
+    poor, idle = load("poor", hit_blocks=3, running_requests=2), load("idle", cached_blocks=50)
 
-    assert choose("sglang", poor, load("small", cached_blocks=10)).instance_id == "small"
-    assert (
-        choose("sglang", poor, load("small", cached_blocks=10), sglang={"cache_threshold": 0.2}).instance_id == "poor"
-    )
+    assert choose("sglang", poor, idle).instance_id == "idle"
+    assert choose("sglang", poor, idle, sglang={"cache_threshold": 0.2}).instance_id == "poor"
 
 
 def test_llm_d_adds_weighted_scores(choose: Choose, load: Load) -> None:
@@ -134,6 +148,36 @@ def test_llm_d_adds_weighted_scores(choose: Choose, load: Load) -> None:
 
     assert choose("llm-d", cached, idle).instance_id == "idle"
     assert choose("llm-d", cached, idle, llm_d={"prefix_weight": 4.0}).instance_id == "cached"
+
+
+def test_llm_d_latency_stays_with_a_long_match_until_it_costs_too_much(choose: Choose, load: Load) -> None:
+    # given a match of 90 % whose instance has 4 s to do, and an idle one: 0.9 s of prefill more
+    cached, idle = load("cached", hit_blocks=9, pending_tokens=4000), load("idle")
+
+    assert choose("llm-d-latency", cached, idle).instance_id == "cached"
+    assert choose("llm-d-latency", replace(cached, pending_tokens=6000), idle).instance_id == "idle"
+    assert choose("llm-d-latency", replace(cached, hit_blocks=7), idle).instance_id == "idle", "no long match"
+
+
+def test_llm_d_latency_explores_beside_the_match_now_and_then(choose: Choose, load: Load, query: Ask) -> None:
+    cached, idle = load("cached", hit_blocks=9, pending_tokens=4000), load("idle")
+
+    chosen = [choose("llm-d-latency", cached, idle, ask=query(sequence=turn)).instance_id for turn in range(100)]
+
+    assert chosen.count("idle") == 1
+
+
+def test_llm_d_latency_takes_the_most_headroom_or_the_least(choose: Choose, load: Load) -> None:
+    loads = load("busy", pending_tokens=3000), load("late", pending_tokens=9000), load("calm", pending_tokens=1000)
+
+    assert choose("llm-d-latency", *loads).instance_id == "calm"
+    assert choose("llm-d-latency", *loads, llm_d={"headroom": "least"}).instance_id == "busy"
+
+
+def test_llm_d_latency_prefers_an_idle_instance_where_all_are_late(choose: Choose, load: Load) -> None:
+    busy, idle = load("busy", pending_tokens=7000, queued_requests=1), load("idle", pending_tokens=8000)
+
+    assert choose("llm-d-latency", busy, idle).instance_id == "idle"
 
 
 def test_llm_d_scales_queues_between_the_shortest_and_the_longest(choose: Choose, load: Load) -> None:
