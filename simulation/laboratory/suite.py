@@ -95,7 +95,16 @@ QUICK = Suite(
     requests_per_instance=125,
     tolerance=0.03,
 )
-SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in (STANDARD, QUICK)})
+PUBLISHED = Suite(
+    "published",
+    sizes=(8,),
+    rates=("0.8x", "1x", "1.2x", "1.5x"),
+    seeds=3,
+    requests_per_instance=150,
+    tolerance=0.02,
+)
+"""What the tables of the documents come from."""
+SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in (STANDARD, QUICK, PUBLISHED)})
 
 
 def workload_of(name: str, folder: Path | None) -> Workload:
