@@ -24,8 +24,7 @@ from redis.asyncio import Redis
 
 from statestore.embedded import EmbeddedValkey
 from statestore.keys import PoolKeys
-from statestore.redis.batched import BatchedCalls
-from statestore.redis.calls import ClientCalls
+from statestore.redis.calls import BatchedCalls, ClientCalls
 from statestore.redis.servers import Servers
 
 SCRIPT = "return redis.call('EXISTS', unpack(KEYS))"

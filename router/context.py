@@ -46,6 +46,8 @@ class LiveRequests:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self.accepted = 0
+        """Requests that were ever admitted."""
         self._by_id: dict[str, Live] = {}
         self._releasing: set[str] = set()
 
@@ -78,6 +80,7 @@ class LiveRequests:
                 retry_after_s=1.0,
             )
         self._by_id[live.request_id] = live
+        self.accepted += 1
 
     def rename(self, live: Live, request_id: str) -> None:
         self.leave(live)

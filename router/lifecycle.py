@@ -149,5 +149,4 @@ class Lifecycle:
 
     def _admit(self, request: ScheduledRequest | PassthroughRequest) -> None:
         self._context.live.admit(request)
-        self._context.retries.deposit()
         request.pool.metrics.in_flight.inc()

@@ -71,7 +71,8 @@ class StorePlacer:
 
     def _note_placed(self, request: ScheduledRequest, placed: Placed, trips: int) -> None:
         pool, now_s = request.pool, self._context.clock.monotonic_s()
-        pool.breakers.sending(placed.decision.instance_id, now_s)
+        if pool.breakers.troubled:
+            pool.breakers.sending(placed.decision.instance_id, now_s)
         pool.metrics.reasons[placed.decision.reason].inc()
         (pool.metrics.one_trip if trips == 1 else pool.metrics.more_trips).inc()
         request.was_placed(placed)

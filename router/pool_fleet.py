@@ -12,7 +12,7 @@ from router.metrics import StoreCall, measured
 from router.view import ViewKeeper
 from scheduling.chain import Chain
 from scheduling.granting import CommitReply, grant_queue
-from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceLoad
+from scheduling.instance import InstanceLoad, InstanceSpec
 from scheduling.learned import Learned
 from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
@@ -135,15 +135,12 @@ class PoolFleet:
         load = self._loads.get(instance_id)
         return load.pending_tokens / max(1.0, load.prefill_tokens_per_s) if load is not None else 1.0
 
-    def dispatched_tokens(self, instance_id: str) -> int:
-        """Tokens on their way through the instance's prefill."""
-        load = self._loads.get(instance_id)
-        return load.dispatched_tokens if load is not None else 0
-
-    def prefill_rate(self, instance_id: str) -> float:
-        """Prefill rate in tokens per second; the instance's prior until a reply gave it."""
-        load = self._loads.get(instance_id)
+    def prefill_delay_s(self, spec: InstanceSpec, uncached_tokens: int, *, was_held: bool) -> float:
+        """When a request that is dispatched now is expected to have its first token, seconds from dispatch: those that
+        were dispatched before are prefilled first. A held one waited for room in a full dispatch window."""
+        load, tokens_ahead, rate = self._loads.get(spec.instance_id), 0, spec.prefill_tokens_per_s
         if load is not None:
-            return load.prefill_tokens_per_s
-        spec = self.view.instances.get(instance_id)
-        return spec.prefill_tokens_per_s if spec is not None else DEFAULT_PREFILL_TOKENS_PER_S
+            tokens_ahead, rate = load.dispatched_tokens, load.prefill_tokens_per_s
+        if was_held:
+            tokens_ahead = spec.dispatch_window_tokens
+        return (tokens_ahead + uncached_tokens) / max(1.0, rate)

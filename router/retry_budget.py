@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 RETRY_SHARE = 0.2
 """Retries for each request at most; a refused connection costs none."""
 RETRIES_PER_S = 10.0
@@ -9,26 +11,30 @@ RETRIES_PER_S = 10.0
 
 
 class RetryBudget:
-    """A token bucket: every request adds ``share`` of a retry, every second ``per_s``; a retry takes one."""
+    """A token bucket: every request adds ``share`` of a retry, every second ``per_s``; a retry takes one.
+
+    It reads how many requests were accepted when it is asked for a retry, so a request that needs none costs nothing.
+    """
 
     HOARD_S = 10.0
     """Quiet time is worth this many seconds of ``per_s`` at most."""
 
-    def __init__(self, share: float, per_s: float, now_s: float) -> None:
+    def __init__(self, share: float, per_s: float, now_s: float, accepted: Callable[[], int] = lambda: 0) -> None:
+        """``accepted`` gives the number of requests since the start; it only grows."""
         self._share = share
         self._per_s = per_s
         self._limit = max(1.0, self.HOARD_S * per_s)
         self._tokens = self._limit if per_s > 0 else 0.0
         self._at_s = now_s
-
-    def deposit(self) -> None:
-        """A request was accepted."""
-        self._tokens = min(self._limit, self._tokens + self._share)
+        self._accepted = accepted
+        self._counted = accepted()
 
     def available(self, now_s: float) -> float:
         """Retries that could be taken now."""
-        self._tokens = min(self._limit, self._tokens + (now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
+        accepted = self._accepted()
+        earned = (accepted - self._counted) * self._share + (now_s - self._at_s) * self._per_s
+        self._tokens = min(self._limit, self._tokens + earned)
+        self._at_s, self._counted = now_s, accepted
         return self._tokens
 
     def withdraw(self, now_s: float) -> bool:

@@ -138,7 +138,7 @@ class Runtime:
 def _context(
     settings: RouterSettings, pools: Sequence[str], *, replica_id: str, clock: Clock, call_later: CallLater
 ) -> ReplicaContext:
-    metrics = RouterMetrics(pools)
+    metrics, live = RouterMetrics(pools), LiveRequests(settings.max_requests)
     return ReplicaContext(
         replica_id=replica_id,
         settings=settings,
@@ -147,8 +147,8 @@ def _context(
         outbox=Outbox(clock=clock, dropped=metrics.outbox_dropped),
         metrics=metrics,
         decisions=DecisionLog(),
-        retries=RetryBudget(RETRY_SHARE, RETRIES_PER_S, clock.monotonic_s()),
-        live=LiveRequests(settings.max_requests),
+        retries=RetryBudget(RETRY_SHARE, RETRIES_PER_S, clock.monotonic_s(), lambda: live.accepted),
+        live=live,
         recorder=open_recorder(settings, replica_id),
     )
 

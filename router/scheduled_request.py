@@ -20,7 +20,7 @@ from router.pools import Route
 from router.prompt import ReadPrompt
 from router.quarantine import Trial
 from router.served_pool import ServedPool
-from router.timers import TimerHandle, prefill_delay_s
+from router.timers import TimerHandle
 from scheduling.granting import Grant
 from scheduling.instance import InstanceSpec
 from scheduling.learning import features_to_note
@@ -156,9 +156,7 @@ class ScheduledRequest:
         self.attempts += 1
         self._dispatched = True
         if not self.inference_request.stream:
-            fleet = self.pool.fleet
-            ahead = spec.dispatch_window_tokens if held_by else fleet.dispatched_tokens(spec.instance_id)
-            delay_s = prefill_delay_s(ahead, uncached_tokens, fleet.prefill_rate(spec.instance_id))
+            delay_s = self.pool.fleet.prefill_delay_s(spec, uncached_tokens, was_held=held_by is not None)
             self._release = self._context.call_later(delay_s, self._prefill_presumed)
 
     def first_token(self) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from scheduling.values import value
 
+SAMPLE_TOKENS = 1024
+"""Of a chain a few prefixes enter the pool's prefix index, which names the instance that was last given them: one every
+so many tokens, and one at the last full block. By it a request that was placed outside a busy pair is found again."""
+
 
 @value
 class Chain:
@@ -41,3 +45,15 @@ class Chain:
         """Prompt tokens left to prefill after a hit, at least 1."""
         # ``hit_tokens`` written out: a decision asks this for every instance it weighs.
         return self.prompt_tokens - min(hit_blocks, (self.prompt_tokens - 1) // self.block_tokens) * self.block_tokens
+
+
+def sample_depths(chain: Chain) -> tuple[int, ...]:
+    """Depths in blocks at which the chain is sampled, shallowest first; the last is that of its last full block.
+
+    A prompt shorter than one block has no full block and no sample: there is nothing to find again.
+    """
+    full_blocks = min(len(chain.hashes), chain.prompt_tokens // chain.block_tokens)
+    if full_blocks == 0:
+        return ()
+    stride = max(1, SAMPLE_TOKENS // chain.block_tokens)
+    return (*range(stride, full_blocks, stride), full_blocks)

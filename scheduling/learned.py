@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import field
 
 from scheduling.ttft_model import PRIOR_WEIGHTS
 from scheduling.values import value
 from scheduling.weights import Form
 
 DEFAULT_BYTES_PER_TOKEN = 4.0
+PAIRS_UNIT = 1e8
+"""Attention pairs are learned in this unit, so that all features are about one."""
 
 
 @value
@@ -19,24 +21,16 @@ class Learned:
     ttft_weights: tuple[float, ...] = PRIOR_WEIGHTS
     """Of the pool's TTFT model, see ``scheduling.ttft_model``."""
 
-    @property
-    def ttft(self) -> Form:
-        """The expected TTFT, learned from the pool's own history."""
-        return _ttft_form(self.ttft_weights)
+    ttft: Form = field(init=False, compare=False, repr=False)
+    """The expected TTFT, learned from the pool's own history."""
 
-
-PAIRS_UNIT = 1e8
-"""Attention pairs are learned in this unit, so that all features are about one."""
-
-
-@lru_cache(maxsize=64)
-def _ttft_form(weights: tuple[float, ...]) -> Form:
-    constant, ahead, compute, attention, kv_demand = weights
-    return Form(
-        constant=constant,
-        ahead_s=ahead,
-        progress_s=-ahead,
-        compute_s=compute,
-        attention_pairs=attention / PAIRS_UNIT,
-        kv_demand=kv_demand,
-    )
+    def __post_init__(self) -> None:
+        constant, ahead, compute, attention, kv_demand = self.ttft_weights
+        self.ttft = Form(  # type: ignore[misc]  # the one assignment
+            constant=constant,
+            ahead_s=ahead,
+            progress_s=-ahead,
+            compute_s=compute,
+            attention_pairs=attention / PAIRS_UNIT,
+            kv_demand=kv_demand,
+        )

@@ -76,8 +76,9 @@ class _Forwarding:
         self._asks_usage = inference_request.leaves_usage_open and plane.settings.ask_usage
         self._deadline_s = downstream.asked_s + plane.settings.total_timeout_s
         # A field the router checks itself, or replaces, must not reach an instance.
-        keep_credentials = plane.upstream_authorization is None and not plane.keys
-        self._fields = fields_for_instance(request.fields, keep_credentials=keep_credentials, http_10=request.http_10)
+        self._fields = fields_for_instance(
+            request.fields, keep_credentials=plane.keeps_credentials, http_10=request.http_10
+        )
         if plane.upstream_authorization is not None:
             self._fields += b"authorization: %b\r\n" % plane.upstream_authorization
 
@@ -202,7 +203,7 @@ class _Forwarding:
                 edits.append((form_model_span(body), model.encode()))
             else:
                 edits.append((inference_request.model_span or json_model_span(body), orjson.dumps(model)))
-        return edited(body, edits)
+        return edited(body, edits) if edits else [body]
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> list[Header]:

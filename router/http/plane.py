@@ -45,7 +45,9 @@ class DataPlane:
     draining: Callable[[], bool]
     """While true, answers close their connections."""
     upstream_authorization: bytes | None
-    """``Authorization`` sent to instances; None keeps the client's if the router itself checks no key."""
+    """``Authorization`` sent to instances; None: the client's, if that reaches them."""
+    keeps_credentials: bool
+    """Whether the client's credentials reach instances: only if the router checks no key itself, and sends none."""
 
     def close(self) -> None:
         """Close idle connections to instances and stop the timer; call after the server has shut down."""
@@ -88,6 +90,7 @@ def build_data_plane(
         bodies=bodies,
         long_bodies=LongBodies(bodies),
         keys=ApiKeys(key.get_secret_value() for key in settings.api_keys),
+        keeps_credentials=upstream_key is None and not settings.api_keys,
         observer=observer or NullObserver(),
         cors=CorsRule(settings.cors_origins) if settings.cors_origins else None,
         draining=draining,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from scheduling.chain import Chain
-from scheduling.prefix_samples import sample_depths
+from scheduling.chain import Chain, sample_depths
 
 LEAST_LOADED = 2
 """Least loaded instances in the reply to a placement."""

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import hiredis
 from redis.asyncio import ConnectionPool
 from redis.exceptions import RedisError, ResponseError
 
-from statestore.errors import StoreError
-from statestore.redis.packing import Argument, Command, PackedCall, bulk, pack
+from statestore.errors import StoreError, StoreUnavailableError
 from statestore.redis.replies import MovedElsewhereError, ScriptMissingError, call_error
+from statestore.redis.wire import Wire
 from statestore.scripts import Script
+
+Argument = bytes | str | int | float
+Command = Sequence[Argument]
+
+
+def pack(command: Command) -> bytes:
+    """The command as it is sent."""
+    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]  # the stub knows tuples of one
+    return packed
+
+
+def bulk(text: bytes) -> bytes:
+    """One argument."""
+    return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+class PackedCall(NamedTuple):
+    """Keys and arguments of a script, packed, without what the caller of scripts puts in front of them."""
+
+    key_count: int
+    keys: bytes
+    argument_count: int
+    arguments: bytes
+
 
 TestClock = Callable[[], int]
 """Milliseconds; replaces the server's clock, so that tests can drive two stores in lockstep."""
@@ -149,3 +175,60 @@ async def _reply(connection: Any) -> Any:
         return await connection.read_response()
     except ResponseError as error:
         return call_error(error)
+
+
+class BatchedCalls(Calls):
+    """Over one ``Wire`` at a time, made when needed, made again when lost, for processes with many calls at once: a
+    batch costs the kernel and both sides one wake-up. One caller's attempt to connect serves all."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._wire: Wire | None = None
+        self._connecting: asyncio.Task[Wire] | None = None
+        self._closed = False
+
+    def send(self, command: bytes) -> Awaitable[Any]:
+        wire = self._wire
+        return wire.send(command) if wire is not None and wire.takes_commands else self._send_when_ready(command)
+
+    async def _send_when_ready(self, command: bytes) -> Any:
+        wire = await self._ready()
+        return await wire.send(command)
+
+    async def together(self, commands: Sequence[Command]) -> list[Any]:
+        wire = await self._ready()
+        # In one piece: on a shared connection no other command may slip in, and no part may be left out.
+        futures = [wire.send(command) for command in transaction(commands)]
+        return results_of(await asyncio.gather(*futures, return_exceptions=True))
+
+    async def _ready(self) -> Wire:
+        wire = self._wire
+        if wire is None or not wire.is_connected:
+            if self._closed:
+                raise StoreUnavailableError("the store was closed")
+            if self._connecting is None:
+                self._connecting = asyncio.get_running_loop().create_task(self._connect())
+                # Retrieved here, as all waiting callers may have given up by then.
+                self._connecting.add_done_callback(lambda attempt: attempt.cancelled() or attempt.exception())
+            # Shielded: a caller that gives up must not take the attempt from the others that wait for it.
+            wire = await asyncio.shield(self._connecting)
+        if not wire.has_room:
+            raise StoreUnavailableError("the store is too far behind: too many calls wait for it")
+        return wire
+
+    async def _connect(self) -> Wire:
+        try:
+            self._wire = await Wire.open(self.connections, self._timeout_s)
+            return self._wire
+        finally:
+            self._connecting = None
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError, StoreError):
+                await self._connecting
+        if self._wire is not None:
+            self._wire.abort()
+        await super().close()

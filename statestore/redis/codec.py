@@ -20,7 +20,7 @@ from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
 from scheduling.request import Request, RequestState
 from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
-from statestore.redis.packing import bulk
+from statestore.redis.calls import bulk
 
 _STATES = {state.value: state for state in InstanceState}
 

@@ -9,8 +9,7 @@ from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
 from statestore.redis import codec
-from statestore.redis.calls import Calls
-from statestore.redis.packing import Argument
+from statestore.redis.calls import Argument, Calls
 
 _NAMES_PER_CALL = 1000
 

@@ -21,7 +21,7 @@ from statestore.leases import RETIRED, Lease
 from statestore.redis import codec
 from statestore.redis.calls import Calls, ClientCalls
 from statestore.redis.codec import LoadReader, pairs_from
-from statestore.redis.placed import MAX_MOVES, PlacedRequests
+from statestore.redis.placing import MAX_MOVES, PlacedRequests
 from statestore.redis.sums import add_up
 from statestore.redis.views import Views
 

@@ -6,13 +6,18 @@ from functools import lru_cache
 
 import orjson
 
+from scheduling.chain import sample_depths
+from scheduling.granting import Grant
 from scheduling.placement import Placement, PlaceReply, PlaceStatus
-from scheduling.prefix_samples import sample_depths
 from scheduling.weights import Form
 from statestore.keys import InstanceKeys, PoolKeys
+from statestore.redis.calls import PackedCall, bulk
 from statestore.redis.codec import HASH_BYTES, load_from, pack_chain, pack_new_request, queue_head_from
-from statestore.redis.packing import PackedCall, bulk
 
+MAX_PLACED = 131_072
+"""Hints kept at most, the oldest dropped first; a missing hint costs one look-up."""
+MAX_MOVES = 8
+"""A request that moved this often within one call can wait for the next."""
 _STATUSES = {status.value: status for status in PlaceStatus}
 
 
@@ -121,3 +126,25 @@ def reply_from(placement: Placement, text: bytes) -> PlaceReply:
         tuple(to_ask),
         None if queue is None else queue_head_from(instance_id, queue),
     )
+
+
+class PlacedRequests:
+    """Instance id by request id, bounded in number."""
+
+    def __init__(self) -> None:
+        self._instances: dict[str, str] = {}
+
+    def get(self, request_id: str) -> str | None:
+        return self._instances.get(request_id)
+
+    def put(self, request_id: str, instance_id: str) -> None:
+        self._instances[request_id] = instance_id
+        if len(self._instances) > MAX_PLACED:
+            del self._instances[next(iter(self._instances))]
+
+    def granted(self, grant: Grant) -> None:
+        if grant.request_id in self._instances:
+            self._instances[grant.request_id] = grant.instance_id
+
+    def discard(self, request_id: str) -> None:
+        self._instances.pop(request_id, None)

@@ -18,12 +18,10 @@ from statestore.base import Membership, PoolOverview, PoolSnapshot, SettingsChan
 from statestore.keys import PoolKeys
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
 from statestore.redis import codec
-from statestore.redis.calls import Calls, ClientCalls
+from statestore.redis.calls import Calls, ClientCalls, Command
 from statestore.redis.kv_events import KvEventCalls
 from statestore.redis.leader import LeaderCalls
-from statestore.redis.packing import Command
-from statestore.redis.placed import PlacedRequests
-from statestore.redis.placing import PlaceCalls, reply_from
+from statestore.redis.placing import PlaceCalls, PlacedRequests, reply_from
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.stream import Stream
 

@@ -19,9 +19,8 @@ from redis.crc import key_slot
 
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.redis.calls import ClientCalls
+from statestore.redis.calls import ClientCalls, Command
 from statestore.redis.connections import Address, Place, connection_pool
-from statestore.redis.packing import Command
 from statestore.redis.tls import tls_context
 from statestore.url import parse_store_url, without_password
 

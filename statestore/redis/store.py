@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from scheduling.settings import SchedulingSettings
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.redis.batched import BatchedCalls
-from statestore.redis.calls import Calls, ClientCalls, TestClock
-from statestore.redis.placed import PlacedRequests
+from statestore.redis.calls import BatchedCalls, Calls, ClientCalls, TestClock
+from statestore.redis.placing import PlacedRequests
 from statestore.redis.pool import RedisPool
 from statestore.redis.servers import Servers
 from statestore.redis.subscriber import GrantSubscriber

@@ -14,9 +14,8 @@ from statestore.base import Membership, PoolOverview, PoolSnapshot
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.redis import codec
-from statestore.redis.calls import Calls
+from statestore.redis.calls import Calls, Command
 from statestore.redis.codec import LoadReader, pairs_from
-from statestore.redis.packing import Command
 
 _MAX_CHANGES = 8
 _RECORDS_PER_CALL = 500

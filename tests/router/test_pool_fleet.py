@@ -253,13 +253,14 @@ async def test_a_deferred_request_is_served_when_the_engine_has_nothing_else_or_
 async def test_waits_and_rates_come_from_the_load_last_told(start_runtime: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", prefill_tokens_per_s=500.0),))
     fleet = runtime.pools.pools["default"].fleet
-    assert fleet.prefill_rate("a") == 500.0  # the prior, before anything was told
-    assert fleet.dispatched_tokens("a") == 0
+    spec = fleet.view.instances["a"]
+    assert fleet.prefill_delay_s(spec, 1000, was_held=False) == 2.0, "by the prior, before anything was told"
     requests = [await runtime.lifecycle.place(tools.request("x" * 2000)) for _ in range(2)]
 
     # 500 tokens of the first were pending when the second was placed
     assert fleet.expected_wait_s("a") == 1.0
-    assert fleet.dispatched_tokens("a") == 500
+    assert fleet.prefill_delay_s(spec, 1000, was_held=False) == 3.0, "the first one's 500 tokens are prefilled before"
+    assert fleet.prefill_delay_s(spec, 1000, was_held=True) == (spec.dispatch_window_tokens + 1000) / 500
     assert fleet.expected_wait_s("unknown") == 1.0
     for request in requests:
         request.finish(Outcome.COMPLETED)
@@ -277,8 +278,8 @@ async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, 
 
     pool.fleet.forget_departed()
 
-    assert pool.fleet.dispatched_tokens("a") == 0
-    assert pool.fleet.prefill_rate("a") != 500.0
+    slower = tools.spec("a", prefill_tokens_per_s=100.0)
+    assert pool.fleet.prefill_delay_s(slower, 1000, was_held=False) == 10.0
 
 
 async def test_a_reply_of_another_epoch_brings_the_view_up_to_date(start_runtime: Any, store: Any, tools: Any) -> None:

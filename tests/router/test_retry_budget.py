@@ -6,11 +6,12 @@ from router.retry_budget import RetryBudget
 
 
 def test_retries_are_bounded_by_the_share_of_requests() -> None:
-    budget = RetryBudget(share=0.1, per_s=0.0, now_s=0.0)
+    accepted = 0
+    budget = RetryBudget(0.1, 0.0, 0.0, lambda: accepted)
 
     granted = 0
     for _ in range(100):
-        budget.deposit()
+        accepted += 1
         granted += budget.withdraw(0.0)
 
     assert 9 <= granted <= 10
@@ -34,6 +35,7 @@ def test_asking_what_is_available_takes_nothing() -> None:
 
 
 def test_no_budget_means_no_retry() -> None:
-    budget = RetryBudget(share=0.0, per_s=0.0, now_s=0.0)
-    budget.deposit()
+    accepted = 0
+    budget = RetryBudget(0.0, 0.0, 0.0, lambda: accepted)
+    accepted += 1
     assert not budget.withdraw(1e6)

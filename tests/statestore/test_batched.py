@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from statestore.errors import StoreUnavailableError
-from statestore.redis.batched import BatchedCalls
+from statestore.redis.calls import BatchedCalls
 from tests.statestore.scripted_server import ScriptedServer, connections_to, scripted_server
 
 

@@ -12,8 +12,7 @@ import redis
 
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
-from statestore.redis.batched import BatchedCalls
-from statestore.redis.calls import Calls, ClientCalls
+from statestore.redis.calls import BatchedCalls, Calls, ClientCalls
 from statestore.redis.terms import terms_of
 from statestore.scripts import load_scripts
 from tests.statestore.samples import SCHEDULING

@@ -11,7 +11,7 @@ from scheduling.queue_order import QueueOrder
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.redis.leader import LeaderCalls
-from statestore.redis.placed import PlacedRequests
+from statestore.redis.placing import PlacedRequests
 
 RECORD = [
     part
