@@ -225,6 +225,7 @@ def welcome(plan: FleetPlan, took_s: float, directory: Path) -> str:
             f"The fleet is ready after {took_s:.1f} s (its instances are{emulated} emulated). Ctrl-C stops it.",
             "",
             f"  endpoint  {plan.endpoint}/v1   (model {model!r}, any API key)",
+            *((f"  live page {plan.endpoint}/ui",) if plan.settings.router.ui else ()),
             f"  store     {plan.store_shown_as}",
             f"  logs      {directory}   (deleted at a clean stop)",
             "",

@@ -33,6 +33,7 @@ from router.http.paths import INFERENCE_PATHS, similar_paths
 from router.listeners import is_loopback
 from router.runtime import Runtime, package_version
 from router.settings import RouterSettings
+from router.ui.routes import add_ui
 from statestore.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -59,9 +60,11 @@ def create_app(runtime: Runtime) -> FastAPI:
     _add_operation(app, runtime)
     _warn_of_open_admin(settings)
     admin_keys = [settings.admin_key] if settings.admin_key is not None else []
-    needs_admin = [Depends(require_key(admin_keys, "send the admin key as 'Authorization: Bearer KEY'"))]
+    needs_admin = Depends(require_key(admin_keys, "send the admin key as 'Authorization: Bearer KEY'"))
     for part in _ADMIN:
-        app.include_router(part.routes, dependencies=needs_admin)
+        app.include_router(part.routes, dependencies=[needs_admin])
+    if settings.ui:
+        add_ui(app, runtime, needs_admin)
     return app
 
 

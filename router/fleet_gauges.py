@@ -41,8 +41,8 @@ class FleetOverviews:
         self._locks = {name: asyncio.Lock() for name in pools}
         self.overviews: dict[str, PoolOverview] = {}
 
-    async def get(self, pool: str) -> PoolOverview:
-        """A overview no older than ``MAX_AGE_S``; callers at the same time share one store call.
+    async def get(self, pool: str, max_age_s: float = MAX_AGE_S) -> PoolOverview:
+        """An overview no older than ``max_age_s``; callers at the same time share one store call.
 
         Raises:
             StoreUnavailableError: the store is out of reach and there is no fresh one.
@@ -50,7 +50,7 @@ class FleetOverviews:
         async with self._locks[pool]:
             fetched_s = self._fetched_s.get(pool)
             now_s = self._clock.monotonic_s()
-            if fetched_s is None or now_s - fetched_s >= MAX_AGE_S:
+            if fetched_s is None or now_s - fetched_s >= max_age_s:
                 self.overviews[pool] = await measured(self._call, self._pools[pool].overview())
                 self._fetched_s[pool] = now_s
             return self.overviews[pool]

@@ -46,6 +46,7 @@ class RouterSettings(BaseModel):
     )
 
     # browsers ------------------------------------------------------------------------------------------------
+    ui: bool = Field(True, description="the live page at /ui; its data need the admin key where one is set")
     cors_origins: tuple[Origin, ...] = Field(
         (), description="origins whose pages may call inference and /v1/models from a browser (https://HOST, or *)"
     )

@@ -35,9 +35,16 @@ class Ring:
 
     def successor(self, key: int) -> str:
         """The instance at the first anchor clockwise of where ``key`` (64 bits) falls."""
-        position = xxhash.xxh3_64_intdigest(key.to_bytes(8, "big"), self.seed)
-        index = bisect_left(self.positions, position)
+        index = bisect_left(self.positions, self.position_of(key))
         return self.owners[index % len(self.owners)]
+
+    def position_of(self, key: int) -> int:
+        """Where a key (64 bits) falls on this ring, 0..2**64-1."""
+        return xxhash.xxh3_64_intdigest(key.to_bytes(8, "big"), self.seed)
+
+    def owners_at(self, positions: Iterable[int]) -> list[str]:
+        """The instance that each position belongs to: the first anchor clockwise of it. The ring must have one."""
+        return [self.owners[bisect_left(self.positions, position) % len(self.owners)] for position in positions]
 
     def with_change(self, leaving: Iterable[str], joining: Iterable[str]) -> Ring:
         """The ring without ``leaving`` and with ``joining``; anchors of all others do not move.

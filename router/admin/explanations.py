@@ -18,6 +18,7 @@ from router.admin.auth import key_of
 from router.admin.scope import RuntimeParam
 from router.errors import NotFoundError
 from router.explain import KEPT_EXPLANATIONS, Explanation
+from router.explain_costs import costs_of
 from router.runtime import Runtime
 from scheduling.request import Request as RequestRecord
 
@@ -87,10 +88,15 @@ def _explanation(runtime: Runtime, request_id: str) -> Explanation | None:
 
 
 def _story(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
+    pool = runtime.pools.pools[explanation.pool]
+    story = asdict(explanation)
+    for told, each in zip(story["rounds"], explanation.rounds, strict=True):
+        told["costs"] = costs_of(explanation, each, pool)
     return {
         "replica_id": runtime.context.replica_id,
-        **asdict(explanation),
+        **story,
         "hash_key": f"{explanation.hash_key:016x}",
+        "block_tokens": pool.scheduling.block_tokens,
     }
 
 

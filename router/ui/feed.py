@@ -1,0 +1,201 @@
+"""The frames of the live page: one reading of the store a second for all viewers of a replica, none without viewers.
+
+A frame is a server-sent event, encoded once. ``hello`` has all that a new viewer needs; a ``tick`` has the figures of
+now and what is new. A viewer that falls behind by more than the kept frames is told ``hello`` again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import orjson
+
+from router.runtime import Runtime, package_version
+from router.traffic import FleetTraffic
+from router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS, merged_keys, pool_figures, topology
+from router.ui.happenings import Reading, happenings
+from router.ui.own_requests import Keys, OwnRequests
+from router.ui.peers import Peers
+from statestore.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+_MAX_AGE_S = INTERVAL_S / 2
+"""Of a reading that another reader of this replica caused: a scrape, or the same tick."""
+MAX_VIEWERS = 64
+_KEPT_FRAMES = 5
+_KEPT_REQUESTS = 60
+_KEPT_HAPPENINGS = 80
+
+
+class Feed:
+    """The frames of one replica. ``frames`` is one viewer's stream."""
+
+    def __init__(self, runtime: Runtime, peers: Peers) -> None:
+        self._runtime = runtime
+        self._peers = peers
+        self._viewers = 0
+        self._task: asyncio.Task[None] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._sequence = 0
+        self._frames: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_FRAMES)
+        self._news = asyncio.Event()
+        self._traffic = {name: FleetTraffic() for name in self._runtime.pools.pools}
+        self._own = OwnRequests(self._runtime)
+        self._seen: dict[str, Reading] = {}
+        self._told: dict[str, tuple[int, int]] = {}
+        """Epoch and tree version of the topology that was sent last, by pool."""
+        self._requests: deque[list[Any]] = deque(maxlen=_KEPT_REQUESTS)
+        self._happened: deque[list[Any]] = deque(maxlen=_KEPT_HAPPENINGS)
+        self._figures: dict[str, Any] = {}
+
+    @property
+    def viewers(self) -> int:
+        return self._viewers
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """Server-sent events, until the replica drains."""
+        self._viewers += 1
+        try:
+            self._start()
+            seen = -1  # no frame follows it
+            while not self._runtime.context.draining:
+                news, unread = self._news, [each for each in self._frames if each[0] > seen]
+                if unread and unread[0][0] > seen + 1:  # new here, or fell behind
+                    seen = self._sequence
+                    yield self._hello()
+                elif unread:
+                    seen, encoded = unread[0]
+                    yield encoded
+                else:
+                    await news.wait()
+        finally:
+            self._viewers -= 1
+            if not self._viewers:
+                self._stop()
+
+    def _start(self) -> None:
+        if self._task is None or self._task.done():
+            self._reset()
+            self._task = asyncio.create_task(self._run())
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        """Read and publish every second, until cancelled: when nobody looks."""
+        clock = self._runtime.context.clock
+        try:
+            while True:
+                began_s = clock.monotonic_s()
+                try:
+                    self._publish("tick", await self._tick())
+                except Exception:  # the page must say that figures are missing, not stop
+                    log.exception("the live page could not be renewed")
+                if self._runtime.context.draining:
+                    return
+                await clock.sleep(max(0.1, INTERVAL_S - (clock.monotonic_s() - began_s)))
+        finally:
+            self._peers.stop()
+            self._wake()
+
+    def _publish(self, event: str, body: Any) -> None:
+        self._sequence += 1
+        self._frames.append((self._sequence, frame(event, body)))
+        self._wake()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    # what a frame says ------------------------------------------------------------------------------------------
+    def _hello(self) -> bytes:
+        runtime = self._runtime
+        return frame(
+            "hello",
+            {
+                "replica_id": runtime.context.replica_id,
+                "version": package_version(),
+                "load_fields": ["id", "state", *LOAD_FIELDS],
+                "request_fields": REQUEST_FIELDS,
+                "pools": [
+                    {
+                        "name": name,
+                        "model": pool.settings.model,
+                        "policy": pool.policy.name,
+                        "slo_s": pool.scheduling.slo_ttft_s,
+                        "block_tokens": pool.scheduling.block_tokens,
+                    }
+                    for name, pool in runtime.pools.pools.items()
+                ],
+                "topology": {name: topology(pool.view.view) for name, pool in runtime.pools.pools.items()},
+                "requests": list(self._requests),
+                "happened": list(self._happened),
+                **self._figures,
+            },
+        )
+
+    async def _tick(self) -> dict[str, Any]:
+        requests, keys = self._own.news(), [self._own.keys()]
+        for rows, counts in self._peers.take(await self._peer_urls()):
+            requests += rows
+            keys.append(counts)
+        happened: list[list[Any]] = []
+        pools = {name: await self._pool(name, keys, happened) for name in self._runtime.pools.pools}
+        self._requests.extend(requests)
+        self._happened.extend(happened)
+        self._figures = {"at_s": round(time.time(), 2), "viewers": self._viewers, "pools_now": pools}
+        changed = dict(self._changed_topologies())
+        return {**self._figures, "requests": requests, "happened": happened, "topology": changed}
+
+    async def _pool(self, name: str, keys: Sequence[Keys], happened: list[list[Any]]) -> dict[str, Any]:
+        view, state = self._runtime.pools.pools[name].view.view, self._runtime.replicas[name].store_state
+        try:
+            overview = await self._runtime.fleet.get(name, _MAX_AGE_S)
+        except StoreError:
+            return {"store": state}
+        reading = Reading(overview, view)
+        if name in self._seen:
+            now_s = round(time.time(), 1)
+            happened += [[now_s, name, kind, words] for kind, words in happenings(self._seen[name], reading)]
+        self._seen[name] = reading
+        traffic = self._traffic[name].read(overview.replicas)
+        counts = merged_keys(each.get(name, {}) for each in keys)
+        return {"store": state, **pool_figures(overview, traffic, counts, view.rings)}
+
+    def _changed_topologies(self) -> Iterator[tuple[str, Any]]:
+        for name, pool in self._runtime.pools.pools.items():
+            view = pool.view.view
+            version = view.epoch, view.tree_version
+            if self._told.get(name) != version:
+                self._told[name] = version
+                yield name, topology(view)
+
+    async def _peer_urls(self) -> dict[str, str]:
+        """Where the other replicas that are alive stream their requests."""
+        urls: dict[str, str] = {}
+        for name in self._runtime.pools.pools:
+            try:
+                overview = await self._runtime.fleet.get(name, _MAX_AGE_S)
+            except StoreError:
+                continue
+            for replica in overview.replicas:
+                url = replica.info.get("ops_url", "")
+                if url and replica.is_alive(overview.now_ms) and replica.replica_id != self._runtime.context.replica_id:
+                    urls[replica.replica_id] = url
+        return urls
+
+
+def frame(event: str, body: Any) -> bytes:
+    """One server-sent event."""
+    return b"event: %b\ndata: %b\n\n" % (event.encode(), orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS))

@@ -1,0 +1,148 @@
+"""What the live page shows, as plain data: pure functions of a pool's overview, its view and its explained requests.
+
+Lists instead of objects where there is one per instance or request: they are sent every second.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from router.explain import Explanation
+from router.traffic import TrafficCounts
+from scheduling.instance import InstanceLoad
+from scheduling.ring import DualRing, Ring
+from scheduling.view import ClusterView
+from statestore.base import PoolOverview
+
+RING_ARCS = 720
+"""Samples of each ring: half a degree."""
+SHOWN_KEYS = 16
+SHOWN_HOT_PREFIXES = 32
+_RING_SIZE = 1 << 64
+
+LOAD_FIELDS = (
+    "pending_tokens", "dispatched_tokens", "deferred_tokens", "queued_requests", "running_requests", "context_tokens",
+    "kv_capacity_tokens", "cached_blocks", "dispatch_window_tokens", "prefill_tokens_per_s", "stalled_s",
+)  # fmt: skip
+"""Of every instance, behind its id and its state."""
+
+REQUEST_FIELDS = (
+    "id", "received_unix_s", "model", "pool", "instance_id", "prompt_tokens", "cached_tokens", "held_s",
+    "first_token_s", "done_s", "slo_s", "outcome", "reason", "tries", "replica_id", "hash_key",
+)  # fmt: skip
+
+
+def load_row(load: InstanceLoad) -> list[Any]:
+    """One instance, as ``LOAD_FIELDS`` says."""
+    return [
+        load.instance_id, load.state.value, load.pending_tokens, load.dispatched_tokens, load.deferred_tokens,
+        load.queued_requests, load.running_requests, load.context_tokens, load.kv_capacity_tokens, load.cached_blocks,
+        load.dispatch_window_tokens, round(load.prefill_tokens_per_s), round(load.stalled_s, 1),
+    ]  # fmt: skip
+
+
+def pool_figures(
+    overview: PoolOverview, traffic: TrafficCounts, keys: Mapping[int, tuple[int, int]], rings: DualRing
+) -> dict[str, Any]:
+    """What moves every second. ``keys`` are hash keys with their length in blocks and their requests."""
+    leader = overview.leader
+    return {
+        "loads": [load_row(load) for load in overview.loads.values()],
+        "replicas": [
+            [
+                replica.replica_id,
+                replica.is_alive(overview.now_ms),
+                replica.info.get("requests", ""),
+                replica.info.get("host", ""),
+                replica.info.get("version", ""),
+            ]
+            for replica in sorted(overview.replicas, key=lambda replica: replica.replica_id)
+        ],
+        "leader": None if leader is None else {"owner": leader.owner, "fence": leader.fence},
+        "migrations": dict(overview.migrations),
+        "traffic": {name: getattr(traffic, name) for name in TrafficCounts.__dataclass_fields__},
+        "keys": _hottest(keys, rings),
+    }
+
+
+def _hottest(keys: Mapping[int, tuple[int, int]], rings: DualRing) -> list[list[Any]]:
+    """Hash key, its length in blocks, its requests, where it falls on either ring (0..1), its pair; most requests
+    first."""
+    most = sorted(keys.items(), key=lambda entry: (-entry[1][1], entry[0]))[:SHOWN_KEYS]
+    return [
+        [
+            f"{key:016x}",
+            blocks,
+            count,
+            round(rings.first.position_of(key) / _RING_SIZE, 5),
+            round(rings.second.position_of(key) / _RING_SIZE, 5),
+            list(rings.pair(key)),
+        ]
+        for key, (blocks, count) in most
+    ]
+
+
+def topology(view: ClusterView) -> dict[str, Any]:
+    """What moves with members and hot prefixes: the rings as arcs of equal length, each the index of the member that
+    owns its middle, and the hot prefixes with their depth in blocks."""
+    hot = sorted(view.tree.hot.items(), key=lambda entry: (-entry[1], entry[0]))
+    return {
+        "epoch": view.epoch,
+        "tree_version": view.tree_version,
+        "members": list(view.rings.members),
+        "urls": {instance_id: spec.url for instance_id, spec in view.instances.items()},
+        "rings": [_arcs(ring, view.rings.members) for ring in (view.rings.first, view.rings.second)],
+        "hot_prefixes": len(hot),
+        "hot": [[f"{prefix:016x}", depth] for prefix, depth in hot[:SHOWN_HOT_PREFIXES]],
+    }
+
+
+def _arcs(ring: Ring, members: Sequence[str]) -> list[int]:
+    if not members:
+        return []
+    index = {member: number for number, member in enumerate(members)}
+    step = _RING_SIZE // RING_ARCS
+    return [index[owner] for owner in ring.owners_at(step * arc + step // 2 for arc in range(RING_ARCS))]
+
+
+def request_row(explanation: Explanation, replica_id: str) -> list[Any]:
+    """One request, as ``REQUEST_FIELDS`` says; what is not known yet is None."""
+    reported, rounds = explanation.reported_cached_tokens, explanation.rounds
+    return [
+        explanation.request_id,
+        round(explanation.received_unix_s, 2),
+        explanation.model,
+        explanation.pool,
+        explanation.instance_id or (rounds[-1].decision.instance_id if rounds else None),
+        explanation.reported_prompt_tokens or explanation.prompt_tokens,
+        explanation.expected_cached_tokens if reported is None else reported,
+        _rounded(explanation.held_s),
+        _rounded(explanation.first_token_s),
+        _rounded(explanation.done_s),
+        explanation.slo_s,
+        explanation.outcome,
+        rounds[-1].decision.reason.value if rounds else None,
+        1 + len(explanation.failures),
+        replica_id,
+        f"{explanation.hash_key:016x}",
+    ]
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def key_counts(explanations: Iterable[Explanation], pool: str) -> dict[int, tuple[int, int]]:
+    """The hash keys of a pool's requests, with their length in blocks and how many requests had them."""
+    counted = Counter((each.hash_key, each.key_blocks) for each in explanations if each.pool == pool)
+    return {key: (blocks, count) for (key, blocks), count in counted.items()}
+
+
+def merged_keys(several: Iterable[Mapping[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:
+    total: dict[int, tuple[int, int]] = {}
+    for counts in several:
+        for key, (blocks, count) in counts.items():
+            total[key] = (blocks, count + total.get(key, (0, 0))[1])
+    return total

@@ -1,0 +1,102 @@
+"""What the other replicas placed: one stream to each of them, open only while somebody looks at this one's page.
+
+A request is known in detail to the replica that placed it alone, so a page of one replica would show a part of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import orjson
+
+from router.ui.own_requests import Keys
+
+log = logging.getLogger(__name__)
+
+PATH = "/ui/replica-stream"
+RETRY_S = 5.0
+_SILENT_S = 5.0
+_KEPT_ROWS = 60
+"""Of one peer, between two ticks of this replica's own."""
+
+
+class Peers:
+    """Streams from peers, by replica id."""
+
+    def __init__(self, own_id: str, admin_key: str | None) -> None:
+        self._own_id = own_id
+        self._headers = {} if admin_key is None else {b"authorization": b"Bearer " + admin_key.encode()}
+        self._client: httpx.AsyncClient | None = None
+        self._streams: dict[str, _PeerStream] = {}
+
+    def take(self, urls: Mapping[str, str]) -> list[tuple[list[list[Any]], Keys]]:
+        """What the peers at ``urls`` (by replica id) sent since the last call; opens and closes streams as they come
+        and go. Never waits."""
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                headers=self._headers, trust_env=False, timeout=httpx.Timeout(2.0, read=_SILENT_S)
+            )
+        for gone in self._streams.keys() - urls.keys():
+            self._streams.pop(gone).stop()
+        for replica_id, url in urls.items():
+            if replica_id not in self._streams:
+                self._streams[replica_id] = _PeerStream(self._client, url, replica_id)
+        return [stream.take() for stream in self._streams.values()]
+
+    def stop(self) -> None:
+        """Close all streams. A later ``take`` opens them again."""
+        for stream in self._streams.values():
+            stream.stop()
+        self._streams.clear()
+        client, self._client = self._client, None
+        if client is not None:
+            self._closing = asyncio.get_running_loop().create_task(client.aclose())
+
+
+class _PeerStream:
+    """One peer's stream, opened again while it fails."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str, replica_id: str) -> None:
+        self._client = client
+        self._url = url + PATH
+        self._replica_id = replica_id
+        self._rows: deque[list[Any]] = deque(maxlen=_KEPT_ROWS)
+        self._keys: Keys = {}
+        self._task = asyncio.create_task(self._run())
+
+    def take(self) -> tuple[list[list[Any]], Keys]:
+        rows = list(self._rows)
+        self._rows.clear()
+        return rows, self._keys
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._read()
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+                log.debug("the live page has no stream from %s: %s", self._replica_id, error)
+            self._keys = {}
+            await asyncio.sleep(RETRY_S)
+
+    async def _read(self) -> None:
+        async with self._client.stream("GET", self._url) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                told = orjson.loads(line[6:])
+                if told["replica_id"] != self._replica_id:  # several replicas share an address
+                    return
+                self._rows.extend(told["requests"])
+                self._keys = {
+                    pool: {int(key): (blocks, count) for key, (blocks, count) in counts.items()}
+                    for pool, counts in told["keys"].items()
+                }

@@ -1,0 +1,156 @@
+"""The frames of the live page: one reading for all viewers, nothing without viewers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+
+from router.outcome import Outcome
+from router.ui.feed import Feed
+from router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS
+from router.ui.peers import Peers
+from statestore.errors import StoreUnavailableError
+
+
+class Viewer:
+    """One open page."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._frames: AsyncIterator[bytes] = feed.frames()
+        self._next: asyncio.Future[bytes] | None = None
+
+    async def read(self) -> tuple[str, Any]:
+        """The next frame: its event and its body."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(anext(self._frames))  # type: ignore[arg-type]
+        frame, self._next = await asyncio.wait_for(asyncio.shield(self._next), 5), None
+        event, data, *_ = frame.decode().split("\n")
+        return event.removeprefix("event: "), orjson.loads(data.removeprefix("data: "))
+
+    async def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait((self._next,))
+        await self._frames.aclose()  # type: ignore[attr-defined]
+
+
+def feed_of(runtime: Any) -> Feed:
+    return Feed(runtime, Peers(runtime.context.replica_id, None))
+
+
+async def test_a_new_viewer_is_told_everything_and_then_what_is_new(start_runtime: Any, clock: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    (await runtime.lifecycle.place(tools.request("x" * 400, request_id="one"))).finish(Outcome.COMPLETED)
+    viewer = Viewer(feed_of(runtime))
+
+    event, hello = await viewer.read()
+    (await runtime.lifecycle.place(tools.request("x" * 400, request_id="two"))).finish(Outcome.COMPLETED)
+    await clock.advance(1.0)
+    next_event, tick = await viewer.read()
+
+    assert (event, next_event) == ("hello", "tick")
+    assert hello["load_fields"] == ["id", "state", *LOAD_FIELDS]
+    assert hello["request_fields"] == list(REQUEST_FIELDS)
+    assert [row[0] for row in hello["requests"]] == ["one"]
+    assert [row[0] for row in tick["requests"]] == ["two"]
+    assert [row[0] for row in tick["pools_now"]["default"]["loads"]] == ["a", "b"]
+    assert {len(row) for row in tick["pools_now"]["default"]["loads"]} == {len(hello["load_fields"])}
+    assert {len(row) for row in tick["requests"]} == {len(REQUEST_FIELDS)}
+    [[_, blocks, requests, first, second, pair]] = tick["pools_now"]["default"]["keys"]
+    assert (blocks, requests, sorted(pair)) == (1, 2, ["a", "b"])
+    assert 0 <= first < 1
+    assert 0 <= second < 1
+    await viewer.close()
+
+
+async def test_all_viewers_share_one_reading_a_second_and_the_last_one_ends_it(
+    start_runtime: Any, clock: Any, tools: Any
+) -> None:
+    tampered: list[Any] = []
+    runtime = await start_runtime(through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0])
+    feed = feed_of(runtime)
+    viewers = [Viewer(feed) for _ in range(5)]
+
+    def readings() -> int:
+        return int(tampered[0].calls.count("overview"))
+
+    assert [(await viewer.read())[0] for viewer in viewers] == ["hello"] * 5
+    assert readings() == 1
+    await clock.advance(1.0)
+    assert [(await viewer.read())[0] for viewer in viewers] == ["tick"] * 5
+    assert readings() == 2
+    for viewer in viewers:
+        await viewer.close()
+    await clock.advance(10.0)
+
+    assert readings() == 2
+    assert feed.viewers == 0
+
+
+async def test_a_viewer_that_fell_behind_is_told_everything_again(start_runtime: Any, clock: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    feed = feed_of(runtime)
+    slow = Viewer(feed)
+    await slow.read()
+
+    for _ in range(8):
+        await clock.advance(1.0)
+
+    assert (await slow.read())[0] == "hello"
+    await slow.close()
+
+
+async def test_members_that_come_and_go_are_told_with_their_new_rings(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    viewer = Viewer(feed_of(runtime))
+    _, hello = await viewer.read()
+    await store.pool("default").put_instance(tools.spec("b"))
+    await runtime.pools.pools["default"].view.refresh()
+
+    await clock.advance(1.0)
+    _, tick = await viewer.read()
+
+    assert hello["topology"]["default"]["members"] == ["a"]
+    assert set(hello["topology"]["default"]["rings"][0]) == {0}
+    assert tick["topology"]["default"]["members"] == ["a", "b"]
+    assert set(tick["topology"]["default"]["rings"][0]) == {0, 1}
+    assert [happened[2:] for happened in tick["happened"]] == [["scale", "b joined as ready"]]
+    await clock.advance(1.0)
+    assert (await viewer.read())[1]["topology"] == {}
+    await viewer.close()
+
+
+async def test_a_store_that_is_away_is_said_and_ends_nothing(start_runtime: Any, clock: Any, tools: Any) -> None:
+    tampered: list[Any] = []
+    runtime = await start_runtime(through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0])
+    viewer = Viewer(feed_of(runtime))
+    await viewer.read()
+
+    async def away(*_: Any) -> None:
+        raise StoreUnavailableError("away")
+
+    tampered[0].before["overview"] = away
+    await clock.advance(1.0)
+    assert "loads" not in (await viewer.read())[1]["pools_now"]["default"]
+    del tampered[0].before["overview"]
+    await clock.advance(1.0)
+    assert "loads" in (await viewer.read())[1]["pools_now"]["default"]
+    await viewer.close()
+
+
+async def test_a_replica_that_drains_ends_its_streams(start_runtime: Any, clock: Any) -> None:
+    runtime = await start_runtime()
+    viewer = Viewer(feed_of(runtime))
+    await viewer.read()
+
+    runtime.context.draining = True
+    await clock.advance(1.0)
+    with pytest.raises(StopAsyncIteration):
+        await viewer.read()
+        await viewer.read()

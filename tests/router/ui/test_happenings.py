@@ -1,0 +1,61 @@
+"""What happened between two readings of a pool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from router.ui.happenings import Reading, happenings
+from router.view import empty_view
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceLoad, InstanceState
+from statestore.base import PoolOverview
+from statestore.leases import Lease, ReplicaInfo
+
+READY = InstanceState.READY
+
+
+def overview(*names: str, **changes: Any) -> PoolOverview:
+    loads = {name: InstanceLoad(name, READY) for name in names}
+    return replace(PoolOverview(1000, loads, (), None, {}), **changes)
+
+
+def told(before: PoolOverview, now: PoolOverview, *, hot: dict[int, int] | None = None) -> list[tuple[str, str]]:
+    view = empty_view()
+    return list(happenings(Reading(before, view), Reading(now, replace(view, tree=HotnessTree(hot or {})))))
+
+
+def test_nothing_happened_between_two_equal_readings() -> None:
+    assert told(overview("a"), overview("a")) == []
+
+
+def test_instances_join_leave_and_change_their_state() -> None:
+    down = {"a": InstanceLoad("a", InstanceState.DOWN), "c": InstanceLoad("c", READY)}
+
+    assert told(overview("a", "b"), overview(loads=down)) == [
+        ("scale", "c joined as ready"),
+        ("scale", "b left the fleet"),
+        ("state", "a: ready → down"),
+    ]
+
+
+def test_a_fleet_that_comes_up_at_once_is_one_line() -> None:
+    [(kind, words)] = told(overview(), overview(*(f"instance-{number}" for number in range(500))))
+
+    assert kind == "scale"
+    assert words.startswith("500 instances changed")
+
+
+def test_migrations_leaders_replicas_and_hot_prefixes_are_told() -> None:
+    replica = ReplicaInfo("r", 60_000, 60_000, {})
+    before = overview(migrations={"rebalance": 2}, leader=Lease("w1", 1, 9000))
+    now = overview(migrations={"rebalance": 3, "drain": 2}, leader=Lease("w2", 2, 9000), replicas=(replica,))
+
+    assert told(before, now, hot={1: 1, 2: 12}) == [
+        ("replica", "replica r joined"),
+        ("leader", "w2 leads"),
+        ("migration", "1 held request moved: rebalance"),
+        ("migration", "2 held requests moved: drain"),
+        ("hot", "2 prefixes became hot, up to 12 blocks long"),
+    ]
+    assert told(now, overview()) == [("replica", "replica r is gone"), ("leader", "w2 leads no more")]
