@@ -46,13 +46,13 @@ async def test_after_a_lost_connection_grants_come_again_without_a_caller(valkey
         assert await asyncio.wait_for(anext(feed), 5) == GRANT
 
         client.client_kill_filter(_type="pubsub")
-        await until(lambda: client.publish(CHANNEL, text_of(GRANT)))
+        # Again and again: the server may count the killed connection as a receiver for a moment.
+        await until(lambda: client.publish(CHANNEL, text_of(GRANT)) and len(told) > 1)
         assert await asyncio.wait_for(anext(feed), 5) == GRANT
     await subscriber.close()
 
-    assert told == [GRANT, GRANT]
-    with pytest.raises(StopAsyncIteration):
-        await anext(feed)
+    assert set(told) == {GRANT}
+    assert {grant async for grant in feed} <= {GRANT}  # and it ends
 
 
 @pytest.mark.parametrize("answers", [True, False])
