@@ -152,15 +152,17 @@ class Engine:
         """Plan the step at ``start_s``, and how often it can be repeated."""
         step = self._scheduler.plan_step(start_s)
         batch, costs = self._scheduler.batch, self.config.costs
+        sequences = batch.size if step.decodes else 0
         # Every decoding sequence attends to its newest token too.
-        context_tokens = batch.context_tokens + batch.size
+        context_tokens = batch.context_tokens + sequences if step.decodes else 0
         return Run(
             start_s=start_s,
             steps=1 if step.prefill_tokens else self._repeatable_steps(),
-            first_s=costs.step_s(step.prefill_tokens, step.prefill_pairs, batch.size, context_tokens),
-            growth_s=costs.context_token_s * batch.size,
+            first_s=costs.step_s(step.prefill_tokens, step.prefill_pairs, sequences, context_tokens),
+            growth_s=costs.context_token_s * sequences,
             first_step=batch.steps,
             prefilled=step.prefilled,
+            decodes=step.decodes,
         )
 
     def _repeatable_steps(self) -> int:
@@ -183,6 +185,9 @@ class Engine:
 
     def _settle(self, run: Run, steps: int) -> None:
         """Account for the first ``steps`` steps of the run, and for the blocks of the one after."""
+        if not run.decodes:
+            run.done = steps
+            return
         if steps > run.done:
             self._scheduler.advance_decode(steps - run.done)
             run.done = steps

@@ -4,7 +4,8 @@ The rules are vLLM V1's (first come, first served; chunked prefill; prefix cachi
 sequence (one token each), then the prompt under prefill, then waiting prompts in order of arrival, until the token
 budget is spent; so at most one prompt, the latest, is ever half done. A prompt is admitted when all its blocks would
 fit. When decoding sequences need blocks that are not there, the latest admitted sequence is preempted: it loses its
-blocks, returns to the head of the queue and is recomputed.
+blocks, returns to the head of the queue and is recomputed. With ``prefill_first`` a step is either prefill, whenever a
+prompt fits, or decoding.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class StepPlan:
     """Pairs of a prefilled token and one that it attends to."""
     prefilled: tuple[EngineSequence, ...]
     """Sequences whose prompt the step completes."""
+    decodes: bool = True
+    """Whether the batch generates a token; if not, decoding waits for the prompts."""
 
 
 class EngineScheduler:
@@ -59,19 +62,26 @@ class EngineScheduler:
     # one step -------------------------------------------------------------------------------------------------
     def plan_step(self, start_s: float) -> StepPlan:
         """Choose the work of the step that starts now and take the blocks it needs."""
-        preempted = False
+        no_room = self._config.prefill_first and self.batch.size > 0
+        if no_room:
+            chunks = self._schedule_prefill(start_s, self._config.max_num_batched_tokens, may_admit=True)
+            if chunks:
+                return self._step_of(chunks, decodes=False)
         while self.batch.size and self.batch.blocks_needed(1) > self.pool.available_blocks:
             self._preempt(next(reversed(self.running.values())), start_s)
-            preempted = True
+            no_room = True
         self.allocate_decode(self.batch.steps + 1)
         budget = self._config.max_num_batched_tokens - self.batch.size
-        chunks = self._schedule_prefill(start_s, budget, may_admit=not preempted)
+        return self._step_of(self._schedule_prefill(start_s, budget, may_admit=not no_room), decodes=True)
+
+    def _step_of(self, chunks: list[tuple[EngineSequence, int, int]], *, decodes: bool) -> StepPlan:
         tokens = sum(chunk for _sequence, _start, chunk in chunks)
         self._prefill_tokens += tokens
         return StepPlan(
             prefill_tokens=tokens,
             prefill_pairs=sum(attention_pairs(start, chunk) for _sequence, start, chunk in chunks),
             prefilled=tuple(one for one, _start, _chunk in chunks if one.computed_tokens == one.prefill_tokens),
+            decodes=decodes,
         )
 
     def allocate_decode(self, through_step: int) -> None:

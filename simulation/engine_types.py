@@ -24,6 +24,9 @@ class EngineConfig:
     """Running requests at most."""
     max_model_len: int = 131_072
     """Prompt and output tokens of one request at most."""
+    prefill_first: bool = False
+    """Running decodes wait while prompts can be prefilled, as in vLLM without chunked prefill. Otherwise every step
+    does both."""
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1 or self.kv_blocks < 1:

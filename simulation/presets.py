@@ -24,8 +24,9 @@ with YaRN.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from simulation.engine_types import EngineConfig
 from simulation.step_time import StepCosts
@@ -120,12 +121,36 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 )
 
 
+CHANGES = ("prefill_first", "kv_capacity_tokens", "max_num_batched_tokens", "max_num_seqs", "prefill_speed")
+"""What may stand behind a preset's name: limits of the engine, and a factor on the speed of prefill."""
+
+
 def find_preset(name: str) -> Preset:
-    """The preset of this name.
+    """The preset of this name, changed as the part behind a colon says: ``NAME:prefill_first+prefill_speed=3``.
 
     Raises:
-        UnknownPresetError: there is none.
+        UnknownPresetError: there is none, or no such change.
     """
-    if name not in PRESETS:
-        raise UnknownPresetError(f"unknown preset {name!r}; known are {', '.join(sorted(PRESETS))}")
-    return PRESETS[name]
+    base, _, changes = name.partition(":")
+    if base not in PRESETS:
+        raise UnknownPresetError(f"unknown preset {base!r}; known are {', '.join(sorted(PRESETS))}")
+    preset = PRESETS[base]
+    engine = preset.engine
+    for change in filter(None, changes.split("+")):
+        engine = _changed(engine, change, name)
+    return replace(preset, name=name, engine=engine)
+
+
+def _changed(engine: EngineConfig, change: str, preset: str) -> EngineConfig:
+    key, _, text = change.partition("=")
+    if change == "prefill_first":
+        return replace(engine, prefill_first=True)
+    if key not in CHANGES[1:]:
+        raise UnknownPresetError(f"preset {preset!r}: unknown change {change!r}; known are {', '.join(CHANGES)}")
+    try:
+        if key == "prefill_speed":
+            return replace(engine, costs=engine.costs.with_prefill_speed(float(text)))
+        limits: dict[str, Any] = {key: int(text)}
+        return replace(engine, **limits)
+    except ValueError as error:
+        raise UnknownPresetError(f"preset {preset!r}: {change!r} cannot be: {error}") from None

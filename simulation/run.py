@@ -23,6 +23,8 @@ class Run:
     """Sequences whose prompt this (single) step completes."""
     done: int = 0
     """Steps already accounted for."""
+    decodes: bool = True
+    """Whether the batch generates a token in each step."""
 
     def end_s(self, step: int) -> float:
         """When the step ends (1 is the first; 0 gives the start)."""

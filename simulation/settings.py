@@ -47,6 +47,9 @@ class EngineSettings(BaseModel):
     max_num_batched_tokens: int | None = Field(None, gt=0, description="token budget of a step (none: the preset's)")
     max_num_seqs: int | None = Field(None, gt=0, description="running requests at most (none: the preset's)")
     max_model_len: int | None = Field(None, gt=0, description="prompt and output tokens at most (none: the preset's)")
+    prefill_first: bool | None = Field(
+        None, description="decodes wait while prompts can be prefilled, as without chunked prefill (none: the preset's)"
+    )
     costs: CostSettings = Field(CostSettings(), description="step costs in place of the preset's")
 
     @field_validator("preset")
@@ -62,7 +65,8 @@ class EngineSettings(BaseModel):
     def engine_config(self) -> EngineConfig:
         """The preset's engine with what is set here in place."""
         engine = find_preset(self.preset).engine
-        names = ("kv_capacity_tokens", "block_tokens", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+        names = ["kv_capacity_tokens", "block_tokens", "max_num_batched_tokens", "max_num_seqs", "max_model_len"]
+        names += ["prefill_first"]
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
         return replace(engine, costs=self.costs.applied_to(engine.costs), **own)
 

@@ -10,7 +10,7 @@ cache in decode. The terms add up, as layers run one after the other:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,12 @@ class StepCosts:
     """Per decoding sequence: its share of host work and of small kernels."""
     context_token_s: float
     """Per token of context that a decoding sequence reads from KV memory."""
+
+    def with_prefill_speed(self, factor: float) -> StepCosts:
+        """The same with prefill so many times faster, and decoding as it was. Raises ValueError."""
+        if not 0 < factor < float("inf"):
+            raise ValueError(f"a speed must be above 0, found {factor}")
+        return replace(self, token_s=self.token_s / factor, attention_pair_s=self.attention_pair_s / factor)
 
     def step_s(self, prefill_tokens: int, prefill_pairs: int, sequences: int, context_tokens: int) -> float:
         """Time of one step that mixes chunks of prompts with decoding sequences."""

@@ -24,7 +24,7 @@ from simulation.laboratory.suite import CROSSED, PRESET_SHORTHANDS, SUITES, Suit
 from simulation.laboratory.summary import SUMMARY, summary_tables
 from simulation.laboratory.tables import rich_table
 from simulation.laboratory.variants import Variant, parse_variant
-from simulation.presets import PRESETS
+from simulation.presets import CHANGES, PRESETS, UnknownPresetError, find_preset
 from simulation.settings import EngineSettings
 
 REPORT = "report.md"
@@ -45,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     matrix.add_argument("--quick", action="store_true", help="--suite quick: a few minutes on two cores")
     matrix.add_argument("--traces", type=Path, metavar="DIR", help="folder with recordings to use for generators")
     matrix.add_argument("--trace", metavar="T[,T…]", help="workloads of the suite, other generators, or files")
-    matrix.add_argument("--preset", metavar="P[,P…]", help="engine models: " + ", ".join(PRESET_SHORTHANDS))
+    matrix.add_argument(
+        "--preset", metavar="P[,P…]",
+        help=f"engine models: {', '.join(PRESET_SHORTHANDS)}, also as 7b:prefill_first+kv_capacity_tokens=500000 "
+        f"({', '.join(CHANGES)})",
+    )  # fmt: skip
     matrix.add_argument("--instances", metavar="N[,N…]", help="sizes of the fleet")
     matrix.add_argument("--rates", metavar="R[,R…]", help="requests per second; 1.5x is that multiple of saturation")
     matrix.add_argument("--seeds", type=int, metavar="N", help="traces of each kind; windows of a file")
@@ -180,10 +184,14 @@ def _words(text: str, option: str) -> list[str]:
 
 
 def _preset(name: str) -> str:
-    full = PRESET_SHORTHANDS.get(name, name)
+    base, colon, changes = name.partition(":")
+    full = PRESET_SHORTHANDS.get(base, base)
     if full not in PRESETS:
-        raise OptionError(f"unknown preset {name!r}; known are {', '.join((*PRESET_SHORTHANDS, *sorted(PRESETS)))}")
-    return full
+        raise OptionError(f"unknown preset {base!r}; known are {', '.join((*PRESET_SHORTHANDS, *sorted(PRESETS)))}")
+    try:
+        return find_preset(full + colon + changes).name
+    except UnknownPresetError as error:
+        raise OptionError(str(error)) from error
 
 
 def _count(value: str | int, option: str) -> int:

@@ -52,7 +52,7 @@ def _commit() -> str:
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no").strip() else "")
     except (OSError, subprocess.SubprocessError):
         try:
-            return version("dualmap")
+            return version("dualmap-fleet")
         except PackageNotFoundError:
             return "unknown"
 

@@ -137,7 +137,9 @@ class Fleet:
     @property
     def title(self) -> str:
         name = TRACE_TITLES.get(self.workload.name, self.workload.name)
-        return f"{name}, {self.instances} × {self.preset.split('-')[1].upper()}"
+        base, _, changes = self.preset.partition(":")
+        engine = f"{base.split('-')[1].upper()} {changes.replace('_', ' ').replace('+', ', ')}".strip()
+        return f"{name}, {self.instances} × {engine}"
 
     @property
     def skip_requests(self) -> int:
@@ -149,7 +151,7 @@ class Fleet:
 
     def source(self, seed: int) -> TraceSource:
         """Seed 1, 2, … of a generator; of a file its first, second, … window."""
-        cap = PAPER_CAPS.get(self.preset) if self.workload.capped else None
+        cap = PAPER_CAPS.get(self.preset.partition(":")[0]) if self.workload.capped else None
         if self.workload.is_file:
             return TraceSource(self.workload.source, self.requests, cap, start=(seed - 1) * self.requests)
         return TraceSource(self.workload.source, self.requests, cap, seed=seed)

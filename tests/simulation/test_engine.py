@@ -59,6 +59,20 @@ def test_decoding_sequences_come_first_in_the_budget() -> None:
     assert times_of(events, EventKind.SCHEDULED) == {"b": 0.043}
 
 
+def test_with_prefill_first_decoding_waits_while_prompts_are_prefilled() -> None:
+    # given a decoding sequence and a long prompt that arrives in its decode step from 0.031 to 0.042
+    engine = Engine(replace(make_config(), prefill_first=True), max_run_steps=1)
+    engine.submit(make_request("a", 11, 5), 0.0)
+    engine.advance(0.035)
+    engine.submit(make_request("b", 40, 2), 0.035)
+    # when both are served
+    events = engine.advance(9.0)
+    # then b's prompt takes two whole budgets (30 ms each) in which a generates nothing
+    assert times_of(events, EventKind.FIRST_TOKEN)["b"] == 0.103
+    # and a's third token comes with b's second, in the first step of both
+    assert times_of(events, EventKind.FINISHED)["b"] == 0.115
+
+
 def test_requests_submitted_to_an_idle_engine_at_one_time_share_its_first_step() -> None:
     engine = Engine(make_config())
     engine.submit(make_request("a", 5, 1), 1.0)

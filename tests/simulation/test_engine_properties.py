@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -43,6 +43,7 @@ class Call:
     abort: int | None
 
 
+configs = st.sampled_from((CONFIG, replace(CONFIG, prefill_first=True)))
 calls = st.lists(
     st.builds(
         Call,
@@ -140,9 +141,9 @@ def planned_tokens(engine: Engine) -> list[int]:
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(calls)
-def test_no_request_is_lost_and_no_block_either(plan: list[Call]) -> None:
-    engine = Engine(CONFIG)
+@given(calls, configs)
+def test_no_request_is_lost_and_no_block_either(plan: list[Call], config: EngineConfig) -> None:
+    engine = Engine(config)
     events, aborted = drive(engine, plan, polls=2, check=True)
     wanted = {f"r{index}": call.output_tokens for index, call in enumerate(plan)}
     finished = [(event.request_id, event.tokens) for event in events if event.kind is EventKind.FINISHED]
@@ -179,19 +180,19 @@ def test_the_same_calls_give_the_same_events_to_the_last_digit(plan: list[Call])
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(calls, st.integers(1, 7))
-def test_asking_more_often_changes_nothing(plan: list[Call], polls: int) -> None:
+@given(calls, configs, st.integers(1, 7))
+def test_asking_more_often_changes_nothing(plan: list[Call], config: EngineConfig, polls: int) -> None:
     # A poll at the exact end of a step starts the next one, which a submission at that same moment would otherwise
     # have joined; pauses here do not end on steps, so answers must agree to the last digit.
-    seldom, often = Engine(CONFIG), Engine(CONFIG)
+    seldom, often = Engine(config), Engine(config)
     assert drive(seldom, plan) == drive(often, plan, polls=polls)
     assert seldom.statistics() == often.statistics()
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(calls)
-def test_many_decode_steps_at_once_equal_one_at_a_time(plan: list[Call]) -> None:
-    fast, slow = Engine(CONFIG), Engine(CONFIG, max_run_steps=1)
+@given(calls, configs)
+def test_many_decode_steps_at_once_equal_one_at_a_time(plan: list[Call], config: EngineConfig) -> None:
+    fast, slow = Engine(config), Engine(config, max_run_steps=1)
     fast_seen: list[EngineStatistics] = []
     slow_seen: list[EngineStatistics] = []
     fast_events, fast_aborted = drive(fast, plan, polls=1, seen=fast_seen)
@@ -207,9 +208,9 @@ def test_many_decode_steps_at_once_equal_one_at_a_time(plan: list[Call]) -> None
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(calls, st.floats(0, 3))
-def test_aborting_everything_at_any_moment_frees_all(plan: list[Call], abort_s: float) -> None:
-    engine = Engine(CONFIG)
+@given(calls, configs, st.floats(0, 3))
+def test_aborting_everything_at_any_moment_frees_all(plan: list[Call], config: EngineConfig, abort_s: float) -> None:
+    engine = Engine(config)
     now_s = 0.0
     for index, call in enumerate(plan):
         now_s += call.pause_s

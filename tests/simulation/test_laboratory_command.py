@@ -81,6 +81,7 @@ def test_options_change_the_suite(tmp_path: Path) -> None:
         (["--variant", "a=best"], "unknown policy 'best'"),
         (["--variant", "a=dualmap", "--variant", "a=llm-d"], "two variants are named 'a'"),
         (["--preset", "abacus"], "unknown preset 'abacus'"),
+        (["--preset", "7b:turbo"], "unknown change 'turbo'"),
         (["--instances", "0"], "--instances must be a whole number of at least 1"),
         (["--instances", "many"], "--instances must be a whole number of at least 1"),
         (["--rates", "fast"], "rate 'fast' must be requests per second"),

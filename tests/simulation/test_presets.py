@@ -50,6 +50,29 @@ def test_an_unknown_preset_names_those_there_are() -> None:
         find_preset("h100")
 
 
+def test_a_preset_can_be_changed_where_it_is_named() -> None:
+    plain = find_preset("qwen2.5-7b-910b4").engine
+    engine = find_preset("qwen2.5-7b-910b4:prefill_first+kv_capacity_tokens=500000+prefill_speed=3").engine
+
+    assert (engine.prefill_first, engine.kv_capacity_tokens) == (True, 500_000)
+    assert engine.costs.token_s == pytest.approx(plain.costs.token_s / 3)
+    assert engine.costs.context_token_s == plain.costs.context_token_s, "decoding is as fast as before"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("turbo", "unknown change 'turbo'; known are prefill_first"),
+        ("prefill_speed=0", "must be above 0"),
+        ("max_num_seqs=many", "could not convert"),
+        ("max_num_seqs=0", "at least 1"),
+    ],
+)
+def test_a_change_that_cannot_be_is_named(change: str, reason: str) -> None:
+    with pytest.raises(UnknownPresetError, match=reason):
+        find_preset(f"qwen2.5-7b-910b4:{change}")
+
+
 def test_an_instance_of_a_preset_has_its_engines_figures() -> None:
     engine = find_preset("qwen2.5-7b-910b4").engine
 

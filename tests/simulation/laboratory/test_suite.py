@@ -75,6 +75,15 @@ def test_prompts_are_cut_as_the_paper_does_where_a_workload_says_so() -> None:
     assert max(request.input_tokens for request in whole.source(1).load().requests) > 20_480
 
 
+def test_an_engine_that_is_changed_is_told_in_the_title_and_capped_like_its_preset() -> None:
+    fleet = Fleet(
+        Workload("conversation", "conversation", capped=True), f"{PRESET}:prefill_first+max_num_seqs=64", 8, 800
+    )
+
+    assert fleet.title == "Conversation, 8 × 7B prefill first, max num seqs=64"
+    assert fleet.source(1).max_input_tokens == 20_480
+
+
 def test_recorded_traces_are_titled_as_their_authors_write_them() -> None:
     titles = [Fleet(Workload(name, name), PRESET, 8, 800).title for name in ("toolagent", "uniform")]
 
