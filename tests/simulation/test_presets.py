@@ -64,7 +64,7 @@ def test_a_preset_can_be_changed_where_it_is_named() -> None:
     [
         ("turbo", "unknown change 'turbo'; known are prefill_first"),
         ("prefill_speed=0", "must be above 0"),
-        ("max_num_seqs=many", "could not convert"),
+        ("max_num_seqs=many", "invalid literal"),
         ("max_num_seqs=0", "at least 1"),
     ],
 )
