@@ -89,7 +89,7 @@ async def read_prompt(
     blocks if there is a tokenizer, and it answers in time."""
     expected = min(sent.output_limit or expected_output_tokens, expected_output_tokens)
     if tokenizer is not None:
-        tokenized = await tokenizer.chain(sent, lora=lora, block_tokens=rule.block_tokens)
+        tokenized = await tokenizer.chain(sent, lora=lora, block_tokens=rule.token_block_tokens)
         if tokenized is not None:
             return ReadPrompt(tokenized, sent.text_bytes, expected, tokenized=True)
     seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from router.breakers import CircuitBreakers
@@ -46,7 +46,10 @@ class ServedPool:
     """None: prompts that are text are cut by bytes."""
 
     def follow(self, overrides: Mapping[str, Any]) -> None:
-        """Apply scheduling settings that were changed in the running fleet."""
+        """Apply what was read from the store: scheduling settings that were changed in the running fleet, and the size
+        of the engines' blocks."""
+        if self.view.view.block_tokens != self.blocks.engine_block_tokens:
+            self.blocks = replace(self.blocks, engine_block_tokens=self.view.view.block_tokens)
         scheduling = with_overrides(self.configured, overrides)
         if scheduling != self.scheduling:
             self.scheduling, self.policy = scheduling, build_policy(scheduling)

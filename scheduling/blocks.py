@@ -63,6 +63,13 @@ class BlockRule:
 
     block_tokens: int = 128
     block_bytes: int = 512
+    engine_block_tokens: int | None = None
+    """Of blocks of token ids, as the instances report it; None: ``block_tokens``."""
+
+    @property
+    def token_block_tokens(self) -> int:
+        """Tokens in a block of token ids."""
+        return self.engine_block_tokens or self.block_tokens
 
     @classmethod
     def of(cls, settings: SchedulingSettings) -> BlockRule:
@@ -72,7 +79,7 @@ class BlockRule:
         """The chain of a prompt. Text depends on ``seed``, and ``bytes_per_token`` (learned) scales its tokens; tokens
         become the engine's blocks, which depend on ``extras``."""
         if isinstance(prompt, TokenPrompt):
-            return engine_chain(prompt.token_ids, self.block_tokens, extras)
+            return engine_chain(prompt.token_ids, self.token_block_tokens, extras)
         data, block_bytes = prompt.data, self.block_bytes
         return _text_chain(_prefix_hashes(data, seed, block_bytes), len(data), block_bytes, bytes_per_token)
 
@@ -81,7 +88,7 @@ class BlockRule:
     ) -> Generator[None, None, Chain]:
         """The same in steps of about a millisecond: the caller may do other work in between."""
         if isinstance(prompt, TokenPrompt):
-            return (yield from engine_chain_in_steps(prompt.token_ids, self.block_tokens, extras))
+            return (yield from engine_chain_in_steps(prompt.token_ids, self.token_block_tokens, extras))
         hashed = yield from _hash_in_steps(prompt.data, seed, self.block_bytes)
         return _text_chain(hashed, len(prompt.data), self.block_bytes, bytes_per_token)
 

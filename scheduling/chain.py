@@ -26,12 +26,24 @@ class Chain:
     tail_hash: int | None = None
     """Hash of the whole prompt when a partial block follows the full ones. No KV cache lists it, but it
     distinguishes the requests of a popular prefix whose own part is shorter than a block."""
+    key_stride: int = 1
+    """Blocks in one *key block*, the unit of hash keys and hotness. Blocks of 16 tokens, as engines have them, are too
+    short for that: a popular prompt of some thousand tokens would have a key of hundreds of them."""
 
-    def prefix_hash(self, blocks: int) -> int:
-        """Hash of the first ``blocks`` blocks, counted from 1; the partial last block, if there is one, counts too."""
-        if blocks > len(self.hashes) and self.tail_hash is not None:
-            return self.tail_hash
-        return self.hashes[blocks - 1]
+    @property
+    def key_hashes(self) -> tuple[int, ...]:
+        """``hashes`` in full key blocks; of a chain shorter than one, its last hash."""
+        stride, hashes = self.key_stride, self.hashes
+        if stride == 1:
+            return hashes
+        return hashes[stride - 1 :: stride] or hashes[-1:]
+
+    def prefix_hash(self, key_blocks: int) -> int:
+        """Hash of the first ``key_blocks`` key blocks, counted from 1; a partial last one counts too."""
+        place = key_blocks * self.key_stride
+        if place > len(self.hashes):
+            return self.hashes[-1] if self.tail_hash is None else self.tail_hash
+        return self.hashes[place - 1]
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Prompt tokens that need no prefill when the first ``hit_blocks`` blocks are cached.

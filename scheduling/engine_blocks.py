@@ -35,7 +35,13 @@ ROOT: Final = xxhash.xxh3_64_intdigest(b"engine blocks")
 
 TOKEN_BYTES: Final = 4
 _STEP_BLOCKS: Final = 2048
+_KEY_BLOCK_TOKENS: Final = 128
 _EXTRA: Final = b"\xff"
+
+
+def key_stride(block_tokens: int) -> int:
+    """Engine blocks in one key block: as many as make 128 tokens, as blocks of text have, or one."""
+    return max(1, _KEY_BLOCK_TOKENS // block_tokens)
 
 
 def encode_extra_keys(keys: Sequence[Any] | None) -> bytes:
@@ -113,5 +119,5 @@ def engine_chain_in_steps(
     tokens = max(1, len(data) // TOKEN_BYTES)
     if not hashes:
         assert tail is not None
-        return Chain((tail,), block_tokens, tokens)
-    return Chain(tuple(hashes), block_tokens, tokens, tail)
+        return Chain((tail,), block_tokens, tokens, key_stride=key_stride(block_tokens))
+    return Chain(tuple(hashes), block_tokens, tokens, tail, key_stride(block_tokens))

@@ -23,9 +23,10 @@ class HotnessTree:
     hot: Mapping[int, int] = field(default_factory=dict)
 
     def key_blocks(self, chain: Chain, max_key_blocks: int) -> int:
-        """Length of the chain's hash key in blocks, 1..max_key_blocks; a partial last block counts as one."""
-        hashes = chain.hashes
-        limit = min(len(hashes) if chain.tail_hash is None else len(hashes) + 1, max_key_blocks)
+        """Length of the chain's hash key in key blocks, 1..max_key_blocks; a partial last one counts as one."""
+        hashes = chain.key_hashes
+        is_whole = chain.tail_hash is None and len(hashes) * chain.key_stride >= len(chain.hashes)
+        limit = min(len(hashes) if is_whole else len(hashes) + 1, max_key_blocks)
         depth = 0
         while depth < limit - 1 and hashes[depth] in self.hot:
             depth += 1

@@ -48,6 +48,8 @@ class InstanceSpec:
     """Requests dispatched and unfinished at most (vLLM's ``max_num_seqs``)."""
     max_queued_requests: int = 1024
     """Held requests at most; one more is refused."""
+    block_tokens: int = 0
+    """Tokens in one block of its KV cache, as it reports; 0 until it did."""
 
 
 @value

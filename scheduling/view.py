@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from scheduling.hotness import HotnessTree
@@ -24,6 +25,9 @@ class ClusterView:
     rings: DualRing
     """The two rings over ``ready``."""
     tree: HotnessTree
+    block_tokens: int | None = None
+    """Tokens in one block of the instances' KV caches; None until one of them reported it. Of several sizes the most
+    common one, the smallest of those: all replicas must cut prompts in the same way."""
 
     @classmethod
     def build(
@@ -42,7 +46,12 @@ class ClusterView:
         rings = previous.rings if previous is not None else DualRing.of((), virtual_nodes)
         if rings.members != ready:
             rings = rings.with_members(ready)
-        return cls(epoch, tree_version, instances, ready, rings, tree)
+        return cls(epoch, tree_version, instances, ready, rings, tree, _block_tokens(instances.values()))
+
+
+def _block_tokens(instances: Iterable[InstanceSpec]) -> int | None:
+    sizes = Counter(spec.block_tokens for spec in instances if spec.block_tokens)
+    return min(sizes, key=lambda size: (-sizes[size], size), default=None)
 
 
 def is_scheduled(spec: InstanceSpec) -> bool:

@@ -68,6 +68,7 @@ BaseUrl = Annotated[str, AfterValidator(_base_url)]
 InstanceId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$"), AfterValidator(_instance_id)]
 
 MAX_KV_CAPACITY_TOKENS = 10**12
+MAX_BLOCK_TOKENS = 10**5
 
 # Bounds far above any machine, within which sums over a fleet stay exact and finite in the store.
 PrefillRate = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from statestore.settings import MAX_KV_CAPACITY_TOKENS
+from statestore.settings import MAX_BLOCK_TOKENS, MAX_KV_CAPACITY_TOKENS
 
 _TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 _START_TIME = "process_start_time_seconds"
@@ -68,6 +68,14 @@ def kv_capacity_of(metrics: str) -> int | None:
             [_count(config, "block_size") * _count(config, "num_gpu_blocks") for config in configs], default=0
         )
     return capacity if 0 < capacity <= MAX_KV_CAPACITY_TOKENS else None
+
+
+def block_tokens_of(metrics: str) -> int | None:
+    """Tokens in one block of the server's KV cache; None if it is not reported, or its engines differ."""
+    configs = [sample.labels for sample in _samples(metrics) if sample.name == _CACHE_CONFIG]
+    sizes = {_count(config, "block_size") for config in configs}
+    size = sizes.pop() if len(sizes) == 1 else 0
+    return size if 0 < size <= MAX_BLOCK_TOKENS else None
 
 
 def _count(labels: dict[str, str], name: str) -> int:

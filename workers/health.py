@@ -15,6 +15,7 @@ from scheduling.lifecycle import InstanceEvent, next_state
 from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.open_files import ShortageLog
+from workers.described import reported_changes, reported_limits
 from workers.health_rules import CheckResult, HealthRecord, Thresholds, conclude, evaluate, is_suspect, update_suspicion
 from workers.metrics import NOT_ASKED, WorkerMetrics
 from workers.pool_reader import PoolReader
@@ -94,6 +95,8 @@ class HealthChecker:
         self._metrics = metrics
         self._jitter = jitter
         self._records: dict[str, HealthRecord] = {}
+        self._limits: dict[str, dict[str, int]] = {}
+        """As each server reported them last."""
         self._shortage_log = ShortageLog()
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._under_way: dict[str, asyncio.Task[None]] = {}
@@ -114,6 +117,7 @@ class HealthChecker:
         self._collect()
         membership = await self._reader.membership()
         self._records = {name: kept for name, kept in self._records.items() if name in membership.instances}
+        self._limits = {name: kept for name, kept in self._limits.items() if name in membership.instances}
         due = plan_tick(membership.instances, self._records, frozenset(self._under_way), self._clock.monotonic_s())
         if not due:
             return
@@ -238,12 +242,16 @@ class HealthChecker:
         """Store what the server reports about itself; what it does not report stays as configured."""
         facts = await self._prober.facts(spec.url)
         log.info(
-            "instance described pool=%s instance=%s version=%s models=%s kv_capacity_tokens=%s",
+            "instance described pool=%s instance=%s version=%s models=%s kv_capacity_tokens=%s block_tokens=%s"
+            " max_num_batched_tokens=%s max_num_seqs=%s",
             self._pool.name,
             spec.instance_id,
             facts.version,
             ",".join(facts.models),
             facts.kv_capacity_tokens,
+            facts.block_tokens,
+            facts.max_num_batched_tokens,
+            facts.max_num_seqs,
         )
         if facts.models and self._model not in facts.models:
             log.warning(
@@ -253,10 +261,10 @@ class HealthChecker:
                 self._model,
                 list(facts.models),
             )
-        if facts.kv_capacity_tokens is None or facts.kv_capacity_tokens == spec.kv_capacity_tokens:
-            return
-        changes = {"kv_capacity_tokens": facts.kv_capacity_tokens}
-        await self._pool.update_instance(spec.instance_id, changes, fence=self._fence)
+        changes = reported_changes(spec, facts, self._limits.get(spec.instance_id, {}))
+        self._limits[spec.instance_id] = reported_limits(facts)
+        if changes:
+            await self._pool.update_instance(spec.instance_id, changes, fence=self._fence)
 
     async def _change(self, spec: InstanceSpec, event: InstanceEvent, cause: str) -> None:
         target = next_state(spec.state, event)

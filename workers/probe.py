@@ -14,7 +14,7 @@ import httpx
 import orjson
 
 from statestore.open_files import out_of_files
-from workers.engine_metrics import ServerRun, kv_capacity_of, server_run_of
+from workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of
 
 CANARY_TIMEOUT_S = 10.0
 """For the one-token completion of a returning engine; one that needs longer is tried again with the next check."""
@@ -61,6 +61,12 @@ class EngineFacts:
     version: str | None
     models: tuple[str, ...]
     kv_capacity_tokens: int | None
+    block_tokens: int | None = None
+    """Tokens in one block of its KV cache."""
+    max_num_batched_tokens: int | None = None
+    """Token budget of one engine step. Reported by servers in development mode alone."""
+    max_num_seqs: int | None = None
+    """Running requests at most, likewise."""
 
 
 class Prober:
@@ -100,14 +106,20 @@ class Prober:
         return server_run_of(answer.body.decode(errors="replace")) if answer.ok else None
 
     async def facts(self, url: str) -> EngineFacts:
-        """Version, served models and KV capacity. Three small requests: call rarely."""
-        version, models, metrics = await asyncio.gather(
-            *(self._ask("GET", f"{url}{path}", self._timeout_s) for path in ("/version", "/v1/models", "/metrics"))
+        """What it reports about itself. Four requests: call rarely."""
+        paths = ("/version", "/v1/models", "/metrics", "/server_info?config_format=json")
+        version, models, metrics, info = await asyncio.gather(
+            *(self._ask("GET", f"{url}{path}", self._timeout_s) for path in paths)
         )
+        text = metrics.body.decode(errors="replace") if metrics.ok else ""
+        budget, sequences = scheduler_limits_of(info.body) if info.ok else (None, None)
         return EngineFacts(
             version=version_of(version.body) if version.ok else None,
             models=models_of(models.body) if models.ok else (),
-            kv_capacity_tokens=kv_capacity_of(metrics.body.decode(errors="replace")) if metrics.ok else None,
+            kv_capacity_tokens=kv_capacity_of(text),
+            block_tokens=block_tokens_of(text),
+            max_num_batched_tokens=budget,
+            max_num_seqs=sequences,
         )
 
     async def canary(self, url: str, model: str) -> str | None:
@@ -172,6 +184,20 @@ def models_of(body: bytes) -> tuple[str, ...]:
     if not isinstance(listed, list):
         return ()
     return tuple(entry["id"] for entry in listed if isinstance(entry, dict) and isinstance(entry.get("id"), str))
+
+
+def scheduler_limits_of(body: bytes) -> tuple[int | None, int | None]:
+    """``max_num_batched_tokens`` and ``max_num_seqs`` of a ``/server_info`` answer."""
+    config = _json_object(body).get("vllm_config")
+    scheduler = config.get("scheduler_config") if isinstance(config, dict) else None
+    if not isinstance(scheduler, dict):
+        return None, None
+    return _limit(scheduler, "max_num_batched_tokens"), _limit(scheduler, "max_num_seqs")
+
+
+def _limit(config: dict[str, object], name: str) -> int | None:
+    found = config.get(name)
+    return found if isinstance(found, int) and 0 < found <= 10**6 else None
 
 
 def _json_object(body: bytes) -> dict[str, object]:

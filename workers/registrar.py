@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from scheduling.instance import InstanceSpec
 from statestore.base import Membership, PoolStore
@@ -31,8 +32,8 @@ def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, Inst
     """What to enter when a worker starts: new instances, and known ones whose configuration changed.
 
     None whose server is in the fleet under another id, see ``served_elsewhere``. A known instance keeps its state, and
-    its KV capacity: usually it reported that when it became ready, and the store does not distinguish such a figure
-    from a configured one.
+    its KV capacity and limits that are not configured: usually it reported them when it became ready, and the store
+    does not distinguish such a figure from a configured one.
     """
     configured = tuple(configured)
     elsewhere = served_elsewhere(configured, stored)
@@ -43,10 +44,16 @@ def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, Inst
         wanted = instance.spec()
         known = stored.get(instance.id)
         if known is not None:
-            wanted = replace(wanted, state=known.state, kv_capacity_tokens=known.kv_capacity_tokens)
+            wanted = replace(wanted, **_kept(instance, known))
         if wanted != known:
             changed.append(wanted)
     return tuple(changed)
+
+
+def _kept(instance: InstanceSettings, known: InstanceSpec) -> dict[str, Any]:
+    """What a known instance keeps: its state, what it reported, and limits that its configuration leaves open."""
+    limits = {"dispatch_window_tokens", "max_running_requests"} - instance.model_fields_set
+    return {name: getattr(known, name) for name in ("state", "kv_capacity_tokens", "block_tokens", *limits)}
 
 
 def served_elsewhere(

@@ -12,7 +12,7 @@ import xxhash
 from router.tokens.encoder import Encoder
 from router.tokens.prefix_cache import Known, PrefixCache, Tokenized, prefix_grid
 from scheduling.chain import Chain
-from scheduling.engine_blocks import ROOT, TOKEN_BYTES, BlockExtras, block_hash
+from scheduling.engine_blocks import ROOT, TOKEN_BYTES, BlockExtras, block_hash, key_stride
 
 _SEGMENT_BYTES: Final = 1024
 """Boundaries nearer to each other than this are not kept, except for the last."""
@@ -114,8 +114,8 @@ class _Growing:
             tail = block_hash(hashes[-1] if hashes else ROOT, rest.tobytes(), extra)
         if not hashes:
             assert tail is not None
-            return Chain((tail,), size, max(1, tokens))
-        return Chain(tuple(hashes), size, tokens, tail)
+            return Chain((tail,), size, max(1, tokens), key_stride=key_stride(size))
+        return Chain(tuple(hashes), size, tokens, tail, key_stride(size))
 
     def kept(self) -> list[Known]:
         """The marked boundaries."""

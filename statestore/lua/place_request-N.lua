@@ -18,6 +18,18 @@ for place, id in ipairs(ask.instances) do
   named[id] = place
 end
 
+-- The first hashes of the chain, one of each key block.
+local function key_hashes(packed, stride)
+  if not stride then
+    return string.sub(packed, 1, terms.head_bytes)
+  end
+  local hashes, step = {}, 8 * stride
+  for last = step, math.min(#packed, terms.head_bytes * stride), step do
+    hashes[#hashes + 1] = string.sub(packed, last - 7, last)
+  end
+  return hashes[1] and table.concat(hashes) or string.sub(packed, -8)
+end
+
 local function reply(status, request, queue)
   local versions, ranked = redis.call('HMGET', KEYS[1], 'epoch', 'tree_version'), {}
   for index = 1, #ranking, 2 do
@@ -129,7 +141,7 @@ stamp_chain(instance, chain, ask.block_tokens, resident)
 write_instance(instance, best.id, KEYS[7])
 stamp_samples(KEYS[5], KEYS[6], samples, best.id)
 if ask.attempt == 1 then
-  redis.call('XADD', KEYS[3], 'MAXLEN', '~', terms.arrivals, '*', 'at', now_ms, 'head', string.sub(chain, 1, terms.head_bytes))
+  redis.call('XADD', KEYS[3], 'MAXLEN', '~', terms.arrivals, '*', 'at', now_ms, 'head', key_hashes(chain, ask.key_stride))
 end
 lease_first(KEYS[2], ask.replica_id, now_ms)
 if ask.rebalances and best.missed then

@@ -57,7 +57,10 @@ SPEC_FIELDS = (
     "dispatch_window_tokens",
     "max_running_requests",
     "max_queued_requests",
+    "block_tokens",
 )
+_OPTIONAL_SPEC_FIELDS = 1
+"""The last of them may be missing: records of an older version have no such field."""
 
 
 HASH_BYTES = 8
@@ -89,9 +92,11 @@ def _text(value: object) -> str:
 
 def spec_from(instance_id: str, values: Sequence[bytes | None]) -> InstanceSpec | None:
     """The description from the values of ``SPEC_FIELDS``; None if the instance is gone."""
-    if any(value is None for value in values):
+    required, optional = values[:-_OPTIONAL_SPEC_FIELDS], values[-_OPTIONAL_SPEC_FIELDS:]
+    if any(value is None for value in required):
         return None
-    url, role, state, rate, kv_capacity, window, running, queued = (value.decode() for value in values if value)
+    url, role, state, rate, kv_capacity, window, running, queued = (value.decode() for value in required if value)
+    (block_tokens,) = optional
     return InstanceSpec(
         instance_id,
         url,
@@ -102,6 +107,7 @@ def spec_from(instance_id: str, values: Sequence[bytes | None]) -> InstanceSpec 
         int(window),
         int(running),
         int(queued),
+        int(block_tokens or 0),
     )
 
 

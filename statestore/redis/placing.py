@@ -73,6 +73,8 @@ def ask_json(placement: Placement, sample_depths: tuple[int, ...]) -> bytes:
     }
     if placement.beyond_from_s is not None:
         ask["beyond"] = placement.beyond_from_s
+    if placement.chain.key_stride > 1:
+        ask["key_stride"] = placement.chain.key_stride
     if placement.defers:
         ask["defers"] = True
     if placement.refuses:

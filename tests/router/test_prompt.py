@@ -132,3 +132,13 @@ async def test_a_long_prompt_is_hashed_in_steps_and_to_the_same_chain() -> None:
     assert turns > 5
     prompt = TextPrompt(text.encode())
     assert chain == BlockRule(block_tokens=16, block_bytes=64).chain(prompt, cache_seed("m"), 4.0)
+
+
+async def test_token_ids_are_cut_into_the_blocks_that_the_engines_report() -> None:
+    rule = BlockRule(128, 512, engine_block_tokens=32)
+    sent = sent_prompt("/v1/completions", {"prompt": list(range(100))})
+    read = await read_prompt(sent, model="m", lora=None, rule=rule, bytes_per_token=4.0, expected_output_tokens=1)
+    assert (read.chain.block_tokens, len(read.chain.hashes), read.chain.key_stride) == (32, 3, 4)
+    text = sent_prompt("/v1/completions", {"prompt": "x" * 1024})
+    read = await read_prompt(text, model="m", lora=None, rule=rule, bytes_per_token=4.0, expected_output_tokens=1)
+    assert (read.chain.block_tokens, len(read.chain.hashes), read.chain.key_stride) == (128, 2, 1)

@@ -50,6 +50,20 @@ def test_a_key_ends_with_the_chain_and_with_the_longest_key() -> None:
     assert tree.key_blocks(chain(1, 2, 3, 4), 2) == 2
 
 
+def test_keys_of_short_blocks_are_as_long_as_those_of_blocks_of_text() -> None:
+    chain = Chain(tuple(range(1, 12)), 16, 180, tail_hash=99, key_stride=4)
+    assert chain.key_hashes == (4, 8)
+    assert [HotnessTree(dict.fromkeys(hot, 1)).key(chain, 64) for hot in ((), (4,), (4, 8))] == [4, 8, 99]
+    assert HotnessTree({4: 1, 8: 2}).key_blocks(chain, 2) == 2
+    whole = Chain(tuple(range(1, 9)), 16, 128, key_stride=4)
+    assert HotnessTree({4: 1, 8: 2}).key(whole, 64) == 8
+    without_tail = Chain(tuple(range(1, 12)), 16, 176, key_stride=4)
+    assert HotnessTree({4: 1, 8: 2}).key(without_tail, 64) == 11
+    shorter_than_one = Chain((1, 2), 16, 40, tail_hash=99, key_stride=4)
+    assert shorter_than_one.key_hashes == (2,)
+    assert HotnessTree({2: 1}).key(shorter_than_one, 64) == 99
+
+
 def test_requests_that_add_less_than_a_block_to_a_hot_prefix_spread_by_their_tails() -> None:
     tree = HotnessTree({1: 1, 2: 2})
     short = Chain((1, 2), 128, 300, tail_hash=99)

@@ -52,3 +52,12 @@ def test_rings_are_kept_as_they_are_while_the_members_stay() -> None:
 
 def test_a_pool_without_instances_has_empty_rings() -> None:
     assert view().rings.pair(1) == ()
+
+
+def test_the_pool_has_the_block_size_that_most_instances_report() -> None:
+    def view_of(*sizes: int) -> ClusterView:
+        return view(*(InstanceSpec(f"i{at}", "http://x", block_tokens=size) for at, size in enumerate(sizes)))
+
+    assert view_of(0, 0).block_tokens is None
+    assert view_of(0, 32, 16, 16).block_tokens == 16
+    assert view_of(32, 16).block_tokens == 16

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from scheduling.chain import Chain
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState
 from scheduling.learned import Learned
@@ -14,6 +15,7 @@ from statestore.errors import LeaseLostError
 from statestore.leases import Lease
 from tests.statestore.samples import (
     DEADLINE,
+    SCHEDULING,
     HandClock,
     assert_sums_hold,
     chain,
@@ -159,6 +161,17 @@ async def test_arrivals_are_read_on_from_the_last_one_seen_and_count_a_retry_onc
     assert [arrival.head for arrival in (*first, *rest)] == [(1, 11), (2, 12), (3, 13)]
     assert [arrival.at_ms - first[0].at_ms for arrival in (*first, *rest)] == [0, 10, 20]
     assert list(nothing) == []
+
+
+async def test_arrivals_of_short_blocks_are_logged_by_key_blocks(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a", dispatch_window_tokens=100_000))
+    longest = SCHEDULING.max_key_blocks
+    for number, blocks in enumerate((11, 3, 4 * longest + 9)):
+        await place(pool, f"r{number}", chain=Chain(tuple(range(1, blocks + 1)), 16, 16 * blocks, key_stride=4))
+
+    heads = [arrival.head for arrival in await pool.arrivals("0", 100)]
+
+    assert heads == [(4, 8), (3,), tuple(range(4, 4 * longest + 1, 4))]
 
 
 async def test_a_published_tree_is_read_back_and_only_a_changed_one_is_a_new_version(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from statestore.settings import MAX_KV_CAPACITY_TOKENS
-from workers.engine_metrics import ServerRun, kv_capacity_of, server_run_of
+from workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of
 
 METRICS = """\
 # HELP vllm:prompt_tokens_total Number of prefill tokens processed.
@@ -96,3 +96,11 @@ def test_a_later_start_or_counters_that_went_back_are_a_restart(
     former: ServerRun, now: ServerRun, restarted: bool
 ) -> None:
     assert now.is_restart_of(former) is restarted
+
+
+def test_the_block_size_is_read_unless_engines_differ() -> None:
+    line = 'vllm:cache_config_info{{block_size="{size}",engine="{engine}",num_gpu_blocks="9"}} 1.0\n'
+    one, other = line.format(size=32, engine=0), line.format(size=16, engine=1)
+    assert block_tokens_of(one + line.format(size=32, engine=1)) == 32
+    assert block_tokens_of(one + other) is None
+    assert block_tokens_of("") is None

@@ -120,7 +120,7 @@ async def test_facts_are_what_the_server_says(prober, servers) -> None:
         "/metrics": (200, METRICS),
     }
 
-    assert await prober.facts(server.url) == EngineFacts("0.32.0", ("qwen", "lora-1"), 524_288)
+    assert await prober.facts(server.url) == EngineFacts("0.32.0", ("qwen", "lora-1"), 524_288, block_tokens=128)
     assert await prober.run(server.url) == ServerRun(1.5e9, 1200.0)
 
 

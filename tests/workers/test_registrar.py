@@ -108,6 +108,15 @@ async def test_a_changed_configuration_reaches_a_known_instance_and_keeps_what_w
     assert plan_start([moved], {"a": known}) == (replace(known, url="http://elsewhere:8000"),)
 
 
+async def test_limits_that_are_not_configured_are_kept_as_the_instance_reported_them() -> None:
+    reported = {"dispatch_window_tokens": 16_384, "max_running_requests": 99, "block_tokens": 32}
+    known = {settings.id: replace(settings.spec(), **reported) for settings in (A, B)}
+
+    (changed,) = plan_start([A, B], known)  # B has a limit of its own
+
+    assert changed == replace(known["b"], max_running_requests=64)
+
+
 async def test_a_capacity_that_is_configured_anew_is_kept_as_reported_and_the_log_says_so(
     pool, registrar_of, caplog
 ) -> None:

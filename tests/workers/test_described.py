@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from scheduling.instance import InstanceSpec
+from workers.described import reported_changes, reported_limits
+from workers.probe import EngineFacts, scheduler_limits_of
+
+
+def facts(**reported: int) -> EngineFacts:
+    return EngineFacts("0.32.0", ("m",), **{"kv_capacity_tokens": None, **reported})  # type: ignore[arg-type]
+
+
+def test_what_a_server_reports_of_its_cache_replaces_what_was_known() -> None:
+    spec = InstanceSpec("a", "http://a", kv_capacity_tokens=5, block_tokens=16)
+    assert reported_changes(spec, facts(kv_capacity_tokens=9, block_tokens=32), {}) == {
+        "kv_capacity_tokens": 9,
+        "block_tokens": 32,
+    }
+    assert reported_changes(spec, facts(kv_capacity_tokens=5, block_tokens=16), {}) == {}
+
+
+def test_limits_follow_the_server_unless_an_operator_set_them() -> None:
+    reported = facts(max_num_batched_tokens=8192, max_num_seqs=128)
+    limits = {"dispatch_window_tokens": 16384, "max_running_requests": 128}
+    assert reported_limits(reported) == limits
+    assert reported_changes(InstanceSpec("a", "http://a"), reported, {}) == limits
+    tuned = InstanceSpec("a", "http://a", dispatch_window_tokens=1000, max_running_requests=7)
+    assert reported_changes(tuned, reported, {}) == {}
+
+
+def test_a_server_that_comes_back_with_other_limits_is_followed() -> None:
+    spec = InstanceSpec("a", "http://a", dispatch_window_tokens=16384, max_running_requests=128)
+    former = {"dispatch_window_tokens": 16384, "max_running_requests": 128}
+    reported = facts(max_num_batched_tokens=2048, max_num_seqs=64)
+    assert reported_changes(spec, reported, former) == {"dispatch_window_tokens": 4096, "max_running_requests": 64}
+
+
+@pytest.mark.parametrize(
+    ("body", "limits"),
+    [
+        (b'{"vllm_config": {"scheduler_config": {"max_num_batched_tokens": 2048, "max_num_seqs": 128}}}', (2048, 128)),
+        (b'{"vllm_config": {"scheduler_config": {"max_num_batched_tokens": "2048", "max_num_seqs": 0}}}', (None, None)),
+        (b'{"vllm_config": "model=..."}', (None, None)),
+        (b"nonsense", (None, None)),
+    ],
+)
+def test_limits_are_read_from_the_servers_configuration(body: bytes, limits: tuple[int | None, int | None]) -> None:
+    assert scheduler_limits_of(body) == limits

@@ -1,0 +1,42 @@
+"""What an instance reports about itself, as changes of its description: nobody has to copy vLLM's flags into a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scheduling.instance import InstanceSpec
+from workers.probe import EngineFacts
+
+WINDOW_STEPS = 2
+"""Engine steps in a dispatch window: one that runs, and one that waits."""
+
+_DEFAULTS = InstanceSpec("", "")
+
+Limits = Mapping[str, int]
+
+
+def reported_limits(facts: EngineFacts) -> dict[str, int]:
+    """Dispatch window and running requests, as far as they follow from what the server reports."""
+    limits = {}
+    if facts.max_num_batched_tokens:
+        limits["dispatch_window_tokens"] = WINDOW_STEPS * facts.max_num_batched_tokens
+    if facts.max_num_seqs:
+        limits["max_running_requests"] = facts.max_num_seqs
+    return limits
+
+
+def reported_changes(spec: InstanceSpec, facts: EngineFacts, former: Limits) -> dict[str, int]:
+    """The fields to change, with their values.
+
+    A reported KV capacity or block size always wins. A limit wins over the default, and over ``former``, what this
+    worker entered by an earlier report; any other was set by an operator.
+    """
+    changes = {}
+    for name, value in (("kv_capacity_tokens", facts.kv_capacity_tokens), ("block_tokens", facts.block_tokens)):
+        if value is not None and value != getattr(spec, name):
+            changes[name] = value
+    for name, limit in reported_limits(facts).items():
+        present = getattr(spec, name)
+        if limit != present and present in (getattr(_DEFAULTS, name), former.get(name)):
+            changes[name] = limit
+    return changes
