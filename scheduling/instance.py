@@ -50,6 +50,8 @@ class InstanceSpec:
     """Held requests at most; one more is refused."""
     block_tokens: int = 0
     """Tokens in one block of its KV cache, as it reports; 0 until it did."""
+    data_parallel_rank: int | None = None
+    """The rank of a data-parallel server that this instance is, counted across all of its nodes; None: the server."""
 
 
 @value

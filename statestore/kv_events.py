@@ -25,8 +25,8 @@ from scheduling.values import value
 
 BOOKING_MS: Final = 30_000
 """A booking counts for this long, and up to twice as long, without the engine's confirmation."""
-MAX_CHANGES: Final = 500
-"""Blocks stored and removed, and names, in one call at most (each)."""
+CHANGES_PER_CALL: Final = 1000
+"""Changed blocks that a call should not exceed by much: the store does nothing else meanwhile."""
 
 
 class KvViewStatus(StrEnum):
@@ -98,5 +98,5 @@ class KvEventStore(Protocol):
         """All names; for a subscriber that continues. Not atomic, and not for the hot path."""
 
     async def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
-        """Apply a change, of ``MAX_CHANGES`` at most, and take overdue bookings back if the view is exact. Returns how
+        """Apply a change as a whole, and take overdue bookings back if the view is exact. Returns how
         many of the stored blocks had been booked. Does not change the instance's version."""

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceSpec, Role
+from statestore.kv_event_settings import KvEventSettings
 from statestore.url import parse_store_url
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -75,6 +76,7 @@ PrefillRate = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 KvCapacity = Annotated[int, Field(gt=0, le=MAX_KV_CAPACITY_TOKENS)]
 DispatchWindow = Annotated[int, Field(gt=0, le=10**9)]
 RunningRequests = Annotated[int, Field(gt=0, le=10**6)]
+DataParallelRank = Annotated[int, Field(ge=0, le=65_535)]
 QueuedRequests = Annotated[int, Field(ge=0, le=10**6)]
 
 
@@ -120,10 +122,18 @@ class InstanceSettings(BaseModel):
     )
     max_running_requests: RunningRequests = Field(256, description="dispatched and unfinished requests at most")
     max_queued_requests: QueuedRequests = Field(1024, description="held requests at most")
+    data_parallel_rank: DataParallelRank | None = Field(
+        None, description="one rank of the server at this URL, counted across all its nodes; none: the whole server"
+    )
+    kv_events: KvEventSettings | None = Field(None, description="where it publishes KV events; none: as its pool says")
 
     def spec(self) -> InstanceSpec:
         """The instance as a store keeps it: STARTING, until a health check succeeds."""
-        same = InstanceSettings.model_fields.keys() - {"id", "url"}  # a subclass may have fields of its own
+        same = InstanceSettings.model_fields.keys() - {
+            "id",
+            "url",
+            "kv_events",
+        }  # a subclass may have fields of its own
         return InstanceSpec(instance_id=self.id, url=self.url, **self.model_dump(include=same))
 
 
@@ -148,3 +158,4 @@ class PoolSettings(BaseModel):
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="variables of the chat template, as vLLM's --default-chat-template-kwargs"
     )
+    kv_events: KvEventSettings | None = Field(None, description="where instances publish KV events; none: nowhere")

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 TERM_EVENTS = ("started", "stepped_down", "lost", "expired", "failed")
 NOT_ASKED = "not_asked"
 """Outcome of a health check for which this worker had no file descriptor left."""
+_LAG_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _TICK_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
 
 
@@ -107,6 +108,35 @@ class WorkerMetrics:
         )
         self.drained = Counter(
             "dualmap_worker_drained", "Instances that finished draining", ["pool"], registry=self.registry
+        )
+        self.kv_event_batches = Counter(
+            "dualmap_worker_kv_event_batches", "Batches of KV events applied", ["pool"], registry=self.registry
+        )
+        self.kv_event_blocks = Counter(
+            "dualmap_worker_kv_event_blocks",
+            "Blocks of KV events by what became of them (stored, removed, unknown: what came before them is not known)",
+            ["pool", "kind"],
+            registry=self.registry,
+        )
+        self.kv_event_gaps = Counter(
+            "dualmap_worker_kv_event_gaps",
+            "Losses of KV events by outcome (filled by a replay, restarted: the engine's new cache was read from its"
+            " beginning, dropped: the view was emptied)",
+            ["pool", "outcome"],
+            registry=self.registry,
+        )
+        self.kv_event_views = Gauge(
+            "dualmap_worker_kv_event_views",
+            "Instances whose KV events this worker reads, by status of the view (exact, partial, estimate)",
+            ["pool", "status"],
+            registry=self.registry,
+        )
+        self.kv_event_lag_seconds = Histogram(
+            "dualmap_worker_kv_event_lag_seconds",
+            "Time from publishing a batch of KV events, by the engine's clock, to the store",
+            ["pool"],
+            registry=self.registry,
+            buckets=_LAG_BUCKETS_S,
         )
 
         for pool in pools:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduling.policies import build_policy
 from scheduling.queue_order import QueueOrder
@@ -18,6 +19,7 @@ from workers.drainer import Drainer
 from workers.evacuator import Evacuator
 from workers.health import HealthChecker
 from workers.hotness_keeper import HotnessJob
+from workers.kv_events.job import KvEventsJob
 from workers.leader import Election
 from workers.learner import Learner
 from workers.loop import Job, LoopContext, run_job
@@ -55,6 +57,7 @@ class PoolWorker:
         jitter: random.Random,
     ) -> None:
         self.pool = pool
+        self._worker_id = worker_id
         self._settings = settings
         self._scheduling = scheduling
         self._worker = worker
@@ -79,9 +82,16 @@ class PoolWorker:
     async def run(self) -> None:
         """Until cancelled."""
         registrar = Registrar(self.pool, self._settings, metrics=self._metrics)
-        async with asyncio.TaskGroup() as group:
+        async with self._kv_events() as events, asyncio.TaskGroup() as group:
             group.create_task(run_job(registrar, self._context))
             group.create_task(self._election.run(self._lead))
+            if events is not None:
+                group.create_task(run_job(events, self._context))
+
+    def _kv_events(self) -> AbstractAsyncContextManager[KvEventsJob | None]:
+        if not KvEventsJob.is_wanted(self._settings):
+            return nullcontext()
+        return KvEventsJob(self.pool, self._settings, self._worker_id, clock=self._clock, metrics=self._metrics)
 
     async def _lead(self, lease: Lease) -> None:
         worker = self._worker

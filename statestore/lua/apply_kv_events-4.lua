@@ -12,24 +12,26 @@ local stored, removed, named = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(AR
 local first_stored, first_removed = 9, 9 + stored
 local first_name = first_removed + removed
 local first_gone = first_name + 2 * named
-local booked = 0
-if stored > 0 then
+local booked = stored
+
+-- In parts: a call takes some thousand arguments at most.
+local function call(command, key, first, last)
+  for place = first, last, 1000 do
+    redis.call(command, key, unpack(ARGV, place, math.min(place + 999, last)))
+  end
+end
+
+for first = first_stored, first_removed - 1, 500 do
   local pairs_ = {}
-  for place = first_stored, first_removed - 1 do
+  for place = first, math.min(first + 499, first_removed - 1) do
     pairs_[#pairs_ + 1] = CONFIRMED
     pairs_[#pairs_ + 1] = ARGV[place]
   end
-  booked = stored - redis.call('ZADD', KEYS[4], unpack(pairs_))
+  booked = booked - redis.call('ZADD', KEYS[4], unpack(pairs_))
 end
-if removed > 0 then
-  redis.call('ZREM', KEYS[4], unpack(ARGV, first_removed, first_name - 1))
-end
-if named > 0 then
-  redis.call('HSET', KEYS[2], unpack(ARGV, first_name, first_gone - 1))
-end
-if ARGV[first_gone] then
-  redis.call('HDEL', KEYS[2], unpack(ARGV, first_gone))
-end
+call('ZREM', KEYS[4], first_removed, first_name - 1)
+call('HSET', KEYS[2], first_name, first_gone - 1)
+call('HDEL', KEYS[2], first_gone, #ARGV)
 redis.call('HSET', KEYS[1], 'sequence', ARGV[3], 'published_s', ARGV[4])
 end_bookings(KEYS[1], KEYS[3], KEYS[4], store_now_ms(), tonumber(ARGV[5]))
 redis.call('HSET', KEYS[3], 'cached_blocks', redis.call('ZCARD', KEYS[4]))

@@ -58,9 +58,10 @@ SPEC_FIELDS = (
     "max_running_requests",
     "max_queued_requests",
     "block_tokens",
+    "data_parallel_rank",
 )
-_OPTIONAL_SPEC_FIELDS = 1
-"""The last of them may be missing: records of an older version have no such field."""
+_OPTIONAL_SPEC_FIELDS = 2
+"""The last of them may be missing: records of an older version have no such fields."""
 
 
 HASH_BYTES = 8
@@ -87,6 +88,8 @@ def field_arguments(values: Mapping[str, object]) -> list[str]:
 
 
 def _text(value: object) -> str:
+    if value is None:
+        return ""
     return value.value if isinstance(value, Role) else str(value)
 
 
@@ -96,7 +99,7 @@ def spec_from(instance_id: str, values: Sequence[bytes | None]) -> InstanceSpec 
     if any(value is None for value in required):
         return None
     url, role, state, rate, kv_capacity, window, running, queued = (value.decode() for value in required if value)
-    (block_tokens,) = optional
+    block_tokens, rank = optional
     return InstanceSpec(
         instance_id,
         url,
@@ -108,6 +111,7 @@ def spec_from(instance_id: str, values: Sequence[bytes | None]) -> InstanceSpec 
         int(running),
         int(queued),
         int(block_tokens or 0),
+        int(rank) if rank else None,
     )
 
 

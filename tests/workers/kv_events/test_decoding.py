@@ -1,0 +1,120 @@
+"""Both encodings of vLLM's events, and what is wrong with them."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import msgpack
+import pytest
+
+from scheduling.engine_blocks import encode_extra_keys
+from workers.kv_events.decoding import Batch, Cleared, Removed, Stored, UnreadableEventsError, read_batch
+
+
+def batch_of(*events: Any, rank: Any = 0) -> Batch:
+    return read_batch(3, msgpack.packb([12.5, events, rank]))
+
+
+STORED = {
+    "type": "BlockStored",
+    "block_hashes": [7, 8],
+    "parent_block_hash": 6,
+    "token_ids": [1, 2, 3, 4],
+    "block_size": 2,
+    "lora_id": None,
+    "medium": "GPU",
+    "lora_name": None,
+    "extra_keys": [None, ["salt"]],
+    "group_idx": 0,
+    "something_new": 1,
+}
+
+
+def as_array(event: dict[str, Any], *names: str) -> list[Any]:
+    return [event["type"], *(event[name] for name in names)]
+
+
+ORDER = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys")
+
+
+def test_a_map_and_an_array_say_the_same() -> None:
+    by_map, by_array = batch_of(STORED), batch_of(as_array(STORED, *ORDER, "group_idx"))
+
+    assert by_map == by_array
+    assert (by_map.sequence, by_map.published_s, by_map.rank) == (3, 12.5, 0)
+    (stored,) = by_map.events
+    assert stored == Stored(
+        [7, 8], 6, array("I", [1, 2, 3, 4]).tobytes(), 2, [b"", encode_extra_keys(["salt"])], True, 0, True
+    )
+
+
+def test_an_older_array_lacks_its_last_fields() -> None:
+    (stored,) = batch_of(as_array(STORED, *ORDER[:5])).events
+
+    assert isinstance(stored, Stored)
+    assert (stored.device, stored.extras, stored.group, stored.translatable) == (True, [], None, True)
+
+
+def test_removed_and_cleared_are_read_in_both_forms() -> None:
+    removed = Removed([7], True)
+
+    assert batch_of({"type": "BlockRemoved", "block_hashes": [7], "medium": None}).events == [removed]
+    assert batch_of(["BlockRemoved", [7]]).events == [removed]
+    assert batch_of({"type": "AllBlocksCleared"}, ["AllBlocksCleared"]).events == [Cleared(), Cleared()]
+
+
+@pytest.mark.parametrize(
+    ("medium", "device"), [(None, True), ("GPU", True), ("npu", True), ("CPU", False), ("STORAGE", False)]
+)
+def test_media_outside_of_the_device_are_pools(medium: str | None, device: bool) -> None:
+    (stored, removed) = batch_of(
+        STORED | {"medium": medium}, {"type": "BlockRemoved", "block_hashes": [7], "medium": medium}
+    ).events
+
+    assert (getattr(stored, "device", None), getattr(removed, "device", None)) == (device, device)
+
+
+def test_what_is_stored_elsewhere_is_not_on_the_device() -> None:
+    (stored,) = batch_of(STORED | {"locality": "REMOTE"}).events
+
+    assert isinstance(stored, Stored)
+    assert not stored.device
+
+
+def test_hashes_of_bytes_are_folded_to_their_last_eight() -> None:
+    (removed,) = batch_of({"type": "BlockRemoved", "block_hashes": [b"x" * 24 + (5).to_bytes(8, "big"), -1]}).events
+
+    assert removed == Removed([5, 2**64 - 1], True)
+
+
+def test_an_adapter_without_its_name_cannot_be_translated() -> None:
+    nameless, named = batch_of(
+        STORED | {"lora_id": 3, "extra_keys": None}, STORED | {"lora_id": 3, "extra_keys": None, "lora_name": "adapter"}
+    ).events
+
+    assert isinstance(nameless, Stored)
+    assert isinstance(named, Stored)
+    assert (nameless.translatable, named.translatable) == (False, True)
+    assert named.extras == [encode_extra_keys(["adapter"])] * 2
+
+
+def test_events_that_are_not_known_are_passed_over() -> None:
+    assert batch_of({"type": "BlockMoved"}, ["Other", 1]).events == []
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb(5),
+        msgpack.packb([1.0, [5]]),
+        msgpack.packb([1.0, [{"type": "BlockRemoved"}]]),
+        msgpack.packb([1.0, [STORED | {"token_ids": [-1]}]]),
+        msgpack.packb([1.0, [STORED]]) + b"\x00",
+    ],
+)
+def test_what_is_no_batch_is_told(payload: bytes) -> None:
+    with pytest.raises(UnreadableEventsError, match="batch 9 "):
+        read_batch(9, payload)

@@ -1,0 +1,158 @@
+"""What comes of an engine's events."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from scheduling.engine_blocks import BlockExtras, engine_chain
+from statestore.kv_events import KvChange
+from workers.kv_events.decoding import Batch, Cleared, Event, Removed, Stored
+from workers.kv_events.engine_view import MAX_BLOCKS, AmbiguousEventsError, EngineView
+
+IDS = list(range(50, 62))
+CHAIN = engine_chain(IDS, 4).hashes
+
+
+def stored(*names: int, parent: int | None = None, at: int = 0, **changes: Any) -> Stored:
+    """Blocks of IDS, from the block ``at`` on, under these names."""
+    ids = array("I", IDS[4 * at : 4 * (at + len(names))]).tobytes()
+    fields: dict[str, Any] = {"extras": [], "device": True, "group": 0, "translatable": True, "block_tokens": 4}
+    return Stored(names, parent, ids, **(fields | changes))
+
+
+def removed(*names: int, device: bool = True) -> Removed:
+    return Removed(names, device)
+
+
+def apply(view: EngineView, *events: Event) -> tuple[KvChange, bool]:
+    view.apply(Batch(1, 2.0, events, 0))
+    return view.take_change(1, 2.0)
+
+
+def after(names: Mapping[bytes, bytes], change: KvChange) -> dict[bytes, bytes]:
+    """What the store keeps of names."""
+    kept = {**names, **change.names}
+    return {name: known for name, known in kept.items() if known}
+
+
+def test_stored_blocks_get_the_hashes_of_the_prompt() -> None:
+    view = EngineView()
+
+    change, cleared = apply(view, stored(1, 2), stored(3, parent=2, at=2))
+
+    assert (change.stored, change.removed, cleared) == (list(CHAIN), [], False)
+    assert (change.sequence, change.published_s, len(change.names), len(view)) == (1, 2.0, 3, 3)
+
+
+def test_extra_keys_lead_to_the_hashes_of_a_prompt_with_them() -> None:
+    extras = BlockExtras.of("adapter", "salt")
+
+    change, _ = apply(EngineView(), stored(1, 2, 3, extras=[extras.at[0], extras.usual, extras.usual]))
+
+    assert tuple(change.stored) == engine_chain(IDS, 4, extras).hashes
+
+
+def test_a_removed_block_is_named_by_the_engine() -> None:
+    view = EngineView()
+    apply(view, stored(1, 2, 3))
+
+    change, _ = apply(view, removed(3, 99))
+
+    assert (change.stored, change.removed, list(change.names.values())) == ([], [CHAIN[2]], [b""])
+
+
+def test_what_comes_and_goes_within_one_change_is_no_change_of_blocks() -> None:
+    view = EngineView()
+    apply(view, stored(1))
+
+    change, _ = apply(view, stored(2, parent=1, at=1), removed(2), removed(1), stored(1))
+
+    assert (change.stored, change.removed) == ([], [])
+
+
+def test_a_block_that_is_held_twice_is_gone_when_both_copies_are() -> None:
+    view = EngineView()
+    first, _ = apply(view, stored(1, 2), stored(1, 2))
+    once, _ = apply(view, removed(2))
+    twice, _ = apply(view, removed(2))
+
+    assert (first.stored, once.removed, twice.removed) == (list(CHAIN[:2]), [], [CHAIN[1]])
+
+
+def test_another_subscriber_continues_by_the_names() -> None:
+    view = EngineView()
+    change, _ = apply(view, stored(1, 2), stored(1, 2), stored(7, device=False))
+
+    other = EngineView(after({}, change))
+    added, _ = apply(other, stored(3, parent=2, at=2))
+    gone, _ = apply(other, removed(3, 2), removed(2), removed(7, device=False))
+
+    assert (added.stored, gone.removed, other.pool_blocks) == ([CHAIN[2]], [CHAIN[2], CHAIN[1]], 0)
+    assert len(after(after(after({}, change), added), gone)) == 1
+
+
+def test_a_cleared_cache_is_dropped_and_what_follows_is_kept() -> None:
+    view = EngineView()
+    apply(view, stored(1, 2))
+
+    change, cleared = apply(view, Cleared(), stored(1))
+
+    assert (cleared, change.stored, change.removed, len(view)) == (True, [CHAIN[0]], [], 1)
+    assert apply(view)[1] is False
+
+
+def test_blocks_of_a_pool_are_counted_by_themselves() -> None:
+    view = EngineView()
+
+    first, _ = apply(view, stored(1, device=False), stored(1), removed(1, device=False))
+    second, _ = apply(view, stored(2, device=False), removed(2))
+
+    assert (first.stored, first.removed, second.stored, second.removed) == ([CHAIN[0]], [], [], [])
+    assert (len(view), view.pool_blocks) == (1, 1)
+
+
+def test_a_cleared_device_leaves_the_pool() -> None:
+    view = EngineView()
+    apply(view, stored(2, device=False), stored(1))
+
+    change, cleared = apply(view, Cleared())
+
+    assert cleared
+    assert EngineView(after({}, change)).pool_blocks == 1
+
+
+@pytest.mark.parametrize("event", [stored(2, parent=77, at=1), stored(2, at=1, translatable=False)])
+def test_blocks_whose_parent_or_adapter_is_unknown_are_left_out(event: Stored) -> None:
+    view = EngineView()
+
+    change, _ = apply(view, event, stored(3, parent=2, at=2), removed(2))
+
+    assert (change.stored, change.removed, view.orphans) == ([], [], 2)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Stored([2], None, b"1234", 4, [], True, 0, True),
+        stored(2, group=1),
+        Stored([2], None, bytes(8), 2, [], True, 0, True),
+        stored(2, extras=[b"", b""]),
+    ],
+    ids=["token ids", "group", "block size", "extra keys"],
+)
+def test_what_is_ambiguous_is_refused(event: Stored) -> None:
+    view = EngineView()
+    apply(view, stored(1))
+
+    with pytest.raises(AmbiguousEventsError):
+        apply(view, event)
+
+
+def test_memory_is_bounded() -> None:
+    names = range(MAX_BLOCKS + 1)
+    with pytest.raises(AmbiguousEventsError, match="over"):
+        apply(EngineView(), Stored(names, None, b"", 4, [], False, 0, True))

@@ -1,0 +1,323 @@
+"""Following an engine's events over ZeroMQ, through everything that gets lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import zmq.asyncio
+
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.settings import SchedulingSettings
+from simulation.emulator.kv_publisher import KvEventPublisher
+from statestore.clock import RealClock
+from statestore.errors import StoreUnavailableError
+from statestore.kv_events import KvViewStatus
+from statestore.memory import MemoryPool, MemoryStore
+from tests.workers.kv_events.engine import EngineCache, is_exactly, record_of, until
+from workers.kv_events import subscriber as subscribing
+from workers.kv_events import view_writer
+from workers.kv_events.source import EventSource
+from workers.kv_events.subscriber import Subscriber
+from workers.kv_events.view_writer import ViewWriter
+from workers.metrics import WorkerMetrics
+
+ANY = "tcp://127.0.0.1:0"
+PROMPT = list(range(100, 132))
+OTHER = [*PROMPT[:16], *range(500, 516)]
+
+
+@pytest.fixture
+async def pool() -> MemoryPool:
+    pool = MemoryStore(SchedulingSettings()).pool("default")
+    await pool.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY))
+    return pool
+
+
+@pytest.fixture
+async def publish() -> AsyncIterator[Callable[..., KvEventPublisher]]:
+    """Publishers that are closed at the end."""
+    async with AsyncExitStack() as stack:
+
+        def opened(endpoint: str = ANY, replay_endpoint: str | None = ANY, **named: Any) -> KvEventPublisher:
+            publisher = KvEventPublisher(endpoint, replay_endpoint, "kv@a", **named)
+            stack.push_async_callback(publisher.close)
+            return publisher
+
+        yield opened
+
+
+@asynccontextmanager
+async def following(
+    pool: Any, publisher: KvEventPublisher, worker_id: str = "worker-1", *, rank: int | None = None
+) -> AsyncIterator[WorkerMetrics]:
+    """A subscriber for the time of the context."""
+    context, metrics, clock = zmq.asyncio.Context(), WorkerMetrics(), RealClock()
+    source = EventSource("a", publisher.endpoint, publisher.replay_endpoint, "kv@", rank)
+    writer = ViewWriter(pool, source, clock=clock, metrics=metrics, wall_s=time.time)
+    await pool.renew_subscriber(worker_id, 60_000)
+    run = Subscriber("default", source, worker_id, writer, context=context, clock=clock, metrics=metrics).run()
+    task = asyncio.create_task(run)
+    try:
+        yield metrics
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        context.destroy(linger=0)
+
+
+def gaps(metrics: WorkerMetrics, outcome: str) -> float:
+    return (
+        metrics.registry.get_sample_value("dualmap_worker_kv_event_gaps_total", {"pool": "default", "outcome": outcome})
+        or 0.0
+    )
+
+
+async def test_the_view_is_what_the_engine_holds(pool: MemoryPool, publish: Any) -> None:
+    engine = EngineCache(publish())
+    engine.store(PROMPT)
+    async with following(pool, engine.publisher) as metrics:
+        await until(lambda: is_exactly(pool, engine))
+        engine.store(OTHER)
+        engine.evict(PROMPT)
+        await until(lambda: is_exactly(pool, engine))
+
+    assert gaps(metrics, "filled") == 0
+    assert (await record_of(pool)).owner == ""
+
+
+@pytest.mark.parametrize("replays_topic", [True, False])
+async def test_batches_that_were_lost_are_replayed_in_either_form(
+    pool: MemoryPool, publish: Any, replays_topic: bool
+) -> None:
+    engine = EngineCache(publish(replays_topic=replays_topic))
+    async with following(pool, engine.publisher) as metrics:
+        await until(lambda: is_exactly(pool, engine))
+        engine.store(PROMPT)
+        await until(lambda: is_exactly(pool, engine))
+        engine.evict(PROMPT, published=False)
+        engine.evict(PROMPT[:28], published=False)
+        engine.store(OTHER)
+        await until(lambda: is_exactly(pool, engine))
+
+    assert gaps(metrics, "filled") == 1
+
+
+async def test_without_a_replay_a_gap_empties_the_view(pool: MemoryPool, publish: Any) -> None:
+    engine = EngineCache(publish(replay_endpoint=None))
+    async with following(pool, engine.publisher) as metrics:
+        await until(lambda: _connected(pool))
+        engine.store(PROMPT)
+        await until(lambda: is_exactly(pool, engine))
+        engine.evict(PROMPT, published=False)
+        engine.names.clear()
+        engine.store(OTHER)
+        await until(lambda: is_exactly(pool, engine, KvViewStatus.PARTIAL))
+
+    assert gaps(metrics, "dropped") == 1
+
+
+async def _connected(pool: MemoryPool) -> bool:
+    await asyncio.sleep(0.3)  # a publisher does not tell when a subscription has arrived
+    return (await record_of(pool)).status is KvViewStatus.PARTIAL
+
+
+async def test_a_first_sequence_above_0_is_no_whole_life(pool: MemoryPool, publish: Any) -> None:
+    engine = EngineCache(publish(kept_batches=1))
+    engine.store(PROMPT[:8])
+    engine.names.clear()
+    engine.store(OTHER)
+    async with following(pool, engine.publisher):
+        await until(lambda: is_exactly(pool, engine, KvViewStatus.PARTIAL))
+
+    assert (await record_of(pool)).reason == "the engine no longer keeps its first events"
+
+
+async def test_another_worker_reads_on_where_the_first_one_stopped(pool: MemoryPool, publish: Any) -> None:
+    engine = EngineCache(publish(kept_batches=3))
+    engine.store(PROMPT)
+    async with following(pool, engine.publisher):
+        await until(lambda: is_exactly(pool, engine))
+    engine.store(OTHER)
+    engine.evict(PROMPT)
+    async with following(pool, engine.publisher, "worker-2"):
+        await until(lambda: is_exactly(pool, engine))
+        engine.evict(OTHER)
+        await until(lambda: is_exactly(pool, engine))
+
+    assert (await record_of(pool)).sequence == 3
+
+
+async def test_a_worker_that_comes_too_late_for_the_replay_begins_anew(pool: MemoryPool, publish: Any) -> None:
+    engine = EngineCache(publish(kept_batches=2))
+    engine.store(PROMPT)
+    async with following(pool, engine.publisher):
+        await until(lambda: is_exactly(pool, engine))
+    engine.store(OTHER)
+    engine.evict(PROMPT)
+    engine.evict(OTHER)
+    engine.names.clear()
+    async with following(pool, engine.publisher, "worker-2"):
+        await until(lambda: is_exactly(pool, engine, KvViewStatus.PARTIAL))
+
+
+@pytest.mark.parametrize("batches", [0, 1, 3])
+async def test_an_engine_that_starts_again_leaves_no_ghosts(pool: MemoryPool, publish: Any, batches: int) -> None:
+    engine = EngineCache(publish())
+    async with following(pool, engine.publisher) as metrics:
+        engine.store(PROMPT)
+        engine.store(OTHER)
+        await until(lambda: is_exactly(pool, engine))
+        endpoints = engine.publisher.endpoint, engine.publisher.replay_endpoint
+        await engine.publisher.close()
+        engine = EngineCache(publish(*endpoints))
+        for number in range(batches):
+            engine.store([number] * 8)
+        await until(lambda: is_exactly(pool, engine))
+
+    assert gaps(metrics, "restarted") == 1
+
+
+async def test_an_engine_that_starts_again_without_a_replay_leaves_no_ghosts(pool: MemoryPool, publish: Any) -> None:
+    engine = EngineCache(publish(replay_endpoint=None))
+    async with following(pool, engine.publisher):
+        await until(lambda: _connected(pool))
+        engine.store(PROMPT)
+        await until(lambda: is_exactly(pool, engine))
+        endpoint = engine.publisher.endpoint
+        await engine.publisher.close()
+        engine = EngineCache(publish(endpoint, None))
+        await until(lambda: is_exactly(pool, engine, KvViewStatus.PARTIAL))
+        await until(lambda: _connected(pool))
+        engine.store(OTHER)
+        await until(lambda: is_exactly(pool, engine))
+
+
+async def test_a_publisher_may_come_after_its_subscriber(pool: MemoryPool, publish: Any) -> None:
+    gone = publish()
+    await gone.close()
+    async with following(pool, gone):
+        await until(lambda: _says(pool, "does not answer"))
+        engine = EngineCache(publish(gone.endpoint, gone.replay_endpoint))
+        engine.store(PROMPT)
+        await until(lambda: is_exactly(pool, engine))
+
+
+async def _says(pool: MemoryPool, reason: str) -> bool:
+    return reason in (await record_of(pool)).reason
+
+
+async def test_a_cache_that_was_cleared_is_known_to_be_empty(pool: MemoryPool, publish: Any) -> None:
+    engine = EngineCache(publish(kept_batches=1))
+    engine.store(PROMPT)
+    engine.store(OTHER)
+    async with following(pool, engine.publisher):
+        await until(lambda: _says(pool, "no longer keeps"))
+        engine.clear()
+        engine.store(PROMPT[:8])
+        await until(lambda: is_exactly(pool, engine))
+
+
+async def test_a_store_that_is_away_costs_no_exactness(
+    pool: MemoryPool, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = EngineCache(publish())
+    flaky = _Flaky(pool)
+    async with following(flaky, engine.publisher):
+        engine.store(PROMPT)
+        await until(lambda: is_exactly(pool, engine))
+        flaky.away = True
+        engine.evict(PROMPT)
+        await until(lambda: flaky.refused > 1)
+        engine.evict(PROMPT[:28])
+        flaky.away = False
+        await until(lambda: is_exactly(pool, engine))
+
+
+async def test_a_store_that_is_slow_leaves_an_estimate(
+    pool: MemoryPool, publish: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(view_writer, "SLOW_CALL_S", -1.0)
+    engine = EngineCache(publish())
+    engine.store(PROMPT)
+    async with following(pool, engine.publisher):
+        await until(lambda: _says(pool, "the store took"))
+        assert "estimate only pool=default instance=a" in caplog.text
+        monkeypatch.setattr(view_writer, "SLOW_CALL_S", 5.0)
+        engine.evict(PROMPT)
+        await until(lambda: is_exactly(pool, engine))
+
+
+async def test_events_that_are_ambiguous_leave_an_estimate(
+    pool: MemoryPool, publish: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = EngineCache(publish())
+    engine.store(PROMPT)
+    async with following(pool, engine.publisher):
+        await until(lambda: is_exactly(pool, engine))
+        engine.store(OTHER, group_idx=1)
+        await until(lambda: _says(pool, "hybrid models"))
+
+    record = await record_of(pool)
+    assert (record.status, record.sequence, len(pool.state.instances["a"].kv)) == (KvViewStatus.ESTIMATE, None, 0)
+    assert "hybrid models" in caplog.text
+
+
+async def test_events_of_another_rank_are_refused(pool: MemoryPool, publish: Any) -> None:
+    engine = EngineCache(publish(rank=1))
+    engine.store(PROMPT)
+    async with following(pool, engine.publisher, rank=3):
+        await until(lambda: _says(pool, "events of rank 1, not of 3"))
+
+
+async def test_an_instance_that_went_down_is_read_anew(pool: MemoryPool, publish: Any) -> None:
+    engine = EngineCache(publish())
+    engine.store(PROMPT)
+    async with following(pool, engine.publisher):
+        await until(lambda: is_exactly(pool, engine))
+        await pool.set_instance_state("a", InstanceState.DOWN)
+        engine.store(OTHER)
+        await until(lambda: is_exactly(pool, engine))
+
+
+async def test_bookings_that_never_match_stay(pool: MemoryPool, publish: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_writer, "UNMATCHED_BLOCKS", 10)
+    engine = EngineCache(publish())
+    async with following(pool, engine.publisher):
+        engine.store(PROMPT)
+        await until(lambda: is_exactly(pool, engine))
+        engine.store(OTHER)
+        await until(lambda: is_exactly(pool, engine, KvViewStatus.PARTIAL))
+
+
+async def test_a_batch_that_cannot_be_read_leaves_an_estimate(
+    pool: MemoryPool, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribing, "AMBIGUOUS_PAUSE_S", 0.1)
+    engine = EngineCache(publish(kept_batches=1))
+    async with following(pool, engine.publisher):
+        await until(lambda: is_exactly(pool, engine))
+        engine.publisher.publish([5], 1.0)  # type: ignore[list-item]
+        await until(lambda: _says(pool, "cannot be read"))
+        engine.store(PROMPT)
+        await until(lambda: is_exactly(pool, engine, KvViewStatus.PARTIAL))
+
+
+class _Flaky:
+    """A pool that can be out of reach."""
+
+    def __init__(self, pool: MemoryPool) -> None:
+        self._pool = pool
+        self.away = False
+        self.refused = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._pool, name)
+        if self.away and callable(found):
+            self.refused += 1
+            raise StoreUnavailableError("away")
+        return found

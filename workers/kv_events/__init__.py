@@ -1,0 +1,1 @@
+"""KV events: what engines report of their caches, translated and written to the store."""

@@ -1,0 +1,132 @@
+"""Batches of KV events as vLLM publishes them.
+
+A batch is msgpack: ``[time, [event, …], rank]``. Its events are maps with their ``type``, or, from releases before
+mid-2026, arrays with the type first and the fields in the order of ``_STORED`` and ``_REMOVED``.
+
+Fields at the end may be missing; unknown ones and unknown events are ignored. Hashes are unsigned 64-bit numbers, or
+bytes of which the last eight count. What identifies a block is described in ``scheduling.engine_blocks``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from scheduling.engine_blocks import encode_extra_keys
+from scheduling.values import value
+
+_STORED = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+)
+_REMOVED = ("block_hashes", "medium", "group_idx")
+_DEVICE = frozenset({"", "gpu", "npu", "hbm", "device"})
+"""Media of the accelerator's own memory; whatever else is reported is a pool: CPU memory, storage, a shared store."""
+
+
+class UnreadableEventsError(ValueError):
+    """A payload is no batch of events."""
+
+
+@value
+class Stored:
+    """Blocks that were stored, one after the other in a prompt."""
+
+    names: Sequence[int]
+    """The engine's own hashes."""
+    parent: int | None
+    token_bytes: bytes
+    """Token ids of all of them, unsigned 32 bit each."""
+    block_tokens: int
+    extras: Sequence[bytes]
+    """Encoded extra keys of each, or none at all."""
+    device: bool
+    group: int | None
+    translatable: bool
+    """Everything that identifies them was reported."""
+
+
+@value
+class Removed:
+    names: Sequence[int]
+    device: bool
+
+
+@value
+class Cleared:
+    """The device's cache is empty now."""
+
+
+Event = Stored | Removed | Cleared
+
+
+@value
+class Batch:
+    sequence: int
+    published_s: float
+    events: Sequence[Event]
+    rank: int | None
+    """Of data parallelism."""
+
+
+def read_batch(sequence: int, payload: bytes) -> Batch:
+    """Raises UnreadableEventsError."""
+    try:
+        published_s, events, *rest = msgpack.unpackb(payload, strict_map_key=False)
+        read = [event for each in events if (event := _event(each)) is not None]
+        rank = rest[0] if rest else None
+        return Batch(sequence, float(published_s), read, rank if isinstance(rank, int) else None)
+    except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException) as error:
+        raise UnreadableEventsError(f"batch {sequence} cannot be read: {error}") from error
+
+
+def _event(event: Any) -> Event | None:
+    if isinstance(event, Mapping):
+        kind, fields = event.get("type"), event
+    else:
+        kind, *values = event
+        fields = dict(zip(_REMOVED if kind == "BlockRemoved" else _STORED, values, strict=False))
+    if kind == "BlockStored":
+        return _stored(fields)
+    if kind == "BlockRemoved":
+        return Removed([_name(each) for each in fields["block_hashes"]], _is_device(fields))
+    return Cleared() if kind == "AllBlocksCleared" else None
+
+
+def _stored(fields: Mapping[str, Any]) -> Stored:
+    names = [_name(each) for each in fields["block_hashes"]]
+    parent, keys, lora = fields.get("parent_block_hash"), fields.get("extra_keys"), fields.get("lora_name")
+    extras = [encode_extra_keys(each) for each in keys] if keys else []
+    if lora and not extras:
+        extras = [encode_extra_keys([lora])] * len(names)
+    return Stored(
+        names,
+        None if parent is None else _name(parent),
+        array("I", fields.get("token_ids") or ()).tobytes(),
+        int(fields.get("block_size") or 0),
+        extras,
+        _is_device(fields),
+        fields.get("group_idx"),
+        # An adapter by number alone has no name that a request would have.
+        translatable=bool(extras or lora or fields.get("lora_id") is None),
+    )
+
+
+def _is_device(fields: Mapping[str, Any]) -> bool:
+    return (fields.get("medium") or "").lower() in _DEVICE and (fields.get("locality") or "LOCAL") == "LOCAL"
+
+
+def _name(block_hash: int | bytes) -> int:
+    if isinstance(block_hash, bytes):
+        return int.from_bytes(block_hash[-8:], "big")
+    return block_hash & 0xFFFFFFFFFFFFFFFF

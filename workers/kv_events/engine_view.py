@@ -1,0 +1,160 @@
+"""What one engine holds, as its events tell: the engine's names of blocks, and their hashes in the fleet.
+
+Pure. Events are applied one after the other; ``take_change`` gives what came of them, for the store.
+
+An engine may hold a block several times: two running requests compute the same prefix side by side, each copy is
+reported as stored, and later each as removed. So copies are counted. Blocks of pools outside the device are counted
+by themselves: a pool's block is no hit on the device, and its removal removes nothing there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from scheduling.engine_blocks import ROOT, TOKEN_BYTES, block_hash
+from statestore.kv_events import KvChange
+from workers.kv_events.decoding import Batch, Cleared, Removed, Stored
+
+MAX_BLOCKS: Final = 1 << 20
+"""Blocks of one instance that are followed at most; 16 million tokens in blocks of 16."""
+
+_DEVICE, _POOL = b"d", b"p"
+_NAME = struct.Struct(">cQ")
+_KNOWN = struct.Struct(">QI")
+_NO_HASH = 0
+
+
+class AmbiguousEventsError(ValueError):
+    """The events do not tell which prompts a block serves; the instance can only be estimated."""
+
+
+class EngineView:
+    """Blocks of one engine. ``names`` as the store keeps them, from an earlier subscriber."""
+
+    def __init__(self, names: Mapping[bytes, bytes] | None = None) -> None:
+        self._device: dict[int, tuple[int, int]] = {}
+        """By the engine's name: the fleet's hash, and how many copies there are."""
+        self._pool: dict[int, int] = {}
+        """Copies by the engine's name."""
+        self._block_tokens = 0
+        self._group: int | None = None
+        self._before: dict[int, int | None] = {}
+        """The fleet's hash of each device block that was touched since the last change was taken; None: not held."""
+        self._pool_touched: set[int] = set()
+        self._cleared = False
+        self.orphans = 0
+        """Stored blocks whose parent or adapter is unknown: they are not listed."""
+        for name, known in (names or {}).items():
+            tier, engine_name = _NAME.unpack(name)
+            fleet_hash, copies = _KNOWN.unpack(known)
+            if tier == _DEVICE:
+                self._device[engine_name] = (fleet_hash, copies)
+            else:
+                self._pool[engine_name] = copies
+
+    def __len__(self) -> int:
+        """Blocks that the device holds."""
+        return len(self._device)
+
+    @property
+    def pool_blocks(self) -> int:
+        return len(self._pool)
+
+    @property
+    def changed_blocks(self) -> int:
+        """Since the last change was taken."""
+        return len(self._before) + len(self._pool_touched)
+
+    def apply(self, batch: Batch) -> None:
+        """Raises AmbiguousEventsError."""
+        for event in batch.events:
+            if isinstance(event, Stored):
+                self._store(event) if event.device else self._store_in_pool(event)
+            elif isinstance(event, Removed):
+                self._remove(event) if event.device else self._remove_from_pool(event)
+            elif isinstance(event, Cleared):
+                self._clear()
+        if len(self._device) > MAX_BLOCKS:
+            raise AmbiguousEventsError(f"the engine reports over {MAX_BLOCKS} blocks")
+
+    def take_change(self, sequence: int, published_s: float) -> tuple[KvChange, bool]:
+        """What changed since the last call, and whether all that the store listed before has to be dropped first."""
+        device, stored, removed = self._device, [], []
+        names: dict[bytes, bytes] = {}
+        for name, before in self._before.items():
+            now = device.get(name)
+            names[_NAME.pack(_DEVICE, name)] = b"" if now is None else _KNOWN.pack(*now)
+            if now is not None and before is None:
+                stored.append(now[0])
+            elif now is None and before is not None:
+                removed.append(before)
+        for name in self._pool_touched:
+            copies = self._pool.get(name)
+            names[_NAME.pack(_POOL, name)] = b"" if copies is None else _KNOWN.pack(_NO_HASH, copies)
+        cleared, self._cleared = self._cleared, False
+        self._before.clear()
+        self._pool_touched.clear()
+        return KvChange(sequence, published_s, stored, removed, names), cleared
+
+    def _store(self, event: Stored) -> None:
+        self._check(event)
+        parent = ROOT if event.parent is None else self._device.get(event.parent, (None, 0))[0]
+        if parent is None or not event.translatable:
+            self.orphans += len(event.names)
+            return
+        device, before, extras, data = self._device, self._before, event.extras, event.token_bytes
+        size = event.block_tokens * TOKEN_BYTES
+        for place, name in enumerate(event.names):
+            parent = block_hash(parent, data[place * size : (place + 1) * size], extras[place] if extras else b"")
+            held = device.get(name)
+            if name not in before:
+                before[name] = None if held is None else held[0]
+            device[name] = (parent, 1 if held is None else held[1] + 1)
+
+    def _check(self, event: Stored) -> None:
+        if len(event.token_bytes) != len(event.names) * event.block_tokens * TOKEN_BYTES:
+            raise AmbiguousEventsError("token ids of a stored block do not fill it, as with some hybrid models")
+        if event.extras and len(event.extras) != len(event.names):
+            raise AmbiguousEventsError("there are not as many extra keys as stored blocks")
+        if not self._block_tokens:
+            self._block_tokens, self._group = event.block_tokens, event.group
+        elif event.block_tokens != self._block_tokens or event.group != self._group:
+            raise AmbiguousEventsError("stored blocks are of several sizes or groups, as with hybrid models")
+
+    def _remove(self, event: Removed) -> None:
+        device, before = self._device, self._before
+        for name in event.names:
+            held = device.get(name)
+            if held is None:
+                continue
+            if name not in before:
+                before[name] = held[0]
+            if held[1] > 1:
+                device[name] = (held[0], held[1] - 1)
+            else:
+                del device[name]
+
+    def _clear(self) -> None:
+        """The store drops names of the pool too; they are told again."""
+        self._device.clear()
+        self._before.clear()
+        self._pool_touched = set(self._pool)
+        self._cleared = True
+
+    def _store_in_pool(self, event: Stored) -> None:
+        for name in event.names:
+            self._pool[name] = self._pool.get(name, 0) + 1
+            self._pool_touched.add(name)
+        if len(self._pool) > MAX_BLOCKS:
+            raise AmbiguousEventsError(f"the engine reports over {MAX_BLOCKS} blocks in pools")
+
+    def _remove_from_pool(self, event: Removed) -> None:
+        for name in event.names:
+            copies = self._pool.get(name, 0)
+            if copies > 1:
+                self._pool[name] = copies - 1
+            elif copies:
+                del self._pool[name]
+            self._pool_touched.add(name)

@@ -1,0 +1,103 @@
+"""The job of every worker, leading or not: its share of the instances has a subscriber each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import zmq.asyncio
+
+from statestore.base import PoolStore
+from statestore.clock import Clock
+from statestore.errors import StoreError
+from statestore.kv_events import KvViewStatus
+from statestore.settings import PoolSettings
+from workers.kv_events.share import share_of
+from workers.kv_events.source import EventSource, source_of
+from workers.kv_events.subscriber import Subscriber
+from workers.kv_events.view_writer import ViewWriter
+from workers.metrics import WorkerMetrics
+
+LEASE_MS: Final = 2000
+"""A dead worker's instances are taken over after this."""
+
+
+class KvEventsJob:
+    """A context manager: at its end every instance is given back."""
+
+    name = "kv_events"
+    interval_s = 0.5
+
+    def __init__(
+        self, pool: PoolStore, settings: PoolSettings, worker_id: str, *, clock: Clock, metrics: WorkerMetrics
+    ) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._worker_id = worker_id
+        self._clock = clock
+        self._metrics = metrics
+        self._context: zmq.asyncio.Context | None = None
+        self._running: dict[EventSource, tuple[asyncio.Task[None], ViewWriter]] = {}
+
+    @staticmethod
+    def is_wanted(settings: PoolSettings) -> bool:
+        """Whether any instance publishes events."""
+        return settings.kv_events is not None or any(each.kv_events is not None for each in settings.instances)
+
+    async def __aenter__(self) -> KvEventsJob:
+        self._context = zmq.asyncio.Context()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop(tuple(self._running))
+        if self._context is not None:
+            self._context.destroy(linger=0)
+        try:
+            await self._pool.renew_subscriber(self._worker_id, 0)
+        except StoreError:
+            return  # the lease ends by itself
+
+    async def tick(self) -> None:
+        """Renew the lease, and follow the share that the living leave. Raises StoreUnavailableError."""
+        living = await self._pool.renew_subscriber(self._worker_id, LEASE_MS)
+        sources = await self._sources()
+        mine = share_of(self._worker_id, sources, living)
+        wanted = {sources[name] for name in mine}
+        ended = [source for source, (task, _) in self._running.items() if task.done()]
+        await self._stop([*ended, *(self._running.keys() - wanted)])
+        for source in wanted - self._running.keys():
+            self._start(source)
+        self._tell()
+
+    async def _sources(self) -> Mapping[str, EventSource]:
+        members = (await self._pool.membership()).instances
+        found = {name: source_of(spec, self._settings) for name, spec in members.items()}
+        return {name: source for name, source in found.items() if source is not None}
+
+    def _start(self, source: EventSource) -> None:
+        assert self._context is not None, "used outside of its context"
+        writer = ViewWriter(self._pool, source, clock=self._clock, metrics=self._metrics, wall_s=time.time)
+        subscriber = Subscriber(
+            self._pool.name,
+            source,
+            self._worker_id,
+            writer,
+            context=self._context,
+            clock=self._clock,
+            metrics=self._metrics,
+        )
+        task = asyncio.create_task(subscriber.run(), name=f"{self._pool.name}/kv_events/{source.instance_id}")
+        self._running[source] = (task, writer)
+
+    async def _stop(self, sources: Iterable[EventSource]) -> None:
+        tasks = [self._running.pop(source)[0] for source in set(sources) if source in self._running]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tell(self) -> None:
+        for status in KvViewStatus:
+            count = sum(writer.status is status for _, writer in self._running.values())
+            self._metrics.kv_event_views.labels(self._pool.name, status.value).set(count)

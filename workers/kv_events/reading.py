@@ -1,0 +1,39 @@
+"""Where a subscriber is in the sequence of one engine's batches. Pure.
+
+Sequence numbers begin at 0 when an engine starts. So a number says nothing by itself: the engine may have started
+again meanwhile. A batch is identified by its number and the time at which it was published.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from scheduling.values import value
+
+
+class Step(StrEnum):
+    """What a batch that arrived is."""
+
+    NEXT = "next"
+    OLD = "old"
+    """Applied before."""
+    GAP = "gap"
+    """Batches before it are missing."""
+    RESTART = "restart"
+    """The engine counts from the beginning."""
+
+
+@value
+class Position:
+    """The last batch that was applied. ``sequence`` -1: none was published before."""
+
+    sequence: int
+    published_s: float
+
+    def step_to(self, sequence: int, published_s: float) -> Step:
+        if sequence <= self.sequence:
+            return Step.RESTART if published_s > self.published_s else Step.OLD
+        return Step.NEXT if sequence == self.sequence + 1 else Step.GAP
+
+
+BEGINNING = Position(-1, 0.0)

@@ -1,0 +1,158 @@
+"""The view of one engine and its copy in the store: claimed, begun anew, and changed batch by batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from statestore.base import PoolStore
+from statestore.clock import Clock
+from statestore.kv_events import KvViewStatus
+from workers.kv_events.decoding import Batch
+from workers.kv_events.engine_view import AmbiguousEventsError, EngineView
+from workers.kv_events.reading import BEGINNING, Position
+from workers.kv_events.source import EventSource
+from workers.metrics import WorkerMetrics
+
+log = logging.getLogger(__name__)
+
+SLOW_CALL_S: Final = 1.0
+"""A store that takes longer to apply a change does not keep up."""
+UNMATCHED_BLOCKS: Final = 4096
+"""So many stored blocks, none of which had been booked, show that prompts are not cut into the engine's blocks."""
+
+
+class StoreSlowError(Exception):
+    """The store does not keep up with the events."""
+
+
+class ViewWriter:
+    """Every method that writes raises StoreUnavailableError, and LeaseLostError once the claim is another's."""
+
+    def __init__(
+        self,
+        pool: PoolStore,
+        source: EventSource,
+        *,
+        clock: Clock,
+        metrics: WorkerMetrics,
+        wall_s: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._source = source
+        self._clock = clock
+        self._metrics = metrics
+        self._wall_s = wall_s
+        self._fence: int | None = None
+        self._view = EngineView()
+        self._complete = False
+        """Every event of the engine's life is in the view."""
+        self._unmatched_blocks = 0
+        self.status = KvViewStatus.ESTIMATE
+        self.position = BEGINNING
+        self.known = False
+        """Whether the position is that of the store's view."""
+        self.written_s = 0.0
+
+    @property
+    def changed_blocks(self) -> int:
+        return self._view.changed_blocks
+
+    async def claim(self, worker_id: str) -> bool:
+        """Take the instance over, with what an earlier subscriber knew; False while another one has it."""
+        instance_id = self._source.instance_id
+        record = await self._pool.claim_kv_events(instance_id, worker_id)
+        if record is None:
+            return False
+        self._fence = record.fence
+        self.known = record.sequence is not None
+        self._view = EngineView(await self._pool.kv_names(instance_id) if self.known else None)
+        self.position = BEGINNING if record.sequence is None else Position(record.sequence, record.published_s)
+        # A partial view that cannot be followed is dropped, see ``fall_back``: what is known else, is complete.
+        self._complete = self.known and record.status is not KvViewStatus.PARTIAL
+        self.status = KvViewStatus.ESTIMATE
+        self._unmatched_blocks = 0
+        return True
+
+    async def give_back(self) -> None:
+        """The store's view stays as it is, for the next subscriber."""
+        if self._fence is not None:
+            await self._pool.release_kv_events(self._source.instance_id, self._fence)
+            self._fence = None
+
+    async def continue_view(self) -> None:
+        """The view that was claimed is followed again."""
+        await self._mark(KvViewStatus.EXACT if self._complete else KvViewStatus.PARTIAL, "")
+
+    async def begin_anew(self, *, complete: bool, reason: str = "", position: Position = BEGINNING) -> None:
+        """An empty view: of an engine that starts, or whose events before ``position`` are unknown."""
+        self._view, self.position, self._complete = EngineView(), position, complete
+        self._unmatched_blocks = 0
+        await self._mark(KvViewStatus.EXACT if complete else KvViewStatus.PARTIAL, reason, drop=True)
+        self.known = True
+
+    async def fall_back(self, reason: str, *, drop: bool) -> None:
+        """Nobody follows the view for now; it is dropped if it was partial."""
+        if self._fence is not None:
+            partial = self.status is KvViewStatus.PARTIAL
+            await self._mark(KvViewStatus.ESTIMATE, reason, drop=drop or partial)
+
+    def take(self, batch: Batch) -> None:
+        """Raises AmbiguousEventsError."""
+        rank = self._source.rank
+        if rank is not None and batch.rank is not None and batch.rank != rank:
+            raise AmbiguousEventsError(f"its endpoint publishes events of rank {batch.rank}, not of {rank}")
+        orphans = self._view.orphans
+        self._view.apply(batch)
+        self.position = Position(batch.sequence, batch.published_s)
+        self._metrics.kv_event_batches.labels(self._pool.name).inc()
+        if self._view.orphans > orphans:
+            self._metrics.kv_event_blocks.labels(self._pool.name, "unknown").inc(self._view.orphans - orphans)
+
+    async def write(self) -> None:
+        """Everything that was taken since, as one change; nothing, if the engine published nothing so far.
+
+        Raises:
+            StoreSlowError: see there.
+        """
+        if self.position.sequence < 0:
+            return
+        position, instance_id = self.position, self._source.instance_id
+        change, cleared = self._view.take_change(position.sequence, position.published_s)
+        if cleared:
+            self._complete = True  # the engine's cache was empty then, and is known since
+            await self._mark(KvViewStatus.EXACT, "", drop=True)
+        assert self._fence is not None
+        started_s = self._clock.monotonic_s()
+        booked = await self._pool.apply_kv_events(instance_id, self._fence, change)
+        self.written_s = self._clock.monotonic_s()
+        blocks = self._metrics.kv_event_blocks
+        if change.stored:
+            blocks.labels(self._pool.name, "stored").inc(len(change.stored))
+        if change.removed:
+            blocks.labels(self._pool.name, "removed").inc(len(change.removed))
+        if change.names:
+            lag_s = max(0.0, self._wall_s() - position.published_s)
+            self._metrics.kv_event_lag_seconds.labels(self._pool.name).observe(lag_s)
+        await self._match(len(change.stored), booked)
+        if self.written_s - started_s > SLOW_CALL_S:
+            raise StoreSlowError(f"the store took {self.written_s - started_s:.1f} s for {len(change.names)} blocks")
+
+    async def _match(self, stored: int, booked: int) -> None:
+        """Without bookings that the engine confirms, bookings must not end for want of confirmation."""
+        self._unmatched_blocks = 0 if booked else self._unmatched_blocks + stored
+        if self._unmatched_blocks > UNMATCHED_BLOCKS and self.status is KvViewStatus.EXACT:
+            await self._mark(KvViewStatus.PARTIAL, "no reported block was in a prompt: is there another tokenizer?")
+        elif booked and self._complete and self.status is KvViewStatus.PARTIAL:
+            await self._mark(KvViewStatus.EXACT, "")
+
+    async def _mark(self, status: KvViewStatus, reason: str, *, drop: bool = False) -> None:
+        assert self._fence is not None
+        instance_id = self._source.instance_id
+        await self._pool.mark_kv_events(instance_id, self._fence, status, reason[:200], drop=drop)
+        if drop:
+            self.known = False
+        if status is not self.status:
+            log.info("KV events pool=%s instance=%s status=%s reason=%s", self._pool.name, instance_id, status, reason)
+        self.status = status
