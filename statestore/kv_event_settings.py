@@ -19,7 +19,8 @@ def _endpoint_template(template: str) -> str:
     except ValueError:
         fits = False
     if not fits:
-        raise PydanticCustomError("endpoint", "must be tcp://HOST:PORT; {{host}} and {{port+10000}} are filled in")
+        told = "{host} and {port+10000} are filled in"
+        raise PydanticCustomError("endpoint", "must be tcp://HOST:PORT; {told}", {"told": told})
     return template
 
 
