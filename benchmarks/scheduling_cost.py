@@ -69,9 +69,6 @@ class CannedFleet:
     def blocked(self) -> frozenset[str]:
         return frozenset()
 
-    def least_loaded(self) -> tuple[str, ...]:
-        return self.view.ready[:2]
-
     def place(self, placement: Placement) -> PlaceReply:
         first, *_, last = placement.instances
         seen = {first: self.loads[first], last: self.loads[last]}

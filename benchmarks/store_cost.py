@@ -94,7 +94,6 @@ class BenchFleet:
     pool: PoolStore
     view: ClusterView
     learned: Learned = field(default_factory=Learned)
-    named: tuple[str, ...] = ()
     trips: int = 0
     placed: int = 0
     dispatched: deque[Grant] = field(default_factory=deque)
@@ -103,15 +102,9 @@ class BenchFleet:
     def blocked(self) -> frozenset[str]:
         return frozenset()
 
-    def least_loaded(self) -> tuple[str, ...]:
-        return self.named
-
     async def place(self, placement: Placement) -> PlaceReply:
         self.trips += 1
-        reply = await self.pool.place(placement)
-        if reply.least_loaded:
-            self.named = tuple(name for name, _ in reply.least_loaded)
-        return reply
+        return await self.pool.place(placement)
 
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         self.trips += 1

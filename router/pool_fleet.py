@@ -53,7 +53,6 @@ class PoolFleet:
         self._now_s = now_s
         self._loads: dict[str, InstanceLoad] = {}
         """Of each instance, by the last reply: for estimates, never for decisions."""
-        self._least_loaded: tuple[str, ...] = ()
 
     # what a search looks at ---------------------------------------------------------------------------------
     @property
@@ -67,9 +66,6 @@ class PoolFleet:
     def blocked(self) -> frozenset[str]:
         return self._breakers.blocked(self._now_s()) if self._breakers.troubled else _NONE
 
-    def least_loaded(self) -> tuple[str, ...]:
-        return self._least_loaded
-
     # what it has done ---------------------------------------------------------------------------------------
     async def place(self, placement: Placement) -> PlaceReply:
         call, started_s = self._placing, time.perf_counter()
@@ -81,8 +77,6 @@ class PoolFleet:
         finally:
             call.latency_s.observe(time.perf_counter() - started_s)
         self._note(reply.epoch, reply.tree_version, reply.loads)
-        if reply.least_loaded:
-            self._least_loaded = tuple([name for name, _ in reply.least_loaded])
         return reply
 
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:

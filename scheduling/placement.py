@@ -1,9 +1,8 @@
 """The search for an instance: which to weigh or observe, what to reserve, and what to do when that fails.
 
 Usually one step: the policy's weights go to the store, which takes the least weighted sum over its current counts and
-reserves there (``Placement``). Instances beyond the candidates are named from earlier replies. Where an instance that
-was not named could cost less, the store reserves nothing and replies its name: one more step includes that one too.
-Policies that do not weigh observe, then reserve what they chose.
+reserves there (``Placement``). It weighs instances beyond the candidates too, where they could cost less. Policies that
+do not weigh observe, then reserve what they chose.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
 from scheduling.queue_order import QueueHead, QueueOrder
 from scheduling.request import Request
-from scheduling.steps import Step, Steps
+from scheduling.steps import Steps
 from scheduling.values import value
 from scheduling.view import ClusterView
 from scheduling.weights import Form, Weights, features_of
@@ -29,8 +28,6 @@ MAX_ROUNDS = 12
 CHECKED_ROUNDS = 2
 """Choices whose load the reservation checks again. The next one is reserved without a check, so that a burst of
 arrivals cannot keep a request out of the fleet by changing the load between its steps."""
-MAX_NAMED = 16
-"""Instances named for one placement: those of a small fleet, all of them."""
 
 _NONE: frozenset[str] = frozenset()
 
@@ -42,11 +39,8 @@ class PlaceStatus(StrEnum):
     """The instance had room: send the request now."""
     HELD = "held"
     """Queued; a grant will come."""
-    LOOK = "look"
-    """Others that were not named could cost less (``PlaceReply.to_ask``). Nothing was reserved, as in all that
-    follow."""
     STALE = "stale"
-    """The load changed since the choice."""
+    """The load changed since the choice. Nothing was reserved, as in all that follow."""
     MISSED = "missed"
     """It would miss its SLO everywhere, and such requests are refused."""
     NOT_READY = "not_ready"
@@ -65,12 +59,12 @@ class Placement:
     """Held and without an instance; ``enqueued_ms`` 0 for one that was never placed before."""
     chain: Chain
     instances: tuple[str, ...]
-    """The named ones: the first ``asked`` are always weighed, the others where the indexes name them."""
-    asked: int
     weights: Weights
     beyond_from_s: float | None = None
     """The instance that holds the prefix, and the least loaded, are weighed too where they could cost so much less than
-    those asked; None: they are not."""
+    those named; None: they are not."""
+    excluded: frozenset[str] = _NONE
+    """Never weighed."""
     rank_ms: int = 0
     """Its place in a queue, from ``enqueued_ms`` on, see ``scheduling.queue_order``."""
     defers: bool = False
@@ -98,9 +92,6 @@ class PlaceReply:
     uncached_tokens: int = 0
     """To prefill where it was placed: by resident blocks; in a queue by order of arrival by reserved ones as well."""
     enqueued_ms: int = 0
-    least_loaded: tuple[tuple[str, float], ...] = ()
-    """With what they have to do, in seconds; least first."""
-    to_ask: tuple[str, ...] = ()
     queue: QueueHead | None = None
     """The queue where the request is held although there is room: to be planned."""
 
@@ -128,9 +119,6 @@ class Fleet(Protocol):
 
     def blocked(self) -> frozenset[str]:
         """Instances behind an open breaker."""
-
-    def least_loaded(self) -> tuple[str, ...]:
-        """By the last replies, least first."""
 
 
 class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
@@ -204,8 +192,6 @@ class Search:
                     if not self._prior_meets_slo(placed):
                         raise SearchFailed(missed=placed)
                     self._trusts_prior = True
-                case PlaceStatus.DUPLICATE:
-                    raise SearchFailed(duplicate=True)
                 case PlaceStatus.QUEUE_FULL:
                     self.full |= {placed.decision.instance_id}
                 case PlaceStatus.STALE:
@@ -216,25 +202,33 @@ class Search:
     def _round(self) -> Steps[Placed | None]:
         """One choice; None where nothing could be chosen from. Raises NoInstanceError."""
         query, pair = self._candidates()
-        if not self.policy.weighs:
-            return (yield from self._observe_and_reserve(query, pair))
-        placement = self._placement(query, self._named(pair, query.excluded), len(pair), self.policy.beyond_from_s)
-        reply: PlaceReply = yield self._ask(placement)
-        if reply.status is PlaceStatus.LOOK:
-            further = tuple(name for name in reply.to_ask if name not in query.excluded)
-            placement = self._placement(query, (*pair, *further), len(pair) + len(further), None)
-            reply = yield self._ask(placement)
+        if self.policy.weighs:
+            placement = self._placement(query, pair)
+            reply = yield from self._ask(placement)
+            return None if reply is None else self._placed(query, placement, reply)
+        self.trips += 1
+        seen: Observation = yield lambda fleet: fleet.observe(pair, query.chain)
+        query = replace(query, sequence=seen.sequence)
+        decision = self.policy.choose(query, seen.loads)
+        placement = self._placement(query, (decision.instance_id,), self._most(decision))
+        reply = yield from self._ask(placement)
+        if reply is None:
+            return None
+        reply = replace(reply, loads=seen.loads, alternative_id=decision.alternative_id)
+        features = features_of(seen.loads[decision.instance_id], query.chain, self.decode_stall_s)
+        return Placed(decision, reply, pair, features)
+
+    def _ask(self, placement: Placement) -> Steps[PlaceReply | None]:
+        """The reply; None, with members refreshed, where none of the instances takes requests."""
+        self.trips += 1
+        reply: PlaceReply = yield lambda fleet: fleet.place(placement)
         if reply.status is PlaceStatus.DUPLICATE:
             raise SearchFailed(duplicate=True)
-        if reply.status is PlaceStatus.NOT_READY or reply.instance_id is None:
-            self.gone |= frozenset(pair)
+        if reply.status is PlaceStatus.NOT_READY:
+            self.gone |= frozenset(placement.instances)
             yield lambda fleet: fleet.refresh()
             return None
-        return self._placed(query, placement, reply)
-
-    def _ask(self, placement: Placement) -> Step:
-        self.trips += 1
-        return lambda fleet: fleet.place(placement)
+        return reply
 
     def _candidates(self) -> tuple[RouteQuery, tuple[str, ...]]:
         """Those to weigh, none behind an open breaker if there are others; and the query with what that excludes."""
@@ -249,30 +243,20 @@ class Search:
             pair = policy.candidates(query.but(_NONE), view)
         return query.but(excluded | blocked, pair), candidates
 
-    def _named(self, pair: tuple[str, ...], excluded: frozenset[str]) -> tuple[str, ...]:
-        """The candidates, then instances that may cost less: in a small fleet all."""
-        if self.policy.beyond_from_s is None:
-            return pair
-        ready = self.fleet.view.ready
-        others = ready if len(ready) <= MAX_NAMED else self.fleet.least_loaded()
-        return (*pair, *[name for name in others if name not in pair and name not in excluded])[:MAX_NAMED]
-
-    def _placement(
-        self, query: RouteQuery, named: tuple[str, ...], asked: int, beyond_from_s: float | None
-    ) -> Placement:
+    def _placement(self, query: RouteQuery, instances: tuple[str, ...], most: int | None = None) -> Placement:
         policy = self.policy
         return Placement(
             self.request,
             query.chain,
-            named,
-            asked,
+            instances,
             policy.weights(query, self.fleet.learned),
-            beyond_from_s,
+            policy.beyond_from_s if policy.weighs else None,
+            query.excluded,
             self.order.rank_ms(self.request.slo_ms),
             self.order.by_deadline,
             self.refuses and not self._trusts_prior,
             policy.rebalances,
-            0 if self._trusts_prior else None,
+            0 if self._trusts_prior else most,
         )
 
     def _placed(self, query: RouteQuery, placement: Placement, reply: PlaceReply) -> Placed:
@@ -291,23 +275,7 @@ class Search:
             reply.alternative_id,
             0 if other is None else chain.uncached_tokens(other.hit_blocks),
         )
-        return Placed(decision, reply, placement.instances[: placement.asked], features)
-
-    def _observe_and_reserve(self, query: RouteQuery, candidates: tuple[str, ...]) -> Steps[Placed | None]:
-        self.trips += 1
-        seen: Observation = yield lambda fleet: fleet.observe(candidates, query.chain)
-        query = replace(query, sequence=seen.sequence)
-        decision = self.policy.choose(query, seen.loads)
-        most = 0 if self._trusts_prior else self._most(decision)
-        placement = replace(self._placement(query, (decision.instance_id,), 1, None), max_pending_tokens=most)
-        reply: PlaceReply = yield self._ask(placement)
-        if reply.status is PlaceStatus.NOT_READY:
-            self.gone |= {decision.instance_id}
-            yield lambda fleet: fleet.refresh()
-            return None
-        reply = replace(reply, loads=seen.loads, alternative_id=decision.alternative_id)
-        features = features_of(seen.loads[decision.instance_id], query.chain, self.decode_stall_s)
-        return Placed(decision, reply, candidates, features)
+        return Placed(decision, reply, placement.instances, features)
 
     def _most(self, decision: Decision) -> int | None:
         """Pending tokens up to which the choice is valid: less than one dispatch window more than it saw."""

@@ -11,6 +11,7 @@ this record is the other shape: what the store keeps, in memory and in Redis, an
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -72,14 +73,14 @@ class Request:
     """One live request as the store knows it. Times are milliseconds of the store's clock; 0 means not yet."""
 
     request_id: str = documented("its id; part of the key")
-    replica_id: str = documented("the replica that holds its client")
+    replica_id: str = documented("the replica that holds its client", told=True)
     instance_id: str = documented("where it is held, or was sent; empty before it is placed")
     state: RequestState = documented("`held`, `dispatched` or `prefilled`")
-    attempt: int = documented("1, and one more for every retry")
+    attempt: int = documented("1, and one more for every retry", told=True)
     uncached_tokens: int = documented("prompt tokens to prefill: as placed, and as counted again when it is dispatched")
-    prompt_tokens: int = documented("length of the prompt")
-    expected_output_tokens: int = documented("assumed length of the answer")
-    slo_ms: int = documented("TTFT SLO")
+    prompt_tokens: int = documented("length of the prompt", told=True)
+    expected_output_tokens: int = documented("assumed length of the answer", told=True)
+    slo_ms: int = documented("TTFT SLO", told=True)
     enqueued_ms: int = documented("first reservation; retries and moves keep it, so deadlines do not slide", default=0)
     dispatched_ms: int = documented("dispatch", default=0)
     prefilled_ms: int = documented("first token", default=0)
@@ -106,3 +107,9 @@ class Request:
         if self.state is RequestState.DISPATCHED:
             return Counts(tokens, tokens, 0, self.context_tokens)
         return Counts(0, 0, 0, self.context_tokens)
+
+
+TOLD_FIELDS = tuple(each.name for each in fields(Request) if each.metadata["told"])
+"""What its replica tells of a request when it is placed."""
+PLACED_FIELDS = tuple(each.name for each in fields(Request) if not each.metadata["told"] and each.name != "request_id")
+"""What the store determines: where the request is, and how it counts there."""

@@ -12,9 +12,9 @@ from typing import Any, TypeVar, dataclass_transform
 T = TypeVar("T")
 
 
-def documented(meaning: str, *, default: Any = MISSING) -> Any:
-    """A field whose meaning the reference of Redis keys repeats."""
-    return field(default=default, metadata={"meaning": meaning})
+def documented(meaning: str, *, default: Any = MISSING, told: bool = False) -> Any:
+    """A field whose meaning the reference of Redis keys repeats; ``told`` once and for all by the one who makes it."""
+    return field(default=default, metadata={"meaning": meaning, "told": told})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, documented))

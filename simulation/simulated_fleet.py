@@ -37,7 +37,6 @@ class SimulatedFleet:
         self._engine_queues = engine_queues
         self._kv_used_tokens = kv_used_tokens
         self._view: ClusterView | None = None
-        self._least_loaded: tuple[str, ...] = ()
 
     # what a search looks at --------------------------------------------------------------------------------------
     @property
@@ -61,14 +60,9 @@ class SimulatedFleet:
     def blocked(self) -> frozenset[str]:
         return frozenset()
 
-    def least_loaded(self) -> tuple[str, ...]:
-        return self._least_loaded
-
     # what it has done --------------------------------------------------------------------------------------------
     def place(self, placement: Placement) -> PlaceReply:
-        reply = Placing(self.state, placement).run()
-        self._least_loaded = tuple([instance_id for instance_id, _ in reply.least_loaded])
-        return reply
+        return Placing(self.state, placement).run()
 
     def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         seen = self.state.observe(instance_ids, chain)

@@ -24,4 +24,4 @@ def placement(
     chain = Chain(hashes or (zlib.crc32(request_id.encode()),), block_tokens, tokens)
     named = (instance_id,) if other is None else (instance_id, other)  # all cost the same: the first is taken
     weights = Weights(Form(), _MISSED if overloaded else PLAIN_TTFT)
-    return Placement(request, chain, named, len(named), weights, rank_ms=rank_ms, rebalances=overloaded)
+    return Placement(request, chain, named, weights, rank_ms=rank_ms, rebalances=overloaded)

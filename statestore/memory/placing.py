@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad
@@ -24,6 +25,9 @@ class _Offer:
     load: InstanceLoad
 
 
+_cost = attrgetter("cost")
+
+
 class Placing:
     """One placement. Lives for one call."""
 
@@ -35,23 +39,19 @@ class Placing:
         self._slo_s = placement.request.slo_ms / 1000
         self._seen: dict[str, InstanceLoad] = {}
         self._offers: list[_Offer] = []
-        self._to_ask: list[str] = []
-        self._ranking = state.least_loaded.first()
 
     def run(self) -> PlaceReply:
         placement, request = self._placement, self._placement.request
         known = self._state.requests.get(request.request_id)
         if known is not None:
             return self._standing(known)
-        for instance_id in placement.instances[: placement.asked]:
+        for instance_id in placement.instances:
             self._weigh(instance_id)
         if not self._offers:
             return self._reply(PlaceStatus.NOT_READY)
         if placement.beyond_from_s is not None:
             self._look_beyond(placement.beyond_from_s)
-            if self._to_ask:
-                return self._reply(PlaceStatus.LOOK)
-        chosen, *others = sorted(self._offers, key=lambda offer: offer.cost)
+        chosen, *others = sorted(self._offers, key=_cost)
         return self._reserve(chosen, others[0].load if others else None)
 
     def _standing(self, known: Request) -> PlaceReply:
@@ -59,15 +59,13 @@ class Placing:
         request = self._placement.request
         if (known.replica_id, known.attempt) != (request.replica_id, request.attempt):
             return self._reply(PlaceStatus.DUPLICATE)
-        self._consider(known.instance_id)
-        if self._to_ask:
-            return self._reply(PlaceStatus.LOOK)
+        self._weigh(known.instance_id)
         status = PlaceStatus.HELD if known.state is RequestState.HELD else PlaceStatus.DISPATCHED
         return self._reply(status, replace(known, alternative_id=None))
 
     def _weigh(self, instance_id: str) -> None:
         book, chain = self._state.instances.get(instance_id), self._placement.chain
-        if book is None or instance_id in self._seen:
+        if book is None or instance_id in self._seen or instance_id in self._placement.excluded:
             return
         load = book.load(self._now_ms, book.kv.hit_blocks(chain.hashes))
         self._seen[instance_id] = load
@@ -78,24 +76,17 @@ class Placing:
 
     def _look_beyond(self, from_s: float) -> None:
         """Weigh others where they may cost less. Their least cost: the prefill that the deepest known hit leaves."""
-        state, chain = self._state, self._placement.chain
-        best = min(self._offers, key=lambda offer: offer.cost)
+        state, chain, cost = self._state, self._placement.chain, self._placement.weights.cost
+        best = min(self._offers, key=_cost)
+        if from_s + cost.of(_idle(chain, len(chain.hashes), best.load)) >= best.cost:
+            return
         holder, depth = state.prefixes.find(chain)
-        least_cost = from_s + self._placement.weights.cost.of(_idle(chain, max(best.load.hit_blocks, depth), best.load))
-        best_cost = best.cost
-        if holder is not None and least_cost < best_cost and holder in state.least_loaded:
-            self._consider(holder)
-            best_cost = min(offer.cost for offer in self._offers)
-        for instance_id, work_s in self._ranking:
-            if work_s + least_cost < best_cost:
-                self._consider(instance_id)
-                best_cost = min(offer.cost for offer in self._offers)
-
-    def _consider(self, instance_id: str) -> None:
-        if instance_id in self._placement.instances:
-            self._weigh(instance_id)
-        elif instance_id not in self._to_ask:
-            self._to_ask.append(instance_id)
+        least_cost = from_s + cost.of(_idle(chain, max(best.load.hit_blocks, depth), best.load))
+        if holder is not None and least_cost < best.cost and holder in state.least_loaded:
+            self._weigh(holder)
+        for instance_id, work_s in state.least_loaded.first():
+            if work_s + least_cost < min(self._offers, key=_cost).cost:
+                self._weigh(instance_id)
 
     def _reserve(self, chosen: _Offer, other: InstanceLoad | None) -> PlaceReply:
         placement, load = self._placement, chosen.load
@@ -152,15 +143,7 @@ class Placing:
 
     def _reply(self, status: PlaceStatus, request: Request | None = None, queue: QueueHead | None = None) -> PlaceReply:
         state = self._state
-        told = PlaceReply(
-            status,
-            state.epoch,
-            state.tree_version,
-            self._now_ms,
-            self._seen,
-            least_loaded=self._ranking,
-            to_ask=tuple(self._to_ask),
-        )
+        told = PlaceReply(status, state.epoch, state.tree_version, self._now_ms, self._seen)
         if request is None:
             return told
         return replace(

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from scheduling.chain import Chain, sample_depths
 
 LEAST_LOADED = 2
-"""Least loaded instances in the reply to a placement."""
+"""Least loaded instances that a placement weighs beyond its candidates."""
 
 
 class PrefixIndex:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import hiredis
 from redis.asyncio import ConnectionPool
@@ -20,32 +20,17 @@ from statestore.scripts import Script
 Argument = bytes | str | int | float
 Command = Sequence[Argument]
 
-
-def pack(command: Command) -> bytes:
-    """The command as it is sent."""
-    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]  # the stub knows tuples of one
-    return packed
-
-
-def bulk(text: bytes) -> bytes:
-    """One argument."""
-    return b"$%d\r\n%b\r\n" % (len(text), text)
-
-
-class PackedCall(NamedTuple):
-    """Keys and arguments of a script, packed, without what the caller of scripts puts in front of them."""
-
-    key_count: int
-    keys: bytes
-    argument_count: int
-    arguments: bytes
-
-
 TestClock = Callable[[], int]
 """Milliseconds; replaces the server's clock, so that tests can drive two stores in lockstep."""
 
 MAX_CONNECTIONS = 8
 """Calls of one ``ClientCalls`` under way at once; further ones wait for their turn."""
+
+
+def pack(command: Command) -> bytes:
+    """The command as it is sent."""
+    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]  # the stub knows tuples of one
+    return packed
 
 
 class Calls(ABC):
@@ -68,7 +53,6 @@ class Calls(ABC):
         self._scripts = scripts
         self._timeout_s = timeout_s
         self._test_clock = test_clock
-        self._packed_names = {name: bulk(b"EVALSHA") + bulk(script.sha.encode()) for name, script in scripts.items()}
 
     @abstractmethod
     def send(self, command: bytes) -> Awaitable[Any]:
@@ -86,31 +70,17 @@ class Calls(ABC):
         """Close every connection; calls in flight fail."""
         await self.connections.disconnect()
 
-    async def script(self, name: str, keys: Sequence[bytes], *arguments: Argument) -> Any:
-        """Run a script by its hash, or with its source where the server does not know it. ARGV[1] is put in front."""
+    async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
+        """Run a script by its hash, or with its source where the server does not know it. ``base`` is what the keys of
+        its pool begin with; ARGV[1] is put in front."""
         script = self._scripts[name]
-        if script.key_count is not None and len(keys) != script.key_count:
-            raise StoreError(f"script {name} takes {script.key_count} keys, not {len(keys)}")
         clock = "" if self._test_clock is None else self._test_clock()
         try:
-            return await self.command("EVALSHA", script.sha, len(keys), *keys, clock, *arguments)
+            return await self.command("EVALSHA", script.sha, 1, base, clock, *arguments)
         except ScriptMissingError:
             await self.command("SCRIPT", "LOAD", script.source)  # so that it is never evicted
             # Scripts may be flushed again before the next call; the source works in any case.
-            return await self.command("EVAL", script.source, len(keys), *keys, clock, *arguments)
-
-    async def packed_script(self, name: str, call: PackedCall) -> Any:
-        """``script`` for keys and arguments that are packed already."""
-        count, keys = b"%d" % call.key_count, call.keys
-        clock = b"" if self._test_clock is None else b"%d" % self._test_clock()
-        parts = call.key_count + call.argument_count + 4
-        rest = b"$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b" % (len(count), count, keys, len(clock), clock, call.arguments)
-        try:
-            return await self.send(b"*%d\r\n%b%b" % (parts, self._packed_names[name], rest))
-        except ScriptMissingError:
-            source = self._scripts[name].source
-            await self.command("SCRIPT", "LOAD", source)
-            return await self.send(b"*%d\r\n%b%b%b" % (parts, bulk(b"EVAL"), bulk(source.encode()), rest))
+            return await self.command("EVAL", script.source, 1, base, clock, *arguments)
 
     async def now_ms(self) -> int:
         """The store's time."""

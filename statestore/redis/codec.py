@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
-from functools import lru_cache
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
@@ -18,51 +17,12 @@ from scheduling.learned import Learned
 from scheduling.learning import FirstToken, PromptLength, Sample
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
-from scheduling.request import Request, RequestState
+from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Request, RequestState
+from statestore.base import NOTHING_DONE, Transition
 from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
-from statestore.redis.calls import bulk
 
 _STATES = {state.value: state for state in InstanceState}
-
-LOAD_FIELDS = (
-    "state",
-    "role",
-    "tokens_per_s",
-    "kv_capacity_tokens",
-    "dispatch_window_tokens",
-    "max_running_requests",
-    "max_queued_requests",
-    "pending_tokens",
-    "dispatched_tokens",
-    "deferred_tokens",
-    "passed_over_tokens",
-    "context_tokens",
-    "queued_requests",
-    "running_requests",
-    "cached_blocks",
-    "assigned_tokens",
-    "last_prefill_ms",
-    "work_since_ms",
-    "kv_stamp",
-    "version",
-)
-"""The fields of an instance that ``shared/instance.lua`` reads, in its order."""
-
-SPEC_FIELDS = (
-    "url",
-    "role",
-    "state",
-    "prefill_tokens_per_s",
-    "kv_capacity_tokens",
-    "dispatch_window_tokens",
-    "max_running_requests",
-    "max_queued_requests",
-    "block_tokens",
-    "data_parallel_rank",
-)
-_OPTIONAL_SPEC_FIELDS = 2
-"""The last of them may be missing: records of an older version have no such fields."""
-
+_DESCRIBED = tuple(field.name for field in fields(InstanceSpec) if field.name not in ("instance_id", "state"))
 
 HASH_BYTES = 8
 
@@ -76,94 +36,57 @@ def unpack_chain(packed: bytes) -> tuple[int, ...]:
     return struct.unpack(f">{len(packed) // HASH_BYTES}Q", packed)
 
 
+INSTANCE_TEXTS = ("description", "load")
+"""The fields of an instance's key."""
+
+
 # instances ---------------------------------------------------------------------------------------------------
-def spec_arguments(spec: InstanceSpec) -> list[str]:
-    """Name, value, name, value, … of an instance's description, its state left out."""
-    return field_arguments({name: getattr(spec, name) for name in SPEC_FIELDS if name != "state"})
+def spec_json(spec: InstanceSpec) -> bytes:
+    """An instance's description without its id and state."""
+    return orjson.dumps({name: getattr(spec, name) for name in _DESCRIBED})
 
 
-def field_arguments(values: Mapping[str, object]) -> list[str]:
-    """Name, value, name, value, … of some fields of a description."""
-    return [part for name, value in values.items() for part in (name, _text(value))]
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    return value.value if isinstance(value, Role) else str(value)
-
-
-def spec_from(instance_id: str, values: Sequence[bytes | None]) -> InstanceSpec | None:
-    """The description from the values of ``SPEC_FIELDS``; None if the instance is gone."""
-    required, optional = values[:-_OPTIONAL_SPEC_FIELDS], values[-_OPTIONAL_SPEC_FIELDS:]
-    if any(value is None for value in required):
+def spec_from(instance_id: str, description: bytes | None) -> InstanceSpec | None:
+    """None if the instance is gone."""
+    if description is None:
         return None
-    url, role, state, rate, kv_capacity, window, running, queued = (value.decode() for value in required if value)
-    block_tokens, rank = optional
-    return InstanceSpec(
-        instance_id,
-        url,
-        Role(role),
-        InstanceState(state),
-        float(rate),
-        int(kv_capacity),
-        int(window),
-        int(running),
-        int(queued),
-        int(block_tokens or 0),
-        int(rank) if rank else None,
-    )
+    told = orjson.loads(description)
+    role, state, rate = Role(told["role"]), InstanceState(told["state"]), float(told["prefill_tokens_per_s"])
+    fixed = {name: told[name] for name in _DESCRIBED if name in told}
+    return InstanceSpec(instance_id, state=state, **fixed | {"role": role, "prefill_tokens_per_s": rate})
 
 
-def load_from(instance_id: str, figures: Sequence[Any], now_ms: int, window_tokens: float = 0.0) -> InstanceLoad:
-    """From ``LOAD_FIELDS`` and a hit."""
-    (
-        state,
-        _role,
-        tokens_per_s,
-        kv_capacity_tokens,
-        dispatch_window_tokens,
-        max_running_requests,
-        max_queued_requests,
-        pending_tokens,
-        dispatched_tokens,
-        deferred_tokens,
-        passed_over_tokens,
-        context_tokens,
-        queued_requests,
-        running_requests,
-        cached_blocks,
-        _assigned_tokens,
-        last_prefill_ms,
-        work_since_ms,
-        _kv_stamp,
-        version,
-        hit_blocks,
-    ) = figures
+def load_from(instance_id: str, told: Sequence[Any], now_ms: int, window_tokens: float = 0.0) -> InstanceLoad:
+    """From an instance as scripts reply it: its description, its load and a hit."""
+    described, load, hit_blocks = told
+    pending_tokens, deferred_tokens = load["pending_tokens"], load["deferred_tokens"]
+    has_work = pending_tokens > deferred_tokens
     return InstanceLoad(
         instance_id,
-        _STATES[state],
+        _STATES[described["state"]],
         pending_tokens,
-        dispatched_tokens,
-        queued_requests,
-        running_requests,
-        context_tokens,
-        cached_blocks,
+        load["dispatched_tokens"],
+        load["queued_requests"],
+        load["running_requests"],
+        load["context_tokens"],
+        load["cached_blocks"],
         window_tokens,
-        tokens_per_s,
-        stalled_s(now_ms, last_prefill_ms, work_since_ms) if pending_tokens > deferred_tokens else 0.0,
-        kv_capacity_tokens,
+        described["tokens_per_s"],
+        stalled_s(now_ms, load["last_prefill_ms"], load["work_since_ms"]) if has_work else 0.0,
+        described["kv_capacity_tokens"],
         hit_blocks,
         deferred_tokens,
-        passed_over_tokens,
-        dispatch_window_tokens,
-        max_running_requests,
-        max_queued_requests,
-        version,
+        load["passed_over_tokens"],
+        described["dispatch_window_tokens"],
+        described["max_running_requests"],
+        described["max_queued_requests"],
+        load["version"],
     )
 
 
-_ASSIGNED = LOAD_FIELDS.index("assigned_tokens")
+def as_told(texts: Sequence[bytes]) -> list[Any]:
+    """The same from the fields that are stored, without a hit."""
+    return [*map(orjson.loads, texts), 0]
 
 
 class LoadReader:
@@ -172,10 +95,10 @@ class LoadReader:
     def __init__(self) -> None:
         self._assigned: dict[str, tuple[int, LoadWindow]] = {}
 
-    def load(self, instance_id: str, figures: Sequence[Any], now_ms: int) -> InstanceLoad:
+    def load(self, instance_id: str, told: Sequence[Any], now_ms: int) -> InstanceLoad:
         """See ``load_from``."""
-        window_tokens = self._window_tokens(instance_id, figures[_ASSIGNED], now_ms)
-        return load_from(instance_id, figures, now_ms, window_tokens)
+        window_tokens = self._window_tokens(instance_id, told[1]["assigned_tokens"], now_ms)
+        return load_from(instance_id, told, now_ms, window_tokens)
 
     def _window_tokens(self, instance_id: str, assigned_tokens: int, now_ms: int) -> float:
         seen_tokens, window = self._assigned.get(instance_id, (assigned_tokens, LoadWindow()))
@@ -187,80 +110,53 @@ class LoadReader:
         self._assigned.pop(instance_id, None)
 
 
-def queue_head_from(instance_id: str, told: Sequence[Any] | None) -> QueueHead | None:
+def queue_head_from(told: Sequence[Any] | None) -> QueueHead | None:
     """From what ``shared/instance.lua`` replies."""
     if told is None:
         return None
-    now_ms, figures, listed = told
+    instance_id, now_ms, instance, listed = told
     entries = []
     for entry, rank_ms in zip(listed[::2], listed[1::2], strict=True):
         request_id, _, tokens = entry.rpartition(" ")
         entries.append(QueueEntry(request_id, int(rank_ms), int(tokens)))
-    return QueueHead(now_ms, load_from(instance_id, figures, now_ms), tuple(entries))
+    return QueueHead(now_ms, load_from(instance_id, instance, now_ms), tuple(entries))
 
 
-def load_figures(texts: Sequence[bytes | None]) -> list[Any]:
-    """``LOAD_FIELDS`` as figures, from the texts that are stored."""
-    state, role, *numbers = (text or b"null" for text in texts)
-    return [state.decode(), role.decode(), *map(orjson.loads, numbers)]
+def transition_from(reply: Any) -> Transition:
+    """From what a script replies that ends a state of a request."""
+    if isinstance(reply, int):
+        return NOTHING_DONE
+    return Transition(True, None if reply == b"null" else queue_head_from(orjson.loads(reply)))
 
 
 # requests ----------------------------------------------------------------------------------------------------
-_REQUEST_FIELDS = tuple(field.name for field in fields(Request) if field.name != "request_id")
-_DEFAULTS = {field.name: field.default for field in fields(Request) if field.default is not MISSING}
-_FOUND_OUT = frozenset({"instance_id", "state", "uncached_tokens", "enqueued_ms"})
-"""Fields that a placement determines itself."""
-_TEXTS = frozenset({"replica_id", "instance_id", "alternative_id"})
-_FLAGS = frozenset({"deferred", "rejected"})
+REQUEST_TEXTS = ("placed", "told")
+"""The fields of a request's key, see ``scheduling.request``."""
 
 
-_TOLD_FIELDS = tuple(name for name in _REQUEST_FIELDS if name not in _FOUND_OUT)
-_ALWAYS = tuple(name for name in _TOLD_FIELDS if name not in _DEFAULTS)
-_AT_TIMES = tuple(name for name in _TOLD_FIELDS if name in _DEFAULTS)
-_always, _at_times = attrgetter(*_ALWAYS), attrgetter(*_AT_TIMES)
-_USUAL = tuple(_DEFAULTS[name] for name in _AT_TIMES)
+def told_json(request: Request) -> bytes:
+    """What its replica tells of a request; it never changes."""
+    return orjson.dumps(dict(zip(TOLD_FIELDS, _told(request), strict=True)))
 
 
-def pack_new_request(request: Request) -> tuple[int, bytes]:
-    """The fields that a placement is given, as bulk strings: how many, and name, value, …"""
-    packed = [*map(_pack_field, _ALWAYS, _always(request))]
-    unusual = _at_times(request)
-    if unusual != _USUAL:
-        told = zip(_AT_TIMES, unusual, _USUAL, strict=True)
-        packed += [_pack_field(name, value) for name, value, usual in told if value != usual]
-    return 2 * len(packed), b"".join(packed)
+def placed_json(request: Request) -> bytes:
+    """Where a request is, and how it counts there."""
+    placed = dict(zip(PLACED_FIELDS, _placed(request), strict=True))
+    if request.alternative_id is None:
+        del placed["alternative_id"], placed["alternative_uncached_tokens"]
+    return orjson.dumps(placed)
 
 
-@lru_cache(maxsize=8192)
-def _pack_field(name: str, value: str | int) -> bytes:
-    """Most values come again: a replica's own id, its pool's SLO, prompts of the same length."""
-    return bulk(name.encode()) + bulk(value.encode() if isinstance(value, str) else b"%d" % value)
+_told, _placed = attrgetter(*TOLD_FIELDS), attrgetter(*PLACED_FIELDS)
 
 
-def request_arguments(request: Request) -> list[str]:
-    """Name, value, … of a request's fields, those left out that have their default."""
-    arguments = []
-    for name in _REQUEST_FIELDS:
-        value = getattr(request, name)
-        if name not in _DEFAULTS or value != _DEFAULTS[name]:
-            arguments += [name, str(int(value)) if isinstance(value, bool) else str(value)]
-    return arguments
-
-
-def request_from(request_id: str, pairs: Mapping[bytes, bytes]) -> Request | None:
-    """The record from its hash; None if it is gone."""
-    if b"instance_id" not in pairs:
+def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | None:
+    """The record from its ``REQUEST_TEXTS``; None if it is gone."""
+    placed, told = texts
+    if placed is None or told is None:
         return None
-    stored = {name: pairs[name.encode()].decode() for name in _REQUEST_FIELDS if name.encode() in pairs}
-    return Request(request_id, **{name: _request_value(name, text) for name, text in stored.items()})
-
-
-def _request_value(name: str, text: str) -> Any:
-    if name in _TEXTS:
-        return text
-    if name == "state":
-        return RequestState(text)
-    return text == "1" if name in _FLAGS else int(text)
+    record = orjson.loads(placed) | orjson.loads(told)
+    return Request(request_id, **record | {"state": RequestState(record["state"])})
 
 
 def grant_from(text: bytes) -> Grant:

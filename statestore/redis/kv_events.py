@@ -6,23 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from statestore.errors import LeaseLostError
-from statestore.keys import PoolKeys
 from statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
 from statestore.redis import codec
-from statestore.redis.calls import Argument, Calls
+from statestore.redis.calls import Argument
+from statestore.redis.leader import LeaderCalls
 
 _NAMES_PER_CALL = 1000
 
 
-class KvEventCalls:
+class KvEventCalls(LeaderCalls):
     """A share of ``RedisPool``."""
-
-    _keys: PoolKeys
-    _calls: Calls
 
     async def renew_subscriber(self, worker_id: str, lease_ms: int) -> Sequence[str]:
         keys = self._keys
-        await self._calls.script("lease_replica", (keys.subscribers, keys.leader), worker_id, lease_ms, "{}", "")
+        await self._run("lease_replica", worker_id, lease_ms, "{}", "", "1")
         now_ms = await self._calls.now_ms()
         known = codec.replicas_from(codec.pairs_from(await self._calls.command("HGETALL", keys.subscribers)))
         ended = [each.replica_id for each in known if not each.is_alive(now_ms)]
@@ -39,14 +36,12 @@ class KvEventCalls:
         return {name: _record(name, reply) for name, reply in zip(names, replies, strict=True)}
 
     async def claim_kv_events(self, instance_id: str, worker_id: str) -> KvEventRecord | None:
-        record, _ = self._keys.kv_events(instance_id)
-        keys = (self._keys.subscribers, record, self._keys.instance(instance_id).instance)
-        reply = await self._calls.script("claim_kv_events", keys, worker_id)
+        reply = await self._run("claim_kv_events", instance_id, worker_id)
         return _record(instance_id, reply) if reply else None
 
     async def release_kv_events(self, instance_id: str, fence: int) -> None:
         try:
-            await self._calls.script("mark_kv_events", self._event_keys(instance_id), fence, "", "owner", "")
+            await self._run("mark_kv_events", instance_id, fence, "", "owner", "")
         except LeaseLostError:
             return
 
@@ -54,7 +49,7 @@ class KvEventCalls:
         self, instance_id: str, fence: int, status: KvViewStatus, reason: str = "", *, drop: bool = False
     ) -> None:
         fields = ("status", status.value, "reason", reason)
-        await self._calls.script("mark_kv_events", self._event_keys(instance_id), fence, "1" if drop else "", *fields)
+        await self._run("mark_kv_events", instance_id, fence, "1" if drop else "", *fields)
 
     async def kv_names(self, instance_id: str) -> Mapping[bytes, bytes]:
         names: dict[bytes, bytes] = {}
@@ -66,13 +61,8 @@ class KvEventCalls:
                 return names
 
     async def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
-        keys, arguments = self._event_keys(instance_id), tuple(_change_arguments(change))
-        told = (fence, change.sequence, repr(change.published_s), BOOKING_MS)
-        return int(await self._calls.script("apply_kv_events", keys, *told, *arguments))
-
-    def _event_keys(self, instance_id: str) -> tuple[bytes, ...]:
-        instance = self._keys.instance(instance_id)
-        return (*self._keys.kv_events(instance_id), instance.instance, instance.kv)
+        told = (instance_id, fence, change.sequence, repr(change.published_s), BOOKING_MS)
+        return int(await self._run("apply_kv_events", *told, *_change_arguments(change)))
 
 
 def _change_arguments(change: KvChange) -> Iterator[Argument]:

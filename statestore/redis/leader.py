@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -14,14 +14,13 @@ from scheduling.learning import Sample
 from scheduling.queue_order import QueueHead, QueueOrder
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request, RequestState
-from statestore.base import NOTHING_DONE, Arrival, MigrateStatus, Migration, Transition
-from statestore.errors import LeaseLostError, StoreUnavailableError
+from statestore.base import Arrival, MigrateStatus, Migration, Transition
+from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.leases import RETIRED, Lease
 from statestore.redis import codec
-from statestore.redis.calls import Calls, ClientCalls
+from statestore.redis.calls import Argument, Calls, ClientCalls
 from statestore.redis.codec import LoadReader, pairs_from
-from statestore.redis.placing import MAX_MOVES, PlacedRequests
 from statestore.redis.sums import add_up
 from statestore.redis.views import Views
 
@@ -40,29 +39,30 @@ class LeaderCalls:
         calls: Calls,
         order: QueueOrder,
         waiting: ClientCalls,
-        placed: PlacedRequests,
     ) -> None:
         self._keys = keys
         self._calls = calls
         self._order = order
         self._waiting = waiting
         """For the one call that blocks its connection; given up, it closes it."""
-        self._placed = placed
         self._reader = LoadReader()
         self._views = Views(keys, calls, self._reader)
 
+    def _run(self, script: str, *arguments: Argument) -> Awaitable[Any]:
+        return self._calls.script(script, self._keys.base, *arguments)
+
     # leadership ------------------------------------------------------------------------------------------
     async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
-        reply = await self._calls.script("take_lease", (self._keys.leader,), owner, lease_ms, "")
+        reply = await self._run("take_lease", owner, lease_ms, "")
         return Lease(owner, reply[0], reply[1]) if reply else None
 
     async def renew_lease(self, lease: Lease, lease_ms: int) -> Lease:
-        _, expires_ms = await self._calls.script("take_lease", (self._keys.leader,), lease.owner, lease_ms, lease.fence)
+        _, expires_ms = await self._run("take_lease", lease.owner, lease_ms, lease.fence)
         return Lease(lease.owner, lease.fence, expires_ms)
 
     async def release_lease(self, lease: Lease) -> None:
         try:
-            await self._calls.script("take_lease", (self._keys.leader,), lease.owner, 0, lease.fence)
+            await self._run("take_lease", lease.owner, 0, lease.fence)
         except LeaseLostError:
             return
 
@@ -77,16 +77,15 @@ class LeaderCalls:
         loads: dict[str, InstanceLoad] = {}
         for first in range(0, len(instance_ids), _LOADS_PER_CALL):
             page = instance_ids[first : first + _LOADS_PER_CALL]
-            commands = [("HMGET", self._keys.instance(name).instance, *codec.LOAD_FIELDS) for name in page]
+            commands = [("HMGET", self._keys.instance(name).instance, *codec.INSTANCE_TEXTS) for name in page]
             now_ms, replies = await self._calls.now_ms(), await self._calls.together(commands)
             for name, texts in zip(page, replies, strict=True):
                 if texts[0] is not None:
-                    loads[name] = self._reader.load(name, [*codec.load_figures(texts), 0], now_ms)
+                    loads[name] = self._reader.load(name, codec.as_told(texts), now_ms)
         return loads
 
     async def queue_head(self, instance_id: str) -> QueueHead | None:
-        text = await self._calls.script("read_queue", self._keys.instance(instance_id))
-        return codec.queue_head_from(instance_id, orjson.loads(text))
+        return codec.queue_head_from(orjson.loads(await self._run("read_queue", instance_id)))
 
     async def queue(self, instance_id: str) -> HotQueue | None:
         keys = self._keys.instance(instance_id)
@@ -104,31 +103,12 @@ class LeaderCalls:
         return await self._views.records(request_ids)
 
     async def migrate(self, request: Request, target_id: str, *, reason: str, fence: int) -> Migration:
-        keys = self._keys
-        status, *rest = orjson.loads(
-            await self._calls.script(
-                "migrate_request",
-                (
-                    keys.leader,
-                    keys.migrations,
-                    keys.request(request.request_id),
-                    *keys.instance(request.instance_id),
-                    *keys.instance(target_id),
-                    keys.least_loaded,
-                ),
-                request.request_id,
-                request.instance_id,
-                target_id,
-                reason,
-                fence,
-                self._order.rank_ms(request.slo_ms),
-            )
-        )
-        queue = codec.queue_head_from(target_id, rest[0]) if rest else None
-        return Migration(MigrateStatus(status), queue)
+        move = (request.request_id, request.instance_id, target_id, reason, fence, self._order.rank_ms(request.slo_ms))
+        status, *queue = orjson.loads(await self._run("migrate_request", *move))
+        return Migration(MigrateStatus(status), codec.queue_head_from(queue[0]) if queue else None)
 
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
-        wanted = self._keys.wanted_rebalances
+        wanted = self._keys.rebalance_wanted
         taken: list[bytes] = []
         if timeout_s > 0:
             # At least a millisecond: 0 would wait forever.
@@ -157,24 +137,13 @@ class LeaderCalls:
         return entries
 
     async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
-        keys = self._keys
-        known = codec.tree_from(pairs_from(await self._calls.command("HGETALL", keys.hotness_tree)))
-        part = (keys.hotness_tree, True, codec.tree_fields(tree, counts))
-        return await self._publish([part], fence, grows=known.hot != tree.hot)
+        known = codec.tree_from(pairs_from(await self._calls.command("HGETALL", self._keys.hotness_tree)))
+        fields, grows = orjson.dumps(codec.tree_fields(tree, counts)), int(known.hot != tree.hot)
+        return int(await self._run("publish_fields", fence, grows, "tree", fields, "{}"))
 
     async def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float], *, fence: int) -> None:
-        rates = [
-            (self._keys.instance(name).instance, False, {"tokens_per_s": repr(rate)})
-            for name, rate in tokens_per_s.items()
-        ]
-        await self._publish([(self._keys.learned, True, codec.learned_fields(learned)), *rates], fence)
-
-    async def _publish(
-        self, parts: Sequence[tuple[bytes, bool, Mapping[str, str]]], fence: int, *, grows: bool = False
-    ) -> int:
-        keys = (self._keys.meta, self._keys.leader, *(key for key, _, _ in parts))
-        texts = orjson.dumps([(replaced, fields) for _, replaced, fields in parts])
-        return int(await self._calls.script("publish_fields", keys, fence, int(grows), texts))
+        fields, rates = orjson.dumps(codec.learned_fields(learned)), orjson.dumps(dict(tokens_per_s))
+        await self._run("publish_fields", fence, 0, "learned", fields, rates)
 
     # the end of requests ---------------------------------------------------------------------------------
     async def _finish(
@@ -186,43 +155,8 @@ class LeaderCalls:
         note: str = "",
         fence: int | None = None,
     ) -> Transition:
-        keys = self._keys
-        instance_id = self._placed.get(request_id) or await self._look_up(request_id)
-        for _ in range(MAX_MOVES):
-            if instance_id is None:
-                return NOTHING_DONE
-            reply = await self._calls.script(
-                "finish_request",
-                (
-                    keys.request(request_id),
-                    keys.samples,
-                    *keys.instance(instance_id),
-                    keys.least_loaded,
-                    keys.leader,
-                    keys.replicas,
-                ),
-                request_id,
-                instance_id,
-                "" if replica_id is None else replica_id,
-                "" if attempt is None else attempt,
-                "" if fence is None else fence,
-                note,
-            )
-            if isinstance(reply, list):
-                instance_id = reply[0].decode()
-                continue
-            self._placed.discard(request_id)
-            return self._transition(instance_id, reply)
-        raise StoreUnavailableError(f"request {request_id} keeps moving: try again")
-
-    async def _look_up(self, request_id: str) -> str | None:
-        found = await self._calls.command("HGET", self._keys.request(request_id), "instance_id")
-        return None if found is None else str(found.decode())
-
-    def _transition(self, instance_id: str, reply: Any) -> Transition:
-        if isinstance(reply, int):
-            return NOTHING_DONE
-        return Transition(True, None if reply == b"null" else codec.queue_head_from(instance_id, orjson.loads(reply)))
+        checked = ["" if each is None else each for each in (replica_id, attempt, fence)]
+        return codec.transition_from(await self._run("finish_request", request_id, *checked, note))
 
     async def expired_replicas(self) -> Mapping[str, bool]:
         now_ms = await self._calls.now_ms()
@@ -243,10 +177,8 @@ class LeaderCalls:
     async def _lease(
         self, replica_id: str, lease_ms: int, info: Mapping[str, str], *, fence: int | None = None
     ) -> bool:
-        keys, text = (self._keys.replicas, self._keys.leader), orjson.dumps(dict(info))
-        return bool(
-            await self._calls.script("lease_replica", keys, replica_id, lease_ms, text, "" if fence is None else fence)
-        )
+        told = (lease_ms, orjson.dumps(dict(info)), "" if fence is None else fence, "")
+        return bool(await self._run("lease_replica", replica_id, *told))
 
     async def repair(self, *, fence: int) -> int:
         repaired = 0
@@ -262,7 +194,7 @@ class LeaderCalls:
         keys = self._keys.instance(instance_id)
         texts, queue, running = await self._calls.together(
             [
-                ("HMGET", keys.instance, *codec.LOAD_FIELDS),
+                ("HMGET", keys.instance, *codec.INSTANCE_TEXTS),
                 ("ZRANGE", keys.queue, 0, -1),
                 ("ZRANGE", keys.running, 0, -1),
             ]
@@ -272,17 +204,9 @@ class LeaderCalls:
         queued, ran = [entry.decode() for entry in queue], [entry.decode() for entry in running]
         names = [entry.rpartition(" ")[0] for entry in queued] + ran
         found = add_up(instance_id, queued, ran, await self.records(names))
-        kept = dict(zip(codec.LOAD_FIELDS, codec.load_figures(texts), strict=True))
+        kept = orjson.loads(texts[1])
         if found.is_right(kept):
             return False
-        reply = await self._calls.script(
-            "correct_instance",
-            (self._keys.leader, *keys, self._keys.least_loaded),
-            instance_id,
-            fence,
-            kept["version"],
-            orjson.dumps(found.sums),
-            orjson.dumps(found.stray_queued),
-            orjson.dumps(found.stray_running),
-        )
-        return True if reply else None
+        strays = orjson.dumps(found.stray_queued), orjson.dumps(found.stray_running)
+        sums = (instance_id, fence, kept["version"], orjson.dumps(found.sums), *strays)
+        return True if await self._run("correct_instance", *sums) else None

@@ -10,7 +10,7 @@ import orjson
 from scheduling.chain import Chain
 from scheduling.granting import CommitReply, Grant
 from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.placement import Observation, Placement, PlaceReply, PlaceStatus
+from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueueOrder, QueuePlan
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
@@ -18,17 +18,14 @@ from statestore.base import Membership, PoolOverview, PoolSnapshot, SettingsChan
 from statestore.keys import PoolKeys
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
 from statestore.redis import codec
-from statestore.redis.calls import Calls, ClientCalls, Command
+from statestore.redis.calls import Argument, Calls, ClientCalls, Command
 from statestore.redis.kv_events import KvEventCalls
-from statestore.redis.leader import LeaderCalls
-from statestore.redis.placing import PlaceCalls, PlacedRequests, reply_from
+from statestore.redis.placing import ask_json, reply_from
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.stream import Stream
 
-_PLACED = (PlaceStatus.DISPATCHED, PlaceStatus.HELD)
 
-
-class RedisPool(LeaderCalls, KvEventCalls):
+class RedisPool(KvEventCalls):
     """``PoolStore`` on Redis. Every transition of a request is one script."""
 
     degraded = False
@@ -42,14 +39,12 @@ class RedisPool(LeaderCalls, KvEventCalls):
         *,
         waiting: ClientCalls,
         subscriber: GrantSubscriber,
-        placed: PlacedRequests,
     ) -> None:
-        super().__init__(keys, calls, QueueOrder.of(scheduling), waiting, placed)
+        super().__init__(keys, calls, QueueOrder.of(scheduling), waiting)
         self.name = name
         self._configured = scheduling
         self._overrides: Mapping[str, Any] = {}
         self._subscriber = subscriber
-        self._place_calls = PlaceCalls(keys)
 
     def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
         """Not used here; ``statestore.failover`` uses it."""
@@ -68,10 +63,10 @@ class RedisPool(LeaderCalls, KvEventCalls):
         return found
 
     async def put_instance(self, spec: InstanceSpec) -> None:
-        await self._describe(spec.instance_id, spec.state.value, None, codec.spec_arguments(spec))
+        await self._describe(spec.instance_id, codec.spec_json(spec), new_state=spec.state)
 
     async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
-        return await self._describe(instance_id, "", fence, codec.field_arguments(changes))
+        return await self._describe(instance_id, orjson.dumps(dict(changes)), fence=fence)
 
     async def set_instance_state(
         self,
@@ -81,56 +76,27 @@ class RedisPool(LeaderCalls, KvEventCalls):
         expected: InstanceState | None = None,
         fence: int | None = None,
     ) -> bool:
-        fields, forget = ("state", state.value), "1" if state in EMPTY_CACHE else ""
-        return await self._describe(instance_id, "", fence, fields, "" if expected is None else expected.value, forget)
+        fields, forget = orjson.dumps({"state": state}), "1" if state in EMPTY_CACHE else ""
+        return await self._describe(instance_id, fields, fence=fence, expected=expected or "", forget_cache=forget)
 
     async def _describe(
         self,
         instance_id: str,
-        new_state: str,
-        fence: int | None,
-        fields: Sequence[str],
+        fields: bytes,
+        *,
+        new_state: str = "",
+        fence: int | None = None,
         expected: str = "",
         forget_cache: str = "",
     ) -> bool:
-        keys = self._keys
-        reply = await self._calls.script(
-            "describe_instance",
-            (
-                keys.meta,
-                keys.instances,
-                keys.leader,
-                *keys.instance(instance_id),
-                keys.least_loaded,
-                *keys.kv_events(instance_id),
-            ),
-            instance_id,
-            new_state,
-            "" if fence is None else fence,
-            expected,
-            forget_cache,
-            *fields,
-        )
-        return bool(reply)
+        checked = (new_state, "" if fence is None else fence, expected, forget_cache)
+        return bool(await self._run("describe_instance", instance_id, *checked, fields))
 
     async def remove_instance(self, instance_id: str) -> bool:
-        keys = self._keys
-        reply = await self._calls.script(
-            "remove_instance",
-            (
-                keys.meta,
-                keys.instances,
-                keys.wanted_rebalances,
-                *keys.instance(instance_id),
-                keys.least_loaded,
-                *keys.kv_events(instance_id),
-            ),
-            instance_id,
-        )
-        if reply:
-            keys.forget_instance(instance_id)
+        removed = bool(await self._run("remove_instance", instance_id))
+        if removed:
             self._reader.forget(instance_id)
-        return bool(reply)
+        return removed
 
     async def change_settings(self, changes: Mapping[str, Any], *, by: str) -> None:
         known = (await self.membership()).overrides
@@ -157,65 +123,33 @@ class RedisPool(LeaderCalls, KvEventCalls):
 
     # the life of a request -------------------------------------------------------------------------------
     async def place(self, placement: Placement) -> PlaceReply:
-        text = await self._calls.packed_script("place_request", self._place_calls.pack(placement))
-        reply = reply_from(placement, text)
-        if reply.status in _PLACED and reply.instance_id is not None:
-            self._placed.put(placement.request.request_id, reply.instance_id)
-        return reply
+        chain, told = placement.chain, codec.told_json(placement.request)
+        head = codec.pack_chain(chain.key_hashes[: self._configured.max_key_blocks])
+        packed = codec.pack_chain(chain.hashes)
+        return reply_from(await self._run("place_request", ask_json(placement), packed, told, head))
 
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
-        keys = [self._keys.meta]
-        for instance_id in instance_ids:
-            keys += self._keys.instance(instance_id)
-        text = await self._calls.script("observe_instances", keys, codec.pack_chain(chain.hashes))
+        text = await self._run("observe_instances", codec.pack_chain(chain.hashes), *instance_ids)
         epoch, tree_version, sequence, now_ms, *seen = orjson.loads(text)
-        loads = {
-            name: self._reader.load(name, figures, now_ms)
-            for name, figures in zip(instance_ids, seen, strict=True)
-            if figures is not None
-        }
+        found = zip(instance_ids, seen, strict=True)
+        loads = {name: self._reader.load(name, told, now_ms) for name, told in found if told is not None}
         return Observation(epoch, tree_version, sequence, loads)
 
     async def commit(self, plan: QueuePlan, *, replica_id: str = "") -> CommitReply:
-        keys, steps = self._keys, []
+        steps: list[Argument] = []
         for step in plan.steps:
             steps += [step.request_id, "" if step.deferred_to_ms is None else step.deferred_to_ms]
             steps.append("1" if step.rejected else "")
-        reply = orjson.loads(
-            await self._calls.script(
-                "commit_plan",
-                (
-                    *keys.instance(plan.instance_id),
-                    keys.least_loaded,
-                    *(keys.request(step.request_id) for step in plan.steps),
-                ),
-                plan.instance_id,
-                plan.version,
-                keys.grants_channel,
-                replica_id,
-                plan.passed_over_tokens,
-                *steps,
-            )
-        )
-        match reply:
+        about = (plan.instance_id, plan.version, replica_id, plan.passed_over_tokens)
+        match orjson.loads(await self._run("commit_plan", *about, *steps)):
             case ["done", granted, queue]:
-                return CommitReply(
-                    tuple([Grant(*grant) for grant in granted]), codec.queue_head_from(plan.instance_id, queue)
-                )
+                return CommitReply(tuple([Grant(*grant) for grant in granted]), codec.queue_head_from(queue))
             case ["stale", queue]:
-                return CommitReply(queue=codec.queue_head_from(plan.instance_id, queue))
+                return CommitReply(queue=codec.queue_head_from(queue))
         return CommitReply()
 
     async def first_token(self, request_id: str, instance_id: str, *, note: str = "") -> Transition:
-        keys = self._keys
-        reply = await self._calls.script(
-            "prefill_request",
-            (keys.request(request_id), keys.samples, *keys.instance(instance_id), keys.least_loaded),
-            request_id,
-            instance_id,
-            note,
-        )
-        return self._transition(instance_id, reply)
+        return codec.transition_from(await self._run("prefill_request", request_id, instance_id, note))
 
     def finish(
         self, request_id: str, *, replica_id: str | None = None, attempt: int | None = None, note: str = ""
@@ -233,22 +167,10 @@ class RedisPool(LeaderCalls, KvEventCalls):
         await self._lease(replica_id, 0, {})
 
     async def adopt(self, requests: Sequence[Request]) -> int:
-        adopted, keys = 0, self._keys
+        adopted = 0
         for request in requests:
-            self._placed.put(request.request_id, request.instance_id)
-            adopted += await self._calls.script(
-                "adopt_request",
-                (
-                    keys.request(request.request_id),
-                    keys.replicas,
-                    *keys.instance(request.instance_id),
-                    keys.least_loaded,
-                ),
-                request.request_id,
-                request.instance_id,
-                self._order.rank_of(request),
-                *codec.request_arguments(request),
-            )
+            record = (codec.placed_json(request), codec.told_json(request))
+            adopted += await self._run("adopt_request", request.request_id, self._order.rank_of(request), *record)
         return adopted
 
     # people ----------------------------------------------------------------------------------------------

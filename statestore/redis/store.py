@@ -11,7 +11,6 @@ from scheduling.settings import SchedulingSettings
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.redis.calls import BatchedCalls, Calls, ClientCalls, TestClock
-from statestore.redis.placing import PlacedRequests
 from statestore.redis.pool import RedisPool
 from statestore.redis.servers import Servers
 from statestore.redis.subscriber import GrantSubscriber
@@ -97,15 +96,14 @@ class RedisStore:
         return pool
 
     def _new_pool(self, name: str) -> RedisPool:
-        keys, calls, placed = PoolKeys(self.settings.prefix, name), self.calls(name), PlacedRequests()
+        keys, calls = PoolKeys(self.settings.prefix, name), self.calls(name)
         return RedisPool(
             name,
             keys,
             calls,
             self._scheduling,
             waiting=ClientCalls(calls.connections, self._scripts, self.settings.command_timeout_s),
-            subscriber=GrantSubscriber(keys, calls.connections, placed.granted),
-            placed=placed,
+            subscriber=GrantSubscriber(keys, calls.connections),
         )
 
 

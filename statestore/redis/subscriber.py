@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from redis.asyncio import ConnectionPool, Redis
@@ -29,10 +28,9 @@ _log = logging.getLogger(__name__)
 class GrantSubscriber:
     """Feeds of the replicas of this process. Connects with a replica's first feed and stays connected."""
 
-    def __init__(self, keys: PoolKeys, connections: ConnectionPool, on_grant: Callable[[Grant], None]) -> None:
+    def __init__(self, keys: PoolKeys, connections: ConnectionPool) -> None:
         self._keys = keys
         self._client = Redis(connection_pool=connections)
-        self._on_grant = on_grant
         self._feeds = GrantFeeds()
         self._listening: dict[str, asyncio.Task[None]] = {}
 
@@ -60,9 +58,7 @@ class GrantSubscriber:
                         message = await subscription.get_message(timeout=None)
                         asked = False
                         if message["type"] == "message":
-                            grant = grant_from(message["data"])
-                            self._on_grant(grant)
-                            self._feeds.deliver(replica_id, grant)
+                            self._feeds.deliver(replica_id, grant_from(message["data"]))
                         silence.reschedule(loop.time() + ASK_AGAIN_S)
             except TimeoutError:
                 if asked:

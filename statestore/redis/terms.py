@@ -9,7 +9,6 @@ from scheduling.settings import SchedulingSettings
 from statestore.memory.prefix_index import LEAST_LOADED
 from statestore.memory.replicas import FIRST_LEASE_MS
 from statestore.memory.state import SAMPLE_LOG
-from statestore.redis.codec import HASH_BYTES
 
 
 def terms_of(scheduling: SchedulingSettings) -> Mapping[str, float]:
@@ -20,7 +19,6 @@ def terms_of(scheduling: SchedulingSettings) -> Mapping[str, float]:
         "least_loaded": LEAST_LOADED,
         "first_lease_ms": FIRST_LEASE_MS,
         "arrivals": scheduling.hotness_window_requests,
-        "head_bytes": scheduling.max_key_blocks * HASH_BYTES,
         "samples": scheduling.prefix_samples,
         "taught": SAMPLE_LOG,
     }

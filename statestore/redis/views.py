@@ -41,7 +41,7 @@ class Views:
         ]
         (flat_meta, flat_tree, learned, overrides), each = await self._read(common, self._spec_commands)
         meta = pairs_from(flat_meta)
-        specs = {instance_id: codec.spec_from(instance_id, values) for instance_id, (values,) in each.items()}
+        specs = {instance_id: codec.spec_from(instance_id, text) for instance_id, (text,) in each.items()}
         return Membership(
             int(meta.get(b"epoch", b"0")),
             int(meta.get(b"tree_version", b"0")),
@@ -64,11 +64,11 @@ class Views:
         specs: dict[str, InstanceSpec] = {}
         loads: dict[str, InstanceLoad] = {}
         names: list[str] = []
-        for instance_id, (values, load, queued, running) in each.items():
-            spec = codec.spec_from(instance_id, values)
+        for instance_id, (texts, queued, running) in each.items():
+            spec = codec.spec_from(instance_id, texts[0])
             if spec is not None:
                 specs[instance_id] = spec
-                loads[instance_id] = self._reader.load(instance_id, [*codec.load_figures(load), 0], now_ms)
+                loads[instance_id] = self._reader.load(instance_id, codec.as_told(texts), now_ms)
             names += [entry.decode().rpartition(" ")[0] for entry in queued] + [entry.decode() for entry in running]
         versions = pairs_from(meta)
         requests = (await self.records(names)).values()
@@ -92,9 +92,9 @@ class Views:
         return PoolOverview(
             now_ms,
             {
-                instance_id: self._reader.load(instance_id, [*codec.load_figures(load), 0], now_ms)
-                for instance_id, (load,) in each.items()
-                if load[0] is not None
+                instance_id: self._reader.load(instance_id, codec.as_told(texts), now_ms)
+                for instance_id, (texts,) in each.items()
+                if texts[0] is not None
             },
             codec.not_retired(codec.replicas_from(pairs_from(replicas))),
             codec.lease_from(pairs_from(leader), now_ms),
@@ -105,23 +105,22 @@ class Views:
         found: dict[str, Request] = {}
         for first in range(0, len(request_ids), _RECORDS_PER_CALL):
             page = request_ids[first : first + _RECORDS_PER_CALL]
-            replies = await self._calls.together([("HGETALL", self._keys.request(name)) for name in page])
-            for name, flat in zip(page, replies, strict=True):
-                request = codec.request_from(name, pairs_from(flat))
+            commands = [("HMGET", self._keys.request(name), *codec.REQUEST_TEXTS) for name in page]
+            for name, texts in zip(page, await self._calls.together(commands), strict=True):
+                request = codec.request_from(name, texts)
                 if request is not None:
                     found[name] = request
         return found
 
     def _spec_commands(self, instance_id: str) -> list[Command]:
-        return [("HMGET", self._keys.instance(instance_id).instance, *codec.SPEC_FIELDS)]
+        return [("HGET", self._keys.instance(instance_id).instance, "description")]
 
     def _load_commands(self, instance_id: str) -> list[Command]:
-        return [("HMGET", self._keys.instance(instance_id).instance, *codec.LOAD_FIELDS)]
+        return [("HMGET", self._keys.instance(instance_id).instance, *codec.INSTANCE_TEXTS)]
 
     def _all_commands(self, instance_id: str) -> list[Command]:
         keys = self._keys.instance(instance_id)
         return [
-            *self._spec_commands(instance_id),
             *self._load_commands(instance_id),
             ("ZRANGE", keys.queue, 0, -1),
             ("ZRANGE", keys.running, 0, -1),

@@ -22,7 +22,7 @@ def test_the_fields_of_a_request_on_the_page_of_redis_keys_are_current() -> None
     page = (PAGE.parent / "redis-keys.md").read_text(encoding="utf-8")
 
     assert with_request_fields(page) == page, "run: make docs"
-    assert "| `uncached_tokens` | prompt tokens" in page
+    assert "| `uncached_tokens` | `placed` | prompt tokens" in page
 
 
 def test_every_setting_is_described() -> None:

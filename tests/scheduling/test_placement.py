@@ -14,7 +14,6 @@ from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.learned import Learned
 from scheduling.placement import (
     CHECKED_ROUNDS,
-    MAX_NAMED,
     MAX_ROUNDS,
     Observation,
     Placed,
@@ -43,7 +42,6 @@ class HandFleet:
     answers: list[Answer] = field(default_factory=list)
     learned: Learned = field(default_factory=Learned)
     behind_breakers: frozenset[str] = frozenset()
-    ranking: tuple[str, ...] = ()
     loads: dict[str, InstanceLoad] = field(default_factory=dict)
     placements: list[Placement] = field(default_factory=list)
     observed: list[tuple[str, ...]] = field(default_factory=list)
@@ -53,9 +51,6 @@ class HandFleet:
 
     def blocked(self) -> frozenset[str]:
         return self.behind_breakers
-
-    def least_loaded(self) -> tuple[str, ...]:
-        return self.ranking
 
     def place(self, placement: Placement) -> PlaceReply:
         self.placements.append(placement)
@@ -78,14 +73,13 @@ def answer(status: PlaceStatus, place: int | None = 0, other: int | None = None,
     """A reply that takes those places of the named instances."""
 
     def build(placement: Placement) -> PlaceReply:
-        seen = placement.instances[: placement.asked]
         return PlaceReply(
             status,
             1,
             1,
             1_000_000,
-            reply.pop("loads", None) or {name: InstanceLoad(name, InstanceState.READY) for name in seen},
-            None if place is None else placement.instances[place],
+            reply.pop("loads", None) or {name: InstanceLoad(name, InstanceState.READY) for name in placement.instances},
+            reply.pop("instance_id", None) or (None if place is None else placement.instances[place]),
             None if other is None else placement.instances[other],
             **reply,
         )
@@ -155,7 +149,6 @@ def test_the_store_is_asked_for_the_pair_by_the_policys_weights(
             made.request,
             made.query.chain,
             pair,
-            2,
             policy("dualmap").weights(query(), fleet.learned),
             beyond_from_s=None,
             rank_ms=5000,
@@ -196,38 +189,30 @@ def test_alone_is_a_reason(search: Build, fleet: HandFleet) -> None:
 
 
 # beyond the pair -----------------------------------------------------------------------------------------------
-def test_in_a_small_fleet_all_are_named_behind_the_pair(search: Build, fleet: HandFleet, pair: tuple[str, ...]) -> None:
+def test_the_store_may_look_beyond_the_pair_where_the_policy_does(
+    search: Build, fleet: HandFleet, pair: tuple[str, ...]
+) -> None:
     fleet.answers = [answer(S.DISPATCHED)]
 
     drive_now(search(fleet).run(), fleet)
 
     (placement,) = fleet.placements
-    assert placement.instances[:2] == pair
-    assert (sorted(placement.instances), placement.asked) == (sorted(IDS), 2)
+    assert (placement.instances, placement.excluded) == (pair, frozenset())
     assert placement.beyond_from_s is not None
 
 
-def test_in_a_large_fleet_the_least_loaded_of_earlier_replies_are_named(
-    search: Build, fleet: HandFleet, view: Callable[..., ClusterView]
+def test_what_the_store_found_beyond_the_pair_is_said_to_be_there(
+    search: Build, fleet: HandFleet, pair: tuple[str, ...]
 ) -> None:
-    fleet.view = view(f"i{number}" for number in range(MAX_NAMED + 1))
-    fleet.ranking, fleet.answers = ("i3", "i4", "i5"), [answer(S.DISPATCHED)]
+    beyond = next(name for name in IDS if name not in pair)
+    loads = {name: InstanceLoad(name, InstanceState.READY) for name in (*pair, beyond)}
+    fleet.answers = [answer(S.HELD, None, 0, loads=loads, instance_id=beyond)]
+    made = search(fleet)
 
-    drive_now(search(fleet).run(), fleet)
+    placed: Placed = drive_now(made.run(), fleet)
 
-    (named,) = fleet.named
-    assert set(named[2:]) == {"i3", "i4", "i5"} - set(named[:2])
-
-
-def test_no_more_are_named_than_a_store_should_look_at(
-    search: Build, fleet: HandFleet, view: Callable[..., ClusterView]
-) -> None:
-    fleet.view = view(f"i{number}" for number in range(2 * MAX_NAMED))
-    fleet.ranking, fleet.answers = fleet.view.ready, [answer(S.DISPATCHED)]
-
-    drive_now(search(fleet).run(), fleet)
-
-    assert len(fleet.named[0]) == MAX_NAMED
+    assert (placed.decision.instance_id, placed.decision.reason) == (beyond, Reason.BEYOND_PAIR)
+    assert (placed.candidates, made.trips) == (pair, 1)
 
 
 def test_a_request_that_failed_on_its_whole_pair_is_told_to_be_beyond_it(
@@ -242,32 +227,15 @@ def test_a_request_that_failed_on_its_whole_pair_is_told_to_be_beyond_it(
     assert placed.decision.reason is Reason.BEYOND_PAIR
 
 
-def test_others_that_could_cost_less_are_asked_in_one_more_step(
-    search: Build, fleet: HandFleet, pair: tuple[str, ...]
-) -> None:
-    fleet.answers = [answer(S.LOOK, None, to_ask=("x", "y")), answer(S.HELD, 3, 0)]
-    made = search(fleet)
-
-    placed: Placed = drive_now(made.run(), fleet)
-
-    first, second = fleet.placements
-    assert (made.trips, len(made.rounds)) == (2, 1)
-    assert (second.instances, second.asked, second.beyond_from_s) == ((*pair, "x", "y"), 4, None)
-    assert first.beyond_from_s is not None
-    assert (placed.decision.instance_id, placed.decision.reason) == ("y", Reason.BEYOND_PAIR)
-    assert placed.candidates == (*pair, "x", "y")
-
-
-def test_excluded_and_blocked_instances_are_not_looked_at(search: Build, fleet: HandFleet, pair: Any) -> None:
-    free, broken, failed_on = [name for name in IDS if name not in pair][:3]
-    fleet.behind_breakers = frozenset({broken})
-    fleet.answers = [answer(S.LOOK, None, to_ask=(broken, failed_on, free)), answer(S.DISPATCHED)]
+def test_excluded_and_blocked_instances_are_not_weighed(search: Build, fleet: HandFleet, pair: Any) -> None:
+    broken, failed_on = [name for name in IDS if name not in pair][:2]
+    fleet.behind_breakers, fleet.answers = frozenset({broken}), [answer(S.DISPATCHED)]
     made = search(fleet)
 
     drive_now(replace(made, query=replace(made.query, excluded=frozenset({failed_on}))).run(), fleet)
 
-    assert {broken, failed_on}.isdisjoint(fleet.named[0])
-    assert fleet.named[1] == (*pair, free)
+    (placement,) = fleet.placements
+    assert placement.excluded == {broken, failed_on}
 
 
 def test_a_policy_that_does_not_look_beyond_names_its_pair_alone(
@@ -277,7 +245,8 @@ def test_a_policy_that_does_not_look_beyond_names_its_pair_alone(
 
     drive_now(search(fleet, "dualmap").run(), fleet)
 
-    assert fleet.named == [pair]
+    (placement,) = fleet.placements
+    assert (placement.instances, placement.beyond_from_s) == (pair, None)
 
 
 # what does not hold --------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.placement import Placement, PlaceStatus
+from scheduling.placement import Placement
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.weights import PLAIN_TTFT, Weights
@@ -20,7 +20,7 @@ def fleet(engine_queues: dict[str, int] | None = None) -> SimulatedFleet:
 
 def placement(request_id: str = "1") -> Placement:
     request = Request(request_id, "r", "", RequestState.HELD, 1, 0, 512, 256, 5000)
-    return Placement(request, CHAIN, ("a", "b"), 2, Weights(PLAIN_TTFT, PLAIN_TTFT))
+    return Placement(request, CHAIN, ("a", "b"), Weights(PLAIN_TTFT, PLAIN_TTFT))
 
 
 def test_the_view_follows_members_and_hot_prefixes_at_once() -> None:
@@ -32,15 +32,6 @@ def test_the_view_follows_members_and_hot_prefixes_at_once() -> None:
 
     assert before.ready == ("a", "b")
     assert made.view.ready == ("a",)
-
-
-def test_a_reply_tells_the_least_loaded() -> None:
-    made = fleet()
-
-    assert made.place(placement()).status is PlaceStatus.DISPATCHED
-    made.place(placement("2"))
-
-    assert made.least_loaded() == ("b", "a"), "as the last placement found it"
 
 
 def test_where_engines_queue_their_own_requests_the_policies_see_those_queues() -> None:

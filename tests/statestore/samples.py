@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+import orjson
 import xxhash
 
 from scheduling.chain import Chain
@@ -73,7 +74,7 @@ def own_chain(request_id: str, prompt_tokens: int) -> Chain:
 
 _PLACEMENT_FIELDS = (
     "weights",
-    "asked",
+    "excluded",
     "beyond_from_s",
     "defers",
     "refuses",
@@ -100,7 +101,7 @@ def placement(request_id: str, *instances: str, tokens: int = 400, **changes: An
         slo_ms=5000,
     )
     named = instances or ("a",)
-    placed = Placement(replace(request, **changes), request_chain, named, len(named), FIRST)
+    placed = Placement(replace(request, **changes), request_chain, named, FIRST)
     return replace(placed, **of_placement)
 
 
@@ -146,7 +147,9 @@ async def drift(pool: PoolStore, instance_id: str, count: str, by: int) -> None:
         setattr(book, count, getattr(book, count) + by)
     else:
         assert isinstance(pool, RedisPool)
-        await pool._calls.command("HINCRBY", pool._keys.instance(instance_id).instance, count, by)
+        key = pool._keys.instance(instance_id).instance
+        load = orjson.loads(await pool._calls.command("HGET", key, "load"))
+        await pool._calls.command("HSET", key, "load", orjson.dumps(load | {count: load[count] + by}))
 
 
 async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:

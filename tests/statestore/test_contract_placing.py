@@ -259,18 +259,16 @@ async def test_a_repeated_placement_is_told_what_stands(pool: PoolStore) -> None
     await assert_sums_hold(pool)
 
 
-async def test_a_repeated_placement_that_has_moved_asks_to_look_where_it_is(pool: PoolStore) -> None:
+async def test_a_repeated_placement_that_has_moved_is_told_where_it_is(pool: PoolStore) -> None:
     for name in ("a", "b"):
         await pool.put_instance(instance(name, dispatch_window_tokens=1))
         await place(pool, f"first-on-{name}", name)
     await place(pool, "r", "a")
     await pool.migrate(await record(pool, "r"), "b", reason="rebalance", fence=await lead(pool))
 
-    unnamed = await place(pool, "r", "a")
-    named = await place(pool, "r", "a", *unnamed.to_ask)
+    reply = await place(pool, "r", "a")
 
-    assert (unnamed.status, unnamed.to_ask) == (PlaceStatus.LOOK, ("b",))
-    assert (named.status, named.instance_id) == (PlaceStatus.HELD, "b")
+    assert (reply.status, reply.instance_id, list(reply.loads)) == (PlaceStatus.HELD, "b", ["b"])
 
 
 @pytest.mark.parametrize("other", [{"replica_id": "two"}, {"attempt": 2}])
@@ -302,13 +300,13 @@ async def test_an_expected_miss_can_ask_for_a_rebalance_and_each_wish_is_handed_
     assert list(await pool.wanted_rebalances(0)) == []
 
 
-# beyond those asked ------------------------------------------------------------------------------------------
+# beyond those named ------------------------------------------------------------------------------------------
 LEAST_COST = Weights(Form(ahead_s=1.0, kv_demand=4.0, compute_s=3.0), PLAIN_TTFT)
 
 
-async def beyond(pool: PoolStore, request_id: str, *named: str, asked: int = 1, **changes: object) -> PlaceReply:
+async def beyond(pool: PoolStore, request_id: str, *named: str, **changes: object) -> PlaceReply:
     changes = {"weights": LEAST_COST, "chain": CHAIN, **changes}
-    return await place(pool, request_id, *named, asked=asked, beyond_from_s=0.0, **changes)
+    return await place(pool, request_id, *named, beyond_from_s=0.0, **changes)
 
 
 async def busy_pair_and_others(pool: PoolStore, *others: str) -> None:
@@ -318,56 +316,64 @@ async def busy_pair_and_others(pool: PoolStore, *others: str) -> None:
     await place(pool, "ahead", "a")
 
 
-async def test_the_least_loaded_is_named_where_it_could_cost_less(pool: PoolStore) -> None:
+async def test_the_least_loaded_is_weighed_where_it_could_cost_less(pool: PoolStore) -> None:
     await busy_pair_and_others(pool, "b")
 
-    asked = await beyond(pool, "r", "a")
-    taken = await beyond(pool, "r", "a", *asked.to_ask)
+    reply = await beyond(pool, "r", "a")
 
-    assert (asked.status, asked.instance_id, asked.to_ask) == (PlaceStatus.LOOK, None, ("b",))
-    assert list(asked.loads) == ["a"]
-    assert (taken.status, taken.instance_id, list(taken.loads)) == (PlaceStatus.DISPATCHED, "b", ["a", "b"])
+    assert (reply.status, reply.instance_id, list(reply.loads)) == (PlaceStatus.DISPATCHED, "b", ["a", "b"])
 
 
-async def test_those_that_cannot_cost_less_are_not_weighed_though_they_are_named(pool: PoolStore) -> None:
+async def test_those_that_cannot_cost_less_are_not_weighed(pool: PoolStore) -> None:
     for name in ("a", "b"):
         await pool.put_instance(instance(name, prefill_tokens_per_s=100.0))
 
-    reply = await beyond(pool, "r", "a", "b")
+    reply = await beyond(pool, "r", "a")
 
-    assert (reply.instance_id, list(reply.loads), reply.to_ask) == ("a", ["a"], ())
+    assert (reply.instance_id, list(reply.loads)) == ("a", ["a"])
 
 
-async def test_the_instance_that_was_last_given_the_prefix_is_named(pool: PoolStore) -> None:
+async def test_the_instance_that_was_last_given_the_prefix_is_weighed_first(pool: PoolStore) -> None:
     long = own_chain("long", 2500)
     await busy_pair_and_others(pool, "b", "c", "d")
+    await place(pool, "more", "a")
     for name, head in (("b", 1000), ("d", 2100)):
         await place(pool, f"before on {name}", name, chain=replace(long, hashes=long.hashes[: head // 100]))
         await pool.first_token(f"before on {name}", name)
 
     reply = await beyond(pool, "r", "a", chain=long)
 
-    assert reply.to_ask[0] == "d", "the deepest sample counts"
-    assert [name for name, _ in reply.least_loaded] == ["c", "b"]
-    assert set(reply.to_ask) == {"d", "c", "b"}
+    assert list(reply.loads)[:2] == ["a", "d"], "the deepest sample counts"
+    assert reply.instance_id == "d"
 
 
-async def test_an_instance_that_holds_the_prefix_and_is_least_loaded_is_named_once(pool: PoolStore) -> None:
+async def test_an_instance_that_holds_the_prefix_and_is_least_loaded_is_weighed_once(pool: PoolStore) -> None:
     await busy_pair_and_others(pool, "b")
     await place(pool, "before", "b", chain=CHAIN)
     await pool.finish("before")
 
-    assert (await beyond(pool, "r", "a")).to_ask == ("b",)
+    assert list((await beyond(pool, "r", "a")).loads) == ["a", "b"]
 
 
-async def test_a_holder_that_takes_no_requests_is_not_named(pool: PoolStore) -> None:
+async def test_a_holder_that_takes_no_requests_is_not_weighed(pool: PoolStore) -> None:
     await busy_pair_and_others(pool, "b")
     await place(pool, "before", "b", chain=CHAIN)
     await pool.set_instance_state("b", InstanceState.DRAINING)
 
     reply = await beyond(pool, "r", "a")
 
-    assert (reply.status, reply.instance_id) == (PlaceStatus.DISPATCHED, "a")
+    assert (reply.status, list(reply.loads)) == (PlaceStatus.DISPATCHED, ["a"])
+
+
+@pytest.mark.parametrize("holder", ["b", "c"])
+async def test_an_excluded_instance_is_not_weighed(pool: PoolStore, holder: str) -> None:
+    await busy_pair_and_others(pool, "b", "c")
+    await place(pool, "before", holder, chain=CHAIN)
+    await pool.finish("before")
+
+    reply = await beyond(pool, "r", "a", excluded=frozenset({"b"}))
+
+    assert list(reply.loads) == ["a", "c"]
 
 
 async def test_a_prefix_is_found_at_its_last_full_block_though_it_is_no_multiple_of_the_stride(
@@ -379,13 +385,13 @@ async def test_a_prefix_is_found_at_its_last_full_block_though_it_is_no_multiple
     await place(pool, "before", "b", chain=chain(*CHAIN.hashes[:3], prompt_tokens=350))
     await place(pool, "more", "b", tokens=100)
 
-    reply = await beyond(pool, "r", "a", chain=chain(*CHAIN.hashes[:3], prompt_tokens=399))
     other = await beyond(pool, "other", "a", chain=chain(1, 2, 3))
+    reply = await beyond(pool, "r", "a", chain=chain(*CHAIN.hashes[:3], prompt_tokens=399))
 
-    assert (reply.to_ask, other.to_ask) == (("b",), ())
+    assert (list(reply.loads), list(other.loads)) == (["a", "b"], ["a"])
 
 
-async def test_the_least_loaded_are_told_with_what_they_have_to_do(pool: PoolStore) -> None:
+async def test_the_least_loaded_are_ranked_by_what_they_have_to_do(pool: PoolStore) -> None:
     # given 4 s of prefill, 0.1 KV memories of running context at 4 s each, an idle one, and one that decodes
     for name in ("busy", "crowded", "idle"):
         await pool.put_instance(instance(name, prefill_tokens_per_s=100.0, kv_capacity_tokens=4500))
@@ -393,10 +399,13 @@ async def test_the_least_loaded_are_told_with_what_they_have_to_do(pool: PoolSto
     await place(pool, "waits", "busy")
     await place(pool, "decodes", "crowded")
     await pool.first_token("decodes", "crowded")
+    dearer = Weights(Form(ahead_s=1.0, kv_demand=40.0, compute_s=0.1), PLAIN_TTFT)
 
-    reply = await place(pool, "r", "busy")
+    reply = await beyond(pool, "r", "busy", weights=dearer, excluded=frozenset({"idle"}))
+    other = await beyond(pool, "other", "busy", weights=dearer, chain=chain(1, 2, 3, 4))
 
-    assert reply.least_loaded == (("idle", 0.0), ("crowded", pytest.approx(0.4)))
+    assert list(reply.loads) == ["busy", "crowded"]
+    assert list(other.loads) == ["busy", "idle"]
 
 
 # KV metadata -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 import redis as redis_client
 
@@ -54,7 +55,7 @@ WANTED = {
     *PlaceStatus,
     "granted",
     "deferrals",
-    "looked",
+    "went beyond",
     "moved",
     "of the deferred",
     "rejected",
@@ -128,8 +129,8 @@ class Twins:
             head = await self.both(lambda pool, name=instance_id: pool.queue_head(name))
             assert [entry.request_id for entry in head.entries] == [name for _, name in book.queue]
             keys = self.keys.instance(instance_id)
-            since = client.hmget(keys.instance, "last_prefill_ms", "work_since_ms")
-            assert [int(text) for text in since] == [book.last_prefill_ms, book.work_since_ms]
+            load = orjson.loads(client.hget(keys.instance, "load"))
+            assert (load["last_prefill_ms"], load["work_since_ms"]) == (book.last_prefill_ms, book.work_since_ms)
             stamps = client.zrange(keys.kv, 0, -1, withscores=True)
             listed = [(unpack_chain(member)[0], stamp % 1 == 0) for member, stamp in stamps]
             hashes = book.kv.oldest_first()
@@ -253,7 +254,7 @@ class Traffic:
             "slo_ms": slo_ms,
             "rank_ms": self.twins.order.rank_ms(slo_ms),
             "weights": self.weights(),
-            "asked": rng.randrange(1, len(named) + 1),
+            "excluded": frozenset(rng.sample(INSTANCES, rng.choice((0, 0, 0, 1, 2)))),
             "beyond_from_s": rng.choice((None, None, 0.0, 0.01)),
             "defers": rng.random() < 0.5,
             "refuses": rng.random() < 0.2,
@@ -264,10 +265,7 @@ class Traffic:
         made = placement(asked.pop("request_id", f"r{self.number}"), *named, **asked)
         reply: PlaceReply = await self.twins.both(lambda pool: pool.place(made))
         self.seen[reply.status] += 1
-        if reply.status is PlaceStatus.LOOK:
-            further = replace(made, instances=(*named, *reply.to_ask), asked=len(named) + len(reply.to_ask))
-            again: PlaceReply = await self.twins.both(lambda pool: pool.place(further))
-            self.seen["looked"] += again.status in ("dispatched", "held")
+        self.seen["went beyond"] += reply.instance_id is not None and reply.instance_id not in named
         return reply
 
     def pick(self, *states: RequestState) -> Request | None:

@@ -10,10 +10,11 @@ import pytest
 import redis
 
 from statestore.errors import StoreConfigurationError
+from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.processes import free_port, running
-from tests.statestore.samples import SCHEDULING, instance, place
+from tests.statestore.samples import SCHEDULING, assert_sums_hold, grant, instance, lead, place, record
 
 Allow = Callable[..., str]
 
@@ -115,3 +116,21 @@ async def test_a_channel_that_may_not_be_read_is_told_of_and_asked_for_on_the_sa
         assert client.info("stats")["total_connections_received"] == connections
     await store.close()
     assert channel in caplog.text
+
+
+async def test_an_entry_of_a_queue_whose_request_was_deleted_by_hand_keeps_no_other_waiting(valkey_url: str) -> None:
+    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING)
+    await store.open()
+    pool = store.pool("default")
+    await pool.put_instance(instance("a", max_running_requests=1))
+    for request_id in ("sent", "lost", "next"):
+        await place(pool, request_id)
+    with redis.Redis.from_url(valkey_url) as client:
+        client.delete(PoolKeys("dualmap", "default").request("lost"))
+
+    await grant(pool, (await pool.finish("sent")).queue)
+
+    assert (await record(pool, "next")).state == "dispatched"
+    assert await pool.repair(fence=await lead(pool)) == 1
+    await assert_sums_hold(pool)
+    await store.close()

@@ -24,13 +24,14 @@ local function stamp_of(kv_key, chain, block)
 end
 
 -- Blocks at the head of the chain that are listed.
-local function hit_blocks(kv_key, chain)
-  local blocks = #chain / 8
+local function hit_blocks(id, chain)
+  local blocks, kv_key = #chain / 8, keys.kv .. id
   return last_that(blocks, math.ceil(blocks / 2), function(block) return stamp_of(kv_key, chain, block) end)
 end
 
 -- Of so many listed blocks at the head of the chain, those that are resident; usually all.
-local function resident_blocks(kv_key, chain, hit)
+local function resident_blocks(id, chain, hit)
+  local kv_key = keys.kv .. id
   return last_that(hit, hit, function(block) return stamp_of(kv_key, chain, block) % 1 == 0 end)
 end
 
@@ -42,8 +43,8 @@ end
 -- Enters a chain as the youngest: its first blocks as resident, the others as reserved. Evicts the oldest beyond capacity,
 -- which what is confirmed does not count in.
 local function stamp_chain(instance, chain, block_tokens, resident)
-  local capacity = math.floor(instance.kv_capacity_tokens / block_tokens)
-  local blocks = math.min(#chain / 8, capacity)
+  local capacity = math.floor(instance.described.kv_capacity_tokens / block_tokens)
+  local blocks, kv_key = math.min(#chain / 8, capacity), keys.kv .. instance.id
   instance.kv_stamp = instance.kv_stamp + blocks
   for first = 0, blocks - 1, BLOCKS_PER_CALL do
     local pairs_ = {}
@@ -51,13 +52,13 @@ local function stamp_chain(instance, chain, block_tokens, resident)
       pairs_[#pairs_ + 1] = instance.kv_stamp - block + (block < resident and 0 or 0.5)
       pairs_[#pairs_ + 1] = string.sub(chain, block * 8 + 1, block * 8 + 8)
     end
-    redis.call('ZADD', instance.kv_key, 'GT', unpack(pairs_))
+    redis.call('ZADD', kv_key, 'GT', unpack(pairs_))
   end
-  instance.cached_blocks = redis.call('ZCARD', instance.kv_key)
+  instance.cached_blocks = redis.call('ZCARD', kv_key)
   local beyond = instance.cached_blocks > capacity
-    and redis.call('ZCOUNT', instance.kv_key, '-inf', '(' .. CONFIRMED) - capacity or 0
+    and redis.call('ZCOUNT', kv_key, '-inf', '(' .. CONFIRMED) - capacity or 0
   if beyond > 0 then
-    redis.call('ZREMRANGEBYRANK', instance.kv_key, 0, beyond - 1)
+    redis.call('ZREMRANGEBYRANK', kv_key, 0, beyond - 1)
     instance.cached_blocks = instance.cached_blocks - beyond
   end
 end

@@ -1,4 +1,3 @@
--- include: terms
 -- Whether a lease with this end and this length is valid now. One with more than twice its length left was taken before
 -- the clock was set back (statestore/leases.py).
 local function lease_runs(expires_ms, lease_ms, now_ms)
@@ -7,11 +6,11 @@ local function lease_runs(expires_ms, lease_ms, now_ms)
 end
 
 -- Refuses the writes of a deposed leader: nil, or the error reply to return. A caller without a fence may write.
-local function fence_error(leader_key, fence, now_ms)
+local function fence_error(fence, now_ms)
   if fence == '' then
     return nil
   end
-  local held, expires_ms, lease_ms = unpack(redis.call('HMGET', leader_key, 'fence', 'expires_ms', 'lease_ms'))
+  local held, expires_ms, lease_ms = unpack(redis.call('HMGET', keys.leader, 'fence', 'expires_ms', 'lease_ms'))
   if held == fence and lease_runs(expires_ms, lease_ms, now_ms) then
     return nil
   end
@@ -19,8 +18,8 @@ local function fence_error(leader_key, fence, now_ms)
 end
 
 -- Leases of router replicas: JSON by id in one hash. One that is known by its requests alone has not beaten yet.
-local function replica_alive(replicas_key, replica_id, now_ms)
-  local text = redis.call('HGET', replicas_key, replica_id)
+local function replica_alive(key, replica_id, now_ms)
+  local text = redis.call('HGET', key, replica_id)
   if not text then
     return false
   end
@@ -28,14 +27,14 @@ local function replica_alive(replicas_key, replica_id, now_ms)
   return lease_runs(string.match(text, '"expires_ms":(%d+)'), string.match(text, '"lease_ms":(%d+)'), now_ms)
 end
 
-local function write_lease(replicas_key, replica_id, expires_ms, lease_ms, beaten, info_json)
-  redis.call('HSET', replicas_key, replica_id, string.format('{"expires_ms":%d,"lease_ms":%d,"beaten":%s,"info":%s}',
+local function write_lease(key, replica_id, expires_ms, lease_ms, beaten, info_json)
+  redis.call('HSET', key, replica_id, string.format('{"expires_ms":%d,"lease_ms":%d,"beaten":%s,"info":%s}',
     expires_ms, lease_ms, tostring(beaten), info_json))
 end
 
 -- No request is without a lease: its replica gets a first one if it has none that runs.
-local function lease_first(replicas_key, replica_id, now_ms)
-  if not replica_alive(replicas_key, replica_id, now_ms) then
-    write_lease(replicas_key, replica_id, now_ms + terms.first_lease_ms, terms.first_lease_ms, false, '{}')
+local function lease_first(replica_id, now_ms)
+  if not replica_alive(keys.replicas, replica_id, now_ms) then
+    write_lease(keys.replicas, replica_id, now_ms + terms.first_lease_ms, terms.first_lease_ms, false, '{}')
   end
 end

@@ -1,27 +1,43 @@
 -- include: instance
--- How a live request counts on its instance in each of its states; docs/reference/redis-keys.md lists its fields.
+-- How a live request counts on its instance in each of its states; docs/reference/redis-keys.md lists its fields. What its
+-- replica told of it never changes; where it was placed does.
 
 -- Nil where there is no such request.
-local function read_request(key)
-  local values = redis.call('HMGET', key, 'instance_id', 'replica_id', 'state', 'attempt', 'uncached_tokens',
-    'prompt_tokens', 'expected_output_tokens', 'deferred', 'enqueued_ms', 'dispatched_ms')
-  return values[1] and {
-    instance_id = values[1], replica_id = values[2], state = values[3], attempt = tonumber(values[4]),
-    uncached_tokens = tonumber(values[5]), prompt_tokens = tonumber(values[6]),
-    context_tokens = values[6] + values[7], deferred = values[8] == '1',
-    enqueued_ms = tonumber(values[9]), dispatched_ms = tonumber(values[10] or 0),
-  } or nil
+local function read_request(id)
+  local texts = redis.call('HMGET', keys.request .. id, 'placed', 'told')
+  if not texts[1] then
+    return nil
+  end
+  local request = cjson.decode(texts[1])
+  request.id, request.told = id, cjson.decode(texts[2])
+  return request
+end
+
+local function placed_json(request)
+  local other = ''
+  if request.alternative_id then
+    other = string.format(',"alternative_id":"%s","alternative_uncached_tokens":%d', request.alternative_id,
+      request.alternative_uncached_tokens)
+  end
+  return string.format('{"instance_id":"%s","state":"%s","uncached_tokens":%d,"enqueued_ms":%d,"dispatched_ms":%d,'
+    .. '"prefilled_ms":%d,"deferred":%s,"rejected":%s%s}', request.instance_id, request.state, request.uncached_tokens,
+    request.enqueued_ms, request.dispatched_ms, request.prefilled_ms, tostring(request.deferred),
+    tostring(request.rejected), other)
+end
+
+local function write_placed(request)
+  redis.call('HSET', keys.request .. request.id, 'placed', placed_json(request))
 end
 
 -- The chain of a held request, packed; nil for one whose chain is unknown.
-local function read_chain(key)
-  local hashes, block_tokens = unpack(redis.call('HMGET', key, 'chain', 'block_tokens'))
+local function read_chain(id)
+  local hashes, block_tokens = unpack(redis.call('HMGET', keys.request .. id, 'chain', 'block_tokens'))
   return hashes and { hashes = hashes, block_tokens = tonumber(block_tokens) } or nil
 end
 
 -- How a held request is listed: what a plan has to know of it, in one text.
-local function listed_as(request_id, request)
-  return string.format('%s %d', request_id, request.uncached_tokens)
+local function listed_as(request)
+  return request.id .. ' ' .. request.uncached_tokens
 end
 
 local function count(instance, request, sign)
@@ -34,31 +50,32 @@ local function count(instance, request, sign)
     instance.deferred_tokens = instance.deferred_tokens + (request.deferred and tokens or 0)
     return
   end
+  local context_tokens = request.told.prompt_tokens + request.told.expected_output_tokens
   instance.dispatched_tokens = instance.dispatched_tokens + (request.state == 'dispatched' and tokens or 0)
   instance.running_requests = instance.running_requests + sign
-  instance.context_tokens = instance.context_tokens + sign * request.context_tokens
+  instance.context_tokens = instance.context_tokens + sign * context_tokens
 end
 
 -- Counts and lists a request on an instance.
-local function enter(instance, request_id, request, rank, now_ms)
+local function enter(instance, request, rank, now_ms)
   local had_work = instance.pending_tokens > instance.deferred_tokens
   count(instance, request, 1)
   if not had_work and instance.pending_tokens > instance.deferred_tokens then
     instance.work_since_ms = now_ms
   end
   if request.state == 'held' then
-    redis.call('ZADD', instance.queue_key, rank, listed_as(request_id, request))
+    redis.call('ZADD', keys.queue .. instance.id, rank, listed_as(request))
   else
-    redis.call('ZADD', instance.running_key, request.dispatched_ms, request_id)
+    redis.call('ZADD', keys.running .. instance.id, request.dispatched_ms, request.id)
   end
 end
 
 -- The reverse.
-local function leave(instance, request_id, request)
+local function leave(instance, request)
   count(instance, request, -1)
   if request.state == 'held' then
-    redis.call('ZREM', instance.queue_key, listed_as(request_id, request))
+    redis.call('ZREM', keys.queue .. instance.id, listed_as(request))
   else
-    redis.call('ZREM', instance.running_key, request_id)
+    redis.call('ZREM', keys.running .. instance.id, request.id)
   end
 end

@@ -1,4 +1,4 @@
--- include: instance, kv, terms
+-- include: instance, kv
 -- Weighted sums over the counts of an instance; the caller defines the weights (scheduling/weights.py).
 local function weighted(weights, features)
   local sum = 0
@@ -9,7 +9,8 @@ local function weighted(weights, features)
 end
 
 local function features_of(instance, uncached, prompt_tokens, now_ms)
-  local rate, kv_demand = instance.tokens_per_s, instance.context_tokens / instance.kv_capacity_tokens
+  local described = instance.described
+  local rate, kv_demand = described.tokens_per_s, instance.context_tokens / described.kv_capacity_tokens
   local overtaken, silent_s = overtaken_tokens(instance), 0
   if instance.pending_tokens > instance.deferred_tokens then
     silent_s = math.max(0, now_ms - math.max(instance.last_prefill_ms, instance.work_since_ms)) / 1000
@@ -24,9 +25,9 @@ end
 
 -- What the request of an ask would cost on an instance, an expected miss of its SLO included.
 local function weigh(instance, chain, ask, now_ms)
-  local hit = hit_blocks(instance.kv_key, chain)
-  local uncached = uncached_tokens(ask.prompt_tokens, ask.block_tokens, hit)
-  local features = features_of(instance, uncached, ask.prompt_tokens, now_ms)
+  local hit = hit_blocks(instance.id, chain)
+  local uncached = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, hit)
+  local features = features_of(instance, uncached, ask.told.prompt_tokens, now_ms)
   local missed = weighted(ask.ttft, features) > ask.slo_s
   local cost = weighted(ask.cost, features) + (missed and weighted(ask.missed, features) or 0)
   return { instance = instance, hit = hit, uncached = uncached, missed = missed, cost = cost }
@@ -34,9 +35,9 @@ end
 
 -- What it would cost on one with nothing to do and such a hit, as fast as this one.
 local function idle_cost(instance, hit, ask)
-  local uncached = uncached_tokens(ask.prompt_tokens, ask.block_tokens, hit)
+  local uncached = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, hit)
   return weighted(ask.cost, {
-    constant = 1, compute_s = uncached / instance.tokens_per_s, uncached_tokens = uncached,
-    attention_pairs = uncached * (ask.prompt_tokens - uncached / 2),
+    constant = 1, compute_s = uncached / instance.described.tokens_per_s, uncached_tokens = uncached,
+    attention_pairs = uncached * (ask.told.prompt_tokens - uncached / 2),
   })
 end

@@ -1,0 +1,73 @@
+-- Carries out a plan for the queue of an instance, if nothing has changed there since: dispatches requests, or defers them to
+-- another place in the queue, and tells the replicas of those that are dispatched or rejected. An entry whose request is
+-- gone leaves the queue.
+-- ARGV  1 clock, 2 instance id, 3 version that the plan was made for, 4 replica id that needs no message, 5 tokens that the
+--       plan passed over; then 3 for each request: its id, the rank to defer it to or '' to dispatch it, '1' to reject it
+--       as well
+-- Reply JSON: ['stale', queue] | ['done', [grant, …], queue or null] | ['gone'] without an instance;
+--       a grant is [request id, instance id, replica id, attempt, uncached tokens or -1: rejected, was deferred]
+-- include: clock, kv, request
+local FIRST_STEP = 6
+local now_ms, instance = store_now_ms(), read_instance(ARGV[2])
+if not instance then
+  return '["gone"]'
+elseif instance.version ~= tonumber(ARGV[3]) then
+  return '["stale",' .. queue_json(instance, now_ms) .. ']'
+end
+
+-- Counts the request again: by now those before it may have brought its prefix.
+local function dispatch(request)
+  local chain = read_chain(request.id)
+  if chain then
+    local resident = resident_blocks(instance.id, chain.hashes, hit_blocks(instance.id, chain.hashes))
+    request.uncached_tokens = uncached_tokens(request.told.prompt_tokens, chain.block_tokens, resident)
+    stamp_chain(instance, chain.hashes, chain.block_tokens, #chain.hashes / 8)
+    redis.call('HDEL', keys.request .. request.id, 'chain', 'block_tokens')
+  end
+  request.state, request.deferred, request.rejected, request.dispatched_ms = 'dispatched', false, false, now_ms
+end
+
+-- Carries out one step; the grant where the request's replica has to know of it.
+local function carry_out(request, rank, rejected)
+  local was_deferred, dispatched = request.deferred, rank == ''
+  leave(instance, request)
+  if dispatched then
+    dispatch(request)
+  else
+    request.deferred, request.rejected = true, rejected
+  end
+  write_placed(request)
+  enter(instance, request, rank, now_ms)
+  if dispatched or rejected then
+    local replica_id = request.told.replica_id
+    local grant = string.format('["%s","%s","%s",%d,%d,%s]', request.id, instance.id, replica_id, request.told.attempt,
+      dispatched and request.uncached_tokens or -1, tostring(dispatched and was_deferred))
+    if replica_id ~= ARGV[4] then
+      redis.call('PUBLISH', keys.grants .. replica_id, grant)
+    end
+    return grant
+  end
+end
+
+-- Of a request whose key is gone, by hand: planned again and again, it would keep others waiting.
+local function drop_entry(request_id)
+  local listed = request_id .. ' '
+  for _, entry in ipairs(redis.call('ZRANGE', keys.queue .. instance.id, 0, terms.plan_limit - 1)) do
+    if string.sub(entry, 1, #listed) == listed then
+      redis.call('ZREM', keys.queue .. instance.id, entry)
+    end
+  end
+end
+
+local grants = {}
+instance.passed_over_tokens = tonumber(ARGV[5])
+for step = FIRST_STEP, #ARGV, 3 do
+  local request = read_request(ARGV[step])
+  if not request then
+    drop_entry(ARGV[step])
+  elseif request.state == 'held' and request.instance_id == instance.id then
+    grants[#grants + 1] = carry_out(request, ARGV[step + 1], ARGV[step + 2] == '1')
+  end
+end
+write_instance(instance)
+return '["done",[' .. table.concat(grants, ',') .. '],' .. room_json(instance, now_ms) .. ']'

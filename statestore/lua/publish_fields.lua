@@ -1,0 +1,21 @@
+-- Replaces what the leader publishes, and the learned prefill rates of instances that exist.
+-- ARGV  1 clock, 2 fence, 3 '1' if the tree version grows, else '0', 4 'tree' or 'learned', 5 its fields, as JSON,
+--       6 prefill rates by instance id, as JSON
+-- Reply the tree version; error FENCED
+-- include: clock, description, instance, leases
+local refused, key = fence_error(ARGV[2], store_now_ms()), ARGV[4] == 'tree' and keys.hotness_tree or keys.learned
+if refused then
+  return refused
+end
+redis.call('DEL', key)
+for name, text in pairs(cjson.decode(ARGV[5])) do
+  redis.call('HSET', key, name, text)
+end
+for id, tokens_per_s in pairs(cjson.decode(ARGV[6])) do
+  local instance = read_instance(id)
+  if instance then
+    instance.described.tokens_per_s = tokens_per_s
+    write_description(id, instance.described)
+  end
+end
+return redis.call('HINCRBY', keys.meta, 'tree_version', ARGV[3])
