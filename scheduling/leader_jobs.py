@@ -108,11 +108,14 @@ class HotnessKeeper:
         self.window = window
         self._rule = rule
         self._last_entry = "0"
+        self.arrived = 0
+        """Arrivals read so far."""
 
     def tick(self, tree: HotnessTree, ready_instances: int) -> Steps[HotnessTree]:
         """Read what arrived since the last round; the tree as it is now. The caller publishes it."""
         while True:
             arrivals: Sequence[_Arrival] = yield lambda fleet: fleet.arrivals(self._last_entry, READ_LIMIT)
+            self.arrived += len(arrivals)
             for arrival in arrivals:
                 self.window.add(arrival.at_ms, arrival.head)
                 self.window.expire(arrival.at_ms)

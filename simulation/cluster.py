@@ -21,9 +21,13 @@ class Cluster:
         self._computed: set[int] | None = set() if endless_cache else None
         self._wake_s: dict[str, float | None] = {}
         self.engines: dict[str, Engine] = {}
+        self.former_preemptions = 0
+        """Of engines that were replaced."""
 
     def add(self, instance_id: str, config: EngineConfig) -> None:
-        """Start an instance with an empty cache."""
+        """Start an instance with an empty cache, anew if it is known; then it must be idle."""
+        if instance_id in self.engines:
+            self.former_preemptions += self.engines[instance_id].statistics().preemptions
         pool = None if self._computed is None else EndlessKvPool(config.kv_blocks, self._computed)
         self.engines[instance_id] = Engine(config, pool)
         self._wake_s[instance_id] = None

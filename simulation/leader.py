@@ -34,7 +34,8 @@ class Leader:
         self._state = state = fleet.state
         lease = state.leadership.acquire("simulator", _FOR_EVER_MS, state.now_ms())
         assert lease is not None
-        self._led = LedPool(state, lease.fence)
+        self.fence = lease.fence
+        self.led = LedPool(state, lease.fence)
         self._order = order
         self._events = events
         self._hotness = HotnessKeeper(HotnessWindow.of(settings), HotnessRule())
@@ -44,19 +45,19 @@ class Leader:
 
     def grow_tree(self) -> None:
         """Read the arrival log, and publish the hotness tree where it changed."""
-        tree = drive_now(self._hotness.tick(self._state.tree, len(self._fleet.view.ready)), self._led)
+        tree = drive_now(self._hotness.tick(self._state.tree, len(self._fleet.view.ready)), self.led)
         if tree is not self._state.tree:
-            self._led.publish_tree(tree, self._hotness.counts(tree))
+            self.led.publish_tree(tree, self._hotness.counts(tree))
 
     def learn(self) -> None:
         """Learn from the samples since the last round."""
-        drive_now(self._learning.tick(self._state.loads()), self._led)
+        drive_now(self._learning.tick(self._state.loads()), self.led)
 
     def sweep_queues(self) -> None:
         """Plan every queue: in deadline order, what is due changes with time alone."""
         for instance_id, book in self._state.instances.items():
             if book.queued_requests:
-                drive_now(sweep_queue(instance_id, self._order), self._led)
+                drive_now(sweep_queue(instance_id, self._order), self.led)
 
     def rebalance_by_sweep(self) -> None:
         self._rebalance(plan_sweep(self._state.loads()))
@@ -76,4 +77,4 @@ class Leader:
         stall_s, max_moves = self._scenario.scheduling.decode_stall_s, self._scenario.rebalance_max_moves
         for instance_id in instance_ids:
             steps = rebalance(instance_id, self._order, reason=REASON, decode_stall_s=stall_s, max_moves=max_moves)
-            drive_now(steps, self._led)
+            drive_now(steps, self.led)

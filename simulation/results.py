@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
+from simulation.autoscale import SizeChange
 from simulation.generators.calibration import quantile
 from simulation.on_time import OnTimeShares
 
@@ -164,6 +165,10 @@ class RunResult:
     timeline: tuple[tuple[float, float, float], ...] = ()
     """(time, share on time, P90 TTFT) of the requests that arrived in each interval."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    instance_hours: float = 0.0
+    """Of instances that were ready, starting, or still answering, until the last arrival."""
+    changes: tuple[SizeChange, ...] = ()
+    """Decisions of the autoscaler."""
 
     @property
     def hit_share_of_bound(self) -> float:
@@ -186,6 +191,8 @@ class RunRecord:
     preemptions: int
     skip_requests: int
     labels: Mapping[str, str]
+    instance_hours: float = 0.0
+    changes: tuple[SizeChange, ...] = ()
 
 
 def summarize(record: RunRecord) -> RunResult:
@@ -229,6 +236,8 @@ def summarize(record: RunRecord) -> RunResult:
         samples=samples,
         timeline=tuple(_timeline(record.outcomes)),
         labels=dict(record.labels),
+        instance_hours=record.instance_hours,
+        changes=record.changes,
     )
 
 

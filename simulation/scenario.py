@@ -9,6 +9,7 @@ from typing import Literal
 
 from scheduling.instance import InstanceSpec
 from scheduling.settings import SchedulingSettings
+from simulation.autoscale import Autoscale
 from simulation.engine_types import EngineConfig
 from simulation.router_queue import RouterQueueRule
 
@@ -54,6 +55,8 @@ class Scenario:
     late_requests: Literal["serve", "refuse"] = "serve"
     """What becomes of a request whose expected TTFT exceeds its SLO, as ``router.late_requests`` has it."""
     changes: tuple[FleetChange, ...] = ()
+    autoscale: Autoscale | None = None
+    """The fleet changes its size itself, from ``instances`` on."""
     skip_requests: int = 0
     """Requests at the start that load the fleet but stay out of the results."""
     rebalance_interval_s: float = 1.0

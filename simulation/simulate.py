@@ -28,6 +28,9 @@ from scheduling.request import Request, RequestState
 from scheduling.slo import slo_s
 from scheduling.steps import drive_now
 from scheduling.weights import Form
+from simulation.autoscale import Autoscale
+from simulation.autoscaler import INTERVAL_S as SCALING_INTERVAL_S
+from simulation.autoscaler import SimulatedAutoscaler, paid_instances
 from simulation.cluster import Cluster
 from simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind, RequestRefusedError
 from simulation.event_queue import EventQueue, Priority
@@ -97,6 +100,9 @@ class Simulation:
         )
         self._events = EventQueue()
         self._cluster = Cluster(self._events, self._on_engine_event, endless_cache=scenario.endless_cache)
+        self._paid_s = 0.0
+        """Instance seconds until now: ready, starting, or still answering."""
+        self._autoscaler: SimulatedAutoscaler | None = None
         self._leader = Leader(settings, self._fleet, self._order, self._events)
         self._engine = settings.engine
         rule = scenario.router_queue
@@ -116,6 +122,9 @@ class Simulation:
         self._resize(scenario.instances)
         for change in scenario.changes:
             self._schedule_change(change)
+        if scenario.autoscale is not None:
+            self._autoscaler = self._made_elastic(scenario.autoscale)
+            self._every(SCALING_INTERVAL_S, Priority.LEADER, self._autoscaler.tick)
         self._schedule_arrival()
         self._every(scenario.hotness_interval_s, Priority.LEADER, leader.grow_tree)
         self._every(LEARNING_INTERVAL_S, Priority.LEADER, leader.learn)
@@ -153,12 +162,22 @@ class Simulation:
         wanted = {spec.instance_id: spec for spec in map(self._spec, range(instances))}
         for instance_id, spec in wanted.items():
             if instance_id not in self._state.instances:
-                self._cluster.add(instance_id, replace(self._engine, kv_capacity_tokens=spec.kv_capacity_tokens))
+                self._renew(spec)
                 self._waiting[instance_id] = 0
                 self._state.put_instance(spec)
             self._state.set_instance_state(instance_id, InstanceState.READY)
         for instance_id in sorted(self._state.instances.keys() - wanted.keys()):
             self._state.set_instance_state(instance_id, InstanceState.DRAINING)
+
+    def _made_elastic(self, autoscale: Autoscale) -> SimulatedAutoscaler:
+        spares = list(map(self._spec, range(self._scenario.instances, autoscale.settings.max_instances)))
+        self._waiting |= {spec.instance_id: 0 for spec in spares}
+        return SimulatedAutoscaler(
+            autoscale, self._fleet, self._leader, self._order, self._events, spares, self._renew, lambda: self._arrived
+        )
+
+    def _renew(self, spec: InstanceSpec) -> None:
+        self._cluster.add(spec.instance_id, replace(self._engine, kv_capacity_tokens=spec.kv_capacity_tokens))
 
     def _spec(self, index: int) -> InstanceSpec:
         scenario = self._scenario
@@ -335,6 +354,8 @@ class Simulation:
         self._leader.sweep_queues()
 
     def _sample(self) -> None:
+        if self._arrived < len(self._trace.requests):
+            self._paid_s += self._scenario.sample_interval_s * paid_instances(self._state)
         books = [book for _, book in sorted(self._state.instances.items()) if book.spec.state is InstanceState.READY]
         self._samples.append(
             LoadSample(
@@ -348,7 +369,7 @@ class Simulation:
     def _counters(self) -> _Counters:
         engines = self._cluster.engines.values()
         preemptions = sum(engine.statistics().preemptions for engine in engines)
-        return _Counters(sum(self._state.migrations.values()), preemptions)
+        return _Counters(sum(self._state.migrations.values()), preemptions + self._cluster.former_preemptions)
 
     def _record(self) -> RunRecord:
         return RunRecord(
@@ -363,6 +384,8 @@ class Simulation:
             preemptions=self._at_last.preemptions - self._at_first.preemptions,
             skip_requests=self._scenario.skip_requests,
             labels=self._scenario.labels,
+            instance_hours=self._paid_s / 3600,
+            changes=() if self._autoscaler is None else tuple(self._autoscaler.changes),
         )
 
 

@@ -27,6 +27,7 @@ from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueueHead, QueuePlan
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request
+from scheduling.scale_record import ScaleEntry, ScaleRecord
 from scheduling.values import value
 from statestore.kv_events import KvEventStore
 from statestore.leases import Lease, ReplicaInfo
@@ -295,6 +296,18 @@ class PoolStore(KvEventStore, Protocol):
     async def repair(self, *, fence: int) -> int:
         """Recompute each instance's counts from its requests, atomically for each; returns how many of them were
         wrong. Correct ones are not written, and the fence is not checked for them."""
+
+    async def scaling(self) -> ScaleRecord:
+        """The last scaling decision and what came of it; that of a pool that never scaled has number 0."""
+
+    async def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, *, fence: int) -> None:
+        """Replace the record, and add a line to the log, which keeps the last ones."""
+
+    async def scaling_log(self, limit: int) -> Sequence[ScaleEntry]:
+        """The last lines of the log, the latest first."""
+
+    async def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Mapping[str, Sequence[int]]:
+        """The hashes that each instance was last given, at most ``limit`` of each; empty for an unknown one."""
 
     # people ----------------------------------------------------------------------------------------------
     async def snapshot(self) -> PoolSnapshot:

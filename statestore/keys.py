@@ -21,6 +21,8 @@ KEY_NAMES: Final[Mapping[str, str]] = {
     "arrivals": "arrivals",
     "samples": "samples",
     "rebalance_wanted": "rebalance:wanted",
+    "scaling": "scaling",
+    "scaling_log": "scaling:log",
     "migrations": "migrations",
     "least_loaded": "least_loaded",
     "prefixes_new": "prefixes:new",
@@ -63,6 +65,8 @@ class PoolKeys:
         self.arrivals = self._key("arrivals")
         self.samples = self._key("samples")
         self.rebalance_wanted = self._key("rebalance_wanted")
+        self.scaling = self._key("scaling")
+        self.scaling_log = self._key("scaling_log")
         self.migrations = self._key("migrations")
         self.least_loaded = self._key("least_loaded")
         self.prefixes = self._key("prefixes_new"), self._key("prefixes_old")

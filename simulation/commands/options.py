@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Literal
 
 from scheduling.instance import InstanceSpec, Role
+from scheduling.scale_settings import autoscale_of
 from scheduling.settings import POLICIES, PolicyName, SchedulingSettings
+from simulation.autoscale import Autoscale
 from simulation.engine_types import EngineConfig
 from simulation.errors import SimulationError
 from simulation.generators import DEFAULT_SEED, GENERATORS
 from simulation.presets import PRESETS, UnknownPresetError, find_preset
 from simulation.runs import default_workers
+from simulation.scalers import SCALERS
 from simulation.scenario import Dispatch, Scenario
 from simulation.settings import EngineSettings
 from simulation.sources import TraceSource
@@ -66,6 +69,11 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--dispatch-window-tokens", type=int, help="dispatched, unprefilled tokens (none: the pool's instances')"
     )
+    fleet.add_argument(
+        "--autoscale", metavar="MIN:MAX", help="the fleet changes its size itself, from --instances on (none: from MIN)"
+    )
+    fleet.add_argument("--start-s", type=float, metavar="S", help="time until a started instance is ready")
+    fleet.add_argument("--scaler", choices=sorted(SCALERS), default="dualmap", help="whose plan decides the size")
     fleet.add_argument("--skip", type=int, default=0, metavar="N", help="leave the first N requests out of the results")
 
 
@@ -96,10 +104,8 @@ class FleetOptions:
     late_requests: Literal["serve", "refuse"]
     dispatch: Dispatch
     skip_requests: int
-
-    @property
-    def instances(self) -> int:
-        return len(self.fleet)
+    instances: int
+    autoscale: Autoscale | None = None
 
     def scenario(self, policy: PolicyName) -> Scenario:
         return Scenario(
@@ -110,6 +116,7 @@ class FleetOptions:
             fleet=self.fleet,
             late_requests=self.late_requests,
             skip_requests=self.skip_requests,
+            autoscale=self.autoscale,
         )
 
 
@@ -135,7 +142,13 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
             raise OptionError(f"--slo-s must be more than 0, found {arguments.slo_s}")
         scheduling = scheduling.model_copy(update={"slo_ttft_s": arguments.slo_s})
     engine = _engine(arguments.preset, configured.engine)
-    fleet = _fleet(_pool(arguments.pool, configured.pools), engine, arguments.instances)
+    autoscale = _autoscale(arguments)
+    pool = _pool(arguments.pool, configured.pools)
+    fleet = _fleet(pool, engine, arguments.instances if autoscale is None else autoscale.settings.max_instances)
+    instances = len(fleet)
+    if autoscale is not None:
+        bounds = autoscale.settings
+        instances = max(bounds.min_instances, min(bounds.max_instances, arguments.instances or bounds.min_instances))
     if arguments.dispatch_window_tokens is not None:
         fleet = tuple(replace(spec, dispatch_window_tokens=arguments.dispatch_window_tokens) for spec in fleet)
     return FleetOptions(
@@ -146,7 +159,23 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
         late_requests=configured.late_requests,
         dispatch=Dispatch(arguments.dispatch),
         skip_requests=arguments.skip,
+        instances=instances,
+        autoscale=autoscale,
     )
+
+
+def _autoscale(arguments: argparse.Namespace) -> Autoscale | None:
+    if arguments.autoscale is None:
+        return None
+    try:
+        settings = autoscale_of(arguments.autoscale)
+    except ValueError as error:
+        raise OptionError(f"--autoscale {error}") from error
+    if arguments.start_s is not None:
+        if not 0 < arguments.start_s < 3600:
+            raise OptionError(f"--start-s must be seconds above 0 and below an hour, found {arguments.start_s}")
+        settings = settings.model_copy(update={"start_s": arguments.start_s})
+    return Autoscale(settings, arguments.scaler)
 
 
 def _pool(name: str | None, pools: tuple[PoolSettings, ...]) -> PoolSettings:

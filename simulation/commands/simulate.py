@@ -25,7 +25,7 @@ from simulation.commands.options import (
     trace_source,
     write_whole,
 )
-from simulation.commands.tables import goodput_table, results_table
+from simulation.commands.tables import changes_table, goodput_table, results_table
 from simulation.goodput import ON_TIME_SHARE, GoodputJob, run_goodput
 from simulation.results import RunResult
 from simulation.runs import RunJob, map_jobs, run_job
@@ -83,6 +83,8 @@ def _rates(
                 results.append(result)
                 progress.advance(task)
     console.print(results_table(results, console.width))
+    if len(results) == 1 and results[0].changes:
+        console.print(changes_table(results[0].changes))
     if arguments.json is not None:
         write_whole(arguments.json, orjson.dumps(results, default=asdict, option=_JSON).decode())
     if arguments.plots is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
+from simulation.autoscale import SizeChange
 from simulation.bounds import Bounds
 from simulation.fitting_table import fitting_table
 from simulation.goodput import Goodput
@@ -21,6 +22,8 @@ COLUMNS: dict[str, Show] = {
     "P90": lambda r: f"{r.ttft_s.p90:.2f}",
     "P99": lambda r: f"{r.ttft_s.p99:.2f}",
     "hit": lambda r: f"{r.hit_rate:.1%}",
+    "instance h": lambda r: f"{r.instance_hours:.2f}",
+    "resized": lambda r: str(len(r.changes)),
     "CV": lambda r: "-" if r.load_cv is None else f"{r.load_cv:.2f}",
     "of bound": lambda r: f"{r.hit_share_of_bound:.0%}",
     "E2E P50 s": lambda r: f"{r.e2e_s.p50:.1f}",
@@ -39,6 +42,16 @@ COLUMNS: dict[str, Show] = {
 def results_table(results: Sequence[RunResult], width: int) -> Table:
     """One row a run; a narrow terminal gets the columns that matter most (the JSON has all)."""
     return fitting_table(tuple(COLUMNS), [[show(result) for show in COLUMNS.values()] for result in results], width)
+
+
+def changes_table(changes: Sequence[SizeChange]) -> Table:
+    """One row a decision of the autoscaler."""
+    table = Table(box=None, header_style="bold")
+    for column in ("at s", "from", "to", "reason"):
+        table.add_column(column, justify="left" if column == "reason" else "right")
+    for change in changes:
+        table.add_row(f"{change.at_s:.0f}", str(change.size), str(change.wanted), change.reason)
+    return table
 
 
 def goodput_table(found: Sequence[tuple[str, Goodput]], bounds: Bounds) -> Table:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 
 class KvMetadata:
@@ -77,6 +78,10 @@ class KvMetadata:
     def clear(self) -> None:
         self._booked.clear()
         self._confirmed.clear()
+
+    def newest(self, limit: int) -> list[int]:
+        """Listed hashes: those that are confirmed, then those stamped last, the newest first."""
+        return [*islice(self._confirmed, limit), *islice(reversed(self._booked), max(0, limit - len(self._confirmed)))]
 
     def oldest_first(self) -> list[int]:
         """Every listed hash in the order of eviction, then those that are confirmed."""

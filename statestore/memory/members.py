@@ -11,6 +11,7 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.learned import Learned
 from scheduling.queue_order import QueueOrder
+from scheduling.scale_record import ScaleEntry, ScaleRecord
 from scheduling.settings import SchedulingSettings, with_overrides
 from statestore.base import Membership, SettingsChange
 from statestore.leases import Lease
@@ -25,6 +26,10 @@ EMPTY_CACHE = frozenset({InstanceState.DOWN, InstanceState.STARTING})
 """States at whose beginning an instance is believed to hold no KV blocks."""
 SETTINGS_HISTORY = 1000
 """Changes of settings that are kept."""
+
+
+SCALING_LOG = 1000
+"""Lines of the log of scaling that are kept."""
 
 
 class Members(KvEventBooks):
@@ -47,6 +52,8 @@ class Members(KvEventBooks):
         self.order = QueueOrder.of(scheduling)
         self.overrides: dict[str, Any] = {}
         self._settings_changes: deque[SettingsChange] = deque(maxlen=SETTINGS_HISTORY)
+        self._scaling = ScaleRecord()
+        self._scaling_log: deque[ScaleEntry] = deque(maxlen=SCALING_LOG)
 
     def membership(self) -> Membership:
         specs = {instance_id: book.spec for instance_id, book in sorted(self.instances.items())}
@@ -146,6 +153,22 @@ class Members(KvEventBooks):
         for instance_id, rate in tokens_per_s.items():
             if instance_id in self.instances:
                 self.instances[instance_id].tokens_per_s = rate
+
+    # scaling ------------------------------------------------------------------------------------------------
+    def scaling(self) -> ScaleRecord:
+        return self._scaling
+
+    def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, *, fence: int | None = None) -> None:
+        self.check(fence)
+        self._scaling = record
+        self._scaling_log.appendleft(entry)
+
+    def scaling_log(self, limit: int) -> Sequence[ScaleEntry]:
+        return list(self._scaling_log)[:limit]
+
+    def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Mapping[str, Sequence[int]]:
+        books = self.instances
+        return {name: books[name].kv.newest(limit) if name in books else () for name in instance_ids}
 
     # leases ------------------------------------------------------------------------------------------------
     def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:

@@ -21,11 +21,12 @@ from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, ClientCalls, Command
 from statestore.redis.kv_events import KvEventCalls
 from statestore.redis.placing import ask_json, reply_from
+from statestore.redis.scaling import ScalingCalls
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.stream import Stream
 
 
-class RedisPool(KvEventCalls):
+class RedisPool(KvEventCalls, ScalingCalls):
     """``PoolStore`` on Redis. Every transition of a request is one script."""
 
     degraded = False

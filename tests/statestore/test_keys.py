@@ -15,6 +15,7 @@ from redis.crc import key_slot
 from scheduling.hotness import HotnessTree
 from scheduling.learned import Learned
 from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
+from scheduling.scale_record import ScaleEntry, ScaleRecord
 from statestore.base import PoolStore
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvChange, KvViewStatus
@@ -70,6 +71,7 @@ async def live_through_everything(pool: PoolStore) -> None:
     assert claim is not None
     await pool.mark_kv_events("a", claim.fence, KvViewStatus.EXACT)
     await pool.apply_kv_events("a", claim.fence, KvChange(0, 1.0, [9], (), {b"name": b"known"}))
+    await pool.record_scaling(ScaleRecord(decision_id=1), ScaleEntry(1, 1, "decided", "1 -> 2"), fence=fence)
 
 
 @pytest.fixture

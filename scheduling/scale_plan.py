@@ -1,0 +1,337 @@
+"""The scale plan: from what the fleet knows of its load to a wanted number of instances, with the reason in words.
+
+The load is counted in *instances' worth of work*: prefill work that arrives in a second, in seconds of prefill at the
+learned rates. Rates are learned under load, so they contain what decoding takes. The work of N requests is noisy by
+√N; a fleet that carries R instances' worth is therefore sized R + margin · √R (square-root staffing: Halfin and Whitt,
+Operations Research 29, 1981). KV memory is a second demand, in instances' worth of KV capacity.
+
+Up, fast, by one of three tests. *Surplus*: a sum of the work that arrived beyond a reference, never below 0 (CUSUM:
+Page, Biometrika 41, 1954). It is kept twice: of requests times their usual work, which is the less noisy and shows a
+crowd within seconds, and of the work itself, which shows longer prompts as well. A burst that the queue digests in time
+stays under the threshold. The work since the surplus began tells the new size. *Level*: the mean of the last minutes
+needs more instances, as on a slow rise. *KV memory*: running requests fill it.
+
+Down, slowly, one instance at a time: only when the highest load of the last minutes fits one instance less, and is
+below what the last step up was made for; clearly below, where that took back a step down. So a constant load causes no
+more than one change back.
+
+What is seen is of the whole fleet. One hot prefix that overloads one instance is no reason to scale: rebalancing and
+longer keys spread it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import ceil, sqrt
+
+from scheduling.values import value
+
+UP_MARGIN = 0.4
+"""Instances beyond the load, per square root of it."""
+DOWN_MARGIN = 0.55
+"""The same for one instance less: the difference keeps a load between two sizes from flapping."""
+KV_TARGET = 0.5
+"""KV demand of an instance at most: above it decoding slows, contexts stay longer, and demand grows by itself."""
+WORK_SURPLUS_S = 6.0
+"""Surplus work per instance that is an overload: a little more than a queue digests within the usual TTFT SLO."""
+CROWD_SURPLUS_S = 2.5
+"""The same for requests times their usual work."""
+CROWD_GROWTH = 1.25
+"""A crowd is more than this multiple of the usual load, and more than ``CROWD_LOAD`` for each instance."""
+CROWD_LOAD = 0.85
+TROUGH_S = 4.0
+"""A surplus lasts for so long, or it was one burst."""
+BASE_S = 15.0
+"""The latest looks that are no part of the usual load."""
+LEVEL_S = 120.0
+"""Window of the mean that a level is judged by."""
+PEAK_S = 60.0
+"""Means over so long are what the highest load is taken from."""
+KV_SLACK = 0.35
+"""KV demand of each instance that remains, at most, for one to leave."""
+SPAN_S = 5.0
+"""Looks are added up in spans of this length."""
+SLACK_S = 180.0
+"""So long the highest load must fit one instance less."""
+DOWN_GAP_S = 30.0
+"""Between two steps down."""
+LATE_S = 60.0
+"""Late work is to be gone after so long."""
+BELOW = 0.88
+"""Share of the load that a step up was made for, below which it may be taken back."""
+CLEARLY_BELOW = 0.75
+"""Share of what the smaller size carries, where the step up took back a step down at most ``REVERSAL_S`` before."""
+REVERSAL_S = 1800.0
+LONGEST_GAP_S = 15.0
+"""Without a look at the fleet for longer, what was seen before says nothing about now."""
+
+
+@value
+class FleetFigures:
+    """The fleet at one moment, and the work that arrived since the last look."""
+
+    at_s: float
+    ready: int
+    starting: int = 0
+    """Being made ready by an earlier decision."""
+    elapsed_s: float = 1.0
+    """Since the last look."""
+    work_s: float = 0.0
+    """Seconds of prefill that arrived since."""
+    late_s: float = 0.0
+    """Held work that cannot be on time, over all instances."""
+    late_instances: int = 0
+    """Instances that hold such work."""
+    kv_demand: float = 0.0
+    """Context tokens of running requests, in instances' worth of KV memory."""
+
+    arrived_requests: int = 0
+    """Since the last look."""
+    held_requests: int = 0
+    running_requests: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.ready + self.starting
+
+
+@value
+class Plan:
+    """What the fleet should have, and why."""
+
+    wanted: int
+    reason: str
+    load: float = 0.0
+    """Instances' worth of work that it is based on."""
+
+
+def staffing(load: float, margin: float) -> int:
+    """Instances that carry a load with its noise."""
+    return max(1, ceil(load + margin * sqrt(load) - 1e-9)) if load > 0 else 1
+
+
+def carried(instances: int, margin: float) -> float:
+    """The largest load that so many instances carry, see ``staffing``."""
+    return (sqrt(margin * margin / 4 + instances) - margin / 2) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRule:
+    """Bounds and lead time of one pool."""
+
+    min_instances: int
+    max_instances: int
+    start_s: float = 30.0
+    """From decision to ready."""
+    up_margin: float = UP_MARGIN
+    down_margin: float = DOWN_MARGIN
+
+    def bounded(self, instances: int) -> int:
+        return max(self.min_instances, min(self.max_instances, instances))
+
+
+@dataclass(slots=True)
+class Surplus:
+    """Work beyond a reference since it was last 0."""
+
+    excess_s: float = 0.0
+    elapsed_s: float = 0.0
+    work_s: float = 0.0
+    _lately: deque[tuple[float, float]] = field(default_factory=deque)
+    """(time, surplus) of the last looks."""
+
+    def add(self, at_s: float, elapsed_s: float, work_s: float, reference: float) -> None:
+        """``reference`` is in instances' worth of work."""
+        self.excess_s += work_s - elapsed_s * reference
+        if self.excess_s <= 0:
+            self.excess_s = self.elapsed_s = self.work_s = 0.0
+        else:
+            self.elapsed_s, self.work_s = self.elapsed_s + elapsed_s, self.work_s + work_s
+        self._lately.append((at_s, self.excess_s))
+        while at_s - self._lately[0][0] > TROUGH_S:
+            self._lately.popleft()
+
+    @property
+    def load(self) -> float:
+        """Instances' worth of work that arrives since the surplus began."""
+        return self.work_s / max(1e-9, self.elapsed_s)
+
+    def trough_s(self, at_s: float) -> float:
+        """The least surplus of the last looks; 0 before they span ``TROUGH_S``."""
+        if at_s - self._lately[0][0] < TROUGH_S - 1:
+            return 0.0
+        return min(excess_s for _, excess_s in self._lately)
+
+
+@dataclass(slots=True)
+class Span:
+    """Some seconds of looks, added up."""
+
+    begin_s: float
+    at_s: float = 0.0
+    """Of the last look."""
+    looks: int = 0
+    elapsed_s: float = 0.0
+    work_s: float = 0.0
+    requests: int = 0
+    kv_demand: float = 0.0
+    """Sum over the looks."""
+    least_size: int = 1 << 30
+
+    def add(self, now: FleetFigures) -> None:
+        self.at_s, self.looks = now.at_s, self.looks + 1
+        self.elapsed_s, self.work_s = self.elapsed_s + now.elapsed_s, self.work_s + now.work_s
+        self.requests += now.arrived_requests
+        self.kv_demand += now.kv_demand
+        self.least_size = min(self.least_size, now.size)
+
+
+@dataclass(slots=True)
+class ScalePlanner:
+    """The memory of one leader. A new one begins without: it scales up within seconds, and down after minutes."""
+
+    rule: ScaleRule
+    _now: FleetFigures = field(default_factory=lambda: FleetFigures(float("-inf"), 0))
+    _spans: deque[Span] = field(default_factory=deque)
+    """What was seen in the last minutes."""
+    _work: Surplus = field(default_factory=Surplus)
+    _crowd: Surplus = field(default_factory=Surplus)
+    _last_down_s: float = float("-inf")
+    _floors: list[tuple[int, float]] = field(default_factory=list)
+    """(size, load) of the last step up: such a size is kept while the load is above that."""
+
+    def observe(self, now: FleetFigures) -> None:
+        """Take in one look at the fleet; looks come about once a second."""
+        if now.at_s - self._now.at_s > LONGEST_GAP_S:
+            self._spans.clear()
+            self._work, self._crowd = Surplus(), Surplus()
+        self._now = now
+        if not self._spans or now.at_s - self._spans[-1].begin_s >= SPAN_S:
+            self._spans.append(Span(now.at_s))
+        self._spans[-1].add(now)
+        while now.at_s - self._spans[0].begin_s > SLACK_S + PEAK_S:
+            self._spans.popleft()
+        base_load, request_s = self._usual(now.at_s)
+        self._work.add(now.at_s, now.elapsed_s, now.work_s, now.size)
+        crowd_from = max(CROWD_GROWTH * base_load, CROWD_LOAD * now.size)
+        self._crowd.add(now.at_s, now.elapsed_s, request_s * now.arrived_requests, crowd_from)
+
+    def _usual(self, at_s: float) -> tuple[float, float]:
+        """The load of the last minutes, and the work of one of their requests; 0 while too little is known."""
+        usual = [each for each in self._spans if at_s - each.at_s > BASE_S]
+        elapsed_s, requests = sum(each.elapsed_s for each in usual), sum(each.requests for each in usual)
+        if elapsed_s < BASE_S or not requests:
+            return 0.0, 0.0
+        work_s = sum(each.work_s for each in usual)
+        return work_s / elapsed_s, work_s / requests
+
+    def plan(self) -> Plan:
+        """The wanted number as of the last look."""
+        now = self._now
+        if now.size < self.rule.min_instances:
+            return Plan(self.rule.min_instances, f"{now.size} of at least {self.rule.min_instances} instances")
+        more = max(self._ways_up(now), key=lambda plan: plan.wanted)
+        if more.wanted > now.size:
+            return self._up(now, more)
+        if now.size > self.rule.max_instances:
+            return Plan(self.rule.max_instances, f"{now.size} of at most {self.rule.max_instances} instances")
+        return self._down(now)
+
+    # up ----------------------------------------------------------------------------------------------------------
+    def _up(self, now: FleetFigures, more: Plan) -> Plan:
+        wanted = self.rule.bounded(more.wanted)
+        if wanted <= now.size:
+            return Plan(now.size, f"{more.reason}; at the maximum", more.load)
+        load = max(more.load, self.mean_load(LEVEL_S))
+        self._floors = [(wanted, BELOW * load)]
+        if now.at_s - self._last_down_s < REVERSAL_S:
+            self._floors.append((now.size + 1, CLEARLY_BELOW * min(load, carried(now.size, self.rule.up_margin))))
+        return Plan(wanted, more.reason, more.load)
+
+    def _ways_up(self, now: FleetFigures) -> tuple[Plan, ...]:
+        return (
+            self._by_surplus(now, self._crowd, CROWD_SURPLUS_S, "crowd"),
+            self._by_surplus(now, self._work, WORK_SURPLUS_S, "overload"),
+            self._by_level(now),
+            self._by_kv(now),
+        )
+
+    def _by_surplus(self, now: FleetFigures, surplus: Surplus, threshold_s: float, name: str) -> Plan:
+        if surplus.trough_s(now.at_s) < threshold_s * now.size:
+            return Plan(0, "")
+        load, elapsed_s = surplus.load, surplus.elapsed_s
+        late = self._late_load(now)
+        wanted = staffing(load + late, self.rule.up_margin)
+        told = f"{name}: work for {load:.1f} instances arrives since {elapsed_s:.0f} s, {now.size} serve"
+        return Plan(wanted, told + (f"; {now.late_s:.0f} s of work is late" if late else ""), load)
+
+    def _late_load(self, now: FleetFigures) -> float:
+        """Instances' worth of work if what is late is to be done soon; late work of a few instances is the
+        rebalancer's."""
+        return now.late_s / LATE_S if 2 * now.late_instances > now.ready else 0.0
+
+    def _by_level(self, now: FleetFigures) -> Plan:
+        if self._span_s() < LEVEL_S:
+            return Plan(0, "")
+        load = self.mean_load(LEVEL_S)
+        wanted = staffing(load, self.rule.up_margin)
+        return Plan(wanted, f"work for {load:.1f} instances arrived in the last {LEVEL_S:.0f} s", load)
+
+    def _by_kv(self, now: FleetFigures) -> Plan:
+        recent = self._since(PEAK_S / 2)
+        if sum(each.elapsed_s for each in recent) < PEAK_S / 4:
+            return Plan(0, "")
+        demand = sum(each.kv_demand for each in recent) / sum(each.looks for each in recent)
+        wanted = min(ceil(demand / KV_TARGET), ceil(1.5 * now.size))
+        return Plan(wanted, f"running requests fill the KV memory of {demand:.1f} instances", demand)
+
+    # down --------------------------------------------------------------------------------------------------------
+    def _down(self, now: FleetFigures) -> Plan:
+        load = self.mean_load(LEVEL_S)
+        stay = Plan(now.size, f"work for {load:.1f} instances", load)
+        if now.starting or now.ready <= self.rule.min_instances or now.late_s > 0 or self._grew_lately(now):
+            return stay
+        if self._span_s() < SLACK_S or now.at_s - self._last_down_s < DOWN_GAP_S:
+            return stay
+        peak = self.peak_load()
+        if any(now.ready <= size and peak > load for size, load in self._floors):
+            return stay
+        if staffing(peak, self.rule.down_margin) >= now.ready or self._kv_peak() > KV_SLACK * (now.ready - 1):
+            return stay
+        self._last_down_s = now.at_s
+        told = f"slack: at most work for {peak:.1f} instances in the last {SLACK_S:.0f} s, {now.ready} serve"
+        return Plan(now.ready - 1, told, peak)
+
+    def _grew_lately(self, now: FleetFigures) -> bool:
+        """Whether the fleet grew within the slack time: newcomers first show what they do."""
+        return any(each.least_size < now.size for each in self._since(SLACK_S))
+
+    def _kv_peak(self) -> float:
+        return max(each.kv_demand / each.looks for each in self._spans)
+
+    # what was seen -----------------------------------------------------------------------------------------------
+    def _span_s(self) -> float:
+        return self._now.at_s - self._spans[0].begin_s
+
+    def _since(self, window_s: float) -> list[Span]:
+        return [each for each in self._spans if self._now.at_s - each.at_s < window_s]
+
+    def mean_load(self, window_s: float) -> float:
+        """Instances' worth of work that arrived in the window."""
+        recent = self._since(window_s)
+        return sum(each.work_s for each in recent) / max(1e-9, sum(each.elapsed_s for each in recent))
+
+    def peak_load(self) -> float:
+        """The highest mean over ``PEAK_S`` of what is remembered."""
+        peak = work_s = elapsed_s = 0.0
+        window: deque[Span] = deque()
+        for each in self._spans:
+            window.append(each)
+            work_s, elapsed_s = work_s + each.work_s, elapsed_s + each.elapsed_s
+            while each.at_s - window[0].begin_s > PEAK_S + SPAN_S:
+                gone = window.popleft()
+                work_s, elapsed_s = work_s - gone.work_s, elapsed_s - gone.elapsed_s
+            if each.at_s - window[0].begin_s >= PEAK_S - SPAN_S:
+                peak = max(peak, work_s / max(1e-9, elapsed_s))
+        return peak

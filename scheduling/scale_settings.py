@@ -1,0 +1,59 @@
+"""Settings of the autoscaler of one pool."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+
+class AutoscaleSettings(BaseModel):
+    """How many instances a pool may have, and what starts and stops them. Workers of a pool must agree on them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_instances: int = Field(1, ge=1, description="instances at least")
+    max_instances: int = Field(ge=1, description="instances at most")
+    actuator: Literal["standby", "webhook", "command", "none"] = Field(
+        "standby",
+        description="what starts and stops instances: the pool's standby instances alone; beside them a webhook or a"
+        " command; none: the wanted number is published, and nothing is changed",
+    )
+    start_s: float = Field(
+        30.0,
+        gt=0,
+        description="time from the decision until a started instance is ready, seconds; four times as long is waited",
+    )
+    webhook_url: str | None = Field(None, pattern=r"^https?://", description="receives each decision by POST")
+    webhook_secret: SecretStr | None = Field(None, description="key of the signature (HMAC-SHA256) of each POST")
+    command: tuple[str, ...] = Field((), description="program and arguments; gets each decision as JSON on its input")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> AutoscaleSettings:
+        if self.min_instances > self.max_instances:
+            raise ValueError(f"min_instances {self.min_instances} is above max_instances {self.max_instances}")
+        if self.actuator == "webhook" and (self.webhook_url is None or self.webhook_secret is None):
+            raise ValueError("actuator webhook needs webhook_url and webhook_secret")
+        if self.actuator == "command" and not self.command:
+            raise ValueError("actuator command needs command, the program to run")
+        return self
+
+    @property
+    def bounds(self) -> str:
+        """``MIN:MAX``, as the command line has it."""
+        return f"{self.min_instances}:{self.max_instances}"
+
+
+def autoscale_of(text: str) -> AutoscaleSettings:
+    """The settings that ``MIN:MAX`` names.
+
+    Raises:
+        ValueError: it is no such pair; the message says what is wrong.
+    """
+    low, colon, high = text.partition(":")
+    if not colon or not low.isdecimal() or not high.isdecimal():
+        raise ValueError(f"needs MIN:MAX, as 2:6, found {text!r}")
+    least, most = int(low), int(high)
+    if not 1 <= least <= most:
+        raise ValueError(f"needs 1 <= MIN <= MAX, found {text}")
+    return AutoscaleSettings(min_instances=least, max_instances=most)

@@ -1,0 +1,184 @@
+"""The scale plan on figures made up here: up fast, down slowly, and no flapping."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from math import sqrt
+from random import Random
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from scheduling.scale_plan import (
+    DOWN_GAP_S,
+    LONGEST_GAP_S,
+    SLACK_S,
+    FleetFigures,
+    ScalePlanner,
+    ScaleRule,
+    carried,
+    staffing,
+)
+
+REQUEST_S = 0.5
+"""Prefill work of one request."""
+
+
+class Fleet:
+    """A fleet whose size follows the plan at once, or after ``start_s``."""
+
+    def __init__(self, size: int, least: int = 1, most: int = 20, start_s: int = 0) -> None:
+        self.planner = ScalePlanner(ScaleRule(least, most))
+        self.size, self.start_s, self.now_s = size, start_s, 0
+        self.ready_s: list[int] = []
+        self.changes: list[tuple[int, int, int, str]] = []
+
+    def second(self, load: float, **more: float) -> None:
+        """One look, after a second in which work for ``load`` instances arrived."""
+        self.now_s += 1
+        self.ready_s = [at_s for at_s in self.ready_s if at_s > self.now_s]
+        starting = len(self.ready_s)
+        figures = FleetFigures(
+            self.now_s, self.size - starting, starting, 1.0, load, arrived_requests=round(load / REQUEST_S), **more
+        )
+        self.planner.observe(figures)
+        plan = self.planner.plan()
+        if plan.wanted != self.size:
+            self.changes.append((self.now_s, self.size, plan.wanted, plan.reason))
+            self.ready_s += [self.now_s + self.start_s] * max(0, plan.wanted - self.size)
+            self.size = plan.wanted
+
+    def run(self, seconds: int, load: Callable[[int], float], **more: float) -> None:
+        for _ in range(seconds):
+            self.second(load(self.now_s), **more)
+
+    @property
+    def turns(self) -> int:
+        """How often the direction of change changed."""
+        ups = [after > before for _, before, after, _ in self.changes]
+        return sum(one != other for one, other in itertools.pairwise(ups))
+
+
+def noisy(rng: Random, load: float) -> float:
+    """Work of a second: requests of 0.5 s, their number with the variance of a Poisson process."""
+    requests = load / REQUEST_S
+    return max(0.0, REQUEST_S * round(rng.gauss(requests, sqrt(requests))))
+
+
+def test_a_doubled_load_is_answered_within_fifteen_seconds_with_the_size_that_carries_it() -> None:
+    fleet = Fleet(4)
+    fleet.run(300, lambda _: 3.0)
+    assert fleet.changes == []
+
+    fleet.run(15, lambda _: 6.0)
+
+    assert fleet.changes
+    assert fleet.size in (7, 8)
+    assert "crowd" in fleet.changes[0][3]
+
+
+def test_longer_prompts_are_an_overload_though_no_more_requests_come() -> None:
+    fleet, plans = Fleet(4), []
+    fleet.run(300, lambda _: 2.5)
+    for _ in range(20):
+        fleet.now_s += 1
+        fleet.planner.observe(FleetFigures(fleet.now_s, fleet.size, 0, 1.0, 6.0, arrived_requests=5))
+        plans.append(fleet.planner.plan())
+    assert plans[-1].wanted >= 7
+    assert plans[-1].reason.startswith("overload")
+
+
+def test_a_burst_that_the_queue_digests_is_no_reason() -> None:
+    fleet = Fleet(4)
+    fleet.run(300, lambda _: 2.5)
+    fleet.run(120, lambda now_s: 15.0 if now_s % 40 == 0 else 2.2)
+    assert fleet.changes == []
+
+
+def test_late_work_of_one_instance_alone_is_no_reason() -> None:
+    fleet = Fleet(4)
+    fleet.run(300, lambda _: 2.5, late_s=40.0, late_instances=1)
+    assert fleet.changes == []
+
+
+def test_kv_memory_that_fills_is_a_reason_of_its_own() -> None:
+    fleet = Fleet(4)
+    fleet.run(60, lambda _: 1.0, kv_demand=2.6)
+    assert fleet.changes[0][2] == 6
+    assert "KV memory" in fleet.changes[0][3]
+
+
+def test_slack_takes_one_instance_at_a_time_and_takes_its_time() -> None:
+    fleet = Fleet(8)
+    fleet.run(900, lambda _: 2.0)
+
+    times = [at_s for at_s, _, _, _ in fleet.changes]
+    assert [(before, after) for _, before, after, _ in fleet.changes] == [(8, 7), (7, 6), (6, 5), (5, 4), (4, 3)]
+    assert times[0] >= SLACK_S
+    assert all(later - at_s >= DOWN_GAP_S for at_s, later in itertools.pairwise(times))
+
+
+def test_nothing_leaves_while_work_is_late_or_instances_start() -> None:
+    late = Fleet(8)
+    late.run(600, lambda _: 2.0, late_s=3.0, late_instances=1)
+    assert late.changes == []
+    starting = Fleet(8)
+    for _ in range(600):
+        starting.now_s += 1
+        starting.planner.observe(FleetFigures(starting.now_s, 7, 1, 1.0, 2.0))
+        assert starting.planner.plan().wanted == 8
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(1, 3), (9, 6)])
+def test_the_bounds_hold_from_the_first_look(size: int, wanted: int) -> None:
+    planner = ScalePlanner(ScaleRule(3, 6))
+    planner.observe(FleetFigures(1, size))
+    assert planner.plan().wanted == wanted
+
+
+def test_at_the_maximum_the_plan_says_so_and_wants_no_more() -> None:
+    fleet = Fleet(4, most=4)
+    fleet.run(60, lambda _: 9.0)
+    assert fleet.changes == []
+    assert "at the maximum" in fleet.planner.plan().reason
+
+
+def test_after_a_gap_what_was_seen_before_counts_for_nothing() -> None:
+    fleet = Fleet(4)
+    fleet.run(9, lambda _: 12.0)
+    fleet.size, fleet.changes = 4, []
+    fleet.now_s += int(LONGEST_GAP_S) + 1
+    fleet.run(3, lambda _: 2.0)
+    assert fleet.changes == []
+
+
+@pytest.mark.parametrize("load", [0.1, 1.0, 3.3, 7.9, 30.0])
+def test_a_larger_load_never_needs_fewer_instances_and_each_has_room(load: float) -> None:
+    assert staffing(load, 0.4) > load
+    assert staffing(1.1 * load, 0.4) >= staffing(load, 0.4)
+
+
+@settings(deadline=None, max_examples=12, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(
+    seed=st.integers(0, 10_000),
+    load=st.floats(0.2, 12.0),
+    size=st.integers(1, 16),
+    start_s=st.sampled_from([0, 10, 60]),
+)
+def test_a_constant_load_never_causes_more_than_one_change_back(
+    seed: int, load: float, size: int, start_s: int
+) -> None:
+    rng, fleet = Random(seed), Fleet(size, start_s=start_s)
+
+    fleet.run(3600, lambda _: noisy(rng, load))
+
+    assert fleet.turns <= 1, fleet.changes
+
+
+@pytest.mark.parametrize("instances", [1, 4, 9])
+def test_what_a_size_carries_is_the_inverse_of_staffing(instances: int) -> None:
+    load = carried(instances, 0.4)
+    assert staffing(load - 0.001, 0.4) == instances
+    assert staffing(load + 0.001, 0.4) == instances + 1

@@ -1,0 +1,54 @@
+"""The autoscaler in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduling.scale_settings import AutoscaleSettings
+from scheduling.settings import SchedulingSettings
+from simulation.autoscale import Autoscale
+from simulation.generators import GeneratorSpec
+from simulation.presets import find_preset
+from simulation.results import RunResult
+from simulation.scenario import Scenario
+from simulation.simulate import simulate
+
+PRESET = find_preset("qwen2.5-7b-910b4").engine
+
+
+def run(trace: str, requests: int, instances: int, least: int, most: int, start_s: float = 10.0) -> RunResult:
+    spec = GeneratorSpec.parse(trace)
+    assert spec is not None
+    settings = AutoscaleSettings(min_instances=least, max_instances=most, start_s=start_s)
+    scenario = Scenario(SchedulingSettings(), PRESET, instances=instances, autoscale=Autoscale(settings))
+    return simulate(spec.generate(requests).capped(20_480), scenario)
+
+
+def test_a_flash_crowd_is_answered_with_more_instances_and_they_leave_again() -> None:
+    result = run("flashcrowd:factor=4,span_s=1200", 3200, 2, 2, 8)
+    assert result.changes
+    first = result.changes[0]
+    assert 400 <= first.at_s <= 420, "within twenty seconds of its begin"
+    assert first.wanted >= 4
+    assert any(change.wanted < change.size and change.at_s > 800 for change in result.changes)
+    assert result.effective_capacity > 0.9
+    assert result.refused == 0
+
+
+def test_instance_hours_count_those_that_are_ready_start_or_still_answer() -> None:
+    steady = run("flashcrowd:factor=1,span_s=600", 600, 2, 2, 2)
+    assert steady.changes == ()
+    assert abs(steady.instance_hours - 2 * 600 / 3600) < 0.01
+
+
+def test_slack_drains_one_at_a_time_and_nothing_is_cut_off() -> None:
+    result = run("flashcrowd:factor=1,span_s=600", 900, 5, 1, 5)
+    assert len(result.changes) >= 2
+    assert all(change.wanted == change.size - 1 for change in result.changes)
+    assert result.refused == 0
+
+
+def test_a_bound_of_both_sides_keeps_the_size() -> None:
+    crowded = run("flashcrowd:factor=3,span_s=600", 1500, 2, 2, 2)
+    assert crowded.changes == ()
+    assert replace(crowded).instances == 2
