@@ -11,14 +11,29 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from itertools import islice
+
+
+class CacheChange(Enum):
+    """What happened to a block of the prefix cache."""
+
+    STORED = "stored"
+    REMOVED = "removed"
+    CLEARED = "cleared"
+    """To all at once; no block is named."""
+
+
+Journal = list[tuple[CacheChange, int]]
 
 
 class KvPool:
     """Counts and identities of blocks; callers check ``available`` before they take."""
 
-    def __init__(self, total_blocks: int) -> None:
+    def __init__(self, total_blocks: int, journal: Journal | None = None) -> None:
+        """With a ``journal``, every change of the prefix cache is appended to it; its owner empties it."""
         self.total_blocks = total_blocks
+        self._journal = journal
         self.private_blocks = 0
         self._holders: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -66,6 +81,8 @@ class KvPool:
                 if self.empty_blocks == 0:
                     self._evict(1)
                 holders[block] = 1
+                if self._journal is not None:
+                    self._journal.append((CacheChange.STORED, block))
             else:
                 if holding == 0:
                     del idle[block]
@@ -91,11 +108,17 @@ class KvPool:
 
     def clear_idle(self) -> int:
         """Forget every cached block that no request holds; returns how many."""
-        count = len(self._idle)
+        count, journal = len(self._idle), self._journal
+        if journal is not None and count == len(self._holders):
+            journal.append((CacheChange.CLEARED, 0))
+            self._journal = None
         self._evict(count)
+        self._journal = journal
         return count
 
     def _evict(self, blocks: int) -> None:
         for _ in range(blocks):
             block, _none = self._idle.popitem(last=False)
             del self._holders[block]
+            if self._journal is not None:
+                self._journal.append((CacheChange.REMOVED, block))

@@ -90,6 +90,13 @@ class EmulatorSettings(EngineSettings):
     shutdown_timeout_s: float = Field(
         0.0, ge=0, description="time to finish running requests on SIGTERM, new ones get 500; 0: abort them, seconds"
     )
+    kv_events_port_offset: int | None = Field(
+        None,
+        ge=1,
+        le=32_767,
+        description="KV events are published on an instance's port plus this, and replayed on that plus twice this"
+        " (none: they are not)",
+    )
     crash_on: str | None = Field(
         None, min_length=1, description="a prompt that contains this text kills the engine (none: no prompt does)"
     )

@@ -36,6 +36,8 @@ class Prompt:
     block_hashes: tuple[int, ...]
     kills_engine: bool
     """The engine dies when it starts on this prompt."""
+    text: bytes = b""
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,8 @@ def read_prompt(text: bytes, limits: Limits, salt: str = "", spare_tokens: int =
         tokens=tokens,
         block_hashes=block_hashes(text[: tokens * TOKEN_BYTES], limits.block_tokens, salt),
         kills_engine=limits.crash_on is not None and limits.crash_on in text,
+        text=text,
+        salt=salt,
     )
 
 

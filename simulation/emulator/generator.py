@@ -17,10 +17,12 @@ from simulation.emulator.asks import Ask, Choice
 from simulation.emulator.clock import EngineClock
 from simulation.emulator.connection import Responder
 from simulation.emulator.errors import engine_dead, queue_full
+from simulation.emulator.kv_events import KvEventLog
 from simulation.emulator.metrics import InstanceMetrics
 from simulation.emulator.replies import Ended, Reply, StreamReply, Usage
 from simulation.engine import Engine
 from simulation.engine_types import EngineRequest, Event, EventKind
+from simulation.kv_pool import KvPool
 from simulation.settings import EmulatorSettings
 
 _MIN_TICK_S = 0.0005
@@ -82,6 +84,8 @@ class Generator:
 
     def __init__(self, settings: EmulatorSettings, crash: Callable[[], None]) -> None:
         self.config = settings.engine_config()
+        self.kv_events: KvEventLog | None = None
+        """Where it publishes what its cache does; set it before the engine has work."""
         self.clock = EngineClock(time.monotonic, settings.time_scale)
         self._settings = settings
         self._crash = crash
@@ -128,6 +132,8 @@ class Generator:
                 EngineRequest(engine_id, prompt.tokens, choice.script.tokens, prompt.block_hashes), now_s
             )
             self._generations[engine_id] = Generation(call, number)
+            if self.kv_events is not None:
+                self.kv_events.enter(engine_id, prompt)
         self._idle.clear()
         responder.on_disconnect = lambda: self._abort(call)
         if stream is not None:
@@ -181,8 +187,14 @@ class Generator:
         self._boot()
         self._dead = False
 
+    def publish_cache(self, log: KvEventLog | None) -> None:
+        """From now on, what the engine's cache does goes to this log. For an engine that has done nothing yet."""
+        self.kv_events = log
+        self._boot()
+
     def _boot(self) -> None:
-        self._engine = Engine(self.config)
+        journal = None if self.kv_events is None else self.kv_events.journal
+        self._engine = Engine(self.config, KvPool(self.config.kv_blocks, journal))
         self.metrics = InstanceMetrics(
             self._settings.served_model, self.config, self._engine.statistics, started_s=time.time()
         )
@@ -216,7 +228,10 @@ class Generator:
     def _pump(self) -> None:
         """Bring the engine to the present and write what it has generated."""
         now_s = self.clock.now_s()
-        for event in self._engine.advance(now_s):
+        events = self._engine.advance(now_s)
+        if self.kv_events is not None:
+            self.kv_events.publish(time.time())
+        for event in events:
             self._handle(event)
         self._flushed_s = time.monotonic()
         interval = self._settings.stream_interval
@@ -298,6 +313,9 @@ class Generator:
 
     def _forget(self, engine_id: str) -> None:
         del self._generations[engine_id]
+        if self.kv_events is not None:
+            self.kv_events.publish(time.time())
+            self.kv_events.leave(engine_id)
         self._streaming.pop(engine_id, None)
 
     def _remove(self, call: Call) -> None:

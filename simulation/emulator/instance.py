@@ -7,6 +7,8 @@ import asyncio
 from simulation.emulator.connection import Connections, HttpConnection
 from simulation.emulator.endpoints import Endpoints
 from simulation.emulator.generator import Generator
+from simulation.emulator.kv_events import KvEventLog
+from simulation.emulator.kv_publisher import KvEventPublisher
 from simulation.settings import EmulatorSettings
 
 PORT_CLOSES_AFTER_S = 0.2
@@ -29,6 +31,7 @@ class EmulatedInstance:
         self._connections = Connections()
         self._timers: list[asyncio.TimerHandle] = []
         self._reopening: asyncio.Task[None] | None = None
+        self.kv_events: KvEventPublisher | None = None
 
     @property
     def url(self) -> str:
@@ -40,6 +43,17 @@ class EmulatedInstance:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._connection, self._settings.host, self._port, backlog=1024)
         self._port = self._server.sockets[0].getsockname()[1]
+        offset = self._settings.kv_events_port_offset
+        if offset is not None:
+            self.kv_events = self._publisher(offset)
+            self.generator.publish_cache(KvEventLog(self.generator.config.block_tokens, self.kv_events))
+
+    def _publisher(self, offset: int) -> KvEventPublisher:
+        """As an instance started by ``vllm serve`` with these endpoints."""
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        endpoint, replay_endpoint = (f"tcp://{host}:{self._port + ports}" for ports in (offset, 2 * offset))
+        topic = f"kv@{host}:{self._port}@{self._settings.served_model}"
+        return KvEventPublisher(endpoint, replay_endpoint, topic)
 
     def die(self, abruptly: bool, revive_after_s: float | None) -> None:
         """Go down: abruptly, as when the process is killed, or as when only the engine dies.
@@ -73,6 +87,8 @@ class EmulatedInstance:
             self._server.close()
             self._server = None
         await self._connections.close(CLOSE_TIMEOUT_S)
+        if self.kv_events is not None:
+            await self.kv_events.close()
 
     def _connection(self) -> HttpConnection:
         return HttpConnection(self.endpoints.handle, self._connections)
@@ -85,4 +101,9 @@ class EmulatedInstance:
 
     def _revive(self) -> None:
         self.generator.restart()
-        self._reopening = asyncio.get_running_loop().create_task(self.open())
+        self._reopening = asyncio.get_running_loop().create_task(self._reopen())
+
+    async def _reopen(self) -> None:
+        if self.kv_events is not None:
+            await self.kv_events.close()
+        await self.open()

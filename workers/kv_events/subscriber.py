@@ -28,8 +28,8 @@ from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
-COLLECT_S: Final = 0.004
-"""Batches that arrive within it are written together."""
+WRITE_INTERVAL_S: Final = 0.004
+"""Between two writes: what arrives meanwhile is written together. A batch that comes alone is written at once."""
 WAIT_S: Final = 1.0
 TICK_S: Final = 10.0
 """An engine that reports nothing is written about this often, so that bookings end."""
@@ -177,7 +177,9 @@ class Subscriber:
             if self._clock.monotonic_s() - self._writer.written_s >= TICK_S:
                 await self._writer.write()
             return None
-        await self._clock.sleep(COLLECT_S)
+        early_s = self._writer.written_s + WRITE_INTERVAL_S - self._clock.monotonic_s()
+        if early_s > 0:
+            await self._clock.sleep(early_s)
         while batches := sockets.read():
             if not await self._apply(batches, sockets.replays):
                 await self._writer.write()

@@ -1,0 +1,79 @@
+"""What the emulated engine's prefix cache does, as KV events: blocks get their token ids back.
+
+The engine knows hashes. The prompts of the requests under way say what is in them, and a block enters the cache while
+its request is under way.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from simulation.emulator.asks import Prompt
+from simulation.emulator.kv_publisher import KvEventPublisher
+from simulation.kv_pool import CacheChange, Journal
+from simulation.tokenizer import TOKEN_BYTES
+
+MEDIUM = "GPU"
+
+
+class KvEventLog:
+    """The journal of one engine's cache, published batch by batch."""
+
+    def __init__(self, block_tokens: int, publisher: KvEventPublisher) -> None:
+        self.journal: Journal = []
+        """What the engine's pool writes into."""
+        self._block_tokens = block_tokens
+        self._publisher = publisher
+        self._prompts: dict[str, Prompt] = {}
+        self._known: dict[int, tuple[Prompt, int, int]] = {}
+        """By block: a prompt with it, its place in there, and how many requests under way have it."""
+
+    def enter(self, engine_id: str, prompt: Prompt) -> None:
+        """A request is under way."""
+        self._prompts[engine_id] = prompt
+        for place, block in enumerate(prompt.block_hashes):
+            count = self._known[block][2] if block in self._known else 0
+            self._known[block] = (prompt, place, count + 1)
+
+    def leave(self, engine_id: str) -> None:
+        """It ended; what it stored was published before."""
+        for block in self._prompts.pop(engine_id).block_hashes:
+            prompt, place, count = self._known.pop(block)
+            if count > 1:
+                self._known[block] = (prompt, place, count - 1)
+
+    def publish(self, published_s: float) -> None:
+        """What happened since, as one batch; nothing where nothing did."""
+        if not self.journal:
+            return
+        events: list[dict[str, Any]] = []
+        for change, block in self.journal:
+            if change is CacheChange.STORED:
+                self._store(block, events)
+            elif change is CacheChange.REMOVED:
+                events.append({"type": "BlockRemoved", "block_hashes": [block], "medium": MEDIUM, "group_idx": 0})
+            else:
+                events.append({"type": "AllBlocksCleared"})
+        self.journal.clear()
+        self._publisher.publish(events, published_s)
+
+    def _store(self, block: int, events: list[dict[str, Any]]) -> None:
+        """As part of the event before, where it follows the last block there."""
+        prompt, place, _ = self._known[block]
+        parent = prompt.block_hashes[place - 1] if place else None
+        size = self._block_tokens * TOKEN_BYTES
+        ids = array("I", prompt.text[place * size : (place + 1) * size]).tolist()
+        extra_keys = [prompt.salt] if prompt.salt and not place else None
+        last = events[-1] if events else {}
+        if last.get("type") == "BlockStored" and last["block_hashes"][-1] == parent:
+            last["block_hashes"].append(block)
+            last["token_ids"] += ids
+            last["extra_keys"].append(extra_keys)
+            return
+        event = {
+            "type": "BlockStored", "block_hashes": [block], "parent_block_hash": parent, "token_ids": ids,
+            "block_size": self._block_tokens, "lora_id": None, "medium": MEDIUM, "lora_name": None,
+            "extra_keys": [extra_keys], "group_idx": 0,
+        }  # fmt: skip
+        events.append(event)

@@ -1,0 +1,130 @@
+"""What the emulator publishes of its cache, and how a subscriber and a prompt understand it."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import zmq.asyncio
+
+from scheduling.engine_blocks import BlockExtras, engine_chain
+from simulation.emulator.instance import EmulatedInstance
+from simulation.emulator.serve import emulated_instances
+from simulation.settings import EmulatorSettings
+from simulation.tokenizer import encode
+from tests.ports import first_port
+from workers.kv_events.engine_view import EngineView
+from workers.kv_events.sockets import EventSockets
+
+BLOCK_TOKENS = 16
+TEXT = "".join(f"word {number} " for number in range(60))
+
+
+@pytest.fixture
+async def emulator() -> AsyncIterator[EmulatedInstance]:
+    settings = EmulatorSettings(
+        port=first_port(27_000), kv_events_port_offset=10, block_tokens=BLOCK_TOKENS,
+        kv_capacity_tokens=BLOCK_TOKENS * 24, max_num_batched_tokens=512, max_num_seqs=8, time_scale=1000.0,
+    )  # fmt: skip
+    async with emulated_instances(settings) as (instance,):
+        yield instance
+
+
+class Reader:
+    """Follows an emulator from its first event."""
+
+    def __init__(self, emulator: EmulatedInstance) -> None:
+        assert emulator.kv_events is not None
+        self.context = zmq.asyncio.Context()
+        self.sockets = EventSockets(
+            self.context, emulator.kv_events.endpoint, emulator.kv_events.replay_endpoint, "kv@"
+        )
+        self.view = EngineView()
+        self.held: set[int] = set()
+
+    async def read_all(self) -> set[int]:
+        """What the engine holds, by a replay of all that it published."""
+        async for batch in self.sockets.replay(0):
+            self.view.apply(batch)
+        change, cleared = self.view.take_change(0, 0.0)
+        self.held = (set() if cleared else self.held) - set(change.removed) | set(change.stored)
+        self.view = EngineView()
+        return self.held
+
+    def close(self) -> None:
+        self.sockets.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+async def reader(emulator: EmulatedInstance) -> AsyncIterator[Reader]:
+    reader = Reader(emulator)
+    yield reader
+    reader.close()
+
+
+async def complete(http: httpx.AsyncClient, prompt: str, **fields: object) -> int:
+    """The cached tokens that the emulator reports."""
+    model = (await http.get("/v1/models")).json()["data"][0]["id"]
+    body = {"model": model, "prompt": prompt, "max_tokens": 4, **fields}
+    answer = await http.post("/v1/completions", json=body)
+    answer.raise_for_status()
+    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def chain_of(text: str, salt: str | None = None) -> tuple[int, ...]:
+    ids = array("I", encode(text.encode())[: len(text) // 4])
+    return engine_chain(ids, BLOCK_TOKENS, BlockExtras.of(None, salt)).hashes
+
+
+@pytest.mark.parametrize("salt", [None, "a secret"])
+async def test_events_and_prompts_come_to_the_same_blocks(
+    http: httpx.AsyncClient, reader: Reader, salt: str | None
+) -> None:
+    fields = {} if salt is None else {"cache_salt": salt}
+    await complete(http, TEXT, **fields)
+
+    assert await reader.read_all() == set(chain_of(TEXT, salt))
+
+
+async def test_evictions_are_published(http: httpx.AsyncClient, reader: Reader) -> None:
+    await complete(http, TEXT)
+    before = await reader.read_all()
+    other = TEXT.upper() + TEXT
+    await complete(http, other)
+    after = await reader.read_all()
+    cached = await complete(http, TEXT)
+
+    kept = [block in after for block in chain_of(TEXT)]
+    assert before == set(chain_of(TEXT))
+    assert set(chain_of(other)) <= after
+    assert kept == sorted(kept, reverse=True)
+    assert cached == min(sum(kept), (len(TEXT) // 4 - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+
+
+async def test_a_cleared_cache_is_published(http: httpx.AsyncClient, reader: Reader) -> None:
+    await complete(http, TEXT)
+    (await http.post("/reset_prefix_cache")).raise_for_status()
+    await complete(http, TEXT.upper())
+
+    assert await reader.read_all() == set(chain_of(TEXT.upper()))
+
+
+async def test_an_engine_that_starts_again_counts_from_0(emulator: EmulatedInstance, http: httpx.AsyncClient) -> None:
+    await complete(http, TEXT)
+    emulator.die(abruptly=True, revive_after_s=0.05)
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await complete(http, TEXT.upper())
+                break
+            except httpx.HTTPError:
+                await asyncio.sleep(0.02)
+    reader = Reader(emulator)
+    try:
+        assert await reader.read_all() == set(chain_of(TEXT.upper()))
+    finally:
+        reader.close()
