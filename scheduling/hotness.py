@@ -16,6 +16,10 @@ from scheduling.chain import Chain
 from scheduling.settings import SchedulingSettings
 
 
+MIN_KEY_BLOCKS = 2
+"""The paper's ordinary length. A root that half of all traffic shares says nothing of where a request belongs."""
+
+
 @dataclass(frozen=True, slots=True)
 class HotnessTree:
     """The hot prefixes of one pool: prefix hash to depth in blocks (1 = one block long)."""
@@ -30,7 +34,7 @@ class HotnessTree:
         depth = 0
         while depth < limit - 1 and hashes[depth] in self.hot:
             depth += 1
-        return depth + 1
+        return max(depth + 1, min(MIN_KEY_BLOCKS, len(hashes), max_key_blocks))
 
     def key(self, chain: Chain, max_key_blocks: int) -> int:
         """The hash key: the prefix hash at the key length."""
@@ -47,6 +51,9 @@ class HotnessRule:
     """Below this it is cold again; the band between the two keeps prefixes from flapping."""
     min_requests: int = 32
     """Seen before any prefix counts as hot."""
+    requests_per_instance: int = 16
+    """So many make the window, if the settings allow: a prefix becomes hot after twice as many requests of its own, at
+    any rate, and a hot spot that moved is forgotten as soon."""
 
 
 FREQUENT_COUNT = 4
@@ -56,7 +63,7 @@ FREQUENT_COUNT = 4
 class HotnessWindow:
     """The requests of a sliding window, counted by prefix. Owned by one keeper; not shared.
 
-    Bounded by age and by number; heads longer than ``max_key_blocks`` are cut. The few prefixes that many
+    Bounded by age, by number, and by the number of instances when the tree grows; heads longer than ``max_key_blocks`` are cut. The few prefixes that many
     requests share are indexed as they are counted, so that ``grow`` does not walk through the window.
     """
 
@@ -120,6 +127,8 @@ class HotnessWindow:
         Every request that counts for a prefix counts for its parent, so a hot prefix always has a hot parent: the
         result is closed upwards if ``tree`` is.
         """
+        while len(self._entries) > max(rule.min_requests, rule.requests_per_instance * ready_instances):
+            self._drop_oldest()
         total = len(self._entries)
         if total < rule.min_requests or ready_instances < 1:
             return tree

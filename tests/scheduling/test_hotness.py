@@ -36,10 +36,17 @@ def shared(count: int, of: int = 100) -> list[tuple[int, ...]]:
 
 
 def test_a_key_is_the_first_prefix_that_is_not_hot() -> None:
-    tree = HotnessTree({1: 1, 2: 2})
+    tree = HotnessTree({1: 1, 2: 2, 3: 3})
 
-    assert [tree.key_blocks(chain(*hashes), 64) for hashes in ((5, 6, 7), (1, 6, 7), (1, 2, 7))] == [1, 2, 3]
-    assert tree.key(chain(1, 2, 7, 8), 64) == 7
+    chains = [chain(*hashes) for hashes in ((1, 6, 7, 8), (1, 2, 7, 8), (1, 2, 3, 8))]
+    assert [tree.key_blocks(one, 64) for one in chains] == [2, 3, 4]
+    assert tree.key(chain(1, 2, 3, 8, 9), 64) == 8
+
+
+def test_a_key_has_two_blocks_at_least_where_the_prompt_has() -> None:
+    assert HotnessTree().key_blocks(chain(5, 6, 7), 64) == 2
+    assert HotnessTree().key_blocks(chain(5), 64) == 1
+    assert HotnessTree().key_blocks(chain(5, 6, 7), 1) == 1
 
 
 def test_a_key_ends_with_the_chain_and_with_the_longest_key() -> None:
@@ -127,6 +134,15 @@ def test_old_requests_leave_by_age_and_by_number() -> None:
     full = window((1,), (2,), (3,), max_requests=2)
 
     assert (len(full), full.count(1), full.count(3)) == (2, 0, 1)
+
+
+def test_the_window_holds_a_number_of_requests_by_the_number_of_instances() -> None:
+    # given 1,000 requests of one prefix, then 64 of others
+    traffic = window(*[(1, 2)] * 1000, *[(100 + number,) for number in range(64)], max_requests=5000)
+    rule = HotnessRule(min_requests=10, requests_per_instance=16)
+
+    assert traffic.grow(HotnessTree({1: 1}), 4, rule).hot == {}, "a hot spot that moved is forgotten"
+    assert len(traffic) == 64
 
 
 def test_heads_are_cut_at_the_longest_key() -> None:

@@ -189,7 +189,7 @@ def test_the_tree_grows_by_what_arrived_and_each_arrival_is_read_once() -> None:
 def test_a_long_log_is_read_to_its_end_in_one_round() -> None:
     hotness, fleet = keeper(), LedFleet(log=log(READ_LIMIT + 1))
 
-    tree = drive_now(hotness.tick(HotnessTree(), ready_instances=4), fleet)
+    tree = drive_now(hotness.tick(HotnessTree(), ready_instances=1000), fleet)
 
     assert fleet.reads == ["0", str(READ_LIMIT)]
     assert hotness.counts(tree) == {7: READ_LIMIT + 1}

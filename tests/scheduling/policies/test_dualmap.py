@@ -153,7 +153,7 @@ def test_with_rates_of_their_own_the_weights_differ_only_to_meet_an_slo(
     assert decision.instance_id == papers or (on_time(decision.instance_id) and not on_time(papers))
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=200))
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(2, 6)), min_size=1, max_size=200))
 def test_requests_of_one_prefix_meet_at_most_two_instances(
     view: Callable[..., ClusterView],
     policy: Callable[..., Policy],

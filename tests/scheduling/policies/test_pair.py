@@ -34,21 +34,27 @@ def test_requests_that_share_a_hash_key_see_the_same_two_instances(
 ) -> None:
     cluster = view(IDS)
 
-    pairs = {policy(name).candidates(query(1, blocks=length), cluster) for length in range(1, 30)}
+    pairs = {policy(name).candidates(query(1, blocks=length), cluster) for length in range(2, 30)}
 
     assert len(pairs) == 1
     assert len(set(pairs.pop())) == 2
 
 
 def test_requests_of_a_hot_prefix_spread(policy: Build, view: View) -> None:
-    # given 100 requests that share their first block and differ in the second
-    asks = [with_own_second_block(number) for number in range(100)]
+    # given 100 requests that share their first two blocks and differ in the third
+    asks = [RouteQuery(Chain((1, 2, 10**6 + number), 100, 300), slo_s=5.0) for number in range(100)]
 
     together = Counter(policy("dualmap").candidates(ask, view(IDS)) for ask in asks)
-    spread = Counter(policy("dualmap").candidates(ask, view(IDS, hot={1: 1})) for ask in asks)
+    spread = Counter(policy("dualmap").candidates(ask, view(IDS, hot={1: 1, 2: 2})) for ask in asks)
 
     assert len(together) == 1
     assert len(spread) > 20
+
+
+def test_requests_that_share_their_first_block_alone_need_not_be_hot_to_spread(policy: Build, view: View) -> None:
+    asks = [with_own_second_block(number) for number in range(100)]
+
+    assert len({policy("dualmap").candidates(ask, view(IDS)) for ask in asks}) > 20
 
 
 def with_own_second_block(number: int) -> RouteQuery:
