@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from scheduling.chain import Chain
 from scheduling.settings import SchedulingSettings
 
-
 MIN_KEY_BLOCKS = 2
 """The paper's ordinary length. A root that half of all traffic shares says nothing of where a request belongs."""
 
@@ -63,8 +62,9 @@ FREQUENT_COUNT = 4
 class HotnessWindow:
     """The requests of a sliding window, counted by prefix. Owned by one keeper; not shared.
 
-    Bounded by age, by number, and by the number of instances when the tree grows; heads longer than ``max_key_blocks`` are cut. The few prefixes that many
-    requests share are indexed as they are counted, so that ``grow`` does not walk through the window.
+    Bounded by age, by number, and by the number of instances when the tree grows; heads longer than ``max_key_blocks``
+    are cut. The few prefixes that many requests share are indexed as they are counted, so that ``grow`` does not walk
+    through the window.
     """
 
     def __init__(self, window_ms: int, max_requests: int, max_key_blocks: int) -> None:

@@ -72,7 +72,8 @@ class Placement:
     refuses: bool = False
     """MISSED instead of a reservation where it is expected to miss its SLO."""
     rebalances: bool = False
-    """Ask for a rebalance where it is expected to miss its SLO."""
+    """Where it is expected to miss its SLO, ask for a rebalance of the instance, and of the next best if that is late
+    too."""
     max_pending_tokens: int | None = None
     """STALE where the instance has more."""
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from scheduling.decision import Reason, RouteQuery
 from scheduling.instance import InstanceLoad
 from scheduling.policies.pair import CACHE_FIRST, LOAD, NEVER, PairPolicy
-from scheduling.weights import PLAIN_TTFT, Form, Weights
+from scheduling.weights import PLAIN_TTFT, Form, Weights, features_of
+
+UNCORRECTED_TTFT = PLAIN_TTFT._replace(stall_s=0.0)
 
 
 @dataclass(frozen=True)
@@ -19,16 +21,18 @@ class DualMap(PairPolicy):
     that flips between the candidates and destroys reuse. Both past the SLO: the less loaded one, and the rebalancer
     looks at it.
 
+    Routing takes the plain estimate; the correction for decode stalls is rebalancing's alone (the paper's appendix).
+
     As weights: own prefill outweighs any load. Where the SLO is missed that weight is removed, and the candidate ranks
     behind every one that meets the SLO.
     """
 
     def _weights(self) -> Weights:
         missed = Form(constant=NEVER, uncached_tokens=-CACHE_FIRST)
-        return Weights(LOAD._replace(uncached_tokens=CACHE_FIRST), PLAIN_TTFT, missed)
+        return Weights(LOAD._replace(uncached_tokens=CACHE_FIRST), UNCORRECTED_TTFT, missed)
 
     def _reason(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason:
-        if self._ttft_s(query, chosen) > query.slo_s:
+        if UNCORRECTED_TTFT.of(features_of(chosen, query.chain, self.decode_stall_s)) > query.slo_s:
             return Reason.BOTH_OVERLOADED
         if chosen.hit_blocks == other.hit_blocks:
             return Reason.BALANCE

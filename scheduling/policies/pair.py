@@ -13,11 +13,11 @@ from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
 from scheduling.view import ClusterView
-from scheduling.weights import PLAIN_TTFT, Form, Weights, features_of
+from scheduling.weights import Form, Weights
 
 PAIR = 2
 
-LOAD = Form(ahead_s=1.0, overtaken_s=1.0, stall_s=1.0, kv_demand=1e-3)
+LOAD = Form(ahead_s=1.0, overtaken_s=1.0, kv_demand=1e-3)
 """The less loaded of two: by queued work, and among equals by KV memory in use."""
 CACHE_FIRST = 1e3
 """Weight of a token of own prefill where a larger hit decides before any load does. Seconds would tell equal hits apart
@@ -59,9 +59,6 @@ class PairPolicy(ABC):
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
         raise NotImplementedError("the policy weighs: the store chooses by its weights")
-
-    def _ttft_s(self, query: RouteQuery, load: InstanceLoad) -> float:
-        return PLAIN_TTFT.of(features_of(load, query.chain, self.decode_stall_s))
 
 
 def pair_of(query: RouteQuery, view: ClusterView, max_key_blocks: int) -> tuple[str, ...]:

@@ -127,5 +127,8 @@ end
 lease_first(ask.told.replica_id, now_ms)
 if ask.rebalances and best.missed then
   redis.call('ZADD', keys.rebalance_wanted, 'NX', now_ms, instance.id)
+  if second and second.missed then
+    redis.call('ZADD', keys.rebalance_wanted, 'NX', now_ms, instance.id)
+  end
 end
 return reply(request.state, request, goes_now and 'null' or room_json(instance, now_ms))

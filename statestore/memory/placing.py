@@ -52,7 +52,7 @@ class Placing:
         if placement.beyond_from_s is not None:
             self._look_beyond(placement.beyond_from_s)
         chosen, *others = sorted(self._offers, key=_cost)
-        return self._reserve(chosen, others[0].load if others else None)
+        return self._reserve(chosen, others[0] if others else None)
 
     def _standing(self, known: Request) -> PlaceReply:
         """A repetition after a lost answer gets the present state; another request of the id is left alone."""
@@ -88,12 +88,12 @@ class Placing:
             if work_s + least_cost < min(self._offers, key=_cost).cost:
                 self._weigh(instance_id)
 
-    def _reserve(self, chosen: _Offer, other: InstanceLoad | None) -> PlaceReply:
+    def _reserve(self, chosen: _Offer, second: _Offer | None) -> PlaceReply:
         placement, load = self._placement, chosen.load
         book = self._state.instances[load.instance_id]
         first = placement.request.attempt == 1
         goes_now = self._goes_now(book, chosen)
-        request = self._request(book, chosen, other, goes_now)
+        request = self._request(book, chosen, None if second is None else second.load, goes_now)
         if placement.max_pending_tokens is not None and load.pending_tokens > placement.max_pending_tokens:
             return self._reply(PlaceStatus.STALE, request)
         if placement.refuses and chosen.missed:
@@ -105,6 +105,8 @@ class Placing:
             self._state.log_arrival(placement.chain, self._now_ms)
         if placement.rebalances and chosen.missed:
             self._state.wanted.add(load.instance_id, self._now_ms)
+            if second is not None and second.missed:
+                self._state.wanted.add(second.load.instance_id, self._now_ms)
         if goes_now:
             return self._reply(PlaceStatus.DISPATCHED, request)
         return self._reply(PlaceStatus.HELD, request, book.room(self._now_ms))

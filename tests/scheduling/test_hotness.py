@@ -60,7 +60,7 @@ def test_a_key_ends_with_the_chain_and_with_the_longest_key() -> None:
 def test_keys_of_short_blocks_are_as_long_as_those_of_blocks_of_text() -> None:
     chain = Chain(tuple(range(1, 12)), 16, 180, tail_hash=99, key_stride=4)
     assert chain.key_hashes == (4, 8)
-    assert [HotnessTree(dict.fromkeys(hot, 1)).key(chain, 64) for hot in ((), (4,), (4, 8))] == [4, 8, 99]
+    assert [HotnessTree(dict.fromkeys(hot, 1)).key(chain, 64) for hot in ((), (4,), (4, 8))] == [8, 8, 99]
     assert HotnessTree({4: 1, 8: 2}).key_blocks(chain, 2) == 2
     whole = Chain(tuple(range(1, 9)), 16, 128, key_stride=4)
     assert HotnessTree({4: 1, 8: 2}).key(whole, 64) == 8

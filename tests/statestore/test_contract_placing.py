@@ -300,6 +300,15 @@ async def test_an_expected_miss_can_ask_for_a_rebalance_and_each_wish_is_handed_
     assert list(await pool.wanted_rebalances(0)) == []
 
 
+async def test_where_both_candidates_are_late_both_are_rebalanced(pool: PoolStore) -> None:
+    for name in ("a", "b"):
+        await pool.put_instance(instance(name, prefill_tokens_per_s=100.0, max_queued_requests=9))
+
+    await place(pool, "late", "a", "b", rebalances=True, slo_ms=1)
+
+    assert sorted(await pool.wanted_rebalances(5)) == ["a", "b"]
+
+
 # beyond those named ------------------------------------------------------------------------------------------
 LEAST_COST = Weights(Form(ahead_s=1.0, kv_demand=4.0, compute_s=3.0), PLAIN_TTFT)
 
