@@ -128,7 +128,7 @@ lease_first(ask.told.replica_id, now_ms)
 if ask.rebalances and best.missed then
   redis.call('ZADD', keys.rebalance_wanted, 'NX', now_ms, instance.id)
   if second and second.missed then
-    redis.call('ZADD', keys.rebalance_wanted, 'NX', now_ms, instance.id)
+    redis.call('ZADD', keys.rebalance_wanted, 'NX', now_ms, second.instance.id)
   end
 end
 return reply(request.state, request, goes_now and 'null' or room_json(instance, now_ms))
