@@ -12,6 +12,9 @@ decoding fills the memory, prefill queues are empty most of the time. Late work 
 empty would take the memory, and with it the steps, that requests on time need.) An instance holds deferred work of
 ``max_deferred_s`` at most: what would be deferred beyond that is *rejected*.
 
+While no deadline is at stake, holding gains nothing: an engine is given ``CALM_WINDOWS`` dispatch windows, so that its
+steps are full. None is at stake while all work is done before the next deadline, in whatever order (``is_calm``).
+
 An engine takes requests in only between two steps, so the next request waits for the rest of the step under way, half
 of one on average (``step_rest_tokens``).
 
@@ -33,6 +36,8 @@ from scheduling.values import value
 
 PLAN_LIMIT = 64
 """Requests at the head of a queue that one plan looks at: the bound of its cost."""
+CALM_WINDOWS = 4
+"""Dispatch windows that an instance may be given ahead while no deadline is at stake."""
 DEFERRED_RANK_MS = 10**14
 """Added to the rank of a deferred request: behind every deadline."""
 
@@ -117,10 +122,14 @@ class _Room:
         self.dispatched_tokens = load.dispatched_tokens
 
     def __bool__(self) -> bool:
+        return self.has(1)
+
+    def has(self, windows: int) -> bool:
+        """Whether fewer tokens than so many dispatch windows hold are dispatched."""
         load = self._load
         return (
             self._serves
-            and self.dispatched_tokens < load.dispatch_window_tokens
+            and self.dispatched_tokens < windows * load.dispatch_window_tokens
             and self._running < load.max_running_requests
         )
 
@@ -165,11 +174,19 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
     while waiting and room:
         steps.append(room.take(waiting.pop(plan.first)))
         plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
+    if deferred_tokens == 0:
+        while waiting and room.has(CALM_WINDOWS) and is_calm(on_time_tokens, rate, now_ms, waiting[0].rank_ms):
+            steps.append(room.take(waiting.pop(0)))
     if not waiting:
         for entry in queue.entries:
             if entry.deferred and room.spares_late_work:
                 steps.append(room.take(entry))
     return steps, plan.passed_over_tokens
+
+
+def is_calm(tokens: int, tokens_per_s: float, now_ms: int, deadline_ms: int) -> bool:
+    """Whether no deadline is at stake: all work of an instance, with nothing deferred, is done before the next one."""
+    return now_ms + tokens * 1000 / tokens_per_s <= deadline_ms
 
 
 def step_rest_tokens(dispatch_window_tokens: int, other_tokens: int) -> int:

@@ -86,16 +86,18 @@ if ask.beyond then
 end
 
 local instance, described = best.instance, best.instance.described
+local resident, enqueued_ms = resident_blocks(instance.id, chain, best.hit), ask.enqueued_ms or now_ms
+local tokens = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, resident)
 local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < described.kv_capacity_tokens
-local goes_now = instance.queued_requests == 0 and has_room(instance) and (is_idle or not (ask.defers and best.missed))
+local goes_now = instance.queued_requests == 0 and (
+  has_room(instance) and (is_idle or not (ask.defers and best.missed))
+  or is_calm(instance, tokens, enqueued_ms + ask.rank_ms, now_ms))
 -- Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came: those
 -- that reserved them go before it.
-local resident = resident_blocks(instance.id, chain, best.hit)
-local counted = (goes_now or ask.defers) and resident or best.hit
 local request = {
   id = ask.request_id, told = ask.told, instance_id = instance.id, state = goes_now and 'dispatched' or 'held',
-  uncached_tokens = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, counted),
-  enqueued_ms = ask.enqueued_ms or now_ms, dispatched_ms = goes_now and now_ms or 0, prefilled_ms = 0,
+  uncached_tokens = (goes_now or ask.defers) and tokens or best.uncached,
+  enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0, prefilled_ms = 0,
   deferred = false, rejected = false,
   alternative_id = second and second.instance.id, alternative_uncached_tokens = second and second.uncached,
 }

@@ -8,7 +8,7 @@ from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad, InstanceSpec, kv_demand, overtaken_tokens, stalled_s
 from scheduling.lifecycle import SERVING
 from scheduling.load_window import LoadWindow
-from scheduling.queue_order import PLAN_LIMIT, QueueEntry, QueueHead
+from scheduling.queue_order import CALM_WINDOWS, PLAN_LIMIT, QueueEntry, QueueHead, is_calm
 from scheduling.request import Counts, Request, RequestState
 from scheduling.view import is_scheduled
 from statestore.memory.kv import KvMetadata
@@ -51,14 +51,20 @@ class InstanceBook:
         """Whether new requests may be placed on the instance, or held ones moved there."""
         return is_scheduled(self.spec)
 
-    def has_room(self) -> bool:
-        """Whether one more request may be dispatched."""
+    def has_room(self, windows: int = 1) -> bool:
+        """Whether one more request may be dispatched, into so many dispatch windows."""
         spec = self.spec
         return (
             spec.state in SERVING
-            and self.dispatched_tokens < spec.dispatch_window_tokens
+            and self.dispatched_tokens < windows * spec.dispatch_window_tokens
             and self.running_requests < spec.max_running_requests
         )
+
+    def is_calm(self, tokens: int, deadline_ms: int, now_ms: int) -> bool:
+        """Whether one more may be dispatched as no deadline is at stake, so many more tokens of work included."""
+        if self.deferred_tokens > 0 or not self.has_room(CALM_WINDOWS):
+            return False
+        return is_calm(self.pending_tokens + tokens, self.tokens_per_s, now_ms, deadline_ms)
 
     def work_s(self, kv_weight_s: float) -> float:
         """Its load in seconds, by which the least loaded are ranked."""
@@ -141,4 +147,6 @@ class InstanceBook:
 
     def room(self, now_ms: int) -> QueueHead | None:
         """The same where requests wait and one may be dispatched; else None."""
-        return self.head(now_ms) if self.queue and self.has_room() else None
+        if not self.queue:
+            return None
+        return self.head(now_ms) if self.has_room() or self.is_calm(0, self.queue[0][0], now_ms) else None

@@ -112,9 +112,15 @@ class Placing:
         return self._reply(PlaceStatus.HELD, request, book.room(self._now_ms))
 
     def _goes_now(self, book: InstanceBook, chosen: _Offer) -> bool:
+        if book.queue:
+            return False
         is_idle = book.dispatched_tokens == 0 and chosen.load.kv_demand < 1.0
         on_time = not (self._placement.defers and chosen.missed)
-        return not book.queue and book.has_room() and (is_idle or on_time)
+        if book.has_room() and (is_idle or on_time):
+            return True
+        chain, enqueued_ms = self._placement.chain, self._placement.request.enqueued_ms or self._now_ms
+        tokens = chain.uncached_tokens(book.kv.resident_blocks(chain.hashes))
+        return book.is_calm(tokens, enqueued_ms + self._placement.rank_ms, self._now_ms)
 
     def _request(self, book: InstanceBook, chosen: _Offer, other: InstanceLoad | None, goes_now: bool) -> Request:
         """Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came:

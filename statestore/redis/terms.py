@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduling.queue_order import PLAN_LIMIT
+from scheduling.queue_order import CALM_WINDOWS, PLAN_LIMIT
 from scheduling.settings import SchedulingSettings
 from statestore.memory.prefix_index import LEAST_LOADED
 from statestore.memory.replicas import FIRST_LEASE_MS
@@ -16,6 +16,7 @@ def terms_of(scheduling: SchedulingSettings) -> Mapping[str, float]:
         "kv_weight_s": scheduling.kv_weight_s,
         "stall_from_s": scheduling.decode_stall_s,
         "plan_limit": PLAN_LIMIT,
+        "calm_windows": CALM_WINDOWS,
         "least_loaded": LEAST_LOADED,
         "first_lease_ms": FIRST_LEASE_MS,
         "arrivals": scheduling.hotness_window_requests,

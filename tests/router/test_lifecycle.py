@@ -26,6 +26,7 @@ from scheduling.instance import InstanceState
 from scheduling.learning import PromptLength
 from scheduling.placement import PlaceReply, PlaceStatus
 from scheduling.request import RequestState
+from scheduling.settings import SchedulingSettings
 from statestore.errors import StoreUnavailableError
 from statestore.settings import PoolSettings
 
@@ -358,11 +359,14 @@ async def test_a_grant_that_was_missed_is_found_by_looking(
     assert await nothing_is_left(store, runtime, tools)
 
 
+@pytest.mark.parametrize(
+    "scheduling", [SchedulingSettings(policy="dualmap", queue_order="deadline", block_tokens=16, slo_ttft_s=8.0)]
+)
 async def test_a_granted_request_expects_the_cache_as_it_was_counted_when_it_was_granted(
     start_runtime: Any, store: Any, tools: Any
 ) -> None:
     """By then the request before it has brought its prefix."""
-    runtime = await start_runtime(instances=(tools.spec("a"),))
+    runtime = await start_runtime(instances=(tools.spec("a", prefill_tokens_per_s=300.0),))
     running = await runtime.lifecycle.place(tools.request("another " * 600))
     brings = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG)))
     await tools.settle()

@@ -230,7 +230,7 @@ async def test_a_deferred_request_is_served_when_the_engine_has_nothing_else_or_
     serving = await start_runtime(instances=(tools.spec("a", max_queued_requests=10),))
     refusing = await start_runtime(late_requests="refuse")
     filling = await serving.lifecycle.place(tools.request(f"1 {LONG}"))
-    late = await held_request(serving, tools, slo_s=3.0)
+    late = await held_request(serving, tools, slo_s=0.3)
     refused = await held_request(refusing, tools, slo_s=6.0)
     clock.now_s += 6.0
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.queue_order import (
+    CALM_WINDOWS,
     DEFERRED_RANK_MS,
     OnTimePlan,
     PlanStep,
@@ -113,11 +114,37 @@ def test_a_plan_names_the_instance_and_the_version_that_it_was_made_for(load: Lo
 
 @pytest.mark.parametrize("order", [FIFO, DEADLINE])
 def test_requests_go_until_the_window_is_full(load: Load, order: QueueOrder) -> None:
-    entries = [entry(f"r{number}", 60_000, 1000) for number in range(4)]
+    entries = [entry(f"r{number}", 3900, 1000) for number in range(4)]
 
     assert dispatched(plan(load, *entries, order=order, dispatch_window_tokens=2000)) == ["r0", "r1"]
     assert dispatched(plan(load, *entries, order=order, dispatch_window_tokens=2001)) == ["r0", "r1", "r2"]
     assert plan(load, *entries, order=order, dispatch_window_tokens=2000, dispatched_tokens=2000) == []
+
+
+@pytest.mark.parametrize(("due_in_ms", "calm"), [(4000, True), (3999, False)])
+def test_while_no_deadline_is_at_stake_requests_go_beyond_the_window(load: Load, due_in_ms: int, calm: bool) -> None:
+    """All work, 4,000 tokens, is done before the next deadline in whatever order."""
+    entries = [entry("next", due_in_ms, 1500), entry("last", 60_000, 1500)]
+
+    steps = plan(load, *entries, dispatched_tokens=1000, dispatch_window_tokens=1000)
+
+    assert dispatched(steps) == (["next", "last"] if calm else [])
+    assert dispatched(plan(load, *entries, order=FIFO, dispatched_tokens=1000, dispatch_window_tokens=1000)) == []
+
+
+def test_an_instance_is_given_four_windows_at_most(load: Load) -> None:
+    entries = [entry(f"r{number}", 60_000, 1000) for number in range(9)]
+
+    assert len(dispatched(plan(load, *entries, dispatch_window_tokens=1000))) == CALM_WINDOWS == 4
+    assert len(dispatched(plan(load, *entries, dispatch_window_tokens=1000, running_requests=254))) == 2
+    assert dispatched(plan(load, *entries, dispatch_window_tokens=1000, state=InstanceState.DOWN)) == []
+
+
+def test_nothing_goes_beyond_the_window_while_requests_are_deferred(load: Load) -> None:
+    late = QueueEntry("late", NOW_MS - 1 + DEFERRED_RANK_MS, 10)
+    entries = [entry("next", 60_000, 1500), late]
+
+    assert dispatched(plan(load, *entries, dispatched_tokens=1000, dispatch_window_tokens=1000)) == []
 
 
 @pytest.mark.parametrize("order", [FIFO, DEADLINE])

@@ -341,13 +341,48 @@ async def test_beyond_its_share_of_deferred_work_an_instance_rejects(pool: PoolS
 
 async def test_a_planner_that_lost_the_race_plans_what_is_there_now(pool: PoolStore) -> None:
     running = await busy(pool, one_at_a_time(dispatch_window_tokens=400))
-    await hold(pool, "one", slo_ms=60_000)
+    await hold(pool, "one", slo_ms=7_500)
     stale = (await pool.finish(running)).queue
-    await hold(pool, "urgent", slo_ms=10_000)
+    await hold(pool, "urgent", slo_ms=7_000)
 
     assert await samples.grant(pool, stale, DEADLINE) == 1
     assert await dispatched(pool, ["one", "urgent"]) == ["urgent"]
     await assert_sums_hold(pool)
+
+
+@pytest.mark.parametrize(("slo_ms", "calm"), [(8000, True), (7999, False)])
+async def test_a_request_is_dispatched_beyond_the_window_where_all_work_meets_its_deadline(
+    pool: PoolStore, slo_ms: int, calm: bool
+) -> None:
+    await busy(pool, one_at_a_time(dispatch_window_tokens=400))
+
+    placed = await hold(pool, "next", slo_ms=slo_ms)
+
+    assert placed.state is (RequestState.DISPATCHED if calm else RequestState.HELD)
+    await assert_sums_hold(pool)
+
+
+async def test_four_windows_are_dispatched_at_most_and_none_ahead_of_a_queue(pool: PoolStore) -> None:
+    await busy(pool, one_at_a_time(dispatch_window_tokens=400))
+    placed = [await hold(pool, f"r{number}", slo_ms=60_000) for number in range(5)]
+
+    assert [each.state for each in placed] == [RequestState.DISPATCHED] * 3 + [RequestState.HELD] * 2
+
+
+@pytest.mark.parametrize(("slo_ms", "told"), [(8000, True), (7999, False)])
+async def test_a_queue_is_told_where_its_head_meets_its_deadline_behind_all_work(
+    pool: PoolStore, slo_ms: int, told: bool
+) -> None:
+    """Where one of two ends, the held one may go beyond the window, if all work is done by its deadline."""
+    running = await busy(pool, one_at_a_time(dispatch_window_tokens=400))
+    await pool.update_instance("a", {"max_running_requests": 2})
+    await hold(pool, "runs", slo_ms=LONG_MS)
+    await hold(pool, "held", slo_ms=slo_ms)
+
+    queue = (await pool.finish(running)).queue
+
+    assert (queue is not None) is told
+    assert await samples.grant(pool, queue, DEADLINE) == int(told)
 
 
 async def test_a_down_instance_is_granted_nothing_and_a_draining_one_finishes_its_queue(pool: PoolStore) -> None:

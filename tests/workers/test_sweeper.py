@@ -39,7 +39,7 @@ async def test_a_grant_that_a_dead_planner_owed_is_made_by_the_sweep(
     pool, sweeper, add_instance, reserve, state_of, value
 ) -> None:
     # given a replica that was told of the room it made, and died before it planned
-    await add_instance("a", dispatch_window_tokens=1000)
+    await add_instance("a", dispatch_window_tokens=1000, prefill_tokens_per_s=300.0)
     await reserve("first", "a")
     await reserve("held", "a", replica_id="router-2")
     owed = await pool.first_token("first", "a")
@@ -53,7 +53,7 @@ async def test_a_grant_that_a_dead_planner_owed_is_made_by_the_sweep(
 
 
 async def test_a_queue_without_room_is_left_alone(pool, sweeper, add_instance, reserve, state_of, value) -> None:
-    await add_instance("a", dispatch_window_tokens=1000)
+    await add_instance("a", dispatch_window_tokens=1000, prefill_tokens_per_s=300.0)
     await reserve("first", "a")
     await reserve("held", "a")
 
@@ -115,7 +115,7 @@ async def test_a_race_with_a_replica_that_plans_as_well_grants_each_request_once
     pool, sweeper, add_instance, reserve, state_of, fence, order, metrics
 ) -> None:
     # given a replica that commits its plan between the leader's look and the leader's commit
-    await add_instance("a", dispatch_window_tokens=1000)
+    await add_instance("a", dispatch_window_tokens=1000, prefill_tokens_per_s=300.0)
     await reserve("first", "a", 1000)
     for number in range(3):
         await reserve(f"held-{number}", "a", 600)

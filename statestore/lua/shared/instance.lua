@@ -16,11 +16,17 @@ local function takes_requests(instance)
   return instance.described.state == 'ready' and instance.described.role ~= 'decode'
 end
 
-local function has_room(instance)
+local function has_room(instance, windows)
   local described = instance.described
   return (described.state == 'ready' or described.state == 'draining')
-    and instance.dispatched_tokens < described.dispatch_window_tokens
+    and instance.dispatched_tokens < (windows or 1) * described.dispatch_window_tokens
     and instance.running_requests < described.max_running_requests
+end
+
+-- Whether one more may be dispatched as no deadline is at stake: all work, so many more tokens included, is done by then.
+local function is_calm(instance, tokens, deadline_ms, now_ms)
+  return instance.deferred_tokens == 0 and has_room(instance, terms.calm_windows)
+    and now_ms + (instance.pending_tokens + tokens) * 1000 / instance.described.tokens_per_s <= deadline_ms
 end
 
 -- What a new request on time need not wait for: what is deferred, and what the last plan passed over, while it is held.
@@ -70,5 +76,10 @@ end
 
 -- The same where requests wait and one may be dispatched; else 'null'.
 local function room_json(instance, now_ms)
-  return instance.queued_requests > 0 and has_room(instance) and queue_json(instance, now_ms) or 'null'
+  if instance.queued_requests == 0 then
+    return 'null'
+  end
+  local told = has_room(instance)
+    or is_calm(instance, 0, tonumber(redis.call('ZRANGE', keys.queue .. instance.id, 0, 0, 'WITHSCORES')[2]), now_ms)
+  return told and queue_json(instance, now_ms) or 'null'
 end
