@@ -4,11 +4,13 @@ The router process is pinned to the last core; mock instance, load and store sha
 router process (all threads), read from the kernel around each load.
 
 full    the product: scheduling on an embedded Valkey
+logged  the same with a request log
+traced  the same with tracing of 1 % of the requests, exported to a receiver that accepts everything
 plane   the data plane alone, over a life cycle that decides nothing
 relay   copies bytes without HTTP: the floor of this machine at this hour, to compare the others with
 
-    python benchmarks/router_overhead.py [--modes full,plane,relay] [--repetitions 3] [--requests 3000] [--tcp]
-        [--profile DIR]
+    python benchmarks/router_overhead.py [--modes full,logged,traced,plane,relay] [--repetitions 3] [--requests 3000]
+        [--tcp] [--profile DIR]
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ import socket
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import orjson
@@ -229,6 +233,25 @@ async def serve_plane(instance_url: str, on_ready: Callable[[int, int | None], N
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
+class Collector(BaseHTTPRequestHandler):
+    """Accepts every export."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def start_collector() -> str:
+    """Its URL; it lives as long as this process."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}/v1/traces"
+
+
 class RelayUpstream(asyncio.Protocol):
     def __init__(self, client: asyncio.Transport) -> None:
         self._client = client
@@ -274,7 +297,7 @@ async def serve_relay(instance_url: str, on_ready: Callable[[int, int | None], N
 
 
 def run_router(
-    mode: str, core: int, instance_url: str, store_url: str, ready: Connection, profile: Path | None
+    mode: str, core: int, instance_url: str, store_url: str, collector_url: str, ready: Connection, profile: Path | None
 ) -> None:
     """The child process: one replica on its core, until SIGTERM."""
     logging.basicConfig(level=logging.ERROR)
@@ -283,13 +306,19 @@ def run_router(
     def on_ready(port: int, ops_port: int | None) -> None:
         ready.send(port)
 
+    extra: dict[str, Any] = {}
+    if mode == "logged":
+        extra = {"request_log": str(Path(tempfile.gettempdir()) / f"router-overhead-{os.getpid()}.jsonl")}
+    elif mode == "traced":
+        extra = {"tracing_url": collector_url, "tracing_share": 0.01}
+
     async def run() -> None:
         if mode == "relay":
             await serve_relay(instance_url, on_ready)
         elif mode == "plane":
             await serve_plane(instance_url, on_ready)
         else:
-            settings = RouterSettings(port=0, settle_s=0.0)
+            settings = RouterSettings(port=0, settle_s=0.0, **extra)
             await serve(
                 settings, SchedulingSettings(), StoreSettings(url=store_url), [PoolSettings()], on_ready=on_ready
             )
@@ -326,10 +355,14 @@ class Router:
         return self.cpu_s() - before_s
 
 
-def start_router(mode: str, core: int, instance_url: str, store_url: str, profile: Path | None) -> Router:
+def start_router(
+    mode: str, core: int, instance_url: str, store_url: str, collector_url: str, profile: Path | None
+) -> Router:
     context = multiprocessing.get_context("spawn")
     parent, child = context.Pipe()
-    process = context.Process(target=run_router, args=(mode, core, instance_url, store_url, child, profile))
+    process = context.Process(
+        target=run_router, args=(mode, core, instance_url, store_url, collector_url, child, profile)
+    )
     process.start()
     if not parent.poll(30):
         raise TimeoutError("the router did not start")
@@ -373,7 +406,7 @@ async def measure(mode: str, core: int, options: argparse.Namespace) -> dict[str
         for number in range(options.instances):
             spec = InstanceSpec(f"instance-{number}", url, state=InstanceState.READY, prefill_tokens_per_s=1e7)
             await store.pool("default").put_instance(spec)
-        router = await asyncio.to_thread(start_router, mode, core, url, store_url, options.profile)
+        router = await asyncio.to_thread(start_router, mode, core, url, store_url, start_collector(), options.profile)
         try:
             rss_mb = router.rss_mb()
             await measure_once(router, 200, seed=10**6)

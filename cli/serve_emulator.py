@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
     from simulation.emulator.serve import serve
 
-    log_to_stderr(settings.router.log_level)
+    log_to_stderr(settings.router.log_level, style=settings.router.log_format, levels=settings.router.log_levels)
     end_with_parent(os.environ)
     try:
         uvloop.run(serve(settings.emulator, on_ready=_announce))

@@ -22,11 +22,12 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
     from router.serve import serve
     from router.tokens import NoTokenizerError
+    from router.tracing import TracingUnavailableError
     from statestore.errors import StoreError
 
     # Never the same id twice, even with the same name: a lease must not be taken for that of a former process.
     name = f"{arguments.name}-{secrets.token_hex(3)}" if arguments.name else None
-    log_to_stderr(settings.router.log_level)
+    log_to_stderr(settings.router.log_level, style=settings.router.log_format, levels=settings.router.log_levels)
     end_with_parent(os.environ)
     manager = ServiceManager(os.environ)
 
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
     try:
         uvloop.run(serve_as_a_service())
-    except NoTokenizerError as error:
+    except (NoTokenizerError, TracingUnavailableError) as error:
         raise UnfitSettingsError(str(error)) from error
     except StoreError as error:
         raise of_store(error) from error

@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
     # Never the same id twice, even with the same name: a lease must not be taken for that of a former process.
     worker_id = f"{arguments.name}-{secrets.token_hex(3)}" if arguments.name else None
-    log_to_stderr(settings.router.log_level)
+    log_to_stderr(settings.router.log_level, style=settings.router.log_format, levels=settings.router.log_levels)
     end_with_parent(os.environ)
     manager = ServiceManager(os.environ)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from router.recording import TrafficRecorder
 from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
 from router.timers import CallLater
+from router.trace_context import TraceContext
 from scheduling.request import Request
 from statestore.clock import Clock
 
@@ -111,5 +112,7 @@ class ReplicaContext:
     retries: RetryBudget
     live: LiveRequests
     recorder: TrafficRecorder | None = field(default=None)
+    ended: Callable[[Explanation, TraceContext | None], None] | None = field(default=None)
+    """Told of every request that ended, while somebody wants to know: the request log, tracing."""
     draining: bool = field(default=False)
     """Set once the replica is to stop: /ready is off, requests are still served until the port closes."""

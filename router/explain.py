@@ -62,8 +62,12 @@ class Explanation:
     received_unix_s: float
     rounds: tuple[PlacementRound, ...] = ()
     failures: tuple[str, ...] = ()
+    failed_after_s: tuple[float, ...] = ()
+    """When each of them happened."""
     instance_id: str | None = None
     """Where it was dispatched at last; differs from the decision's when it was migrated while held."""
+    placed_s: float | None = None
+    """When its first reservation was made."""
     held_s: float | None = None
     expected_ttft_s: float | None = None
     """By the last decision that was reserved, counted from that decision."""
@@ -73,6 +77,8 @@ class Explanation:
     expected_cached_tokens: int = 0
     reported_cached_tokens: int | None = None
     reported_prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    """Reported."""
 
 
 class DecisionLog:

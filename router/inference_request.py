@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from router.errors import InvalidRequestError
+from router.trace_context import TraceContext
 from scheduling.blocks import Prompt
 from scheduling.prompt import LongTexts
 from scheduling.values import value
@@ -90,6 +91,8 @@ class InferenceRequest:
     """It streams, and has no ``stream_options``: only the fleet uses its usage."""
     model_span: tuple[int, int] | None = None
     """Where a long body names its model, quotes included; None if not searched for."""
+    trace: TraceContext | None = None
+    """None where the replica does not trace."""
 
     @property
     def scheduled(self) -> bool:

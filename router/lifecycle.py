@@ -130,6 +130,7 @@ class Lifecycle:
             pool=pool,
             balancer=self._balancers[pool.settings.name],
             context=self._context,
+            trace=request.trace,
         )
         self._admit(passed)
         try:

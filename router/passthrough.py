@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 from router.context import ReplicaContext
 from router.errors import UnavailableError, nobody_ready
+from router.explain import Explanation
 from router.failures import end_trial, nobody_left, outcome_of, spend_retry
 from router.instance_loss import InstanceLossNotifier
 from router.outcome import InstanceFailure, Outcome, Usage
 from router.quarantine import Trial
 from router.served_pool import ServedPool
+from router.trace_context import TraceContext
 from scheduling.request import Request
 
 # The golden ratio as a stride: with the turn itself it picks two instances, in ever different pairs.
@@ -53,7 +56,7 @@ class PassthroughRequest:
 
     def __init__(
         self, request_id: str, *, model: str, prompt_hash: int, pool: ServedPool, balancer: PassthroughBalancer,
-        context: ReplicaContext,
+        context: ReplicaContext, trace: TraceContext | None = None,
     ) -> None:  # fmt: skip
         self.request_id = request_id
         self.model = model
@@ -65,6 +68,9 @@ class PassthroughRequest:
         self.attempts = 0
         self._balancer = balancer
         self._context = context
+        self._trace = trace
+        self._started_s = context.clock.monotonic_s()
+        self._failures: tuple[tuple[str, float], ...] = ()
         self._failed: set[str] = set()
         self._entered = False
         self._done = False
@@ -116,6 +122,7 @@ class PassthroughRequest:
         now_s = self._context.clock.monotonic_s()
         self._leave_instance()
         self._failed.add(self.instance_id)
+        self._failures += ((f"{self.instance_id}: {failure}", now_s - self._started_s),)
         if failure.server_fault:
             self.pool.breakers.failed(self.instance_id, now_s)
         try:
@@ -146,3 +153,32 @@ class PassthroughRequest:
         self._context.live.leave(self)
         self.pool.metrics.in_flight.dec()
         self.pool.metrics.outcomes[outcome].inc()
+        if self._context.ended is not None:
+            self._context.ended(self._story(outcome, usage or Usage()), self._trace)
+
+    def _story(self, outcome: Outcome, usage: Usage) -> Explanation:
+        """What there is to tell: it was not placed by its prefix, and its tokens are known by report alone."""
+        age_s = self._context.clock.monotonic_s() - self._started_s
+        return Explanation(
+            request_id=self.request_id,
+            model=self.model,
+            pool=self.pool_name,
+            policy="passed_on",
+            slo_s=self.pool.scheduling.slo_ttft_s,
+            prompt_tokens=usage.prompt_tokens or 0,
+            chain_blocks=0,
+            key_blocks=0,
+            hash_key=0,
+            tree_version=0,
+            epoch=0,
+            received_unix_s=time.time() - age_s,
+            failures=tuple(failure for failure, _ in self._failures),
+            failed_after_s=tuple(failed_s for _, failed_s in self._failures),
+            instance_id=self.instance_id or None,
+            placed_s=0.0,
+            done_s=age_s,
+            outcome=outcome,
+            reported_cached_tokens=usage.cached_tokens,
+            reported_prompt_tokens=usage.prompt_tokens,
+            output_tokens=usage.output_tokens,
+        )

@@ -77,7 +77,8 @@ class StorePlacer:
         (pool.metrics.one_trip if trips == 1 else pool.metrics.more_trips).inc()
         request.was_placed(placed)
         if request.attempts == 0:
-            pool.metrics.decision_s.observe(now_s - request.started_s)
+            request.placed_s = now_s - request.started_s
+            pool.metrics.decision_s.observe(request.placed_s)
 
     def _new_search(self, request: ScheduledRequest) -> Search:
         pool, slo_ms, output_tokens = request.pool, round(request.slo_s * 1000), request.prompt.expected_output_tokens

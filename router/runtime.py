@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from router.breakers import CircuitBreakers
 from router.context import LiveRequests, ReplicaContext
-from router.explain import DecisionLog
+from router.explain import DecisionLog, Explanation
 from router.fleet_gauges import FleetGauges, FleetOverviews
 from router.grant_waiters import GrantWaiters
 from router.instance_loss import InstanceLossNotifier
@@ -25,12 +25,15 @@ from router.pools import PoolDirectory
 from router.quarantine import Quarantine
 from router.recording import open_recorder
 from router.replica import Replica
+from router.request_log import RequestLog, open_request_log
 from router.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
 from router.served_pool import ServedPool
 from router.settings import FLUSH_TIMEOUT_S, LEAVING_S, RouterSettings
 from router.supervision import Supervisor
 from router.timers import CallLater
 from router.tokens import build_tokenizer
+from router.trace_context import TraceContext
+from router.tracing import SpanExport, open_tracing
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
 from scheduling.breaker import BreakerRule
@@ -88,6 +91,15 @@ class Runtime:
         FleetGauges(self.fleet, self.context.metrics.registry)
         self.model_lengths = ModelLengths(self.context.clock, settings.upstream_api_key)
         self._supervisor = Supervisor(self.context.clock)
+        self._tellers = [
+            teller
+            for teller in (
+                open_request_log(settings, self.context.call_later),
+                open_tracing(settings, self.context.replica_id),
+            )
+            if teller is not None
+        ]
+        self.context.ended = _telling(self._tellers)
         self.joined = False
 
     async def start(self) -> bool:
@@ -126,6 +138,9 @@ class Runtime:
                 await asyncio.gather(*(replica.retire() for replica in self.replicas.values()))
         if self.context.recorder is not None:
             self.context.recorder.close()
+        self.context.ended = None
+        while self._tellers:
+            await asyncio.to_thread(self._tellers.pop().close)  # bounded: a collector or a disk may hang
 
     async def read_metrics(self) -> None:
         """Bring the gauges up to date; called before they are scraped."""
@@ -133,6 +148,18 @@ class Runtime:
         metrics.outbox.set(len(outbox))
         metrics.degraded.set(any(replica.store_state != "ok" for replica in self.replicas.values()))
         await self.fleet.refresh()
+
+
+def _telling(tellers: Sequence[SpanExport | RequestLog]) -> Callable[[Explanation, TraceContext | None], None] | None:
+    """What the end of a request calls; None while nobody wants to know."""
+    if len(tellers) < 2:
+        return tellers[0].ended if tellers else None
+
+    def ended(explanation: Explanation, trace: TraceContext | None) -> None:
+        for teller in tellers:
+            teller.ended(explanation, trace)
+
+    return ended
 
 
 def _context(

@@ -69,6 +69,8 @@ class ScheduledRequest:
     _release: TimerHandle | None = None
     # Its story, see ``Explanation``.
     _failures: tuple[str, ...] = ()
+    _failed_after_s: tuple[float, ...] = ()
+    placed_s: float | None = None
     _expected_ttft_s: float | None = None
     _first_token_s: float | None = None
     _ended_s: float | None = None
@@ -211,6 +213,7 @@ class ScheduledRequest:
             self.pool.breakers.failed(failed_id, self._context.clock.monotonic_s())
         self.failed |= {failed_id}
         self._failures += (f"{failed_id}: {failure}",)
+        self._failed_after_s += (self.age_s,)
         try:
             await spend_retry(failure, self, self._context)
             self.pool.metrics.retries[failure.kind].inc()
@@ -244,7 +247,10 @@ class ScheduledRequest:
         self._count_end(outcome, usage)
         if self.may_be_reserved:
             self._send_finish(self._taught(usage))
-        self._context.decisions.add(self.explain())
+        explanation = self.explain()
+        self._context.decisions.add(explanation)
+        if self._context.ended is not None:
+            self._context.ended(explanation, self.inference_request.trace)
 
     def _send_finish(self, note: str) -> None:
         live, request_id = self._context.live, self.request_id
@@ -311,7 +317,9 @@ class ScheduledRequest:
             received_unix_s=self._received_unix_s,
             rounds=tuple(self.rounds),
             failures=self._failures,
+            failed_after_s=self._failed_after_s,
             instance_id=self.instance_id or None,
+            placed_s=self.placed_s,
             held_s=self._held_until_now_s() if self.attempts or self._placed else None,
             expected_ttft_s=self._expected_ttft_s,
             first_token_s=self._first_token_s,
@@ -320,6 +328,7 @@ class ScheduledRequest:
             expected_cached_tokens=self.expected_cached_tokens,
             reported_cached_tokens=self._reported.cached_tokens,
             reported_prompt_tokens=self._reported.prompt_tokens,
+            output_tokens=self._reported.output_tokens,
         )
 
     @property

@@ -21,6 +21,9 @@ Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 """As browsers send it: no path, and no slash at the end."""
 
 
+Level = Annotated[str, Field(pattern=r"^(debug|info|warning|error)$")]
+
+
 class RouterSettings(BaseModel):
     """How a replica listens, what it accepts, how long it waits. Replicas may differ in all of it."""
 
@@ -37,6 +40,10 @@ class RouterSettings(BaseModel):
     log_level: str = Field(
         "info", pattern=r"^(debug|info|warning|error)$", description="log level of routers and workers"
     )
+    log_levels: dict[str, Level] = Field(
+        {}, description='levels of single packages or modules of theirs: {"statestore": "debug"}'
+    )
+    log_format: Literal["text", "json"] = Field("text", description="form of their log lines")
 
     # keys ----------------------------------------------------------------------------------------------------
     api_keys: tuple[Key, ...] = Field((), description="inference needs one of these keys when any is set")
@@ -100,6 +107,20 @@ class RouterSettings(BaseModel):
     settle_s: float = Field(2.0, ge=0, description="time between /ready turning off and the port closing, seconds")
     drain_timeout_s: float = Field(
         60.0, gt=0, description="time for requests in flight to finish, seconds; then they are cut"
+    )
+
+    # logs and traces -----------------------------------------------------------------------------------------
+    request_log: str | None = Field(
+        None, min_length=1, description="file for one JSON line per request that ended; - is standard output"
+    )
+    tracing_url: str | None = Field(
+        None,
+        pattern=r"^https?://\S+$",
+        description="where spans are sent by OTLP over HTTP, such as http://collector:4318/v1/traces; needs the tracing"
+        " extra of the package",
+    )
+    tracing_share: float = Field(
+        0.01, ge=0, le=1, description="share of the requests that are traced where the client did not decide it"
     )
 
     # recording -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Final
 
 import orjson
 
+from router import trace_context
 from router.errors import RouterError, UpstreamTimeoutError, from_exception
 from router.http.admission import is_form, read_form_request, read_inference_request
 from router.http.attempt import ErrorAnswer, ExchangeResult, ExchangeTimes
@@ -46,6 +47,8 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
             inference_request = await plane.long_bodies.read(request, request_id)
         else:
             inference_request = read_inference_request(request, request_id, max_parts=MAX_PROMPT_PARTS)
+        if plane.sample_share is not None:
+            inference_request.trace = trace_context.begin(request.get(trace_context.FIELD), plane.sample_share)
         placed = await plane.lifecycle.place(inference_request)
         await _Forwarding(request, inference_request, placed, downstream, plane).run()
     except Exception as error:
@@ -77,7 +80,10 @@ class _Forwarding:
         self._deadline_s = downstream.asked_s + plane.settings.total_timeout_s
         # A field the router checks itself, or replaces, must not reach an instance.
         self._fields = fields_for_instance(
-            request.fields, keep_credentials=plane.keeps_credentials, http_10=request.http_10
+            request.fields,
+            keep_credentials=plane.keeps_credentials,
+            http_10=request.http_10,
+            trace=inference_request.trace,
         )
         if plane.upstream_authorization is not None:
             self._fields += b"authorization: %b\r\n" % plane.upstream_authorization

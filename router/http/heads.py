@@ -8,8 +8,10 @@ from typing import Final
 
 import orjson
 
+from router import trace_context
 from router.errors import RouterError, error_body, error_headers
 from router.http.paths import INFERENCE_METHODS
+from router.trace_context import TraceContext
 
 Header = tuple[bytes, bytes]
 """One field: name in lower case, value without surrounding blanks."""
@@ -45,6 +47,10 @@ _VIA_HTTP_11: Final = b"via: 1.1 dualmap\r\n"
 _USUAL_CONNECTIONS: Final = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
 _NO_TOKENS: Final[frozenset[bytes]] = frozenset()
 _NOT_SENT_UP_WITHOUT_CREDENTIALS: Final = _NOT_SENT_UP | {b"authorization", b"x-api-key"}
+_TRACED: Final = {
+    dropped: dropped | {trace_context.FIELD} for dropped in (_NOT_SENT_UP, _NOT_SENT_UP_WITHOUT_CREDENTIALS)
+}
+"""The same where the router writes the trace context itself."""
 FLEET_FIELDS: Final = frozenset(
     {
         b"x-dualmap-instance",
@@ -97,8 +103,11 @@ def connection_tokens(fields: Iterable[Header]) -> frozenset[bytes]:
     return frozenset(tokens - {b"close", b"keep-alive", b""}) if tokens else _NO_TOKENS
 
 
-def fields_for_instance(fields: list[Header], *, keep_credentials: bool, http_10: bool = False) -> bytes:
-    """The client's fields that go to the instance, as bytes; the same for every attempt.
+def fields_for_instance(
+    fields: list[Header], *, keep_credentials: bool, http_10: bool = False, trace: TraceContext | None = None
+) -> bytes:
+    """The client's fields that go to the instance, as bytes; the same for every attempt. With ``trace`` the instance
+    finds the request's own span as its parent.
 
     ``Via`` names the protocol by which they came, after earlier proxies (RFC 9110 section 7.6.3).
     """
@@ -107,6 +116,9 @@ def fields_for_instance(fields: list[Header], *, keep_credentials: bool, http_10
     if tokens:
         dropped = dropped | tokens
     via = _VIA_HTTP_10 if http_10 else _VIA_HTTP_11
+    if trace is not None:
+        dropped = dropped | {trace_context.FIELD} if tokens else _TRACED[dropped]
+        via += b"%b: %b\r\n" % (trace_context.FIELD, trace.to_header())
     return b"".join([b"%b: %b\r\n" % field for field in fields if field[0] not in dropped]) + via
 
 

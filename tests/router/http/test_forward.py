@@ -68,6 +68,25 @@ async def test_an_answer_passes_with_the_fleets_fields(fleet) -> None:
     assert lifecycle.placed_request.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
 
 
+async def test_an_instance_of_a_replica_that_traces_finds_the_requests_own_span_as_its_parent(fleet) -> None:
+    tracing = {"tracing_url": "http://127.0.0.1:9/v1/traces", "tracing_share": 0.0}
+    lifecycle, [instance], client = await fleet(whole_answer, settings=tracing)
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+    client.chat(headers=f"traceparent: 00-{trace}-{parent}-01\r\ntracestate: vendor=x\r\n")
+    await client.answer()
+    client.chat()
+    await client.answer()
+
+    continued, begun = (talk.headers for talk in instance.talks)
+    version, sent_trace, span, flags = continued["traceparent"].split("-")
+    assert (version, sent_trace, flags) == ("00", trace, "01")
+    assert span != parent
+    assert continued["tracestate"] == "vendor=x"
+    assert begun["traceparent"].endswith("-00"), "not sampled: the instance must not begin a trace of its own"
+    assert lifecycle.requests[0].trace.to_header().decode() == continued["traceparent"]
+
+
 async def test_a_request_without_an_id_gets_one_that_instance_and_client_agree_on(fleet) -> None:
     lifecycle, [instance], client = await fleet(whole_answer)
     client.chat()

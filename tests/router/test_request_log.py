@@ -1,0 +1,96 @@
+"""One JSON line for every request that ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from router.request_log import FLUSH_S, RequestLog
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_a_line_has_places_tokens_times_and_outcome_and_no_text(
+    start_runtime: Any, clock: Any, tools: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "logs" / "requests.jsonl"
+    runtime = await start_runtime(instances=(tools.spec("a"),), request_log=str(path))
+    request = await runtime.lifecycle.place(tools.request("secret " * 60, request_id="one"))
+    await clock.advance(0.25)
+    request.first_token()
+    await clock.advance(0.5)
+    request.finish(Outcome.COMPLETED, Usage(prompt_tokens=105, cached_tokens=16, output_tokens=7))
+
+    await runtime.stop()
+
+    [line] = lines(path)
+    assert line | {"time": 0, "expected_ttft_s": 0, "reason": 0} == {
+        "time": 0, "request_id": "one", "trace_id": None, "model": "default", "pool": "default", "instance": "a",
+        "outcome": "completed", "reason": 0, "attempts": 1, "prompt_tokens": 105, "expected_cached_tokens": 0,
+        "cached_tokens": 16, "output_tokens": 7, "held_s": 0.0, "expected_ttft_s": 0, "ttft_s": 0.25, "total_s": 0.75,
+        "slo_s": 5.0,
+    }  # fmt: skip
+    assert "secret" not in path.read_text()
+
+
+async def test_requests_that_are_passed_on_or_refused_have_a_line_too(
+    start_runtime: Any, tools: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), request_log=str(path), max_attempts=2)
+    passed = await runtime.lifecycle.place(tools.request(path="/v1/embeddings", request_id="embedded"))
+    await passed.reroute(InstanceFailure(FailureKind.CONNECT, "refused"))
+    passed.finish(Outcome.COMPLETED, Usage(prompt_tokens=9))
+
+    await runtime.stop()
+
+    [line] = lines(path)
+    assert (line["request_id"], line["attempts"], line["prompt_tokens"]) == ("embedded", 2, 9)
+    assert line["reason"] is None
+
+
+class HungFile:
+    """A pipe whose reader does not read, until it does."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.go_on.wait(10)
+        self.written += data
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_file_that_hangs_delays_nobody_and_what_does_not_fit_is_counted(
+    start_runtime: Any, clock: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("router.request_log.MAX_WAITING_LINES", 3)
+    runtime, file = await start_runtime(instances=(tools.spec("a"),)), HungFile()
+    log = RequestLog(file, clock.call_later)
+    explanation = (await runtime.lifecycle.place(tools.request(request_id="r"))).explain()
+
+    log.ended(explanation, None)
+    await clock.advance(FLUSH_S)  # this write hangs
+    for _ in range(5):
+        log.ended(explanation, None)
+    file.go_on.set()
+    for _ in range(500):  # the thread that writes is a real one
+        await asyncio.sleep(0.01)
+        await clock.advance(FLUSH_S)
+        if file.written.count(b"\n") == 4:
+            break
+
+    assert file.written.count(b"\n") == 4
+    assert "dropped 2 lines" in caplog.text
+    log.close()

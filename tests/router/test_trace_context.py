@@ -1,0 +1,47 @@
+"""W3C Trace Context: what a client sent is continued, else a trace begins."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.trace_context import TraceContext, begin
+
+TRACE, SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
+
+
+def header(flags: int, *, version: str = "00", more: str = "") -> bytes:
+    return f"{version}-{TRACE:032x}-{SPAN:016x}-{flags:02x}{more}".encode()
+
+
+@pytest.mark.parametrize(("flags", "sampled"), [(0, False), (1, True), (3, True)])
+def test_the_clients_trace_and_its_decision_are_continued(flags: int, sampled: bool) -> None:
+    context = begin(header(flags), sample_share=0.5)
+
+    assert (context.trace_id, context.parent_id, context.sampled) == (TRACE, SPAN, sampled)
+    assert context.span_id not in (0, SPAN)
+    assert context.to_header() == f"00-{TRACE:032x}-{context.span_id:016x}-{int(sampled):02x}".encode()
+
+
+def test_a_later_version_is_read_as_far_as_it_is_known() -> None:
+    assert begin(header(1, version="cc", more="-what-else"), 0.0).trace_id == TRACE
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [None, b"", b"00-aa-bb-01", header(1, version="ff"), b"00-" + b"0" * 32 + b"-" + b"1" * 16 + b"-01",
+     b"00-" + b"1" * 32 + b"-" + b"0" * 16 + b"-01", header(1).upper()],
+)  # fmt: skip
+def test_without_a_valid_parent_a_trace_begins(sent: bytes | None) -> None:
+    context = begin(sent, sample_share=1.0)
+
+    assert context.parent_id == 0
+    assert context.sampled
+    assert context.trace_id not in (0, TRACE)
+
+
+def test_the_share_of_traces_that_begin_here_is_as_wanted() -> None:
+    sampled = sum(begin(None, 0.25).sampled for _ in range(4000))
+
+    assert 800 < sampled < 1200
+    assert not begin(None, 0.0).sampled
+    assert TraceContext(1, 2, 0, False).to_header() == b"00-" + b"0" * 31 + b"1-" + b"0" * 15 + b"2-00"
