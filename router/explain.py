@@ -79,6 +79,10 @@ class Explanation:
     reported_prompt_tokens: int | None = None
     output_tokens: int | None = None
     """Reported."""
+    block_tokens: int = 1
+    """Tokens of a block of its chain."""
+    key_tokens: int = 1
+    """Tokens of a key block, the unit of ``key_blocks``."""
 
 
 class DecisionLog:

@@ -21,7 +21,7 @@ def costs_of(explanation: Explanation, each: PlacementRound, pool: ServedPool) -
 
     A policy that does not weigh has no cost: only what TTFT it expects.
     """
-    chain = Chain((explanation.hash_key,), pool.scheduling.block_tokens, explanation.prompt_tokens)
+    chain = Chain((explanation.hash_key,), explanation.block_tokens, explanation.prompt_tokens)
     weights = pool.policy.weights(RouteQuery(chain, explanation.slo_s), pool.view.learned)
     return {
         instance_id: _cost(weights, load, chain, explanation.slo_s, pool) for instance_id, load in each.loads.items()

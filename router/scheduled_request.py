@@ -329,6 +329,8 @@ class ScheduledRequest:
             reported_cached_tokens=self._reported.cached_tokens,
             reported_prompt_tokens=self._reported.prompt_tokens,
             output_tokens=self._reported.output_tokens,
+            block_tokens=chain.block_tokens,
+            key_tokens=chain.block_tokens * chain.key_stride,
         )
 
     @property

@@ -96,7 +96,6 @@ def _story(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
         "replica_id": runtime.context.replica_id,
         **story,
         "hash_key": f"{explanation.hash_key:016x}",
-        "block_tokens": pool.scheduling.block_tokens,
     }
 
 

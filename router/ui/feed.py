@@ -21,6 +21,7 @@ from router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS, merged_keys, pool_fig
 from router.ui.happenings import Reading, happenings
 from router.ui.own_requests import Keys, OwnRequests
 from router.ui.peers import Peers
+from scheduling.hotness import MIN_KEY_BLOCKS
 from statestore.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,8 @@ class Feed:
                         "model": pool.settings.model,
                         "policy": pool.policy.name,
                         "slo_s": pool.scheduling.slo_ttft_s,
-                        "block_tokens": pool.scheduling.block_tokens,
+                        "key_tokens": pool.scheduling.block_tokens,
+                        "min_key_blocks": MIN_KEY_BLOCKS,
                     }
                     for name, pool in runtime.pools.pools.items()
                 ],

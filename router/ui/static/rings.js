@@ -23,7 +23,7 @@ export class Rings {
   show(topology, now, pool) {
     const total = now.keys.reduce((sum, key) => sum + key[2], 0);
     const keys = now.keys.filter(([, , requests], index) => index < 3 || requests > 1);
-    this.last = { topology, keys };
+    this.last = { topology, keys, shortest: pool.min_key_blocks };
     this.draw();
     this.list(keys, total, topology, pool);
     this.hot.replaceChildren(...prefixes(topology));
@@ -36,10 +36,10 @@ export class Rings {
   list(keys, total, topology, pool) {
     const of = topology.members.length, shown = keys.slice(0, 8);
     this.table.replaceChildren(...shown.map(([key, blocks, requests, , , pair]) => {
-      const row = element("tr", { class: blocks > 1 ? "hot" : "" },
+      const row = element("tr", { class: blocks > pool.min_key_blocks ? "hot" : "" },
         element("td", {}, element("code", {}, key.slice(0, 8))),
         element("td", { class: "n" }, `${((100 * requests) / Math.max(total, 1)).toFixed(0)}%`),
-        element("td", { class: "n", title: `${blocks * pool.block_tokens} tokens` }, `${blocks} block${blocks > 1 ? "s" : ""}`),
+        element("td", { class: "n", title: `${blocks * pool.key_tokens} tokens` }, `${blocks} block${blocks > 1 ? "s" : ""}`),
         element("td", {}, ...pair.map((id) => element("span", { class: "instance", style: `--c: ${colour(topology.members.indexOf(id), of)}`, title: id }, of > 12 ? "" : id))));
       row.onpointerenter = () => { this.key = key; this.draw(); };
       row.onpointerleave = () => { this.key = null; this.draw(); };
@@ -88,7 +88,7 @@ export class Rings {
     for (const [key, blocks, requests, first, second] of [...keys].reverse()) {
       const from = TOP + TURN * first, to = TOP + TURN * second, weight = requests / most;
       const start = [Math.cos(from) * (outer - 3), Math.sin(from) * (outer - 3)], end = [Math.cos(to) * (inner - 3), Math.sin(to) * (inner - 3)];
-      pen.strokeStyle = pen.fillStyle = blocks > 1 ? strokes.hot : strokes.plain;
+      pen.strokeStyle = pen.fillStyle = blocks > this.last.shortest ? strokes.hot : strokes.plain;
       pen.globalAlpha = this.key ? (this.key === key ? 1 : 0.08) : 0.25 + 0.6 * weight;
       pen.lineWidth = 1 + 3.5 * weight;
       pen.beginPath();

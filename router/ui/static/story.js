@@ -36,6 +36,10 @@ export class Story {
     return Math.max(260, Math.min(1000, this.place.clientWidth || 840));
   }
 
+  shortest(pool) {
+    return this.known.hello?.pools.find(({ name }) => name === pool)?.min_key_blocks ?? 1;
+  }
+
   tint(id, pool) {
     const members = this.known.topology[pool]?.members ?? [];
     return colour(members.indexOf(id), members.length);
@@ -77,7 +81,7 @@ export class Story {
     const shown = Math.min(cells, Math.round(full / 7)), width = full / shown, scale = shown / cells;
     const tint = round ? this.tint(round.decision.instance_id, story.pool) : "var(--dim)";
     const picture = drawn("svg", { viewBox: `0 0 ${full} 44`, class: "prompt" });
-    const key_width = Math.max(width, story.key_blocks * scale * width);
+    const key_width = Math.max(width, (story.key_blocks * story.key_tokens * scale * width) / story.block_tokens);
     picture.append(drawn("path", { d: `M1 14V6H${Math.min(full - 1, key_width) - 1}V14`, class: "bracket" }));
     for (let cell = 0; cell < shown; cell++) {
       const held = (cell + 0.5) / scale < hit;
@@ -87,7 +91,7 @@ export class Story {
     const reported = story.reported_cached_tokens === null ? "" : `, the instance reported ${count(story.reported_cached_tokens)}`;
     return element("figure", {}, picture, element("figcaption", {},
       `${count(story.prompt_tokens)} tokens in ${count(cells)} block${cells > 1 ? "s" : ""} of ${story.block_tokens}. `,
-      `The hash key ${story.hash_key.slice(0, 8)} covers the first ${story.key_blocks > 1 ? `${story.key_blocks} blocks: their prefix is hot` : "block"}. `,
+      `The hash key ${story.hash_key.slice(0, 8)} covers the first ${count(Math.min(story.prompt_tokens, story.key_blocks * story.key_tokens))} tokens${story.key_blocks > this.shortest(story.pool) ? ": their prefix is hot" : ""}. `,
       element("i", { style: `color: ${tint}` }, "■ "), `${percent(hit_tokens / story.prompt_tokens)} expected in the cache${reported}.`));
   }
 

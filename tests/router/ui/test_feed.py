@@ -61,7 +61,8 @@ async def test_a_new_viewer_is_told_everything_and_then_what_is_new(start_runtim
     assert {len(row) for row in tick["pools_now"]["default"]["loads"]} == {len(hello["load_fields"])}
     assert {len(row) for row in tick["requests"]} == {len(REQUEST_FIELDS)}
     [[_, blocks, requests, first, second, pair]] = tick["pools_now"]["default"]["keys"]
-    assert (blocks, requests, sorted(pair)) == (1, 2, ["a", "b"])
+    assert (requests, sorted(pair)) == (2, ["a", "b"])
+    assert blocks >= 1
     assert 0 <= first < 1
     assert 0 <= second < 1
     await viewer.close()
