@@ -13,6 +13,7 @@ format:
 docs:
 	.venv/bin/dualmap settings --markdown > docs/reference/configuration.md
 	.venv/bin/python -m cli.reference docs/reference/redis-keys.md
+	.venv/bin/python deploy/grafana/build.py
 
 image:
 	docker build -t dualmap-fleet .
