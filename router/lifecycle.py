@@ -97,8 +97,7 @@ class Lifecycle:
                 model=pool.settings.model,
                 lora=route.lora,
                 rule=pool.blocks,
-                bytes_per_token=pool.view.learned.bytes_per_token,
-                expected_output_tokens=pool.scheduling.expected_output_tokens,
+                learned=pool.view.learned,
                 tokenizer=pool.tokenizer,
             )
             request.prompt = None

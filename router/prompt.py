@@ -13,6 +13,7 @@ from scheduling.blocks import BlockRule, TextPrompt, cache_seed
 from scheduling.chain import Chain
 from scheduling.engine_blocks import BlockExtras
 from scheduling.errors import PromptError, TooManyPartsError
+from scheduling.learned import Learned
 from scheduling.prompt import MAX_PARTS, LongTexts, chat_prompt, completion_prompt
 from scheduling.values import value
 
@@ -38,9 +39,11 @@ class ReadPrompt:
     text_bytes: int | None
     """See ``SentPrompt``."""
     expected_output_tokens: int
-    """Counts in the shared load: the configured assumption, or the request's limit if that is lower. A limit is no
-    forecast: most clients send one that few of their answers reach, and instances whose running requests were counted
-    by it would always look full. The instance gets the limit as it was sent."""
+    """Counts in the shared load: the mean answer to requests with similar limits, or the limit if that is lower. A
+    limit is no forecast: most clients send one that few of their answers reach, and instances whose running requests
+    were counted by it would always look full. The instance gets the limit as it was sent."""
+    output_limit: int | None = None
+    """The most tokens that its answer may have; None: it sets no limit."""
     tokenized: bool = False
     """The chain is of the engine's own blocks, computed from text."""
 
@@ -81,25 +84,25 @@ async def read_prompt(
     model: str,
     lora: str | None,
     rule: BlockRule,
-    bytes_per_token: float,
-    expected_output_tokens: int,
+    learned: Learned,
     tokenizer: PromptTokenizer | None = None,
 ) -> ReadPrompt:
     """Hash the prompt of a scheduled request: a long one in steps, any other at once. Text becomes the engine's own
     blocks if there is a tokenizer, and it answers in time."""
-    expected = min(sent.output_limit or expected_output_tokens, expected_output_tokens)
+    limit = sent.output_limit
+    expected = learned.expected_output_tokens(limit)
     if tokenizer is not None:
         tokenized = await tokenizer.chain(sent, lora=lora, block_tokens=rule.token_block_tokens)
         if tokenized is not None:
-            return ReadPrompt(tokenized, sent.text_bytes, expected, tokenized=True)
+            return ReadPrompt(tokenized, sent.text_bytes, expected, limit, tokenized=True)
     seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
     prompt = sent.prompt
     if isinstance(prompt, TextPrompt) and len(prompt.data) <= LONG_PROMPT_BYTES:
-        chain = rule.chain(prompt, seed, bytes_per_token)
+        chain = rule.chain(prompt, seed, learned.bytes_per_token)
     else:
         extras = BlockExtras.of(lora, sent.salt)
-        chain = await in_steps(rule.chain_in_steps(prompt, seed, bytes_per_token, extras))
-    return ReadPrompt(chain, sent.text_bytes, expected)
+        chain = await in_steps(rule.chain_in_steps(prompt, seed, learned.bytes_per_token, extras))
+    return ReadPrompt(chain, sent.text_bytes, expected, limit)
 
 
 @lru_cache(maxsize=1024)

@@ -23,7 +23,7 @@ from router.served_pool import ServedPool
 from router.timers import TimerHandle
 from scheduling.granting import Grant
 from scheduling.instance import InstanceSpec
-from scheduling.learning import features_to_note
+from scheduling.learning import features_to_note, finished_note
 from scheduling.placement import Placed
 from scheduling.request import Request, RequestState
 from scheduling.slo import slo_s
@@ -259,11 +259,12 @@ class ScheduledRequest:
         self._context.outbox.post(finish, partial(live.released, request_id))
 
     def _taught(self, usage: Usage | None) -> str:
-        """How many tokens its text had, for the leader to learn from; "" where that is not known."""
-        text_bytes = self.prompt.text_bytes
-        if usage is None or not usage.prompt_tokens or not text_bytes:
+        """How many tokens its text and its answer had, for the leader to learn from; "" where neither is known."""
+        if usage is None:
             return ""
-        return f'{{"text_bytes":{text_bytes},"tokens":{usage.prompt_tokens}}}'
+        prompt = self.prompt
+        text_bytes, limit = prompt.text_bytes or 0, prompt.output_limit or 0
+        return finished_note(text_bytes, usage.prompt_tokens or 0, usage.output_tokens or 0, limit)
 
     def _count_end(self, outcome: Outcome, usage: Usage | None) -> None:
         metrics = self.pool.metrics

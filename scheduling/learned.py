@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
+from scheduling.answer_length import PRIOR_MEANS, expected_answer_tokens
 from scheduling.ttft_model import PRIOR_WEIGHTS
 from scheduling.values import value
 from scheduling.weights import Form
@@ -20,6 +21,12 @@ class Learned:
     bytes_per_token: float = DEFAULT_BYTES_PER_TOKEN
     ttft_weights: tuple[float, ...] = PRIOR_WEIGHTS
     """Of the pool's TTFT model, see ``scheduling.ttft_model``."""
+    answer_tokens: tuple[float, ...] = PRIOR_MEANS
+    """Mean length of an answer, by class of the request's limit, see ``scheduling.answer_length``."""
+
+    def expected_output_tokens(self, limit: int | None) -> int:
+        """Assumed length of the answer to a request with this limit (None: without one)."""
+        return expected_answer_tokens(self.answer_tokens, limit)
 
     ttft: Form = field(init=False, compare=False, repr=False)
     """The expected TTFT, learned from the pool's own history."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from scheduling.answer_length import AnswerLengths
 from scheduling.instance import InstanceLoad
 from scheduling.learned import PAIRS_UNIT, Learned
 from scheduling.prefill_rate import BusyTime, PrefillRate
@@ -54,11 +55,34 @@ class FirstToken:
 
 
 @value
-class PromptLength:
-    """Bytes of text of a prompt, and the tokens that its instance counted."""
+class Finished:
+    """What the end of a request tells, as far as it is known; 0: it is not."""
 
-    text_bytes: int
-    tokens: int
+    text_bytes: int = 0
+    """Of its prompt."""
+    tokens: int = 0
+    """Of its prompt, as its instance counted them."""
+    answer_tokens: int = 0
+    """Of a whole answer."""
+    output_limit: int = 0
+    """The most tokens that it let its answer have; 0: it set no limit."""
+
+    @classmethod
+    def of_note(cls, note: Mapping[str, int]) -> Finished:
+        """Of what ``finished_note`` wrote."""
+        return cls(**{name: int(note.get(name, 0)) for name in _FINISHED})
+
+
+_FINISHED = ("text_bytes", "tokens", "answer_tokens", "output_limit")
+
+
+def finished_note(text_bytes: int, tokens: int, answer_tokens: int, output_limit: int) -> str:
+    """What to note of a request that ends, as JSON; "" if that would teach nothing. Arguments as in ``Finished``."""
+    if not answer_tokens and not (text_bytes and tokens):
+        return ""
+    return (
+        f'{{"text_bytes":{text_bytes},"tokens":{tokens},"answer_tokens":{answer_tokens},"output_limit":{output_limit}}}'
+    )
 
 
 @value
@@ -66,7 +90,7 @@ class Sample:
     """One entry of the sample log."""
 
     entry_id: str
-    lesson: FirstToken | PromptLength
+    lesson: FirstToken | Finished
 
 
 def features_to_note(features: Form) -> tuple[float, ...]:
@@ -82,6 +106,7 @@ class FleetLearner:
     learned: Learned
     _rates: dict[str, PrefillRate] = field(default_factory=dict)
     _ttft: Ridge = field(default_factory=ttft_prior)
+    _answers: AnswerLengths = field(default_factory=AnswerLengths)
     _text_bytes: int = 0
     _text_tokens: int = 0
 
@@ -93,8 +118,8 @@ class FleetLearner:
         firsts: list[FirstToken] = []
         for sample in samples:
             lesson = sample.lesson
-            if isinstance(lesson, PromptLength):
-                self._learn_ratio(lesson)
+            if isinstance(lesson, Finished):
+                self._learn_end(lesson)
             elif lesson.instance_id in loads:
                 firsts.append(lesson)
         self._learn_ttft(firsts)
@@ -115,7 +140,14 @@ class FleetLearner:
             self._rates[instance_id] = rate.after(seen)
         return {instance_id: self._rates[instance_id].tokens_per_s for instance_id in times}
 
-    def _learn_ratio(self, lesson: PromptLength) -> None:
+    def _learn_end(self, lesson: Finished) -> None:
+        if lesson.text_bytes and lesson.tokens:
+            self._learn_ratio(lesson)
+        if lesson.answer_tokens:
+            self._answers.add(lesson.output_limit, lesson.answer_tokens)
+            self.learned = replace(self.learned, answer_tokens=self._answers.means)
+
+    def _learn_ratio(self, lesson: Finished) -> None:
         self._text_bytes += lesson.text_bytes
         self._text_tokens += lesson.tokens
         if self._text_tokens > RATIO_MEMORY_TOKENS:

@@ -101,9 +101,6 @@ class SchedulingSettings(BaseModel):
     hotness_window_s: float = Field(120.0, gt=0, description="sliding window of the hotness tree, seconds")
     hotness_window_requests: int = Field(4096, ge=16, description="requests in the window at most")
     max_key_blocks: int = Field(64, ge=1, le=256, description="longest hash key, in blocks")
-    expected_output_tokens: int = Field(
-        256, ge=1, description="assumed length of an answer, or the request's limit if that is lower"
-    )
     decode_stall_s: float = Field(
         3.0, gt=0, description="no finished prefill for this long counts as a decode bottleneck, seconds"
     )

@@ -20,7 +20,7 @@ from scheduling.chain import Chain
 from scheduling.decision import RouteQuery
 from scheduling.granting import Grant, grant_queue
 from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.learning import features_to_note
+from scheduling.learning import features_to_note, finished_note
 from scheduling.placement import PlaceStatus, Search, SearchFailed
 from scheduling.policies import build_policy
 from scheduling.queue_order import QueueHead, QueueOrder
@@ -274,8 +274,10 @@ class Simulation:
         return self._scenario.late_requests == "refuse"
 
     def _expected_output_tokens(self, request: TraceRequest) -> int:
-        expected_tokens = self._scheduling.expected_output_tokens
-        return min(request.output_tokens, expected_tokens) if self._scenario.output_limits_known else expected_tokens
+        return self._fleet.learned.expected_output_tokens(self._output_limit(request) or None)
+
+    def _output_limit(self, request: TraceRequest) -> int:
+        return request.output_tokens if self._scenario.output_limits_known else 0
 
     def _submit(self, request_id: str, instance_id: str) -> None:
         outcome, traced = self._outcomes[int(request_id)], self._trace.requests[int(request_id)]
@@ -290,9 +292,11 @@ class Simulation:
             self._waiting[instance_id] -= 1
             self._finish(request_id)
 
-    def _finish(self, request_id: str) -> None:
+    def _finish(self, request_id: str, answer_tokens: int = 0) -> None:
         self._features.pop(request_id, None)
-        self._grant_from(self._state.finish(request_id).queue)
+        limit = self._output_limit(self._trace.requests[int(request_id)])
+        note = finished_note(0, 0, answer_tokens, limit)
+        self._grant_from(self._state.finish(request_id, note=note).queue)
 
     def _grant_from(self, queue: QueueHead | None) -> None:
         """Plan a queue that has room, by a transition's reply. The grants wait in the state's outbox."""
@@ -338,7 +342,7 @@ class Simulation:
                 self._grant_from(self._state.first_token(event.request_id, instance_id, note=note).queue)
             case EventKind.FINISHED:
                 self._outcomes[int(event.request_id)].finish_s = event.time_s
-                self._finish(event.request_id)
+                self._finish(event.request_id, answer_tokens=event.tokens)
         self._deliver_grants()
         if self._router_queue is not None:
             self._release_parked()

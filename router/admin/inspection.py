@@ -153,8 +153,7 @@ async def _lookup(pool: ServedPool, body: dict[str, Any], path: str, model: str)
         model=pool.settings.model,
         lora=model if model in pool.settings.loras else None,
         rule=pool.blocks,
-        bytes_per_token=pool.view.learned.bytes_per_token,
-        expected_output_tokens=pool.scheduling.expected_output_tokens,
+        learned=pool.view.learned,
         tokenizer=pool.tokenizer,
     )
     return _pair(pool, _key(pool, prompt.chain)) | {

@@ -14,7 +14,7 @@ import orjson
 from scheduling.chain import Chain
 from scheduling.granting import CommitReply, Grant
 from scheduling.instance import InstanceLoad
-from scheduling.learning import FirstToken, PromptLength, Sample
+from scheduling.learning import Finished, FirstToken, Sample
 from scheduling.placement import Observation
 from scheduling.queue_order import QueueHead, QueuePlan
 from scheduling.rebalance import HotQueue
@@ -48,7 +48,7 @@ class PoolState(Members):
         """Of held requests."""
         self.migrations: dict[str, int] = {}
         self.arrival_log: BoundedLog[tuple[int, tuple[int, ...]]] = BoundedLog(scheduling.hotness_window_requests)
-        self.sample_log: BoundedLog[FirstToken | PromptLength] = BoundedLog(SAMPLE_LOG)
+        self.sample_log: BoundedLog[FirstToken | Finished] = BoundedLog(SAMPLE_LOG)
         self.prefixes = PrefixIndex(scheduling.prefix_samples)
         self.observations = 0
         self._outbox: list[Grant] = []
@@ -170,8 +170,7 @@ class PoolState(Members):
         del self.requests[request_id]
         self.chains.pop(request_id, None)
         if note:
-            noted = orjson.loads(note)
-            self.sample_log.add(PromptLength(noted["text_bytes"], noted["tokens"]))
+            self.sample_log.add(Finished.of_note(orjson.loads(note)))
         self.changed(book)
         return Transition(True, book.room(self.now_ms()))
 

@@ -14,7 +14,7 @@ from scheduling.granting import Grant
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, stalled_s
 from scheduling.learned import Learned
-from scheduling.learning import FirstToken, PromptLength, Sample
+from scheduling.learning import Finished, FirstToken, Sample
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
 from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Request, RequestState
@@ -165,11 +165,10 @@ def grant_from(text: bytes) -> Grant:
 
 # samples -----------------------------------------------------------------------------------------------------
 def sample_from(entry_id: bytes, flat: Sequence[bytes]) -> Sample:
-    """One entry of the sample log: an instance and its first token, or 'noted' and a prompt's length."""
+    """One entry of the sample log: an instance and its first token, or 'noted' and what an end told."""
     subject, text = flat[0].decode(), flat[1]
     if subject == "noted":
-        noted = orjson.loads(text)
-        return Sample(entry_id.decode(), PromptLength(noted["text_bytes"], noted["tokens"]))
+        return Sample(entry_id.decode(), Finished.of_note(orjson.loads(text)))
     *times, note = text.split(b" ", 5)
     features = orjson.loads(note).get("features")
     tokens, enqueued_ms, dispatched_ms, former_ms, prefilled_ms = map(int, times)
@@ -192,13 +191,16 @@ def learned_fields(learned: Learned) -> dict[str, str]:
     return {
         "bytes_per_token": repr(learned.bytes_per_token),
         "ttft_weights": orjson.dumps(learned.ttft_weights).decode(),
+        "answer_tokens": orjson.dumps(learned.answer_tokens).decode(),
     }
 
 
 def learned_from(pairs: Mapping[bytes, bytes], prior: Learned) -> Learned:
     if b"ttft_weights" not in pairs:
         return prior
-    return Learned(float(pairs[b"bytes_per_token"]), tuple(orjson.loads(pairs[b"ttft_weights"])))
+    ratio, weights = float(pairs[b"bytes_per_token"]), tuple(orjson.loads(pairs[b"ttft_weights"]))
+    answers = pairs.get(b"answer_tokens")  # missing where a former version published
+    return Learned(ratio, weights, prior.answer_tokens if answers is None else tuple(orjson.loads(answers)))
 
 
 # the rest ----------------------------------------------------------------------------------------------------

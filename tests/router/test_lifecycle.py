@@ -23,7 +23,7 @@ from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from router.view import POLL_S as VIEW_POLL_S
 from scheduling.granting import Grant
 from scheduling.instance import InstanceState
-from scheduling.learning import PromptLength
+from scheduling.learning import Finished
 from scheduling.placement import PlaceReply, PlaceStatus
 from scheduling.request import RequestState
 from scheduling.settings import SchedulingSettings
@@ -160,10 +160,10 @@ async def test_the_leader_is_told_how_many_tokens_an_instance_counted(
     runtime = await start_runtime(instances=(tools.spec("a"),))
 
     request = await runtime.lifecycle.place(tools.request(LONG))
-    request.finish(Outcome.COMPLETED, Usage(prompt_tokens=2500, cached_tokens=100))
+    request.finish(Outcome.COMPLETED, Usage(prompt_tokens=2500, cached_tokens=100, output_tokens=70))
     await tools.settle()
 
-    assert await lessons(store) == [PromptLength(5000, 2500)]
+    assert await lessons(store) == [Finished(5000, 2500, 70)]
     registry = runtime.context.metrics.registry
     reported = registry.get_sample_value("dualmap_hit_tokens_total", {"pool": "default", "by": "reported"})
     assert reported == 100.0

@@ -10,6 +10,10 @@ import pytest
 from router.errors import InvalidRequestError
 from router.prompt import LONG_PROMPT_BYTES, ReadPrompt, read_prompt, sent_prompt
 from scheduling.blocks import BlockRule, TextPrompt, cache_seed
+from scheduling.learned import Learned
+
+LEARNED = Learned(answer_tokens=(20.0, 90.0, 300.0, 500.0, 700.0, 256.0))
+"""The last one without a limit."""
 
 
 async def read(path: str = "/v1/completions", lora: str | None = None, **body: Any) -> ReadPrompt:
@@ -18,8 +22,7 @@ async def read(path: str = "/v1/completions", lora: str | None = None, **body: A
         model="m",
         lora=lora,
         rule=BlockRule(block_tokens=16, block_bytes=64),
-        bytes_per_token=4.0,
-        expected_output_tokens=256,
+        learned=LEARNED,
     )
 
 
@@ -45,9 +48,10 @@ async def test_a_prompt_that_the_engine_truncates_teaches_nothing_about_bytes_pe
     assert (await read(prompt="x" * 400, truncate_prompt_tokens=50)).text_bytes is None
 
 
-async def test_an_answer_is_expected_as_configured_or_no_longer_than_its_limit() -> None:
+async def test_an_answer_is_expected_as_learned_of_its_limits_class_or_no_longer_than_its_limit() -> None:
     assert (await read(prompt="x")).expected_output_tokens == 256
-    assert (await read(prompt="x", max_tokens=32_768)).expected_output_tokens == 256
+    assert (await read(prompt="x", max_tokens=32_768)).expected_output_tokens == 700
+    assert (await read(prompt="x", max_tokens=200)).expected_output_tokens == 90
     assert (await read(prompt="x", max_tokens=9)).expected_output_tokens == 9
     assert (await read(prompt="x", max_tokens=9, max_completion_tokens=7)).expected_output_tokens == 7
 
@@ -137,8 +141,8 @@ async def test_a_long_prompt_is_hashed_in_steps_and_to_the_same_chain() -> None:
 async def test_token_ids_are_cut_into_the_blocks_that_the_engines_report() -> None:
     rule = BlockRule(128, 512, engine_block_tokens=32)
     sent = sent_prompt("/v1/completions", {"prompt": list(range(100))})
-    read = await read_prompt(sent, model="m", lora=None, rule=rule, bytes_per_token=4.0, expected_output_tokens=1)
+    read = await read_prompt(sent, model="m", lora=None, rule=rule, learned=LEARNED)
     assert (read.chain.block_tokens, len(read.chain.hashes), read.chain.key_stride) == (32, 3, 4)
     text = sent_prompt("/v1/completions", {"prompt": "x" * 1024})
-    read = await read_prompt(text, model="m", lora=None, rule=rule, bytes_per_token=4.0, expected_output_tokens=1)
+    read = await read_prompt(text, model="m", lora=None, rule=rule, learned=LEARNED)
     assert (read.chain.block_tokens, len(read.chain.hashes), read.chain.key_stride) == (128, 2, 1)

@@ -6,7 +6,7 @@ import pytest
 
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.learned import Learned
-from scheduling.learning import RATIO_MIN_TOKENS, FirstToken, FleetLearner, PromptLength, Sample, features_to_note
+from scheduling.learning import RATIO_MIN_TOKENS, Finished, FirstToken, FleetLearner, Sample, features_to_note
 from scheduling.ttft_model import PRIOR_WEIGHTS
 from scheduling.weights import Form
 
@@ -23,7 +23,7 @@ def loads(**tokens_per_s: float) -> dict[str, InstanceLoad]:
 
 
 def lengths(*prompts: tuple[int, int]) -> list[Sample]:
-    return [Sample("1", PromptLength(text_bytes, tokens)) for text_bytes, tokens in prompts]
+    return [Sample("1", Finished(text_bytes, tokens)) for text_bytes, tokens in prompts]
 
 
 def ratios(*prompts: tuple[int, int]) -> list[float]:

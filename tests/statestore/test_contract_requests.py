@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from scheduling.granting import Grant
-from scheduling.learning import FirstToken, PromptLength
+from scheduling.learning import Finished, FirstToken
 from scheduling.queue_order import PlanStep, QueuePlan
 from scheduling.request import RequestState
 from statestore.base import NOTHING_DONE, PoolStore
@@ -182,7 +182,7 @@ async def test_a_noted_end_is_a_sample_of_the_length_of_text(pool: PoolStore) ->
     await place(pool, "r")
     await pool.finish("r", note=orjson.dumps({"text_bytes": 900, "tokens": 200}).decode())
 
-    assert [sample.lesson for sample in await pool.samples("0", 10)] == [PromptLength(900, 200)]
+    assert [sample.lesson for sample in await pool.samples("0", 10)] == [Finished(900, 200)]
 
 
 async def test_transitions_without_a_note_and_repeated_ones_teach_nothing(pool: PoolStore) -> None:
@@ -206,7 +206,7 @@ async def test_samples_are_read_on_from_the_last_one_seen(pool: PoolStore) -> No
     first = await pool.samples("0", 2)
     rest = await pool.samples(first[-1].entry_id, 100)
 
-    assert [sample.lesson for sample in (*first, *rest)] == [PromptLength(number, 1) for number in range(3)]
+    assert [sample.lesson for sample in (*first, *rest)] == [Finished(number, 1) for number in range(3)]
     assert list(await pool.samples(rest[-1].entry_id, 100)) == []
 
 

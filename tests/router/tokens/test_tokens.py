@@ -11,6 +11,7 @@ from router.prompt import read_prompt, sent_prompt
 from router.settings import RouterSettings
 from router.tokens import NoTokenizerError, build_tokenizer
 from scheduling.blocks import BlockRule
+from scheduling.learned import Learned
 from statestore.settings import PoolSettings
 
 BODY = {"messages": [{"role": "user", "content": "How many tokens? " * 20}]}
@@ -23,7 +24,7 @@ async def test_a_pool_with_a_folder_of_files_counts_exactly_and_one_without_esti
         tokenizer = build_tokenizer(PoolSettings(tokenizer=folder), RouterSettings(), metrics)
         read = await read_prompt(
             sent_prompt("/v1/chat/completions", BODY), model="m", lora=None, rule=BlockRule(16, 64),
-            bytes_per_token=4.0, expected_output_tokens=8, tokenizer=tokenizer,
+            learned=Learned(), tokenizer=tokenizer,
         )  # fmt: skip
         counts.append((read.tokenized, read.chain.prompt_tokens))
     (exact, tokens), (estimated, _) = counts
