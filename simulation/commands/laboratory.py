@@ -23,6 +23,7 @@ from simulation.laboratory.run_cache import RunCache
 from simulation.laboratory.suite import CROSSED, PRESET_SHORTHANDS, SUITES, Suite, Workload, recorded, workload_of
 from simulation.laboratory.summary import SUMMARY, summary_tables
 from simulation.laboratory.tables import rich_table
+from simulation.laboratory.targets import TARGETS, targets_of
 from simulation.laboratory.variants import Variant, parse_variant
 from simulation.presets import CHANGES, PRESETS, UnknownPresetError, find_preset
 from simulation.settings import EngineSettings
@@ -30,7 +31,7 @@ from simulation.settings import EngineSettings
 REPORT = "report.md"
 _WHAT_RUNS = (
     "variant", "suite", "quick", "traces", "trace", "preset", "instances", "rates", "seeds", "requests_per_instance",
-    "no_goodput",
+    "no_goodput", "targets",
 )  # fmt: skip
 """Options of the variants and the matrix, none of which has a meaning where nothing is run."""
 
@@ -54,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     matrix.add_argument("--rates", metavar="R[,R…]", help="requests per second; 1.5x is that multiple of saturation")
     matrix.add_argument("--seeds", type=int, metavar="N", help="traces of each kind; windows of a file")
     matrix.add_argument("--requests-per-instance", type=int, metavar="N", help="length of a trace")
+    matrix.add_argument(
+        "--targets", metavar="T[,T…]", help=f"what a goodput is the highest rate of: {', '.join(TARGETS)}"
+    )
     matrix.add_argument("--no-goodput", action="store_true", help="leave the goodput of the variants out")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write report.md and results.json here")
     parser.add_argument(
@@ -94,6 +98,9 @@ def suite_of(arguments: argparse.Namespace) -> Suite:
         suite = replace(suite, sizes=sizes)
     if arguments.rates is not None:
         suite = replace(suite, rates=tuple(_words(arguments.rates, "--rates")))
+    if arguments.targets is not None:
+        names = tuple(_words(arguments.targets, "--targets"))
+        suite = replace(suite, targets=tuple(target.name for target in targets_of(names)))
     if arguments.seeds is not None:
         suite = replace(suite, seeds=_count(arguments.seeds, "--seeds"))
     if arguments.requests_per_instance is not None:

@@ -71,8 +71,10 @@ def test_options_change_the_suite(tmp_path: Path) -> None:
     laboratory.add_arguments(parser)
 
     suite = laboratory.suite_of(parser.parse_args(["--quick", "--instances", "4,8", "--rates", "1x,9", "--seeds", "7"]))
+    strict = laboratory.suite_of(parser.parse_args(["--targets", "99"]))
 
     assert (suite.name, suite.sizes, suite.rates, suite.seeds) == ("quick", (4, 8), ("1x", "9"), 7)
+    assert strict.targets == ("90", "99"), "saturation is a goodput of the main target"
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,7 @@ def test_options_change_the_suite(tmp_path: Path) -> None:
         (["--variant", "a=best"], "unknown policy 'best'"),
         (["--variant", "a=dualmap", "--variant", "a=llm-d"], "two variants are named 'a'"),
         (["--preset", "abacus"], "unknown preset 'abacus'"),
+        (["--targets", "80"], "unknown target '80'"),
         (["--preset", "7b:turbo"], "unknown change 'turbo'"),
         (["--instances", "0"], "--instances must be a whole number of at least 1"),
         (["--instances", "many"], "--instances must be a whole number of at least 1"),
