@@ -98,10 +98,11 @@ async def run(options: argparse.Namespace) -> list[Turn]:
     async with httpx.AsyncClient(base_url=options.url, timeout=600.0) as client:
 
         async def live(session: Session) -> None:
-            for turn in range(options.turns):
-                session.grow(per_turn // 2, per_turn * 3 // 2)
-                session.ids = session.ids[: options.max_prompt_tokens]
-                async with room:
+            async with room:
+                for turn in range(options.turns):
+                    await asyncio.sleep(options.think_ms / 1000)
+                    session.grow(per_turn // 2, per_turn * 3 // 2)
+                    session.ids = session.ids[: options.max_prompt_tokens]
                     turns.append(await ask(client, options.model, session, turn, started_s))
 
         await asyncio.gather(*(live(session) for session in sessions))
@@ -130,7 +131,8 @@ def main() -> None:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--sessions", type=int, default=10)
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--concurrency", type=int, default=4, help="sessions at a time")
+    parser.add_argument("--think-ms", type=float, default=0.0, help="from an answer to the next turn")
     parser.add_argument("--system-tokens", type=int, default=400)
     parser.add_argument("--max-prompt-tokens", type=int, default=5000)
     parser.add_argument("--vocabulary", type=int, default=4000)

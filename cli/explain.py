@@ -81,11 +81,12 @@ def _ending(story: dict[str, Any]) -> str:
         value = story.get(name)  # a replica of another version may not know it
         return "–" if value is None else f"{value:.3f} s"
 
-    reported = story["reported_cached_tokens"]
+    expected, reported = story["expected_cached_tokens"], story["reported_cached_tokens"]
     return (
         f"Went to {story['instance_id'] or 'no instance'}: held {seconds('held_s')}, "
         f"first token {seconds('first_token_s')} (expected {seconds('expected_ttft_s')}), "
         f"done {seconds('done_s')}, outcome {story['outcome'] or 'still open'}\n"
-        f"Cached tokens: expected {story['expected_cached_tokens']:,}, "
+        f"Cached tokens: expected {expected:,}, "
         f"reported {'nothing' if reported is None else f'{reported:,}'}"
+        f"{'' if reported is None else f' (off by {abs(reported - expected):,})'}"
     )

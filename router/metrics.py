@@ -18,6 +18,7 @@ T = TypeVar("T")
 _WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 _CALL_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _ERROR_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
+_ERROR_BOUNDS_TOKENS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 65_536)
 _ERROR_RATIO_BOUNDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 
 STORE_CALLS = (
@@ -74,8 +75,16 @@ class PoolMetrics:
         self.more_trips = metrics.placements.labels(pool, "more")
         self.replaced = metrics.replaced.labels(pool)
         self.in_flight = metrics.in_flight.labels(pool)
+        self.cached_error_tokens = metrics.cached_error_tokens.labels(pool)
+        self._cached_is_reported = False
         self.tokenized = {how: metrics.tokenized.labels(pool, how) for how in TOKENIZED}
         self.miscounted = metrics.miscounted.labels(pool)
+
+    def compare_cached(self, expected_tokens: int, reported_tokens: int | None) -> None:
+        """Of one answer with usage. vLLM reports none where nothing was cached: that is 0, once any were reported."""
+        self._cached_is_reported |= reported_tokens is not None
+        if self._cached_is_reported:
+            self.cached_error_tokens.observe(abs(expected_tokens - (reported_tokens or 0)))
 
 
 class RouterMetrics:
@@ -104,6 +113,11 @@ class RouterMetrics:
         self.hit_tokens = make.counter(
             "dualmap_hit_tokens", "Prompt tokens found cached: expected, reported by instances", "pool", "by"
         )
+        self.cached_error_tokens = make.histogram(
+            "dualmap_cached_tokens_error_tokens",
+            "|expected - reported| cached tokens of answered requests whose instances report them",
+            "pool", bounds=_ERROR_BOUNDS_TOKENS,
+        )  # fmt: skip
         self.tokenized = make.counter(
             "dualmap_tokenized_prompts",
             "Prompts given to the tokenizer: exact, or cut by bytes (bytes: no text; late; busy)",

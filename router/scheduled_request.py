@@ -281,6 +281,7 @@ class ScheduledRequest:
             self._reported = usage
             if self.prompt.tokenized and usage.prompt_tokens != self.chain.prompt_tokens:
                 metrics.miscounted.inc()
+            metrics.compare_cached(self.expected_cached_tokens, usage.cached_tokens)
             if usage.cached_tokens is not None:
                 metrics.prompt_tokens_reported.inc(usage.prompt_tokens)
                 metrics.hit_tokens_reported.inc(usage.cached_tokens)

@@ -252,6 +252,7 @@ class _Replay:
             prompt_tokens=_whole(stream.usage.get("prompt_tokens")) or 0,
             completion_tokens=_whole(stream.usage.get("completion_tokens")) or 0,
             cached_tokens=_whole(details.get("cached_tokens")),
+            expected_cached_tokens=_whole(headers.get("x-dualmap-cached-tokens")),
         )
         self._results.append(result)
         self._answered += failure is None

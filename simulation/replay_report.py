@@ -48,6 +48,8 @@ class ReplayedRequest:
     cached_tokens: int | None = None
     """None: the instance did not report it; vLLM reports it for no request without a hit, and for none at all without
     ``--enable-prompt-tokens-details``."""
+    expected_cached_tokens: int | None = None
+    """As the router expected them; None: not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,16 @@ class InstanceShare:
     hit_rate: float | None
     """None: the instance reported it for no request."""
     p90_ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CachedError:
+    """|expected - reported| cached tokens over the answered requests."""
+
+    mean_tokens: float
+    within_16: float
+    """Share of the requests."""
+    within_128: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +102,8 @@ class ReplayReport:
     """The same in seconds."""
     hit_rate: float | None
     """Share of prompt tokens that instances report as cached; None: reported for no request."""
+    cached_error: CachedError | None
+    """None: expected or reported for no request."""
     load_cv: float | None
     """Mean of the coefficient of variation of pending tokens over instances, see ``results.load_cv``; None: not
     observed, or never a load."""
@@ -152,6 +166,7 @@ def summarize_replay(record: ReplayRecord) -> ReplayReport:
         ttft_error_p90=errors.p90 if errors else None,
         ttft_error_s=errors_s,
         hit_rate=_hit_rate(answered),
+        cached_error=_cached_error(answered),
         load_cv=load_cv(record.samples),
         migrations=record.migrations,
         retried=sum(request.attempts > 1 for request in counted),
@@ -190,6 +205,21 @@ def _hit_rate(requests: Sequence[ReplayedRequest]) -> float | None:
     return sum(told) / max(1, sum(request.prompt_tokens for request in requests)) if told else None
 
 
+def _cached_error(requests: Sequence[ReplayedRequest]) -> CachedError | None:
+    """What an instance does not report of a request is 0, if it is reported of any."""
+    if all(request.cached_tokens is None for request in requests):
+        return None
+    errors = [
+        abs(request.expected_cached_tokens - (request.cached_tokens or 0))
+        for request in requests
+        if request.expected_cached_tokens is not None
+    ]
+    if not errors:
+        return None
+    within_16, within_128 = (sum(error <= most for error in errors) / len(errors) for most in (16, 128))
+    return CachedError(sum(errors) / len(errors), within_16, within_128)
+
+
 def _instance_shares(answered: Sequence[ReplayedRequest]) -> dict[str, InstanceShare]:
     by_instance: defaultdict[str, list[ReplayedRequest]] = defaultdict(list)
     for request in answered:
@@ -221,6 +251,7 @@ def report_rows(report: ReplayReport) -> list[tuple[str, str]]:
         ("E2E P50 / P90 / P99", _seconds(report.e2e_s)),
         ("time per output token P50 / P90", f"{report.tpot_s.p50 * 1e3:.0f} / {report.tpot_s.p90 * 1e3:.0f} ms"),
         ("hit rate", _share(report.hit_rate)),
+        ("cached tokens' error mean, within 16 / 128", _cached_error_text(report.cached_error)),
         (
             "load variation (CV of pending tokens)",
             "not observed" if report.load_cv is None else f"{report.load_cv:.3f}",
@@ -255,6 +286,12 @@ def report_tables(report: ReplayReport) -> tuple[Table, Table]:
 def record_lines(requests: Sequence[ReplayedRequest]) -> bytes:
     """Every request's record as JSON lines."""
     return b"".join(orjson.dumps(asdict(request), option=orjson.OPT_APPEND_NEWLINE) for request in requests)
+
+
+def _cached_error_text(error: CachedError | None) -> str:
+    if error is None:
+        return "not reported"
+    return f"{error.mean_tokens:.0f} tokens, {error.within_16:.1%} / {error.within_128:.1%}"
 
 
 def _estimate_error(report: ReplayReport) -> str:

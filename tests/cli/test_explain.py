@@ -30,3 +30,8 @@ def test_a_request_that_nobody_took_has_neither() -> None:
     text = told(instance_id=None, held_s=None, expected_ttft_s=None, first_token_s=None, outcome="refused")
 
     assert "Went to no instance: held –, first token – (expected –)" in text
+
+
+def test_reported_cached_tokens_are_compared_with_expected_ones() -> None:
+    assert "Cached tokens: expected 128, reported 96 (off by 32)" in told(reported_cached_tokens=96)
+    assert "Cached tokens: expected 128, reported nothing" in told()

@@ -129,3 +129,17 @@ async def test_the_page_can_be_rendered_with_the_fleets_gauges(start_runtime: An
     assert 'dualmap_instance_pending_tokens{instance="a",pool="default"} 1000.0' in page
     assert 'dualmap_replicas{pool="default"} 1.0' in page
     request.finish(Outcome.COMPLETED)
+
+
+def test_the_error_of_cached_tokens_is_counted_once_an_instance_reports_them() -> None:
+    metrics = RouterMetrics(["default"])
+    pool = metrics.pools["default"]
+
+    pool.compare_cached(600, None)
+    pool.compare_cached(110, 100)
+    pool.compare_cached(600, None)
+
+    name, labels = "dualmap_cached_tokens_error_tokens", {"pool": "default"}
+    read = metrics.registry.get_sample_value
+    assert (read(f"{name}_count", labels), read(f"{name}_sum", labels)) == (2.0, 610.0)
+    assert read(f"{name}_bucket", labels | {"le": "16.0"}) == 1.0

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from simulation.replay_report import (
+    CachedError,
     ReplayedRequest,
     ReplayRecord,
     record_lines,
@@ -133,3 +134,24 @@ def test_the_estimate_is_not_blamed_for_the_clients_lag() -> None:
     report = summarize_replay(replace(RECORD, requests=(late,)))
     assert report.ttft_s.p50 == 3.5
     assert report.ttft_error_p50 == pytest.approx(0.0)
+
+
+def test_expected_cached_tokens_are_compared_with_reported_ones() -> None:
+    requests = (
+        replace(answered(1, 1.0, cached_tokens=500), expected_cached_tokens=510),
+        replace(answered(2, 1.0, cached_tokens=500), expected_cached_tokens=400),
+        replace(answered(3, 1.0), cached_tokens=None, expected_cached_tokens=600),
+        answered(4, 1.0, cached_tokens=7),
+    )
+
+    report = summarize_replay(replace(RECORD, requests=requests))
+
+    assert report.cached_error == CachedError((10 + 100 + 600) / 3, 1 / 3, 2 / 3)
+    assert ("cached tokens' error mean, within 16 / 128", "237 tokens, 33.3% / 66.7%") in report_rows(report)
+
+
+def test_cached_tokens_that_nobody_expects_or_reports_are_not_compared() -> None:
+    silent = replace(answered(1, 1.0), cached_tokens=None, expected_cached_tokens=600)
+
+    assert summarize_replay(replace(RECORD, requests=(silent,))).cached_error is None
+    assert summarize_replay(RECORD).cached_error is None
