@@ -12,11 +12,30 @@ from typing import Any
 from router.errors import InvalidRequestError
 from router.trace_context import TraceContext
 from scheduling.blocks import Prompt
+from scheduling.messages_api import chat_of_message
 from scheduling.prompt import LongTexts
+from scheduling.responses_api import chat_of_response
 from scheduling.values import value
 
-# Paths whose prompts are scheduled; every other path is passed to any suitable instance of the pool.
-SCHEDULED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+MESSAGES_PATH = "/v1/messages"
+RESPONSES_PATH = "/v1/responses"
+COMPLETIONS_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+POOLED_PATHS = frozenset(
+    {
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/v2/embed",
+        "/v2/rerank",
+        "/classify",
+        "/pooling",
+        "/rerank",
+        "/score",
+    }
+)
+"""Scheduled by load alone: their prompts are counted, and looked for in no cache."""
+SCHEDULED_PATHS = COMPLETIONS_PATHS | {MESSAGES_PATH, RESPONSES_PATH} | POOLED_PATHS
+"""Every other path is passed to any suitable instance of the pool."""
 
 MAX_SLO_S = 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
@@ -24,9 +43,9 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSource:
-    """What a prompt's tokens are computed from: the fields of a chat completions body, or of a completions body whose
-    prompt is one string."""
+    """What a prompt's tokens are computed from: a body whose prompt is text, and only one."""
 
+    path: str
     fields: Mapping[str, Any]
     long_texts: LongTexts
     """Strings that ``fields`` has the names of."""
@@ -35,12 +54,22 @@ class TokenSource:
 
     @property
     def parts(self) -> int:
-        """Messages, or 1."""
-        return len(self.fields.get("messages", (None,)))
+        """Messages or items, or 1."""
+        listed = self.fields.get("input" if self.path == RESPONSES_PATH else "messages")
+        return len(listed) if isinstance(listed, list) else 1
 
-    def body(self) -> Mapping[str, Any]:
-        """The fields, with all their strings."""
-        return _with_texts(self.fields, self.long_texts) if self.long_texts else self.fields
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the engine puts the tokenizer's own special tokens around the text, unless the body says."""
+        return self.path in ("/v1/completions", RESPONSES_PATH)
+
+    def body(self, *, system_first: bool = False) -> Mapping[str, Any]:
+        """A chat completions body, or a completions body, with all its strings. ``system_first``: the model's template
+        takes no other system message than the first."""
+        fields = _with_texts(self.fields, self.long_texts) if self.long_texts else self.fields
+        if self.path == MESSAGES_PATH:
+            return chat_of_message(fields, system_first=system_first)
+        return chat_of_response(fields) if self.path == RESPONSES_PATH else fields
 
 
 def _with_texts(given: Any, long_texts: LongTexts) -> Any:
@@ -67,7 +96,10 @@ class SentPrompt:
     output_limit: int | None
     """Tokens of the answer at most."""
     source: TokenSource | None = field(default=None, compare=False)
-    """None where the engine's tokens cannot be computed from text: token ids, media, several prompts, truncation."""
+    """None where the engine's tokens cannot be computed from text: token ids, media, several prompts, truncation, what
+    only an instance has stored."""
+    pooled: bool = False
+    """Its prompts are pooled: they count, and no cache is looked at."""
 
 
 @dataclass(slots=True)
@@ -89,14 +121,14 @@ class InferenceRequest:
     """Of the raw body, for requests that are passed on: scheduled ones are identified by the hash of their prompt."""
     leaves_usage_open: bool = False
     """It streams, and has no ``stream_options``: only the fleet uses its usage."""
+    leaves_id_open: bool = False
+    """Its response is to be found again by an id that the fleet may give it."""
+    pinned_to: str | None = None
+    """The instance that has stored what it continues."""
     model_span: tuple[int, int] | None = None
     """Where a long body names its model, quotes included; None if not searched for."""
     trace: TraceContext | None = None
     """None where the replica does not trace."""
-
-    @property
-    def scheduled(self) -> bool:
-        return self.path in SCHEDULED_PATHS
 
 
 _random = Random(os.urandom(32))
@@ -149,3 +181,16 @@ def read_count(body: Mapping[str, Any], param: str) -> int | None:
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise InvalidRequestError(f"{param} must be an integer, 0 or more", param=param)
     return count
+
+
+def response_id(request_id: str, instance_id: str) -> str:
+    """The id of a response that an instance stores: it names the instance, so that every replica finds it again."""
+    return f"resp_{request_id}@{instance_id}"
+
+
+def storing_instance(previous_response_id: object) -> str | None:
+    """The instance that such an id names; None for any other."""
+    if not isinstance(previous_response_id, str):
+        return None
+    _, at, instance_id = previous_response_id.rpartition("@")
+    return instance_id if at and instance_id else None

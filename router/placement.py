@@ -12,6 +12,7 @@ from scheduling.decision import RouteQuery
 from scheduling.granting import Grant
 from scheduling.instance import InstanceSpec
 from scheduling.placement import Placed, PlaceStatus, Search, SearchFailed
+from scheduling.policies.pinned import Pinned
 from scheduling.request import Request, RequestState
 from scheduling.steps import drive
 
@@ -97,7 +98,9 @@ class StorePlacer:
         )
         refuses = self._context.settings.late_requests == "refuse" and request.store_attempt == 1
         stall_s = pool.scheduling.decode_stall_s
-        return Search(pool.policy, pool.fleet.order, query, record, pool.fleet, refuses, stall_s)
+        pinned_to = request.inference_request.pinned_to
+        policy = pool.policy if pinned_to is None else Pinned(pool.policy, pinned_to)
+        return Search(policy, pool.fleet.order, query, record, pool.fleet, refuses, stall_s)
 
     def _refusal(self, request: ScheduledRequest, failed: SearchFailed) -> RouterError:
         pool = request.pool

@@ -7,21 +7,31 @@ from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from router.errors import InvalidRequestError
-from router.inference_request import SentPrompt, TokenSource, read_count
+from router.inference_request import (
+    MESSAGES_PATH,
+    POOLED_PATHS,
+    RESPONSES_PATH,
+    SentPrompt,
+    TokenSource,
+    read_count,
+)
 from router.steps import in_steps
-from scheduling.blocks import BlockRule, TextPrompt, cache_seed
+from scheduling.blocks import BlockRule, Prompt, TextPrompt, cache_seed, uncached_chain
 from scheduling.chain import Chain
 from scheduling.engine_blocks import BlockExtras
 from scheduling.errors import PromptError, TooManyPartsError
 from scheduling.learned import Learned
+from scheduling.messages_api import chat_of_message
+from scheduling.pooled_prompt import pooled_prompt
 from scheduling.prompt import MAX_PARTS, LongTexts, chat_prompt, completion_prompt
+from scheduling.responses_api import chat_of_response
 from scheduling.values import value
 
 LONG_PROMPT_BYTES: Final = 1 << 20
 """A longer one is hashed in steps."""
 
-_TRUNCATION: Final = "truncate_prompt_tokens"
-"""vLLM's parameter that lets the engine see the end of a prompt only."""
+_UNKNOWN_TEXT: Final = ("truncate_prompt_tokens", "previous_response_id", "prompt_embeds")
+"""With these, an engine sees less of a prompt, or more, than the body has."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 
@@ -50,19 +60,26 @@ class ReadPrompt:
 
 def sent_prompt(
     path: str, body: Mapping[str, Any], long_texts: LongTexts = _NO_LONG_TEXTS, *, max_parts: int = MAX_PARTS
-) -> SentPrompt:
-    """What the body of a scheduled request says about its prompt.
+) -> SentPrompt | None:
+    """What the body of a scheduled request says about its prompt; None for one whose prompts are pooled, and are not
+    where they are looked for: it is passed on.
 
     Raises:
         InvalidRequestError: the body has no prompt, or parts of it have the wrong type or are too many.
     """
-    render = chat_prompt if path.endswith("/chat/completions") else completion_prompt
+    pooled = path in POOLED_PATHS
     try:
-        prompt = render(body, long_texts, max_parts=max_parts)
+        prompt = (
+            _render(path, body, long_texts, max_parts)
+            if not pooled
+            else pooled_prompt(body, long_texts, max_parts=max_parts)
+        )
     except TooManyPartsError as error:
         raise InvalidRequestError(f"{error}; send fewer", param=error.param) from error
     except PromptError as error:
         raise InvalidRequestError(str(error), param=error.param) from error
+    if prompt is None:
+        return None
     salt = body.get("cache_salt")
     if salt is not None and not isinstance(salt, str):
         raise InvalidRequestError("'cache_salt' must be a string", param="cache_salt")
@@ -70,12 +87,23 @@ def sent_prompt(
     if isinstance(prompt, TextPrompt):
         if not prompt.data:
             raise InvalidRequestError("prompt must be a non-empty string or array", param="prompt")
-        if not prompt.has_media and body.get(_TRUNCATION) is None:
+        if not prompt.has_media and not pooled and not any(body.get(name) is not None for name in _UNKNOWN_TEXT):
             text_bytes = len(prompt.data)
             if not isinstance(body.get("prompt"), list):
-                source = TokenSource(body, long_texts, text_bytes)
+                source = TokenSource(path, body, long_texts, text_bytes)
     read_count(body, "n")
-    return SentPrompt(prompt, salt, text_bytes, _output_limit(body), source)
+    return SentPrompt(prompt, salt, text_bytes, 1 if pooled else _output_limit(body), source, pooled)
+
+
+def _render(path: str, body: Mapping[str, Any], long_texts: LongTexts, max_parts: int) -> Prompt:
+    """All APIs' conversations as those of chat completions, so that they have the same blocks."""
+    if path == MESSAGES_PATH:
+        body = chat_of_message(body)
+    elif path == RESPONSES_PATH:
+        body = chat_of_response(body)
+    elif not path.endswith("/chat/completions"):
+        return completion_prompt(body, long_texts, max_parts=max_parts)
+    return chat_prompt(body, long_texts, max_parts=max_parts)
 
 
 async def read_prompt(
@@ -91,6 +119,8 @@ async def read_prompt(
     blocks if there is a tokenizer, and it answers in time."""
     limit = sent.output_limit
     expected = learned.expected_output_tokens(limit)
+    if sent.pooled:
+        return ReadPrompt(uncached_chain(sent.prompt, learned.bytes_per_token), None, expected, limit)
     if tokenizer is not None:
         tokenized = await tokenizer.chain(sent, lora=lora, block_tokens=rule.token_block_tokens)
         if tokenized is not None:
@@ -112,6 +142,8 @@ def _unsalted_seed(model: str, lora: str | None) -> int:
 
 
 def _output_limit(body: Mapping[str, Any]) -> int | None:
-    """Of the two names the newer one counts; both must be counts."""
+    """Of the names that APIs have for it the newer one counts; all must be counts."""
     newer, older = read_count(body, "max_completion_tokens"), read_count(body, "max_tokens")
+    if newer is None and older is None:
+        return read_count(body, "max_output_tokens")
     return older if newer is None else newer

@@ -25,6 +25,7 @@ from scheduling.values import value
 
 _STEP_BLOCKS = 2048
 """Hashed in one step of a long prompt: well under a millisecond's work for blocks of usual length."""
+_UNCACHED_SEED = 1
 _SEPARATOR = b"\xff"
 """Never part of UTF-8, so parts of a seed cannot run into each other."""
 
@@ -91,6 +92,16 @@ class BlockRule:
             return (yield from engine_chain_in_steps(prompt.token_ids, self.token_block_tokens, extras))
         hashed = yield from _hash_in_steps(prompt.data, seed, self.block_bytes)
         return _text_chain(hashed, len(prompt.data), self.block_bytes, bytes_per_token)
+
+
+def uncached_chain(prompt: Prompt, bytes_per_token: float) -> Chain:
+    """The chain of a prompt that only counts: one block, which no cache ever has."""
+    if isinstance(prompt, TokenPrompt):
+        data, tokens = prompt.token_ids.tobytes(), len(prompt.token_ids)
+    else:
+        data, tokens = prompt.data, round(len(prompt.data) / bytes_per_token)
+    tokens = max(1, tokens)
+    return Chain((xxhash.xxh3_64_intdigest(data, _UNCACHED_SEED),), tokens, tokens)
 
 
 def chain_of_text(data: bytes, seed: int, block_bytes: int, bytes_per_token: float) -> Chain:

@@ -79,12 +79,12 @@ async def ring(
 @routes.post("/ring")
 async def ring_lookup(
     pool: PoolParam,
-    body: Annotated[dict[str, Any], Body(description="the body of a chat or completions request")],
+    body: Annotated[dict[str, Any], Body(description="the body of a scheduled request")],
     path: Annotated[str, Query(description="the path it would be sent to")] = "/v1/chat/completions",
 ) -> dict[str, Any]:
     """Hash a request as if it had been sent, without placing it: its key and its candidate pair."""
     if path not in SCHEDULED_PATHS:
-        raise InvalidRequestError(f"only {' and '.join(sorted(SCHEDULED_PATHS))} are scheduled", param="path")
+        raise InvalidRequestError(f"only {', '.join(sorted(SCHEDULED_PATHS))} are scheduled", param="path")
     return await _lookup(pool, body, path, str(body.get("model", "")))
 
 
@@ -148,8 +148,11 @@ def _pair(pool: ServedPool, key: int) -> dict[str, Any]:
 
 
 async def _lookup(pool: ServedPool, body: dict[str, Any], path: str, model: str) -> dict[str, Any]:
+    sent = sent_prompt(path, body)
+    if sent is None:
+        raise InvalidRequestError("the body has no prompt where one is looked for: it would be passed on")
     prompt = await read_prompt(
-        sent_prompt(path, body),
+        sent,
         model=pool.settings.model,
         lora=model if model in pool.settings.loras else None,
         rule=pool.blocks,

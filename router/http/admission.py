@@ -12,7 +12,14 @@ from router.errors import InvalidRequestError, MethodNotAllowedError, Unsupporte
 from router.http.model_field import form_model
 from router.http.paths import INFERENCE_PATHS, needs_api_key
 from router.http.request_reader import HeadCheck, Request
-from router.inference_request import SCHEDULED_PATHS, InferenceRequest, read_slo_s
+from router.inference_request import (
+    COMPLETIONS_PATHS,
+    RESPONSES_PATH,
+    SCHEDULED_PATHS,
+    InferenceRequest,
+    read_slo_s,
+    storing_instance,
+)
 from router.prompt import sent_prompt
 from scheduling.prompt import MAX_PARTS, LongTexts
 
@@ -102,17 +109,21 @@ def inference_request_of(
         raise InvalidRequestError("model must be a string", param="model")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequestError("stream must be true or false", param="stream")
-    scheduled = path in SCHEDULED_PATHS
-    return InferenceRequest(
+    prompt = sent_prompt(path, body, long_texts, max_parts=max_parts) if path in SCHEDULED_PATHS else None
+    read = InferenceRequest(
         request_id,
         model or "",
         path,
-        sent_prompt(path, body, long_texts, max_parts=max_parts) if scheduled else None,
+        prompt,
         _slo_s(request),
         stream=bool(stream),
-        body_hash=0 if scheduled else xxh3_64_intdigest(request.body),
-        leaves_usage_open=scheduled and bool(stream) and "stream_options" not in body,
+        body_hash=0 if prompt is not None else xxh3_64_intdigest(request.body),
+        leaves_usage_open=bool(stream) and path in COMPLETIONS_PATHS and "stream_options" not in body,
     )
+    if path == RESPONSES_PATH:
+        read.leaves_id_open = "request_id" not in body
+        read.pinned_to = storing_instance(body.get("previous_response_id"))
+    return read
 
 
 def _slo_s(request: Request) -> float | None:

@@ -19,10 +19,10 @@ from router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
 from router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
-from router.http.stream_usage import usage_edit
+from router.http.stream_usage import id_edit, usage_edit
 from router.http.upstream import UpstreamConnection
 from router.http.upstream_pool import ConnectError, parse_origin
-from router.inference_request import InferenceRequest, mint_request_id, read_request_id
+from router.inference_request import InferenceRequest, mint_request_id, read_request_id, response_id
 from router.lifecycle import PlacedRequest
 from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from scheduling.breaker import is_server_fault
@@ -199,9 +199,11 @@ class _Forwarding:
 
     def _body(self) -> list[BodyPart]:
         """The client's own bytes, unless it uses another name of the model than the instance, or the router asks for
-        usage."""
+        usage or for the response's id."""
         inference_request, body, model = self._inference_request, self._request.body, self._placed.model
         edits: list[Edit] = []
+        if inference_request.leaves_id_open:
+            edits.append(id_edit(body, response_id(self._placed.request_id, self._placed.instance_id)))
         if self._asks_usage:
             edits.append(usage_edit(body))
         if inference_request.model and model != inference_request.model:

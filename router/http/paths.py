@@ -6,25 +6,14 @@ from router.inference_request import SCHEDULED_PATHS
 
 PASSTHROUGH_PATHS = frozenset(
     {
-        "/v1/responses",
-        "/v1/messages",
         "/v1/messages/count_tokens",
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/v1/score",
         "/v1/audio/transcriptions",
         "/v1/audio/translations",
         "/v1/audio/speech",
         "/v1/chat/completions/render",
         "/v1/completions/render",
-        "/v2/embed",
-        "/v2/rerank",
-        "/classify",
         "/detokenize",
         "/inference/v1/generate",
-        "/pooling",
-        "/rerank",
-        "/score",
         "/tokenize",
     }
 )

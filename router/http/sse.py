@@ -17,11 +17,17 @@ from scheduling.values import value
 EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
 _OUTPUT_TOKENS: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
-_CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,12})')
+_CACHED_TOKENS: Final = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,12})')
+_APART_TOKENS: Final = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,12})')
+"""Prompt tokens that Anthropic's API does not count among ``input_tokens``."""
 _TAIL_BYTES: Final = 16 << 10
 
 # A key named so is structure, not content: quotes inside of a JSON string are escaped.
-_ERROR_EVENT: Final = re.compile(rb'^data:\s*\{\s*"error"\s*:\s*\{', re.MULTILINE)
+_ERROR_EVENT: Final = re.compile(
+    rb'^data:\s*\{\s*(?:"error"\s*:\s*\{|"type"\s*:\s*"(?:error|response\.failed)")'
+    rb"|^event: (?:error|response\.failed)\r?\n",
+    re.MULTILINE,
+)
 _ENGINE_DEATH: Final = ENGINE_DEATH.encode()
 _ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 
@@ -136,10 +142,11 @@ def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
     died = status is not None and _ENGINE_DEATH in tail
     if usage < 0:
         return Ending(error_status=status, engine_died=died) if status is not None else NO_ENDING
-    prompt = _PROMPT_TOKENS.search(tail, usage)
-    cached = _CACHED_TOKENS.search(tail, usage)
-    output = _OUTPUT_TOKENS.search(tail, usage)
-    return Ending(_count(prompt), _count(cached), status, _count(output), died)
+    prompt, cached = _count(_PROMPT_TOKENS.search(tail, usage)), _count(_CACHED_TOKENS.search(tail, usage))
+    output = _count(_OUTPUT_TOKENS.search(tail, usage))
+    if prompt is not None:
+        prompt += sum(int(count) for count in _APART_TOKENS.findall(tail, usage))
+    return Ending(prompt, cached, status, output, died)
 
 
 def _error_in(tail: bytes) -> int | None:

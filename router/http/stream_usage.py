@@ -23,6 +23,13 @@ def usage_edit(body: bytes) -> Edit:
     return (start, start), _OPTION
 
 
+def id_edit(body: bytes, answer_id: str) -> Edit:
+    """Asks for an id of the response, of ``router.inference_request``'s form. The same holds for the body, which must
+    not have a ``request_id``."""
+    start = body.index(b"{") + 1
+    return (start, start), b'"request_id":"%b",' % answer_id.encode()
+
+
 class UsageRemover:
     """Passes a stream's bytes on by complete events, except the usage event.
 

@@ -43,6 +43,8 @@ class ChatTemplate:
         self._knows_developers = '"developer"' in source or "'developer'" in source
         self._special_tokens = dict(special_tokens)
         self._default_variables = dict(default_variables)
+        self.system_first = self._refuses_later_systems()
+        """Whether it takes no system message but the first."""
 
     def render(self, body: Mapping[str, Any]) -> str:
         """The model's input for a chat completions body, up to where the answer begins.
@@ -62,6 +64,17 @@ class ChatTemplate:
             raise
         except Exception as error:  # templates run code of their own
             raise UntokenizedError(f"the chat template fails: {error}") from error
+
+    def _refuses_later_systems(self) -> bool:
+        """As vLLM finds it out for the messages API."""
+        messages = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+        try:
+            self._template.render(messages=messages, add_generation_prompt=False)
+        except TemplateError:
+            return True
+        except Exception:  # it needs variables that are not given here
+            return False
+        return False
 
     def _render(self, messages: list[Message], given: TemplateInput) -> str:
         variables = {**self._special_tokens, "documents": None, **given.variables}

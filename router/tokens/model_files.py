@@ -25,6 +25,11 @@ class ChatTemplates:
     plain: ChatTemplate
     with_tools: ChatTemplate
 
+    @property
+    def system_first(self) -> bool:
+        """Whether one of them takes no system message but the first."""
+        return self.plain.system_first or self.with_tools.system_first
+
     def of(self, body: Mapping[str, Any]) -> ChatTemplate:
         return self.plain if body.get("tools") is None else self.with_tools
 

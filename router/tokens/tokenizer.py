@@ -77,14 +77,15 @@ class PoolTokenizer:
         return _finish(steps, self._encoder.encode(next(steps)))
 
     def _steps(self, source: TokenSource, block_tokens: int, extras: BlockExtras) -> Steps:
-        body = source.body()
-        if "messages" in body:
-            if self._templates is None:
-                raise UntokenizedError("the model has no chat template")
-            text = self._templates.of(body).render(body)
-            special = body.get("add_special_tokens", False)
+        if source.path == "/v1/completions":
+            body = source.body()
+            text = body["prompt"]
+        elif self._templates is None:
+            raise UntokenizedError("the model has no chat template")
         else:
-            text, special = body["prompt"], body.get("add_special_tokens", True)
+            body = source.body(system_first=self._templates.system_first)
+            text = self._templates.of(body).render(body)
+        special = body.get("add_special_tokens", source.adds_special_tokens)
         try:
             data = text.encode()
         except UnicodeEncodeError as error:

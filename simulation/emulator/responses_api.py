@@ -65,14 +65,14 @@ def read_response(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, Res
     sampling = Sampling(max_tokens, given=given)
     salt = text(payload, "cache_salt") or ""
     ask = generation([_prompt(payload)], sampling, limits, salt)
-    return ask, ResponseReply(ask, stamp, wanted)
+    return ask, ResponseReply(ask, stamp, wanted, text(payload, "request_id"))
 
 
 class ResponseReply:
     """One response: a message, or a call of a function."""
 
-    def __init__(self, ask: Ask, stamp: Stamp, wanted: Wanted) -> None:
-        self.answer_id = f"resp_{stamp.request_id}"
+    def __init__(self, ask: Ask, stamp: Stamp, wanted: Wanted, answer_id: str | None = None) -> None:
+        self.answer_id = answer_id or f"resp_{stamp.request_id}"
         mark = xxhash.xxh3_64_hexdigest(self.answer_id.encode())
         self._item_id = f"fc_{mark}" if wanted.call else f"msg_{mark}"
         self._call_id = f"chatcmpl-tool-{mark}"

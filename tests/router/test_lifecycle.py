@@ -889,7 +889,7 @@ async def test_an_alias_shares_the_models_cache_and_an_adapter_does_not(start_ru
 async def test_other_paths_are_passed_without_a_reservation(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
 
-    request = await runtime.lifecycle.place(tools.request(path="/v1/embeddings"))
+    request = await runtime.lifecycle.place(tools.request(path="/tokenize"))
 
     assert request.instance_id in ("a", "b")
     assert await live(store) == {}
@@ -899,3 +899,58 @@ async def test_other_paths_are_passed_without_a_reservation(start_runtime: Any, 
     with pytest.raises(UpstreamError):
         await request.reroute(REFUSED)
     assert await nothing_is_left(store, runtime, tools)
+
+
+# the agents' APIs ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_a_conversation_finds_its_cache_over_another_api(start_runtime: Any, tools: Any, path: str) -> None:
+    runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
+    system, question = "You help. " * 300, "What now? " * 100
+    first = await runtime.lifecycle.place(
+        tools.request(
+            path="/v1/chat/completions",
+            body={"messages": [{"role": "system", "content": system}, {"role": "user", "content": question}]},
+        )
+    )
+    first.first_token()
+    await tools.settle()
+    bodies = {
+        "/v1/messages": {"system": system, "messages": [{"role": "user", "content": question + "and then?"}]},
+        "/v1/responses": {"instructions": system, "input": question + "and then?"},
+    }
+
+    second = await runtime.lifecycle.place(tools.request(path=path, body=bodies[path]))
+
+    assert second.instance_id == first.instance_id
+    assert second.expected_cached_tokens > 900
+    for request in (first, second):
+        request.finish(Outcome.COMPLETED)
+
+
+async def test_a_response_is_continued_by_the_instance_that_stored_it(start_runtime: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
+    body = {"input": "and then?"}
+    for wanted in "abcd":
+        pinned = tools.request(path="/v1/responses", body=body, pinned_to=wanted)
+        placed = await runtime.lifecycle.place(pinned)
+        assert placed.instance_id == wanted
+        placed.finish(Outcome.COMPLETED)
+
+    gone = await runtime.lifecycle.place(tools.request(path="/v1/responses", body=body, pinned_to="gone"))
+
+    assert gone.instance_id in "abcd"
+    gone.finish(Outcome.COMPLETED)
+
+
+async def test_embeddings_go_by_load_and_claim_no_cache(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    body = {"input": ["some text"] * 10}
+    placed = [await runtime.lifecycle.place(tools.request(path="/v1/embeddings", body=body)) for _ in range(6)]
+
+    snapshot = await store.pool("default").snapshot()
+
+    assert {request.instance_id for request in placed} == {"a", "b"}
+    assert [request.expected_cached_tokens for request in placed] == [0] * 6
+    assert all(load.pending_tokens > 0 for load in snapshot.loads.values())
+    for request in placed:
+        request.finish(Outcome.COMPLETED)

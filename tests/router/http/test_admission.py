@@ -13,6 +13,7 @@ from router.errors import (
 )
 from router.http.admission import OPS_BODY_BYTES, is_form, make_head_check, read_form_request, read_inference_request
 from router.http.request_reader import Request
+from router.inference_request import response_id
 from scheduling.blocks import TokenPrompt
 
 CHAT = "/v1/chat/completions"
@@ -124,3 +125,17 @@ def test_a_form_names_its_model() -> None:
     assert is_form(sent) and not is_form(request(content_type="application/json"))
     asked = read_form_request(sent, "id")
     assert asked.model == "whisper" and asked.prompt is None
+
+
+def test_a_response_that_continues_another_names_the_instance_that_stored_it() -> None:
+    sent = {"model": "m", "input": "hi", "previous_response_id": response_id("client@1", "npu-0")}
+    read = read_inference_request(request("/v1/responses", sent), "r")
+    assert (read.pinned_to, read.leaves_id_open) == ("npu-0", True)
+    foreign = {"model": "m", "input": "hi", "previous_response_id": "resp_123", "request_id": "resp_mine"}
+    read = read_inference_request(request("/v1/responses", foreign), "r")
+    assert (read.pinned_to, read.leaves_id_open) == (None, False)
+
+
+def test_a_body_of_embeddings_without_a_prompt_is_passed_on() -> None:
+    read = read_inference_request(request("/v1/embeddings", {"model": "m", "pixels": [1]}), "r")
+    assert read.prompt is None and read.body_hash

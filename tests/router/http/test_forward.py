@@ -1197,3 +1197,15 @@ async def test_keys_of_the_router_stay_with_the_router(fleet, kit) -> None:
     assert instance.talks[0].headers["authorization"] == "Bearer theirs"
     assert b"k2" not in instance.talks[0].head
     assert len(lifecycle.requests) == 1
+
+
+async def test_a_response_gets_an_id_that_names_its_instance(fleet, kit) -> None:
+    async def script(talk):
+        await talk.answer({"object": "response"})
+
+    _lifecycle, [instance], client = await fleet(script)
+    client.request("/v1/responses", {"model": "m", "input": "hi"})
+    assert (await client.answer()).status == 200
+    sent = orjson.loads(instance.talks[0].body)
+    assert sent["request_id"].startswith("resp_") and sent["request_id"].endswith("@i0")
+    assert (sent["model"], sent["input"]) == ("m", "hi")

@@ -5,7 +5,7 @@ import random
 import orjson
 import pytest
 
-from router.http.sse import EventSplitter, event_data, event_object, is_error, read_ending, starts_output
+from router.http.sse import Ending, EventSplitter, event_data, event_object, is_error, read_ending, starts_output
 
 
 def delta(**fields: object) -> dict[str, object]:
@@ -112,3 +112,30 @@ def test_a_stream_that_an_engine_gave_up_has_failed() -> None:
 def test_a_stream_that_ends_in_the_clients_own_error_says_so() -> None:
     error = b'data: {"error": {"message": "top_k must be -1", "type": "BadRequestError", "code": 400}}\n\n'
     assert read_ending([error, b"data: [DONE]\n\n"], streamed=True).error_status == 400
+
+
+def test_usage_of_the_agents_apis_counts_the_whole_prompt() -> None:
+    message = (
+        b'event: message_delta\ndata: {"type":"message_delta","usage":{"input_tokens":3,'
+        b'"output_tokens":5,"cache_creation_input_tokens":32,"cache_read_input_tokens":64}}\n\n'
+        b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    )
+    response = (
+        b'event: response.completed\ndata: {"response":{"status":"completed","usage":{"input_tokens":13,'
+        b'"input_tokens_details":{"cached_tokens":4},"output_tokens":2}},"type":"response.completed"}\n\n'
+    )
+    assert read_ending([message], streamed=True) == Ending(prompt_tokens=99, cached_tokens=64, output_tokens=5)
+    assert read_ending([response], streamed=True) == Ending(prompt_tokens=13, cached_tokens=4, output_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"EngineCore"}}\n\n',
+        b'event: response.failed\ndata: {"response":{"status":"failed"},"type":"response.failed"}\n\n',
+        b'data: {"type": "response.failed"}\n\n',
+    ],
+)
+def test_streams_of_the_agents_apis_that_end_in_an_error_have_failed(event: bytes) -> None:
+    assert read_ending([b"data: {}\n\n", event], streamed=True).error_status == 500
+    assert read_ending([b'data: {"delta": "event: error"}\n\n'], streamed=True).error_status is None

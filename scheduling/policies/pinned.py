@@ -1,0 +1,42 @@
+"""A request that belongs to one instance: it continues a response that only this instance has stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from scheduling.decision import Decision, Policy, Reason, RouteQuery
+from scheduling.instance import InstanceLoad
+from scheduling.learned import Learned
+from scheduling.view import ClusterView
+from scheduling.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The instance while it is ready and has not failed the request, else what the pool's policy would take."""
+
+    policy: Policy
+    instance_id: str
+    weighs: ClassVar[bool] = True
+    rebalances: ClassVar[bool] = False
+    beyond_from_s: ClassVar[float | None] = None
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
+        if self.instance_id in view.ready and self.instance_id not in query.excluded:
+            return (self.instance_id,)
+        return self.policy.candidates(query, view)
+
+    def weights(self, query: RouteQuery, learned: Learned) -> Weights:
+        return self.policy.weights(query, learned)
+
+    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str) -> Reason:
+        return Reason.ONLY_ONE if chosen == self.instance_id else self.policy.reason(query, loads, chosen)
+
+    def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
+        raise NotImplementedError("a pinned request is weighed")

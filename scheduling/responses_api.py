@@ -1,0 +1,125 @@
+"""Bodies of OpenAI's responses API as the chat completions that vLLM makes of them.
+
+As ``scheduling.messages_api`` does, after vLLM 0.32, ``entrypoints/openai/responses/utils.py``. What a stored response
+held before (``previous_response_id``) only its instance knows; the chat has the new items alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from scheduling.errors import PromptError
+
+_PARTIAL: Final = frozenset({"in_progress", "incomplete"})
+_OUTPUTS: Final = frozenset({"function_call_output", "custom_tool_call_output"})
+
+Message = dict[str, Any]
+
+
+def chat_of_response(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat completions body: those of its fields that a prompt depends on.
+
+    Raises:
+        PromptError: ``input`` or an item of it has the wrong shape.
+    """
+    messages: list[Message] = []
+    instructions, given = body.get("instructions"), body.get("input")
+    if instructions and isinstance(instructions, str):
+        messages.append({"role": "system", "content": instructions})
+    if isinstance(given, str):
+        messages.append({"role": "user", "content": given})
+    elif isinstance(given, list) and given:
+        items: list[Message] = []
+        for index, item in enumerate(given):
+            if not isinstance(item, dict):
+                raise PromptError(f"input[{index}] must be an object", f"input[{index}]")
+            _add(items, item, f"input[{index}]")
+        messages += items
+    else:
+        raise PromptError("input must be a non-empty string or array", "input")
+    continued = isinstance(given, list) and _is_partial(given[-1])
+    chat: dict[str, Any] = {"messages": messages}
+    if continued:
+        chat |= {"add_generation_prompt": False, "continue_final_message": True}
+    for name in ("chat_template_kwargs", "cache_salt"):
+        if body.get(name) is not None:
+            chat[name] = body[name]
+    reasoning = body.get("reasoning")
+    if isinstance(reasoning, dict) and reasoning.get("effort") is not None:
+        chat["reasoning_effort"] = reasoning["effort"]
+    tools = body.get("tools")
+    if tools:
+        chat["tools"] = _tools(tools)
+    return chat
+
+
+def _is_partial(item: Mapping[str, Any]) -> bool:
+    return item.get("type", "message") in ("message", "reasoning") and item.get("status") in _PARTIAL
+
+
+def _tools(tools: Any) -> list[Any]:
+    if not isinstance(tools, list):
+        raise PromptError("'tools' must be an array", "tools")
+    return [_tool(tool) for tool in tools]
+
+
+def _tool(tool: Any) -> Any:
+    """A function in the form that chat completions have; any other tool as it is."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
+    return {"type": "function", "function": function}
+
+
+def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
+    """An item as a message, or as a part of the answer before it."""
+    kind, role = item.get("type"), item.get("role")
+    before = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    if kind == "function_call":
+        call = {
+            "id": item.get("call_id"),
+            "type": "function",
+            "function": {"name": item.get("name"), "arguments": item.get("arguments")},
+        }
+        if before is not None:
+            before.setdefault("tool_calls", []).append(call)
+        else:
+            messages.append({"role": "assistant", "tool_calls": [call]})
+    elif kind == "reasoning":
+        _add_to_answer(messages, before, "reasoning", _reasoning(item))
+    elif kind in _OUTPUTS:
+        messages.append({"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")})
+    elif role == "assistant" and (text := _answer_text(item.get("content"))) is not None:
+        _add_to_answer(messages, before, "content", text)
+    elif isinstance(role, str):
+        messages.append({"role": role, "content": item.get("content")})
+    elif isinstance(kind, str):  # nothing that vLLM renders: it is told apart by its content, as media are
+        messages.append({"role": "item", "content": [dict(item)]})
+    else:
+        raise PromptError(f"{param} must have a role or a type", param)
+
+
+def _add_to_answer(messages: list[Message], before: Message | None, name: str, text: str) -> None:
+    if before is not None and before.get(name) is None:
+        before[name] = text
+    else:
+        messages.append({"role": "assistant", name: text})
+
+
+def _reasoning(item: Mapping[str, Any]) -> str:
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        if isinstance(parts, list) and parts and isinstance(parts[0], dict):
+            text = parts[0].get("text")
+            return text if isinstance(text, str) else ""
+    return ""
+
+
+def _answer_text(content: Any) -> str | None:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and content and isinstance(content[0], dict):
+        text = content[0].get("text")
+        return text if isinstance(text, str) else None
+    return None
