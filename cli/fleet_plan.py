@@ -14,6 +14,7 @@ from cli.admin_api import base_url, endpoint
 from cli.errors import CommandError
 from cli.processes import ChildSpec
 from cli.settings import Settings
+from scheduling.scale_settings import AutoscaleSettings
 from simulation.settings import EmulatorSettings
 from simulation.time_scale import scaled_scheduling
 from statestore.settings import InstanceSettings, PoolSettings
@@ -33,6 +34,8 @@ class FleetSize:
     replicas: int
     workers: int
     instances: int
+    autoscale: AutoscaleSettings | None = None
+    """Instances are its maximum then, and those beyond its minimum are spares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
     require_free_port(router.host, port)
     ops_ports = free_ports(size.replicas, router.host, taken=(port,))
     pool, emulator = settings.pools[0], settings.emulator
+    if size.autoscale is not None:
+        size = replace(size, instances=size.autoscale.max_instances)
     emulated = not instance_urls and not any(known.instances for known in settings.pools)
     if emulated:
         first_port = first_of_free_ports(emulator.port or 8100, size.instances, emulator.host, taken=(port, *ops_ports))
@@ -82,6 +87,8 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
         pool = emulated_pool(pool, emulator)
     elif instance_urls:
         pool = pool.model_copy(update={"instances": given_instances(instance_urls)})
+    if size.autoscale is not None:
+        pool = elastic_pool(pool, size.autoscale)
     changed: dict[str, Any] = {
         **(_sped_up(settings, emulator.time_scale) if emulated else {}),
         "pools": (pool, *settings.pools[1:]),
@@ -92,6 +99,13 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
     ops_urls = tuple(base_url(planned, ops_port) for ops_port in ops_ports)
     children = _children(config_file, size, dict(zip(ops_ports, ops_urls, strict=True)), emulated)
     return FleetPlan(planned, children, ops_urls, without_password(settings.store.url))
+
+
+def elastic_pool(pool: PoolSettings, autoscale: AutoscaleSettings) -> PoolSettings:
+    """The pool with its instances beyond the minimum as spares."""
+    least = autoscale.min_instances
+    spares = tuple(instance.model_copy(update={"standby": True}) for instance in pool.instances[least:])
+    return pool.model_copy(update={"autoscale": autoscale, "instances": (*pool.instances[:least], *spares)})
 
 
 def _unset(values: Mapping[str, Any], settings: BaseModel) -> dict[str, Any]:

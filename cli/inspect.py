@@ -31,6 +31,7 @@ _VIEW_HELP = {
     "ring": "share of the hash space that each instance owns on either ring",
     "hot": "hot prefixes with depth and traffic",
     "requests": "live requests",
+    "scaling": "the last decision on the number of instances, and the log of decisions",
     "kv": "blocks that an instance is believed to hold, newest first",
 }
 
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         view_parser.add_argument("--pool", help="pool name; by default the first configured one")
         if view == "kv":
             view_parser.add_argument("instance")
-        if view in ("requests", "hot", "kv"):
+        if view in ("requests", "hot", "kv", "scaling"):
             view_parser.add_argument("--limit", type=int, default=50, help="rows at most")
 
 
@@ -95,11 +96,18 @@ async def _requests(store: Store, pool: str, arguments: argparse.Namespace, _: S
     return tables.requests(await _snapshot(store, pool), arguments.limit)
 
 
+async def _scaling(store: Store, pool: str, arguments: argparse.Namespace, _: Settings) -> RenderableType:
+    await _snapshot(store, pool)
+    known = store.pool(pool)
+    return tables.scaling(await known.scaling(), await known.scaling_log(arguments.limit))
+
+
 _VIEWS: dict[str, Callable[[Store, str, argparse.Namespace, Settings], Awaitable[RenderableType]]] = {
     "overview": _overview,
     "queues": _queues,
     "ring": _ring,
     "requests": _requests,
+    "scaling": _scaling,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,6 +13,7 @@ from router.traffic import INFO_FIELD
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request
 from scheduling.ring import DualRing, Ring
+from scheduling.scale_record import ScaleEntry, ScaleRecord
 from statestore.base import PoolSnapshot
 
 _HASH_SPACE = 1 << 64
@@ -141,3 +143,19 @@ def kv(total: int, blocks: Sequence[tuple[str, float]]) -> RenderableType:
     for block, stamp in blocks:
         table.add_row(block, f"{int(stamp):,}", "resident" if stamp % 1 == 0 else "reserved")
     return table
+
+
+def scaling(record: ScaleRecord, log: Sequence[ScaleEntry]) -> RenderableType:
+    """The last scaling decision, and the log, the latest first."""
+    if not record.decision_id:
+        return "no scaling decision yet; pools.autoscale turns the autoscaler on"
+    lines = _table("at (UTC)", "decision", "event", "", numbers_from=9)
+    for entry in log:
+        lines.add_row(_utc(entry.at_ms), str(entry.decision_id), entry.event, entry.text)
+    last = f"decision {record.decision_id} by {record.by} within {record.bounds}: {record.size} -> {record.wanted},"
+    told = [f"{last} {record.status}", f"reason: {record.reason}", f"outcome: {record.outcome or 'none yet'}"]
+    return Group(*told, f"spares: {', '.join(record.spares) or 'none'}", "", lines)
+
+
+def _utc(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(" ", "seconds").removesuffix("+00:00")

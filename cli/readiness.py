@@ -96,7 +96,7 @@ class Readiness:
         for pool in self._plan.settings.pools:
             snapshot = await self._store.pool(pool.name).snapshot()
             ready = {name for name, known in snapshot.instances.items() if known.state is InstanceState.READY}
-            servers += [instance for instance in pool.instances if instance.id not in ready]
+            servers += [each for each in pool.instances if not each.standby and each.id not in ready]
             some_ready = some_ready or bool(ready)
             led = led and snapshot.leader is not None
         if not led:

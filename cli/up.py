@@ -25,6 +25,7 @@ from cli.private_store import private_store
 from cli.processes import ProcessGroup
 from cli.readiness import Readiness
 from cli.settings import Settings
+from scheduling.scale_settings import AutoscaleSettings, autoscale_of
 from statestore.base import Store
 from statestore.connect import open_store
 from statestore.errors import StoreError
@@ -46,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replicas", type=_count, default=3, metavar="N", help="router replicas on the one port")
     parser.add_argument("--workers", type=_count, default=2, metavar="N", help="workers, of which one leads")
     parser.add_argument("--instances", type=_count, default=4, metavar="N", help="emulated instances")
+    parser.add_argument(
+        "--autoscale",
+        type=_bounds,
+        metavar="MIN:MAX",
+        help="the fleet changes its size itself: MIN instances are ready at the start, up to MAX wait as spares",
+    )
     for option, setting in SHORTHANDS.items():
         parser.add_argument(option, default=argparse.SUPPRESS, help=f"short for --{setting}")
     parser.add_argument(
@@ -76,6 +83,13 @@ def _count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return number
+
+
+def _bounds(text: str) -> AutoscaleSettings:
+    try:
+        return autoscale_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _seconds(text: str) -> float:
@@ -112,7 +126,7 @@ class StopSignals:
 async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path) -> int:
     signals = StopSignals()
     stopping = signals.stopping
-    size = FleetSize(arguments.replicas, arguments.workers, arguments.instances)
+    size = FleetSize(arguments.replicas, arguments.workers, arguments.instances, arguments.autoscale)
     config = directory / "fleet.yaml"
     plan = plan_fleet(settings, size, arguments.instance_url, str(config))
     started_s = time.monotonic()

@@ -297,6 +297,9 @@ class PoolStore(KvEventStore, Protocol):
         """Recompute each instance's counts from its requests, atomically for each; returns how many of them were
         wrong. Correct ones are not written, and the fence is not checked for them."""
 
+    async def now_ms(self) -> int:
+        """The store's time."""
+
     async def scaling(self) -> ScaleRecord:
         """The last scaling decision and what came of it; that of a pool that never scaled has number 0."""
 

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceSpec, Role
+from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceSpec, InstanceState, Role
+from scheduling.scale_settings import AutoscaleSettings
 from statestore.kv_event_settings import KvEventSettings
 from statestore.url import parse_store_url
 
@@ -127,14 +128,14 @@ class InstanceSettings(BaseModel):
     )
     kv_events: KvEventSettings | None = Field(None, description="where it publishes KV events; none: as its pool says")
 
+    standby: bool = Field(False, description="parked from the start, until the autoscaler or an operator starts it")
+
     def spec(self) -> InstanceSpec:
-        """The instance as a store keeps it: STARTING, until a health check succeeds."""
-        same = InstanceSettings.model_fields.keys() - {
-            "id",
-            "url",
-            "kv_events",
-        }  # a subclass may have fields of its own
-        return InstanceSpec(instance_id=self.id, url=self.url, **self.model_dump(include=same))
+        """The instance as a store keeps it: STARTING, until a health check succeeds, or parked."""
+        own = {"id", "url", "kv_events", "standby"}
+        same = InstanceSettings.model_fields.keys() - own  # a subclass may have fields of its own
+        state = InstanceState.STANDBY if self.standby else InstanceState.STARTING
+        return InstanceSpec(instance_id=self.id, url=self.url, state=state, **self.model_dump(include=same))
 
 
 class PoolSettings(BaseModel):
@@ -147,6 +148,7 @@ class PoolSettings(BaseModel):
     aliases: tuple[str, ...] = Field((), description="other names for the model")
     loras: tuple[str, ...] = Field((), description="LoRA adapters the instances serve")
     instances: tuple[InstanceSettings, ...] = Field((), description="instances known from the start")
+    autoscale: AutoscaleSettings | None = Field(None, description="how the pool changes its size (none: by hand)")
     tokenizer: Path | None = Field(
         None,
         description="folder of the model's tokenizer files (tokenizer.json, tokenizer_config.json, chat template):"

@@ -55,6 +55,11 @@ class HotnessJob:
         """Counts as this keeper published them last."""
         self._published_s = clock.monotonic_s() - _COUNTS_EVERY_S
 
+    @property
+    def arrived(self) -> int:
+        """Arrivals read in this term."""
+        return self._keeper.arrived
+
     async def tick(self) -> None:
         """Read the arrivals, and publish the tree if it changed, or its counts if they changed and are due.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -138,9 +139,26 @@ class WorkerMetrics:
             registry=self.registry,
             buckets=_LAG_BUCKETS_S,
         )
+        self.wanted_instances = Gauge(
+            "dualmap_worker_wanted_instances",
+            "Instances that the autoscaler wants, of the worker that leads the pool alone",
+            ["pool"],
+            registry=self.registry,
+        )
+        self.scale_decisions = Counter(
+            "dualmap_worker_scale_decisions",
+            "Scaling decisions by what became of them (open, done, failed, withdrawn, published)",
+            ["pool", "status"],
+            registry=self.registry,
+        )
 
         for pool in pools:
             self._start_at_0(pool)
+
+    def end_term(self, pool: str) -> None:
+        """Drop what only a leader knows: a former one must not publish it."""
+        with contextlib.suppress(KeyError):
+            self.wanted_instances.remove(pool)
 
     def _start_at_0(self, pool: str) -> None:
         for counter in (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduling.policies import build_policy
@@ -30,6 +31,7 @@ from workers.reaper import Reaper
 from workers.rebalancer import SWEEP_INTERVAL_S, Rebalancer
 from workers.registrar import Registrar
 from workers.repairer import Repairer
+from workers.scaler import Scaler
 from workers.settings import WorkerSettings
 from workers.settings_watch import SettingsChangedError, SettingsWatch
 from workers.sweeper import Sweeper
@@ -61,6 +63,7 @@ class PoolWorker:
         self._settings = settings
         self._scheduling = scheduling
         self._worker = worker
+        self._worker_id = worker_id
         self._clock = clock
         self._metrics = metrics
         self._jitter = jitter
@@ -113,11 +116,40 @@ class PoolWorker:
             while True:
                 overrides = (await reader.membership()).overrides
                 watch = SettingsWatch(reader, overrides)
-                jobs = self._other_jobs(lease.fence, reader, with_overrides(self._scheduling, overrides))
-                try:
-                    await run_together([watch, health, *jobs], self._context)
-                except SettingsChangedError:
-                    log.info("scheduling settings changed pool=%s", self.pool.name)
+                scheduling = with_overrides(self._scheduling, overrides)
+                hotness = HotnessJob(self.pool, lease.fence, scheduling, clock=self._clock, metrics=self._metrics)
+                jobs = self._other_jobs(lease.fence, reader, scheduling)
+                async with self._scaler(lease.fence, reader, scheduling, hotness) as scaler:
+                    try:
+                        await run_together([watch, health, hotness, *jobs, *scaler], self._context)
+                    except SettingsChangedError:
+                        log.info("scheduling settings changed pool=%s", self.pool.name)
+
+    @contextlib.asynccontextmanager
+    async def _scaler(
+        self, fence: int, reader: PoolReader, scheduling: SchedulingSettings, hotness: HotnessJob
+    ) -> AsyncIterator[list[Scaler]]:
+        """The autoscaler, where the pool has one."""
+        if self._settings.autoscale is None:
+            yield []
+            return
+        scaler = Scaler(
+            self.pool,
+            fence,
+            self._settings,
+            scheduling,
+            reader,
+            worker_id=self._worker_id,
+            arrived=lambda: hotness.arrived,
+            time_scale=self._worker.time_scale,
+            clock=self._clock,
+            metrics=self._metrics,
+        )
+        try:
+            yield [scaler]
+        finally:
+            self._metrics.end_term(self.pool.name)
+            await scaler.close()
 
     def _prober(self) -> Prober:
         worker = self._worker
@@ -128,7 +160,6 @@ class PoolWorker:
         pool, clock, metrics = self.pool, self._clock, self._metrics
         stall_s, order = scheduling.decode_stall_s, QueueOrder.of(scheduling)
         jobs: list[Job] = [
-            HotnessJob(pool, fence, scheduling, clock=clock, metrics=metrics),
             Evacuator(pool, fence, reader, order, decode_stall_s=stall_s, metrics=metrics),
             Reaper(pool, fence, clock=clock, metrics=metrics),
             Repairer(pool, fence, metrics=metrics),

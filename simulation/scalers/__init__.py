@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from scheduling.scale_job import Planner
 from scheduling.scale_plan import ScalePlanner, ScaleRule
 from scheduling.scale_settings import AutoscaleSettings
+from simulation.scalers.apa import Apa
+from simulation.scalers.dynamo import DynamoPlanner
+from simulation.scalers.hpa import Hpa
 
 __all__ = ["SCALERS", "planner_of"]
 
 
-def _own(settings: AutoscaleSettings, options: Mapping[str, float]) -> Planner:
+def _own(settings: AutoscaleSettings, options: Mapping[str, Any]) -> Planner:
     return ScalePlanner(ScaleRule(settings.min_instances, settings.max_instances, settings.start_s, **options))
 
 
-SCALERS: dict[str, Callable[[AutoscaleSettings, Mapping[str, float]], Planner]] = {"dualmap": _own}
+SCALERS: dict[str, Callable[[AutoscaleSettings, Mapping[str, Any]], Planner]] = {
+    "dualmap": _own,
+    "hpa-queue": lambda settings, options: Hpa(settings, "queue", **{"target": 4.0, **options}),
+    "hpa-kv": lambda settings, options: Hpa(settings, "kv", **{"target": 0.15, **options}),
+    "apa": lambda settings, options: Apa(settings, **{"target": 0.15, **options}),
+    "dynamo": lambda settings, options: DynamoPlanner(settings, **options),
+}
+"""Targets by default are those at which each is best on the simulated day."""
 
 
-def planner_of(name: str, settings: AutoscaleSettings, options: Mapping[str, float]) -> Planner:
+def planner_of(name: str, settings: AutoscaleSettings, options: Mapping[str, Any]) -> Planner:
     """A plan of its own memory."""
     return SCALERS[name](settings, options)

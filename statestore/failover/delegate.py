@@ -52,6 +52,7 @@ class SharedCalls:
     mark_kv_events = _shared("mark_kv_events")
     kv_names = _shared("kv_names")
     apply_kv_events = _shared("apply_kv_events")
+    now_ms = _shared("now_ms")
     scaling = _shared("scaling")
     record_scaling = _shared("record_scaling")
     scaling_log = _shared("scaling_log")

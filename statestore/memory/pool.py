@@ -120,6 +120,10 @@ class MemoryPool:
     mark_kv_events = _answered(PoolState.mark_kv_events)
     kv_names = _answered(PoolState.kv_names)
     apply_kv_events = _answered(PoolState.apply_kv_events)
+
+    async def now_ms(self) -> int:
+        return self.state.now_ms()
+
     scaling = _answered(PoolState.scaling)
     record_scaling = _answered(PoolState.record_scaling)
     scaling_log = _answered(PoolState.scaling_log)

@@ -25,6 +25,9 @@ class ScalingCalls:
     _keys: PoolKeys
     _calls: Calls
 
+    async def now_ms(self) -> int:
+        return await self._calls.now_ms()
+
     async def scaling(self) -> ScaleRecord:
         return record_from(pairs_from(await self._calls.command("HGETALL", self._keys.scaling)))
 

@@ -1,0 +1,146 @@
+"""Actuators: signed, bounded in time, the same key for the same decision, and never in the way of the round."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import orjson
+import pytest
+
+from scheduling.scale_job import ActuatorReply
+from scheduling.scale_record import ScaleRecord
+from scheduling.scale_settings import AutoscaleSettings
+from workers.actuators import Asking, Command, Webhook, actuator_of, decision_key
+
+RECORD = ScaleRecord(decision_id=7, at_ms=1000, size=2, wanted=4, leaving=("a",), reason="crowd")
+ECHO = "import sys; data = sys.stdin.read(); print(data); sys.exit({code})"
+
+
+class Receiver:
+    """A server that keeps what it got and answers what it is told."""
+
+    def __init__(self) -> None:
+        self.status = b"202 Accepted"
+        self.hangs = False
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
+        body = await reader.readexactly(int(headers["content-length"]))
+        self.got.append((headers, body))
+        if self.hangs:
+            await asyncio.sleep(30)
+        writer.write(b"HTTP/1.1 " + self.status + b"\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    made = Receiver()
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/scale"
+    yield made
+    server.close()
+
+
+async def test_a_webhook_gets_the_decision_signed_and_with_its_key(receiver: Receiver) -> None:
+    reply = await Webhook(receiver.url, "secret").call("default", RECORD)
+
+    assert reply == ActuatorReply(True, "202 ok")
+    headers, body = receiver.got[0]
+    assert headers["x-dualmap-signature"] == "sha256=" + hmac.new(b"secret", body, hashlib.sha256).hexdigest()
+    assert headers["idempotency-key"] == "default-7-1000" == decision_key("default", RECORD)
+    told = orjson.loads(body)
+    assert (told["wanted"], told["size"], told["leaving"], told["decision"]) == (4, 2, ["a"], "default-7-1000")
+
+
+async def test_a_webhook_that_refuses_hangs_or_is_gone_is_an_answer(receiver: Receiver) -> None:
+    receiver.status = b"503 Service Unavailable"
+    assert (await Webhook(receiver.url, "s").call("default", RECORD)).text == "503 ok"
+    receiver.hangs = True
+    assert not (await Webhook(receiver.url, "s", timeout_s=0.05).call("default", RECORD)).accepted
+    gone = await Webhook("http://127.0.0.1:1/", "s").call("default", RECORD)
+    assert not gone.accepted
+    assert "ConnectError" in gone.text
+
+
+@pytest.mark.parametrize(("code", "accepted"), [(0, True), (3, False)])
+async def test_a_command_gets_the_decision_on_its_input_and_its_exit_code_counts(code: int, accepted: bool) -> None:
+    reply = await Command((sys.executable, "-c", ECHO.format(code=code))).call("default", RECORD)
+    assert reply.accepted is accepted
+    assert reply.text.startswith(f"exit {code}")
+    assert '"attempt":1' in reply.text
+
+
+async def test_a_command_that_hangs_is_killed_and_one_that_is_missing_is_told() -> None:
+    slow = await Command((sys.executable, "-c", "import time; time.sleep(60)"), timeout_s=0.2).call("p", RECORD)
+    assert "was killed" in slow.text
+    missing = await Command(("/no/such/program",)).call("p", RECORD)
+    assert missing == ActuatorReply(False, "/no/such/program: No such file or directory")
+
+
+class Slow:
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        self.calls: list[ScaleRecord] = []
+        self.answers: asyncio.Queue[ActuatorReply] = asyncio.Queue()
+
+    async def call(self, pool: str, record: ScaleRecord) -> ActuatorReply:
+        self.calls.append(record)
+        return await self.answers.get()
+
+
+async def until(holds: Callable[[], Awaitable[ActuatorReply | None]]) -> ActuatorReply:
+    for _ in range(100):
+        if (reply := await holds()) is not None:
+            return reply
+        await asyncio.sleep(0)
+    raise AssertionError("no reply")
+
+
+async def test_a_call_runs_beside_the_rounds_and_once_at_a_time(clock) -> None:
+    slow = Slow()
+    asking = Asking(slow, "default", clock)
+    assert await asking.ask(RECORD) is None
+    assert await asking.ask(RECORD) is None
+    assert len(slow.calls) == 1
+    slow.answers.put_nowait(ActuatorReply(True, "yes"))
+    assert (await until(lambda: asking.ask(RECORD))).text == "yes"
+
+
+async def test_a_failed_call_is_repeated_after_a_pause(clock) -> None:
+    slow = Slow()
+    asking = Asking(slow, "default", clock)
+    slow.answers.put_nowait(ActuatorReply(False, "no"))
+    await until(lambda: asking.ask(RECORD))
+    assert await asking.ask(RECORD) is None
+    assert len(slow.calls) == 1
+    clock.jump(2.0)
+    assert await asking.ask(RECORD) is None
+    assert len(slow.calls) == 2
+    await asking.close()
+
+
+async def test_another_decision_gives_the_call_for_the_former_one_up(clock) -> None:
+    slow = Slow()
+    asking = Asking(slow, "default", clock)
+    await asking.ask(RECORD)
+    await asking.ask(ScaleRecord(decision_id=8, at_ms=2000))
+    assert [each.decision_id for each in slow.calls] == [7, 8]
+    await asking.close()
+
+
+def test_the_settings_name_the_actuator() -> None:
+    assert actuator_of(AutoscaleSettings(max_instances=3)) is None
+    assert actuator_of(AutoscaleSettings(max_instances=3, actuator="none")) is None
+    assert isinstance(actuator_of(AutoscaleSettings(max_instances=3, actuator="command", command=("x",))), Command)
+    hook = AutoscaleSettings(max_instances=3, actuator="webhook", webhook_url="http://h", webhook_secret="s")
+    assert isinstance(actuator_of(hook), Webhook)

@@ -1,0 +1,83 @@
+"""The scaler in a worker: it acts on the store with the leader's fence, and publishes what it wants."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduling.instance import InstanceState
+from scheduling.scale_record import DecisionStatus
+from scheduling.scale_settings import AutoscaleSettings
+from scheduling.settings import SchedulingSettings
+from statestore.errors import LeaseLostError, StoreUnavailableError
+from statestore.settings import InstanceSettings, PoolSettings
+from workers.scaler import Scaler
+
+
+def pool_settings(least: int, most: int, actuator: str = "standby") -> PoolSettings:
+    spare = InstanceSettings(id="spare", url="http://spare:8000", standby=True)
+    autoscale = AutoscaleSettings(min_instances=least, max_instances=most, actuator=actuator)
+    return PoolSettings(autoscale=autoscale, instances=(spare,))
+
+
+def scaler(pool, fence, clock, metrics, settings: PoolSettings) -> Scaler:
+    return Scaler(
+        pool, fence, settings, SchedulingSettings(), pool,
+        worker_id="w1", arrived=lambda: 0, time_scale=1.0, clock=clock, metrics=metrics,
+    )  # fmt: skip
+
+
+async def state_of(pool, name: str) -> InstanceState:
+    return (await pool.membership()).instances[name].state
+
+
+async def test_a_fleet_below_its_minimum_starts_a_spare_and_says_so(
+    pool, fence, clock, metrics, add_instance, value
+) -> None:
+    await add_instance("a")
+    await add_instance("spare", InstanceState.STANDBY)
+    await scaler(pool, fence, clock, metrics, pool_settings(2, 4)).tick()
+
+    assert await state_of(pool, "spare") is InstanceState.STARTING
+    record = await pool.scaling()
+    assert (record.decision_id, record.status, record.by) == (1, DecisionStatus.OPEN, "w1")
+    assert "1 of at least 2" in (await pool.scaling_log(1))[0].text
+    assert value("dualmap_worker_wanted_instances") == 2
+
+
+async def test_without_an_actuator_only_the_number_is_published(
+    pool, fence, clock, metrics, add_instance, value
+) -> None:
+    await add_instance("a")
+    await add_instance("spare", InstanceState.STANDBY)
+    await scaler(pool, fence, clock, metrics, pool_settings(2, 4, "none")).tick()
+    assert await state_of(pool, "spare") is InstanceState.STANDBY
+    assert value("dualmap_worker_wanted_instances") == 2
+
+
+async def test_a_former_leader_changes_nothing(pool, fence, clock, metrics, add_instance) -> None:
+    await add_instance("a")
+    await add_instance("spare", InstanceState.STANDBY)
+    with pytest.raises(LeaseLostError):
+        await scaler(pool, fence - 1, clock, metrics, pool_settings(2, 4)).tick()
+    assert await state_of(pool, "spare") is InstanceState.STANDBY
+    assert (await pool.scaling()).decision_id == 0
+
+
+async def test_without_the_store_there_is_no_decision(pool, fence, clock, metrics, add_instance) -> None:
+    await add_instance("a")
+    made = scaler(pool, fence, clock, metrics, pool_settings(2, 4))
+
+    async def away():
+        raise StoreUnavailableError("away")
+
+    pool.loads = away
+    with pytest.raises(StoreUnavailableError):
+        await made.tick()
+    assert (await pool.scaling()).decision_id == 0
+
+
+def test_a_former_leader_publishes_no_number(metrics, value) -> None:
+    metrics.wanted_instances.labels("default").set(4)
+    metrics.end_term("default")
+    metrics.end_term("default")
+    assert "dualmap_worker_wanted_instances{" not in metrics.exposition().decode()

@@ -1,0 +1,152 @@
+"""Actuators: what starts and stops machines outside of the fleet.
+
+Asked from the scaling round, which must not wait: a call runs beside it, and its reply is taken in a later round. A
+repeated call for a decision, by this leader or by the next one, has the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from typing import Protocol
+
+import httpx
+import orjson
+
+from scheduling.backoff import backoff_s
+from scheduling.scale_job import ActuatorReply
+from scheduling.scale_record import ScaleRecord
+from scheduling.scale_settings import AutoscaleSettings
+from statestore.clock import Clock
+
+TIMEOUT_S = 10.0
+"""For one call of a webhook; it accepts a decision, and need not wait for machines."""
+COMMAND_TIMEOUT_S = 60.0
+_TEXT_CHARACTERS = 200
+
+
+class Actuator(Protocol):
+    """Carries a decision out."""
+
+    async def call(self, pool: str, record: ScaleRecord) -> ActuatorReply:
+        """Ask once. Never raises but for cancellation; bounded in time."""
+
+
+def decision_key(pool: str, record: ScaleRecord) -> str:
+    """The same for every repetition of a decision, and for no other: a store that came back empty counts from 1."""
+    return f"{pool}-{record.decision_id}-{record.at_ms}"
+
+
+def order(pool: str, record: ScaleRecord) -> bytes:
+    """The decision as JSON."""
+    told = {
+        "decision": decision_key(pool, record),
+        "pool": pool,
+        "size": record.size,
+        "wanted": record.wanted,
+        "starting": record.starting,
+        "leaving": record.leaving,
+        "reason": record.reason,
+        "attempt": record.asked + 1,
+    }
+    return orjson.dumps(told)
+
+
+class Webhook:
+    """POSTs each decision, signed: ``x-dualmap-signature: sha256=HEX`` is the HMAC of the body."""
+
+    def __init__(self, url: str, secret: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._url = url
+        self._secret = secret.encode()
+        self._timeout_s = timeout_s
+
+    async def call(self, pool: str, record: ScaleRecord) -> ActuatorReply:
+        body = order(pool, record)
+        headers = {
+            "content-type": "application/json",
+            "idempotency-key": decision_key(pool, record),
+            "x-dualmap-signature": "sha256=" + hmac.new(self._secret, body, hashlib.sha256).hexdigest(),
+        }
+        try:
+            async with asyncio.timeout(self._timeout_s), httpx.AsyncClient(timeout=self._timeout_s) as client:
+                answer = await client.post(self._url, content=body, headers=headers)
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as error:
+            return ActuatorReply(False, f"{self._url}: {type(error).__name__} {error}".strip())
+        return ActuatorReply(answer.is_success, f"{answer.status_code} {answer.text[:_TEXT_CHARACTERS]}".strip())
+
+
+class Command:
+    """Runs a program with the decision on its input; exit code 0 accepts."""
+
+    def __init__(self, command: tuple[str, ...], timeout_s: float = COMMAND_TIMEOUT_S) -> None:
+        self._command = command
+        self._timeout_s = timeout_s
+
+    async def call(self, pool: str, record: ScaleRecord) -> ActuatorReply:
+        pipe = asyncio.subprocess.PIPE
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *self._command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+            )
+        except OSError as error:
+            return ActuatorReply(False, f"{self._command[0]}: {error.strerror or error}")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                output, _ = await child.communicate(order(pool, record))
+        except TimeoutError:
+            return ActuatorReply(False, f"{self._command[0]} took longer than {self._timeout_s:.0f} s and was killed")
+        finally:
+            if child.returncode is None:
+                child.kill()
+                await child.wait()
+        told = output.decode("utf-8", "replace").strip()[-_TEXT_CHARACTERS:]
+        return ActuatorReply(child.returncode == 0, f"exit {child.returncode} {told}".strip())
+
+
+def actuator_of(settings: AutoscaleSettings) -> Actuator | None:
+    """What the settings name; None where nothing outside is asked."""
+    if settings.actuator == "webhook" and settings.webhook_url and settings.webhook_secret:
+        return Webhook(settings.webhook_url, settings.webhook_secret.get_secret_value())
+    if settings.actuator == "command":
+        return Command(settings.command)
+    return None
+
+
+class Asking:
+    """One call at a time, beside the scaling round."""
+
+    def __init__(self, actuator: Actuator | None, pool: str, clock: Clock) -> None:
+        self._actuator = actuator
+        self._pool = pool
+        self._clock = clock
+        self._call: asyncio.Task[ActuatorReply] | None = None
+        self._about = ""
+        self._not_before_s = float("-inf")
+
+    async def ask(self, record: ScaleRecord) -> ActuatorReply | None:
+        """The reply about this decision, if it is there; else the call is begun, or goes on."""
+        if self._actuator is None:
+            return ActuatorReply(False, "no actuator is configured")
+        key = decision_key(self._pool, record)
+        if self._call is not None and self._about != key:
+            await self.close()
+        if self._call is None:
+            if self._about == key and self._clock.monotonic_s() < self._not_before_s:
+                return None
+            self._about = key
+            self._call = asyncio.create_task(self._actuator.call(self._pool, record), name=f"actuator/{key}")
+            await asyncio.sleep(0)
+        if not self._call.done():
+            return None
+        reply, self._call = self._call.result(), None
+        if not reply.accepted:
+            self._not_before_s = self._clock.monotonic_s() + backoff_s(record.asked + 1, first_s=1.0, longest_s=30.0)
+        return reply
+
+    async def close(self) -> None:
+        """Give up the call under way."""
+        if self._call is not None:
+            self._call.cancel()
+            await asyncio.gather(self._call, return_exceptions=True)
+            self._call = None

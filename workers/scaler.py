@@ -1,0 +1,96 @@
+"""Scaler: decides how many instances the pool has, and acts on it; see ``scheduling.scale_job``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from scheduling.scale_job import FleetNow, ScaleKeeper
+from scheduling.scale_record import DecisionStatus, ScaleRecord
+from scheduling.settings import SchedulingSettings
+from scheduling.steps import drive
+from statestore.base import PoolStore
+from statestore.clock import Clock
+from statestore.led_scaling import LedScaling
+from statestore.settings import PoolSettings
+from workers.actuators import Asking, actuator_of
+from workers.metrics import WorkerMetrics
+from workers.pool_reader import PoolReader
+
+log = logging.getLogger(__name__)
+
+
+class Scaler:
+    """The scaling of one pool for one term. Without the store it decides nothing: the round fails, and says so."""
+
+    name = "scaler"
+    interval_s = 1.0
+
+    def __init__(
+        self,
+        pool: PoolStore,
+        fence: int,
+        settings: PoolSettings,
+        scheduling: SchedulingSettings,
+        reader: PoolReader,
+        *,
+        worker_id: str,
+        arrived: Callable[[], int],
+        time_scale: float,
+        clock: Clock,
+        metrics: WorkerMetrics,
+    ) -> None:
+        """``scheduling`` is in seconds of the clock, ``settings.autoscale`` in those of the engines."""
+        assert settings.autoscale is not None
+        self._pool = pool
+        self._reader = reader
+        self._metrics = metrics
+        self._asking = Asking(actuator_of(settings.autoscale), pool.name, clock)
+        self._scaling = LedScaling(pool, fence, now=self._now, actuate=self._asking.ask)
+        self._keeper = ScaleKeeper(
+            settings.autoscale,
+            worker_id,
+            scheduling.slo_ttft_s * time_scale,
+            scheduling.block_tokens,
+            tuple(instance.id for instance in settings.instances if instance.standby),
+            arrived=arrived,
+            time_scale=time_scale,
+        )
+        self._told: tuple[int, DecisionStatus] | None = None
+        self._hands_off: str | None = None
+
+    async def tick(self) -> None:
+        """One round. Raises StoreUnavailableError, LeaseLostError."""
+        record = await drive(self._keeper.tick(), self._scaling)
+        self._metrics.wanted_instances.labels(self._pool.name).set(self._keeper.plan.wanted)
+        self._tell(record)
+
+    async def close(self) -> None:
+        """End the call of an actuator; the next leader repeats it with the same key."""
+        await self._asking.close()
+
+    async def _now(self) -> FleetNow:
+        loads, instances = await self._reader.loads(), (await self._reader.membership()).instances
+        return FleetNow(await self._pool.now_ms(), loads, instances)
+
+    def _tell(self, record: ScaleRecord) -> None:
+        if self._keeper.hands_off != self._hands_off:
+            self._hands_off = self._keeper.hands_off
+            if self._hands_off:
+                log.warning("scaling left alone pool=%s: %s", self._pool.name, self._hands_off)
+        now = record.decision_id, record.status
+        if now == self._told:
+            return
+        if self._told is not None or record.is_open:
+            log.info(
+                "scaling pool=%s decision=%d from=%d to=%d status=%s reason=%s outcome=%s",
+                self._pool.name,
+                record.decision_id,
+                record.size,
+                record.wanted,
+                record.status,
+                record.reason,
+                record.outcome or "none yet",
+            )
+            self._metrics.scale_decisions.labels(self._pool.name, record.status.value).inc()
+        self._told = now
