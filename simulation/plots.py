@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Draw = Callable[["Axes"], None]
 Series = tuple[Sequence[float], Sequence[float]]
+OfPending = Callable[[tuple[int, ...]], float]
+"""A figure of the instances' pending tokens at one moment."""
 
 STYLES: Mapping[str, tuple[str, str]] = {
     "dualmap-least-cost": ("#6a040f", "-"),
@@ -31,6 +33,7 @@ STYLES: Mapping[str, tuple[str, str]] = {
     "dynamo": ("#8338ec", "-"),
     "sglang": ("#06d6a0", "-"),
     "llm-d": ("#118ab2", "-"),
+    "llm-d-latency": ("#073b4c", "-"),
 }
 
 
@@ -46,7 +49,7 @@ def require_matplotlib() -> None:
         raise PlottingUnavailableError(f"plots need matplotlib: {sys.executable} -m pip install matplotlib") from error
 
 
-def svg(draw: Draw, *, width: float = 5.2, height: float = 3.4) -> str:
+def svg(draw: Draw, *, width: float = 5.2, height: float = 3.4, grid: bool = True) -> str:
     """One plot; the same input gives the same text."""
     require_matplotlib()
     import matplotlib
@@ -58,7 +61,8 @@ def svg(draw: Draw, *, width: float = 5.2, height: float = 3.4) -> str:
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
-        axes.grid(visible=True, alpha=0.25)
+        if grid:
+            axes.grid(visible=True, alpha=0.25)
         buffer = io.StringIO()
         canvas: Any = FigureCanvasSVG(figure)
         canvas.print_svg(buffer, metadata={"Date": None})
@@ -116,6 +120,19 @@ def points(values: Mapping[str, tuple[float, float]], *, x: str, y: str, title: 
         axes.set(xlabel=x, ylabel=y, title=title)
 
     return svg(draw)
+
+
+def heat(rows: Sequence[Sequence[float]], *, x: str, y: str, label: str, highest: float, width_s: float) -> str:
+    """One row each, over time; colours up to ``highest``, so that plots can be compared."""
+
+    def draw(axes: Axes) -> None:
+        span_s = width_s * max(map(len, rows), default=1)
+        extent = (0.0, span_s, len(rows) + 0.5, 0.5)
+        image = axes.imshow(rows, aspect="auto", cmap="inferno", vmin=0.0, vmax=highest, extent=extent)
+        axes.figure.colorbar(image, ax=axes, label=label)
+        axes.set(xlabel=x, ylabel=y)
+
+    return svg(draw, grid=False)
 
 
 def run_plots(results: Iterable[RunResult]) -> dict[str, str]:

@@ -164,6 +164,8 @@ class RunResult:
     samples: tuple[LoadSample, ...] = ()
     timeline: tuple[tuple[float, float, float], ...] = ()
     """(time, share on time, P90 TTFT) of the requests that arrived in each interval."""
+    by_instance: Mapping[str, tuple[tuple[float, int, float], ...]] = field(default_factory=dict)
+    """(time, requests, hit rate) of the requests that each instance was sent in each interval."""
     labels: Mapping[str, str] = field(default_factory=dict)
     instance_hours: float = 0.0
     """Of instances that were ready, starting, or still answering, until the last arrival."""
@@ -235,6 +237,7 @@ def summarize(record: RunRecord) -> RunResult:
         span_s=max((o.finish_s for o in answered if o.finish_s is not None), default=0.0),
         samples=samples,
         timeline=tuple(_timeline(record.outcomes)),
+        by_instance=_by_instance(record.outcomes),
         labels=dict(record.labels),
         instance_hours=record.instance_hours,
         changes=record.changes,
@@ -288,3 +291,24 @@ def _timeline(outcomes: Sequence[RequestOutcome], intervals: int = 60) -> list[t
         )
         for index, bucket in sorted(buckets.items())
     ]
+
+
+def _by_instance(
+    outcomes: Sequence[RequestOutcome], intervals: int = 40
+) -> dict[str, tuple[tuple[float, int, float], ...]]:
+    """What each instance was sent over the arrivals, in equal intervals; those without a request are left out."""
+    if not outcomes:
+        return {}
+    width_s = max(outcomes[-1].arrival_s / intervals, 1e-9)
+    sent: dict[str, dict[int, list[RequestOutcome]]] = {}
+    for outcome in outcomes:
+        if outcome.instance_id:
+            interval = min(int(outcome.arrival_s / width_s), intervals - 1)
+            sent.setdefault(outcome.instance_id, {}).setdefault(interval, []).append(outcome)
+    return {
+        instance_id: tuple(
+            ((interval + 0.5) * width_s, len(own), sum(o.cached_tokens for o in own) / sum(o.input_tokens for o in own))
+            for interval, own in sorted(by_interval.items())
+        )
+        for instance_id, by_interval in sorted(sent.items())
+    }

@@ -144,18 +144,18 @@ def _report_again(arguments: argparse.Namespace, scheduling: SchedulingSettings)
         raise OptionError(f"--from runs nothing, and what was run is in its folder: leave out {options}")
     experiment = read_experiment(arguments.former)
     if arguments.document is not None:
-        return _fill(arguments.document, experiment)
+        return _fill(arguments.document, arguments.former.resolve().name, experiment)
     _show(experiment)
     write_whole((arguments.out or arguments.former) / REPORT, render_markdown(experiment))
     return 0
 
 
-def _fill(document: Path, experiment: Experiment) -> int:
+def _fill(document: Path, folder: str, experiment: Experiment) -> int:
     try:
         text = document.read_text(encoding="utf-8")
     except OSError as error:
         raise OptionError(f"{document}: cannot be read: {error.strerror or error}") from error
-    write_whole(document, filled(text, experiment))
+    write_whole(document, filled(text, folder, experiment))
     return 0
 
 

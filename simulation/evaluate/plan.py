@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from scheduling.settings import POLICIES, PolicyName, SchedulingSettings
 from simulation.bounds import sustainable_rate
@@ -23,7 +24,7 @@ ABLATIONS: tuple[PolicyName, ...] = (
     "dualmap-no-rebalance",
     "dualmap",
 )
-CONTENDERS: tuple[PolicyName, ...] = ("dualmap", "min-ttft", "preble", "dynamo", "sglang", "llm-d")
+CONTENDERS: tuple[PolicyName, ...] = ("dualmap", "min-ttft", "preble", "dynamo", "sglang", "llm-d", "llm-d-latency")
 """DualMap and the policies of other projects."""
 DEFAULT_POLICY: PolicyName = SchedulingSettings().policy
 """The product's own, not the paper's."""
@@ -114,16 +115,22 @@ def policy_title(policy: str) -> str:
     return "DualMap" if policy == "dualmap" else policy
 
 
-def scheduling_for(policy: PolicyName) -> SchedulingSettings:
+Order = Literal["auto", "fifo", "deadline"]
+
+
+def scheduling_for(policy: PolicyName, order: Order = "auto") -> SchedulingSettings:
     """The product's defaults, which show every policy at its best; the paper's own for DualMap.
 
-    ``dualmap-least-cost`` is this project's and made for deadline order; all others serve first come, first served.
+    ``dualmap-least-cost`` is this project's and made for deadline order; all others serve first come, first served,
+    unless ``order`` says otherwise.
     """
-    return SchedulingSettings(policy=policy, slo_ttft_s=PAPER_SLO_S)
+    return SchedulingSettings(policy=policy, slo_ttft_s=PAPER_SLO_S, queue_order=order)
 
 
-def scenario_for(policy: PolicyName, workload: Workload, instances: int = PAPER_INSTANCES) -> Scenario:
+def scenario_for(
+    policy: PolicyName, workload: Workload, instances: int = PAPER_INSTANCES, order: Order = "auto"
+) -> Scenario:
     return Scenario(
-        scheduling_for(policy), workload.engine, instances=instances, skip_requests=workload.skip_requests,
+        scheduling_for(policy, order), workload.engine, instances=instances, skip_requests=workload.skip_requests,
         labels={"workload": workload.name},
     )  # fmt: skip

@@ -155,7 +155,9 @@ def _rate_plots(runs: RateRuns) -> list[Plot]:
     label, results = runs.workload.label, list(runs.runs)
     return [
         Plot(f"{label}: on time", plots.over_rates(results, lambda r: r.effective_capacity, "share on time")),
+        Plot(f"{label}: TTFT, P50", plots.over_rates(results, lambda r: r.ttft_s.p50, "P50 TTFT, s", log_y=True)),
         Plot(f"{label}: TTFT", plots.over_rates(results, lambda r: r.ttft_s.p90, "P90 TTFT, s", log_y=True)),
+        Plot(f"{label}: end to end, P50", plots.over_rates(results, lambda r: r.e2e_s.p50, "P50 E2E, s", log_y=True)),
         Plot(f"{label}: end to end", plots.over_rates(results, lambda r: r.e2e_s.p90, "P90 E2E, s", log_y=True)),
         Plot(f"{label}: hit rate", plots.over_rates(results, lambda r: r.hit_rate, "hit rate")),
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from simulation.evaluate.balance import balance_section
+from simulation.evaluate.hotspots import hotspot_section
+from simulation.evaluate.orders import orders_section, prefill_first_section
 from simulation.evaluate.overhead import overhead_section
 from simulation.evaluate.plan import Plan
 from simulation.evaluate.prefixes import key_length_section, shared_prefix_section
@@ -26,6 +28,9 @@ def evaluate(plan: Plan, worker: Worker) -> list[Section]:
         goodput_section(plan, measured),
         pareto_section(plan, measured),
         ablation_section(plan, measured),
+        orders_section(plan, measured, worker),
+        prefill_first_section(plan, worker),
+        hotspot_section(plan, worker),
         elasticity_section(plan, worker),
         scalability_section(plan, worker),
         key_length_section(plan, worker),

@@ -10,6 +10,7 @@ from simulation import plots
 from simulation.evaluate.plan import DEFAULT_POLICY, Plan, Workload, policy_title, scenario_for
 from simulation.evaluate.section import Cell, DataTable, Plot, Section, cell_of
 from simulation.evaluate.work import Worker
+from simulation.goodput import GoodputJob, run_goodput
 from simulation.results import RunResult
 from simulation.runs import RunJob, run_job
 from simulation.scenario import FleetChange
@@ -61,6 +62,7 @@ def elasticity_section(plan: Plan, worker: Worker) -> Section:
             Plot("4 to 8: P90 TTFT", _over_time(grown, 2, "P90 TTFT, s", log_y=True)),
             Plot("8 to 4: share on time", _over_time(shrunk, 1, "share on time")),
             Plot("8 to 4: P90 TTFT", _over_time(shrunk, 2, "P90 TTFT, s", log_y=True)),
+            *(plot for run in grown if run.policy in ("dualmap", DEFAULT_POLICY) for plot in _by_instance(run)),
         ],
     )
 
@@ -115,6 +117,25 @@ def _over_time(results: Sequence[RunResult], column: int, y: str, *, log_y: bool
     return plots.lines(series, x="time, s", y=y, log_y=log_y, markers=False)
 
 
+def _by_instance(run: RunResult) -> list[Plot]:
+    """What each instance got while the fleet grew."""
+    title = f"4 to 8, {policy_title(run.policy)}"
+    figures = ((1, "requests", "requests"), (2, "hit rate", "hit rate"))
+    return [
+        Plot(
+            f"{title}: {name} per instance",
+            plots.lines(
+                {
+                    instance_id: ([point[0] for point in own], [point[column] for point in own])
+                    for instance_id, own in run.by_instance.items()
+                },
+                x="time, s", y=y, markers=False,
+            ),
+        )
+        for column, name, y in figures
+    ]  # fmt: skip
+
+
 def scalability_section(plan: Plan, worker: Worker) -> Section:
     """The same load per instance on more instances."""
     jobs, sizes = [], []
@@ -125,6 +146,7 @@ def scalability_section(plan: Plan, worker: Worker) -> Section:
             jobs.append(RunJob(workload.source, scenario_for(policy, workload, instances), rate))
             sizes.append(instances)
     results = worker.map("scalability", run_job, jobs)
+    goodputs = _goodput_by_size(plan, worker)
     rows: list[list[Cell]] = [
         [size, result.policy, result.rate_per_s, 100 * result.effective_capacity, result.ttft_s.p50, result.ttft_s.p90,
          100 * result.hit_rate, cell_of(result.load_cv)]
@@ -152,9 +174,10 @@ def scalability_section(plan: Plan, worker: Worker) -> Section:
                 "Tool&Agent, 7B, at 0.8 of the rate that is sustainable for all requests",
                 ("instances", "policy", "rate/s", "on time %", "TTFT P50 s", "TTFT P90 s", "hit %", "CV"),
                 rows,
-            )
+            ),
+            DataTable("Goodput by number of instances", ("instances", "policy", "goodput/s", "per instance"), goodputs),
         ],
-        plots=shown,
+        plots=[*shown, _goodput_plot(goodputs)],
         data={
             "key_blocks": {
                 str(size): dict(result.key_blocks)
@@ -163,6 +186,35 @@ def scalability_section(plan: Plan, worker: Worker) -> Section:
             }
         },
     )
+
+
+def _goodput_by_size(plan: Plan, worker: Worker) -> list[list[Cell]]:
+    """Of the policies in the plan; the search starts where the table above is."""
+    searched, jobs = [], []
+    for instances in plan.scalability:
+        workload = plan.workload("toolagent", "qwen2.5-7b-910b4", instances * plan.requests_per_instance)
+        start = workload.rate(SCALABILITY_LOAD, instances)
+        for policy in POLICIES:
+            if policy in plan.policies:
+                job = RunJob(workload.source, scenario_for(policy, workload, instances), start)
+                jobs.append(GoodputJob(job, tolerance=plan.goodput_tolerance))
+                searched.append((instances, policy))
+    found = worker.map("goodput by size", run_goodput, jobs)
+    return [
+        [instances, policy, goodput.rate_per_s, goodput.rate_per_s / instances]
+        for (instances, policy), goodput in zip(searched, found, strict=True)
+    ]
+
+
+def _goodput_plot(rows: Sequence[Sequence[Cell]]) -> Plot:
+    series: dict[str, plots.Series] = {
+        str(policy): (
+            [float(row[0]) for row in rows if row[1] == policy],
+            [float(row[2]) for row in rows if row[1] == policy],
+        )
+        for policy in dict.fromkeys(row[1] for row in rows)
+    }
+    return Plot("goodput", plots.lines(series, x="instances", y="goodput, requests/s"))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,7 +1,8 @@
 """Tables in documents, written by a command from a file of results: no figure is typed by hand.
 
-A document holds blocks: a line ``<!-- laboratory: NAME -->``, what the command writes, and ``<!-- end -->``. NAME is a
-table's title in small letters with ``-`` between the words, or ``made`` for the commit, the day and the command.
+A document holds blocks: a line ``<!-- laboratory FOLDER: NAME -->``, what the command writes, and ``<!-- end -->``.
+FOLDER is the last part of the folder of results, so that a document can show several. NAME is a table's title in small
+letters with ``-`` between the words, or ``made`` for the commit, the day and the command.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from simulation.laboratory.overview import overview_tables
 from simulation.laboratory.summary import summary_tables
 from simulation.laboratory.tables import ReportTable
 
-_BLOCK = re.compile(r"(<!-- laboratory: (?P<name>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- laboratory (?P<folder>\S+): (?P<name>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 MADE = "made"
 
 
-def filled(text: str, experiment: Experiment) -> str:
-    """The document with every block written again.
+def filled(text: str, folder: str, experiment: Experiment) -> str:
+    """The document with every block of that folder written again.
 
     Raises:
         SimulationError: a block's name is none of a table.
@@ -29,6 +30,8 @@ def filled(text: str, experiment: Experiment) -> str:
 
     def write(found: re.Match[str]) -> str:
         name = found["name"]
+        if found["folder"] != folder:
+            return found[0]
         if name not in blocks:
             raise SimulationError(f"the document asks for {name!r}; the results have {', '.join(blocks)}")
         return f"{found[1]}\n{blocks[name]}\n\n{found[3]}"

@@ -164,7 +164,7 @@ def _goodput_results(
     worker: Worker,
 ) -> tuple[GoodputResult, ...]:
     places = [(fleet, seed) for fleet, own in seeds.items() for seed in own]
-    trials = [BoundsTrial(fleet, seed, base.slo_ttft_s) for fleet, seed in places]
+    trials = [BoundsTrial(fleet, seed, fleet.workload.slo_ttft_s or base.slo_ttft_s) for fleet, seed in places]
     bounds = dict(zip(places, worker.map("bounds", run_bounds, trials), strict=True))
 
     def of(target: Target, fleet: Fleet, own: Sequence[int]) -> dict[str, tuple[float, ...]]:

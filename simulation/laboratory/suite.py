@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,7 +15,8 @@ from simulation.sources import TraceSource
 
 PRESET_SHORTHANDS: Mapping[str, str] = MappingProxyType({preset.split("-")[1]: preset for preset in PAPER_CAPS})
 WARM_UP_SHARE = 8
-"""One in so many requests, at the start, loads the fleet and stays out of the results."""
+AGENTS_SLO_S = 15.0
+"""The prefill of a whole context takes longer than 5 s on these engines, on an idle instance too."""
 
 OTHERS = ("dualmap", "llm-d", "llm-d-latency", "preble", "min-ttft", "dynamo", "sglang")
 """The best other policies, each at its best settings."""
@@ -48,6 +49,10 @@ class Workload:
     """Cut prompts as the paper does."""
     file: str = ""
     """A recording of the same traffic, used instead if a folder holds it."""
+    slo_ttft_s: float | None = None
+    """Its TTFT SLO; None: the variants' own."""
+    warm_up_share: int = WARM_UP_SHARE
+    """One in so many requests, at the start, loads the fleet and stays out of the results."""
 
     @property
     def is_file(self) -> bool:
@@ -60,7 +65,8 @@ WORKLOADS = (
     Workload("coding", "coding"),
     Workload("uniform", "uniform"),
     Workload("hotspot", "hotspot"),
-    Workload("agents", "agents"),
+    # A third: every session that is under way at the start sends its whole context once to cold caches.
+    Workload("agents", "agents", slo_ttft_s=AGENTS_SLO_S, warm_up_share=3),
 )
 
 
@@ -108,11 +114,18 @@ SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in (
 
 
 def workload_of(name: str, folder: Path | None) -> Workload:
-    """A workload of the standard suite, from its recording if ``folder`` holds it, or any generator or file.
+    """A workload of the standard suite, from its recording if ``folder`` holds it, or any generator or file; behind an
+    ``@`` the TTFT SLO in seconds, as ``agents@30``.
 
     Raises:
-        TraceError: a generator's options are wrong.
+        TraceError: a generator's options are wrong, or the SLO.
     """
+    name, at, slo = name.rpartition("@") if "@" in name else (name, "", "")
+    if at:
+        try:
+            return replace(workload_of(name, folder), slo_ttft_s=float(slo))
+        except ValueError:
+            raise TraceError(name, None, f"the SLO behind @ must be seconds, found {slo!r}") from None
     known = next((workload for workload in WORKLOADS if workload.name == name), None)
     if known is None:
         return Workload(Path(name).stem if GeneratorSpec.parse(name) is None else name, name)
@@ -122,7 +135,7 @@ def workload_of(name: str, folder: Path | None) -> Workload:
 def recorded(workload: Workload, folder: Path | None) -> Workload:
     if folder is None or not workload.file or not (folder / workload.file).is_file():
         return workload
-    return Workload(workload.name, str(folder / workload.file), workload.capped)
+    return replace(workload, source=str(folder / workload.file), file="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +152,12 @@ class Fleet:
         name = TRACE_TITLES.get(self.workload.name, self.workload.name)
         base, _, changes = self.preset.partition(":")
         engine = f"{base.split('-')[1].upper()} {changes.replace('_', ' ').replace('+', ', ')}".strip()
-        return f"{name}, {self.instances} × {engine}"
+        slo = "" if self.workload.slo_ttft_s is None else f" in {self.workload.slo_ttft_s:g} s"
+        return f"{name}{slo}, {self.instances} × {engine}"
 
     @property
     def skip_requests(self) -> int:
-        return self.requests // WARM_UP_SHARE
+        return self.requests // self.workload.warm_up_share
 
     @property
     def counted_requests(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulation.bounds import Bounds, bounds_of, sustainable_rate
 from simulation.engine_types import EngineConfig
@@ -36,6 +36,9 @@ class Trial:
     def job(self, rate_per_s: float) -> RunJob:
         fleet = self.fleet
         scenario = self.variant.scenario(self.engine, fleet.instances, fleet.skip_requests)
+        if fleet.workload.slo_ttft_s is not None:
+            scheduling = scenario.scheduling.model_copy(update={"slo_ttft_s": fleet.workload.slo_ttft_s})
+            scenario = replace(scenario, scheduling=scheduling)
         return RunJob(fleet.source(self.seed), scenario, rate_per_s)
 
 

@@ -48,8 +48,8 @@ def sections(steps: list[tuple[str, int, int]]) -> list[Section]:
 
 def test_every_experiment_of_the_paper_has_its_section(sections: list[Section]) -> None:
     assert [section.name for section in sections] == [
-        "capacity", "goodput", "pareto", "ablation", "elasticity", "scalability", "key_lengths", "prefixes", "balance",
-        "overhead",
+        "capacity", "goodput", "pareto", "ablation", "orders", "prefill_first", "hotspots", "elasticity",
+        "scalability", "key_lengths", "prefixes", "balance", "overhead",
     ]  # fmt: skip
     assert all(section.tables for section in sections)
     for section in sections:

@@ -11,19 +11,19 @@ from tests.simulation.laboratory.test_orders import crossed
 MADE = replace(crossed(), made=Provenance("abc123", "2026-11-22", "dualmap laboratory"))
 TEXT = """# Title
 
-<!-- laboratory: made -->
+<!-- laboratory lab: made -->
 old
 <!-- end -->
 
 Words stay.
 
-<!-- laboratory: order-and-placement-goodput-with-99-on-time -->
+<!-- laboratory lab: order-and-placement-goodput-with-99-on-time -->
 <!-- end -->
 """
 
 
 def test_blocks_are_written_and_all_else_stays() -> None:
-    text = filled(TEXT, MADE)
+    text = filled(TEXT, "lab", MADE)
 
     assert "old" not in text
     assert "Commit abc123, 2026-11-22: `dualmap laboratory`. Seeds: 2; 400 requests an instance." in text
@@ -32,9 +32,9 @@ def test_blocks_are_written_and_all_else_stays() -> None:
 
 
 def test_filling_again_changes_nothing() -> None:
-    once = filled(TEXT, MADE)
+    once = filled(TEXT, "lab", MADE)
 
-    assert filled(once, MADE) == once
+    assert filled(once, "lab", MADE) == once
 
 
 def test_every_variant_stands_in_the_overview() -> None:
@@ -47,4 +47,8 @@ def test_every_variant_stands_in_the_overview() -> None:
 
 def test_a_block_that_no_table_has_is_named() -> None:
     with pytest.raises(SimulationError, match="asks for 'made'"):
-        filled(TEXT, experiment())
+        filled(TEXT, "lab", experiment())
+
+
+def test_blocks_of_other_results_stay() -> None:
+    assert filled(TEXT, "other", MADE) == TEXT

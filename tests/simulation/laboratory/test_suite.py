@@ -3,8 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from scheduling.settings import SchedulingSettings
 from simulation.errors import TraceError
+from simulation.laboratory.run_cache import RunCache
 from simulation.laboratory.suite import QUICK, STANDARD, Fleet, Workload, fleets, recorded, workload_of
+from simulation.laboratory.trials import Trial
+from simulation.laboratory.variants import parse_variant
 
 PRESET = "qwen2.5-7b-910b4"
 
@@ -73,6 +77,24 @@ def test_prompts_are_cut_as_the_paper_does_where_a_workload_says_so() -> None:
 
     assert max(request.input_tokens for request in capped.source(1).load().requests) == 20_480
     assert max(request.input_tokens for request in whole.source(1).load().requests) > 20_480
+
+
+def test_a_workload_may_have_an_slo_of_its_own_behind_its_name() -> None:
+    patient = workload_of("uniform@30", None)
+    fleet = Fleet(patient, PRESET, 8, 800)
+
+    assert (patient.name, patient.source, patient.slo_ttft_s) == ("uniform", "uniform", 30.0)
+    assert fleet.title == "uniform in 30 s, 8 × 7B"
+    trial = Trial(parse_variant("a=dualmap,slo_ttft_s=5", SchedulingSettings()), fleet, 1, RunCache(None))
+    assert trial.job(4.0).scenario.scheduling.slo_ttft_s == 30.0
+    with pytest.raises(TraceError, match="must be seconds, found 'soon'"):
+        workload_of("uniform@soon", None)
+
+
+def test_agents_warm_up_until_their_contexts_were_sent_once() -> None:
+    fleet = Fleet(workload_of("agents", None), PRESET, 8, 1200)
+
+    assert (fleet.skip_requests, fleet.workload.slo_ttft_s) == (400, 15.0)
 
 
 def test_an_engine_that_is_changed_is_told_in_the_title_and_capped_like_its_preset() -> None:
