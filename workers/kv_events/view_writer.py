@@ -54,6 +54,8 @@ class ViewWriter:
         self.known = False
         """Whether the position is that of the store's view."""
         self.written_s = 0.0
+        self._oldest_s: float | None = None
+        """When the first batch that is not written yet was published."""
 
     @property
     def changed_blocks(self) -> int:
@@ -73,6 +75,7 @@ class ViewWriter:
         self._complete = self.known and record.status is not KvViewStatus.PARTIAL
         self.status = KvViewStatus.ESTIMATE
         self._unmatched_blocks = 0
+        self._oldest_s = None
         return True
 
     async def give_back(self) -> None:
@@ -87,7 +90,7 @@ class ViewWriter:
 
     async def begin_anew(self, *, complete: bool, reason: str = "", position: Position = BEGINNING) -> None:
         """An empty view: of an engine that starts, or whose events before ``position`` are unknown."""
-        self._view, self.position, self._complete = EngineView(), position, complete
+        self._view, self.position, self._complete, self._oldest_s = EngineView(), position, complete, None
         self._unmatched_blocks = 0
         await self._mark(KvViewStatus.EXACT if complete else KvViewStatus.PARTIAL, reason, drop=True)
         self.known = True
@@ -106,6 +109,8 @@ class ViewWriter:
         orphans = self._view.orphans
         self._view.apply(batch)
         self.position = Position(batch.sequence, batch.published_s)
+        if self._oldest_s is None:
+            self._oldest_s = batch.published_s
         self._metrics.kv_event_batches.labels(self._pool.name).inc()
         if self._view.orphans > orphans:
             self._metrics.kv_event_blocks.labels(self._pool.name, "unknown").inc(self._view.orphans - orphans)
@@ -133,8 +138,9 @@ class ViewWriter:
         if change.removed:
             blocks.labels(self._pool.name, "removed").inc(len(change.removed))
         if change.names:
-            lag_s = max(0.0, self._wall_s() - position.published_s)
+            lag_s = max(0.0, self._wall_s() - (self._oldest_s or position.published_s))
             self._metrics.kv_event_lag_seconds.labels(self._pool.name).observe(lag_s)
+        self._oldest_s = None
         await self._match(len(change.stored), booked)
         if self.written_s - started_s > SLOW_CALL_S:
             raise StoreSlowError(f"the store took {self.written_s - started_s:.1f} s for {len(change.names)} blocks")
