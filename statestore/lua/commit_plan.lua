@@ -41,7 +41,7 @@ local function carry_out(request, rank, rejected)
   if dispatched or rejected then
     local replica_id = request.told.replica_id
     local grant = string.format('["%s","%s","%s",%d,%d,%s]', request.id, instance.id, replica_id, request.told.attempt,
-      dispatched and request.uncached_tokens or -1, tostring(dispatched and was_deferred))
+      dispatched and request.uncached_tokens or -1, tostring(dispatched and was_deferred or false))
     if replica_id ~= ARGV[4] then
       redis.call('PUBLISH', keys.grants .. replica_id, grant)
     end

@@ -1,7 +1,7 @@
 -- Adds an instance, or changes the description or the state of a known one; its load stays. One whose key is gone, by
 -- eviction or by hand, is added with an empty cache.
 -- ARGV  1 clock, 2 instance id, 3 state of a new one or '' to change known ones alone, 4 fence or '', 5 state that a known
---       one has to be in or '', 6 '1' to forget what its cache held, 7 fields of its description, as JSON
+--       one has to be in or '', 6 '1' to forget what its cache held, 7 fields of its description, 8 more about it, as JSON
 -- Reply 1, or 0 if it is unknown and was to be changed, or not in that state; error FENCED
 -- include: clock, description, instance, kv_events, leases
 local now_ms, id, instance = store_now_ms(), ARGV[2], read_instance(ARGV[2])
@@ -12,13 +12,16 @@ elseif (not instance and ARGV[3] == '') or (ARGV[5] ~= '' and former_state ~= AR
   return 0
 end
 local described = instance and instance.described or { state = ARGV[3] }
+local about = instance and cjson.decode(redis.call('HGET', keys.instance .. id, 'about')) or {}
 local changed = redis.call('SADD', keys.instances, id) == 1
-for name, value in pairs(cjson.decode(ARGV[7])) do
-  changed = changed or described[name] ~= value
-  described[name] = value
+for place, fields in ipairs({ described, about }) do
+  for name, value in pairs(cjson.decode(ARGV[6 + place])) do
+    changed = changed or fields[name] ~= value
+    fields[name] = value
+  end
 end
 if not instance then
-  described.tokens_per_s = described.prefill_tokens_per_s
+  described.tokens_per_s = about.prefill_tokens_per_s
   instance = {
     id = id, described = described, texts = {}, pending_tokens = 0, dispatched_tokens = 0, deferred_tokens = 0,
     passed_over_tokens = 0, context_tokens = 0, queued_requests = 0, running_requests = 0, cached_blocks = 0,
@@ -36,6 +39,7 @@ if former_state and former_state ~= described.state and instance.pending_tokens 
   instance.work_since_ms = now_ms
 end
 redis.call('HINCRBY', keys.meta, 'epoch', changed and 1 or 0)
-write_description(id, described)
+write_fields(id, 'description', described)
+write_fields(id, 'about', about)
 write_instance(instance)
 return 1

@@ -17,7 +17,7 @@ elseif target.queued_requests >= target.described.max_queued_requests then
 end
 local former_tokens, chain, tokens = request.uncached_tokens, read_chain(request.id), request.told.prompt_tokens
 if chain then
-  tokens = uncached_tokens(tokens, chain.block_tokens, hit_blocks(target.id, chain.hashes))
+  tokens = uncached_tokens(tokens, chain.block_tokens, (hit_blocks(target.id, chain.hashes)))
 end
 leave(source, request)
 request.instance_id, request.uncached_tokens, request.deferred, request.rejected = target.id, tokens, false, false

@@ -8,7 +8,7 @@
 local now_ms, ask, chain = store_now_ms(), cjson.decode(ARGV[2]), ARGV[3]
 local seen, known, best, second = {}, {}, nil, nil
 ask.told = cjson.decode(ARGV[4])
-for _, id in ipairs(ask.excluded) do
+for _, id in ipairs(ask.excluded or {}) do
   known[id] = true
 end
 
@@ -27,7 +27,7 @@ local function consider(id)
   if not instance then
     return
   end
-  local offer = weigh(instance, chain, ask, now_ms)
+  local offer = weigh(instance, chain, ask, best and best.hit, now_ms)
   seen[#seen + 1] = '"' .. id .. '",' .. instance_json(instance, offer.hit)
   if not takes_requests(instance) then
     return
@@ -86,7 +86,7 @@ if ask.beyond then
 end
 
 local instance, described = best.instance, best.instance.described
-local resident, enqueued_ms = resident_blocks(instance.id, chain, best.hit), ask.enqueued_ms or now_ms
+local resident, enqueued_ms = resident_blocks(instance.id, chain, best.hit, best.stamp), ask.enqueued_ms or now_ms
 local tokens = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, resident)
 local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < described.kv_capacity_tokens
 local goes_now = instance.queued_requests == 0 and (
@@ -97,7 +97,7 @@ local goes_now = instance.queued_requests == 0 and (
 local request = {
   id = ask.request_id, told = ask.told, instance_id = instance.id, state = goes_now and 'dispatched' or 'held',
   uncached_tokens = (goes_now or ask.defers) and tokens or best.uncached,
-  enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0, prefilled_ms = 0,
+  enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or nil,
   deferred = false, rejected = false,
   alternative_id = second and second.instance.id, alternative_uncached_tokens = second and second.uncached,
 }

@@ -2,7 +2,7 @@
 -- ARGV  1 clock, 2 request id, 3 instance id, 4 what to note of it beside the times, as JSON, or ''
 -- Reply queue, as finish_request; 0 if the request does not wait there for this
 -- include: clock, request
-local now_ms, request, instance = store_now_ms(), read_request(ARGV[2]), read_instance(ARGV[3])
+local now_ms, request, instance = store_now_ms(), read_placed(ARGV[2]), read_instance(ARGV[3])
 if not request or not instance or request.instance_id ~= ARGV[3] or request.state ~= 'dispatched' then
   return 0
 end

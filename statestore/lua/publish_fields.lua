@@ -15,7 +15,7 @@ for id, tokens_per_s in pairs(cjson.decode(ARGV[6])) do
   local instance = read_instance(id)
   if instance then
     instance.described.tokens_per_s = tokens_per_s
-    write_description(id, instance.described)
+    write_fields(id, 'description', instance.described)
   end
 end
 return redis.call('HINCRBY', keys.meta, 'tree_version', ARGV[3])

@@ -22,7 +22,10 @@ from statestore.base import NOTHING_DONE, Transition
 from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
 
 _STATES = {state.value: state for state in InstanceState}
-_DESCRIBED = tuple(field.name for field in fields(InstanceSpec) if field.name not in ("instance_id", "state"))
+_LIMITS = ("kv_capacity_tokens", "dispatch_window_tokens", "max_running_requests", "max_queued_requests")
+_DESCRIBED = ("state", "role", *_LIMITS)
+"""What scripts read of a description; what else is known about an instance has a text of its own."""
+_ABOUT = tuple(field.name for field in fields(InstanceSpec)[1:] if field.name not in _DESCRIBED)
 
 HASH_BYTES = 8
 
@@ -36,24 +39,31 @@ def unpack_chain(packed: bytes) -> tuple[int, ...]:
     return struct.unpack(f">{len(packed) // HASH_BYTES}Q", packed)
 
 
-INSTANCE_TEXTS = ("description", "load")
-"""The fields of an instance's key."""
+INSTANCE_TEXTS, SPEC_TEXTS = ("description", "load"), ("description", "about")
+"""Fields of an instance's key."""
 
 
 # instances ---------------------------------------------------------------------------------------------------
-def spec_json(spec: InstanceSpec) -> bytes:
-    """An instance's description without its id and state."""
-    return orjson.dumps({name: getattr(spec, name) for name in _DESCRIBED})
+def spec_json(spec: InstanceSpec) -> tuple[bytes, bytes]:
+    """An instance's description without its id and state, and what else is known about it."""
+    return fields_json({name: getattr(spec, name) for name in (*_DESCRIBED[1:], *_ABOUT)})
 
 
-def spec_from(instance_id: str, description: bytes | None) -> InstanceSpec | None:
-    """None if the instance is gone."""
-    if description is None:
+def fields_json(changes: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Some of these fields."""
+    described = {name: value for name, value in changes.items() if name in _DESCRIBED}
+    return orjson.dumps(described), orjson.dumps({name: changes[name] for name in changes.keys() - described.keys()})
+
+
+def spec_from(instance_id: str, texts: Sequence[bytes | None]) -> InstanceSpec | None:
+    """From ``SPEC_TEXTS``; None if the instance is gone."""
+    description, about = texts
+    if description is None or about is None:
         return None
-    told = orjson.loads(description)
-    role, state, rate = Role(told["role"]), InstanceState(told["state"]), float(told["prefill_tokens_per_s"])
-    fixed = {name: told[name] for name in _DESCRIBED if name in told}
-    return InstanceSpec(instance_id, state=state, **fixed | {"role": role, "prefill_tokens_per_s": rate})
+    described, told = orjson.loads(description), orjson.loads(about)
+    fixed = told | {name: described[name] for name in _LIMITS}
+    fixed["prefill_tokens_per_s"] = float(told["prefill_tokens_per_s"])
+    return InstanceSpec(instance_id, role=Role(described["role"]), state=InstanceState(described["state"]), **fixed)
 
 
 def load_from(instance_id: str, told: Sequence[Any], now_ms: int, window_tokens: float = 0.0) -> InstanceLoad:

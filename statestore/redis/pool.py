@@ -67,7 +67,7 @@ class RedisPool(KvEventCalls, ScalingCalls):
         await self._describe(spec.instance_id, codec.spec_json(spec), new_state=spec.state)
 
     async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
-        return await self._describe(instance_id, orjson.dumps(dict(changes)), fence=fence)
+        return await self._describe(instance_id, codec.fields_json(changes), fence=fence)
 
     async def set_instance_state(
         self,
@@ -77,13 +77,13 @@ class RedisPool(KvEventCalls, ScalingCalls):
         expected: InstanceState | None = None,
         fence: int | None = None,
     ) -> bool:
-        fields, forget = orjson.dumps({"state": state}), "1" if state in EMPTY_CACHE else ""
+        fields, forget = codec.fields_json({"state": state}), "1" if state in EMPTY_CACHE else ""
         return await self._describe(instance_id, fields, fence=fence, expected=expected or "", forget_cache=forget)
 
     async def _describe(
         self,
         instance_id: str,
-        fields: bytes,
+        fields: tuple[bytes, bytes],
         *,
         new_state: str = "",
         fence: int | None = None,
@@ -91,7 +91,7 @@ class RedisPool(KvEventCalls, ScalingCalls):
         forget_cache: str = "",
     ) -> bool:
         checked = (new_state, "" if fence is None else fence, expected, forget_cache)
-        return bool(await self._run("describe_instance", instance_id, *checked, fields))
+        return bool(await self._run("describe_instance", instance_id, *checked, *fields))
 
     async def remove_instance(self, instance_id: str) -> bool:
         removed = bool(await self._run("remove_instance", instance_id))

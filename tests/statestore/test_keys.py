@@ -100,7 +100,7 @@ def test_every_field_that_a_fleet_makes_is_described_and_no_other(lived_in: Any)
     requests = [keys.request(name) for name in ("sent", "busy", "held", "moves", "late")]
     made = {
         "meta": [field.decode() for field in lived_in.hkeys(keys.meta)],
-        "instance:ID": fields_in(lived_in, keys.instance("a").instance, "description", "load"),
+        "instance:ID": fields_in(lived_in, keys.instance("a").instance, "description", "about", "load"),
         "learned": [field.decode() for field in lived_in.hkeys(keys.learned)],
         "kv_events:ID": [field.decode() for field in lived_in.hkeys(keys.kv_events("a")[0])],
         "request:ID": {field for key in requests for field in fields_in(lived_in, key, "placed", "told")},

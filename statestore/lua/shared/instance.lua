@@ -53,7 +53,7 @@ local function write_instance(instance)
   if takes_requests(instance) then
     local ahead_s = (instance.pending_tokens - overtaken_tokens(instance)) / described.tokens_per_s
     local work_s = ahead_s + terms.kv_weight_s * (instance.context_tokens / described.kv_capacity_tokens)
-    redis.call('ZADD', keys.least_loaded, string.format('%.17g', work_s), id)
+    redis.call('ZADD', keys.least_loaded, work_s, id)
   else
     redis.call('ZREM', keys.least_loaded, id)
   end
@@ -80,6 +80,9 @@ local function room_json(instance, now_ms)
     return 'null'
   end
   local told = has_room(instance)
-    or is_calm(instance, 0, tonumber(redis.call('ZRANGE', keys.queue .. instance.id, 0, 0, 'WITHSCORES')[2]), now_ms)
+  if not told then
+    local first = redis.call('ZRANGE', keys.queue .. instance.id, 0, 0, 'WITHSCORES')
+    told = first[2] and is_calm(instance, 0, tonumber(first[2]), now_ms)
+  end
   return told and queue_json(instance, now_ms) or 'null'
 end

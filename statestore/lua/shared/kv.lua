@@ -5,34 +5,42 @@
 -- changes or evicts it.
 local BLOCKS_PER_CALL, CONFIRMED = 500, '9007199254740992'
 
--- The last of 1..most that holds, 0 where none does: those that hold come before the others. Tries the guess first.
+-- The last of 1..most for which holds tells something, and what; 0 where there is none. Those for which it does come before
+-- the others. Looks at the guess and next to it, then halves what is left.
 local function last_that(most, guess, holds)
-  local least = 0
+  local least, told, near = 0, nil, true
   while least < most do
-    if holds(guess) then
-      least = guess
+    local found = holds(guess)
+    if found then
+      least, told = guess, found
     else
       most = guess - 1
     end
-    guess = math.floor((least + most + 1) / 2)
+    guess = near and guess + (found and 1 or -1) or math.floor((least + most + 1) / 2)
+    near = false
   end
-  return least
+  return least, told
 end
 
 local function stamp_of(kv_key, chain, block)
   return redis.call('ZSCORE', kv_key, string.sub(chain, block * 8 - 7, block * 8))
 end
 
--- Blocks at the head of the chain that are listed.
-local function hit_blocks(id, chain)
+-- Blocks at the head of the chain that are listed, and the stamp of the last one. A guess, of another instance, may help.
+local function hit_blocks(id, chain, guess)
   local blocks, kv_key = #chain / 8, keys.kv .. id
-  return last_that(blocks, math.ceil(blocks / 2), function(block) return stamp_of(kv_key, chain, block) end)
+  return last_that(blocks, math.max(1, guess or math.ceil(blocks / 2)), function(block)
+    return stamp_of(kv_key, chain, block)
+  end)
 end
 
--- Of so many listed blocks at the head of the chain, those that are resident; usually all.
-local function resident_blocks(id, chain, hit)
+-- Of so many listed blocks at the head of the chain, the last with this stamp, those that are resident; usually all.
+local function resident_blocks(id, chain, hit, stamp)
+  if hit == 0 or stamp % 1 == 0 then
+    return hit
+  end
   local kv_key = keys.kv .. id
-  return last_that(hit, hit, function(block) return stamp_of(kv_key, chain, block) % 1 == 0 end)
+  return (last_that(hit - 1, hit - 1, function(block) return stamp_of(kv_key, chain, block) % 1 == 0 end))
 end
 
 -- Prompt tokens left to prefill after a hit, at least 1.
@@ -47,18 +55,19 @@ local function stamp_chain(instance, chain, block_tokens, resident)
   local blocks, kv_key = math.min(#chain / 8, capacity), keys.kv .. instance.id
   instance.kv_stamp = instance.kv_stamp + blocks
   for first = 0, blocks - 1, BLOCKS_PER_CALL do
-    local pairs_ = {}
+    local stamped, place = {}, 0
     for block = first, math.min(first + BLOCKS_PER_CALL, blocks) - 1 do
-      pairs_[#pairs_ + 1] = instance.kv_stamp - block + (block < resident and 0 or 0.5)
-      pairs_[#pairs_ + 1] = string.sub(chain, block * 8 + 1, block * 8 + 8)
+      stamped[place + 1] = instance.kv_stamp - block + (block < resident and 0 or 0.5)
+      stamped[place + 2] = string.sub(chain, block * 8 + 1, block * 8 + 8)
+      place = place + 2
     end
-    redis.call('ZADD', kv_key, 'GT', unpack(pairs_))
+    instance.cached_blocks = instance.cached_blocks + redis.call('ZADD', kv_key, 'GT', unpack(stamped))
   end
-  instance.cached_blocks = redis.call('ZCARD', kv_key)
-  local beyond = instance.cached_blocks > capacity
-    and redis.call('ZCOUNT', kv_key, '-inf', '(' .. CONFIRMED) - capacity or 0
-  if beyond > 0 then
-    redis.call('ZREMRANGEBYRANK', kv_key, 0, beyond - 1)
-    instance.cached_blocks = instance.cached_blocks - beyond
+  if instance.cached_blocks > capacity then
+    local beyond = redis.call('ZCOUNT', kv_key, '-inf', '(' .. CONFIRMED) - capacity
+    if beyond > 0 then
+      redis.call('ZREMRANGEBYRANK', kv_key, 0, beyond - 1)
+    end
+    instance.cached_blocks = redis.call('ZCARD', kv_key)
   end
 end

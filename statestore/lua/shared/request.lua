@@ -2,7 +2,17 @@
 -- How a live request counts on its instance in each of its states; docs/reference/redis-keys.md lists its fields. What its
 -- replica told of it never changes; where it was placed does.
 
--- Nil where there is no such request.
+-- Where it was placed, without what its replica told of it; nil where there is no such request.
+local function read_placed(id)
+  local text = redis.call('HGET', keys.request .. id, 'placed')
+  if not text then
+    return nil
+  end
+  local request = cjson.decode(text)
+  request.id = id
+  return request
+end
+
 local function read_request(id)
   local texts = redis.call('HMGET', keys.request .. id, 'placed', 'told')
   if not texts[1] then
@@ -13,16 +23,24 @@ local function read_request(id)
   return request
 end
 
+-- Fields that have their default are left out.
 local function placed_json(request)
-  local other = ''
+  local rest = ''
+  if request.dispatched_ms then
+    rest = string.format(',"dispatched_ms":%d', request.dispatched_ms)
+  end
+  if request.prefilled_ms then
+    rest = rest .. string.format(',"prefilled_ms":%d', request.prefilled_ms)
+  end
   if request.alternative_id then
-    other = string.format(',"alternative_id":"%s","alternative_uncached_tokens":%d', request.alternative_id,
+    rest = rest .. string.format(',"alternative_id":"%s","alternative_uncached_tokens":%d', request.alternative_id,
       request.alternative_uncached_tokens)
   end
-  return string.format('{"instance_id":"%s","state":"%s","uncached_tokens":%d,"enqueued_ms":%d,"dispatched_ms":%d,'
-    .. '"prefilled_ms":%d,"deferred":%s,"rejected":%s%s}', request.instance_id, request.state, request.uncached_tokens,
-    request.enqueued_ms, request.dispatched_ms, request.prefilled_ms, tostring(request.deferred),
-    tostring(request.rejected), other)
+  if request.deferred then
+    rest = rest .. ',"deferred":true,"rejected":' .. tostring(request.rejected or false)
+  end
+  return string.format('{"instance_id":"%s","state":"%s","uncached_tokens":%d,"enqueued_ms":%d%s}', request.instance_id,
+    request.state, request.uncached_tokens, request.enqueued_ms, rest)
 end
 
 local function write_placed(request)

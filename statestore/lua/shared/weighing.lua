@@ -24,13 +24,13 @@ local function features_of(instance, uncached, prompt_tokens, now_ms)
 end
 
 -- What the request of an ask would cost on an instance, an expected miss of its SLO included.
-local function weigh(instance, chain, ask, now_ms)
-  local hit = hit_blocks(instance.id, chain)
+local function weigh(instance, chain, ask, guess, now_ms)
+  local hit, stamp = hit_blocks(instance.id, chain, guess)
   local uncached = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, hit)
   local features = features_of(instance, uncached, ask.told.prompt_tokens, now_ms)
   local missed = weighted(ask.ttft, features) > ask.slo_s
   local cost = weighted(ask.cost, features) + (missed and weighted(ask.missed, features) or 0)
-  return { instance = instance, hit = hit, uncached = uncached, missed = missed, cost = cost }
+  return { instance = instance, hit = hit, stamp = stamp, uncached = uncached, missed = missed, cost = cost }
 end
 
 -- What it would cost on one with nothing to do and such a hit, as fast as this one.
