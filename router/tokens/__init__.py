@@ -27,7 +27,7 @@ def build_tokenizer(pool: PoolSettings, settings: RouterSettings, metrics: PoolM
     folder = pool.tokenizer
     if folder is None:
         return None
-    if find_spec("tokenizers") is None or find_spec("jinja2") is None:
+    if any(find_spec(library) is None for library in ("jinja2", "regex", "tokenizers")):
         raise NoTokenizerError(
             f"pool {pool.name!r} has a tokenizer: install the package's extra, dualmap-fleet[tokens]"
         )

@@ -14,7 +14,12 @@ from typing import Final, Protocol
 
 from tokenizers import Tokenizer
 
+from router.tokens.word_cache import word_cache_of
+
 log = logging.getLogger(__name__)
+
+WORDS_CHARS: Final = 4 << 10
+"""Texts up to this are tokenized by a cache of words."""
 
 
 class Encoder(Protocol):
@@ -49,10 +54,18 @@ class LocalEncoder:
             raise ValueError(f"{path} cannot be read as a tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.cuts = _cuts(self._tokenizer)
+        specials = _specials(self._tokenizer)
+        self.cuts = re.compile(b"|".join(re.escape(each.encode()) for each in specials)) if specials else None
+        self._words = word_cache_of(self._tokenizer.to_str(), specials, self._encode) if specials else None
         self.first_ids, self.last_ids = _added(self._tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        words = self._words
+        if words is not None and sum(map(len, texts)) <= WORDS_CHARS:
+            return [words.encode(text) for text in texts]
+        return self._encode(texts)
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
@@ -83,17 +96,13 @@ def _by_transformers(folder: Path) -> str | None:
     return done.stdout.decode()
 
 
-def _cuts(tokenizer: Tokenizer) -> re.Pattern[bytes] | None:
-    """Special tokens that are found in a text before it is normalized, and leave the text before them as it is.
-
-    All of these are part of the pattern, the longest first, as the library prefers them.
-    """
+def _specials(tokenizer: Tokenizer) -> list[str]:
+    """Special tokens that are found in a text before it is normalized, and leave the text before them as it is: none of
+    them unless all are such. The longest first, as the library prefers them."""
     added = tokenizer.get_added_tokens_decoder().values()
-    contents = [token.content for token in added if not token.normalized and not token.single_word]
-    if not contents or any(token.lstrip for token in added):
-        return None
-    longest_first = sorted(contents, key=len, reverse=True)
-    return re.compile(b"|".join(re.escape(content.encode()) for content in longest_first))
+    if any(token.normalized or token.single_word or token.lstrip or token.rstrip for token in added):
+        return []
+    return sorted((token.content for token in added), key=len, reverse=True)
 
 
 def _added(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -23,6 +23,7 @@ import xxhash
 GRID_BYTES: Final = 2048
 _MAX_TAILS: Final = 8
 """Boundaries kept between two points of the grid; one of each conversation that branches off there."""
+_HASH_BYTES: Final = 40
 _POINT_BYTES: Final = 400
 """Memory of a point, roughly."""
 
@@ -31,15 +32,15 @@ _digest = xxhash.xxh3_64_intdigest
 
 @dataclass(slots=True, eq=False)
 class Tokenized:
-    """Block hashes of one tokenized text. The texts that extend it share the array as far as they are equal."""
+    """Block hashes of one tokenized text. Longer texts that begin alike share the numbers."""
 
-    hashes: array[int] = field(default_factory=lambda: array("Q"))
+    hashes: tuple[int, ...] = ()
     points: list[int] = field(default_factory=list)
     """Points of the cache that lead here."""
 
     @property
     def memory_bytes(self) -> int:
-        return 8 * len(self.hashes) + _POINT_BYTES * len(self.points)
+        return _HASH_BYTES * len(self.hashes) + _POINT_BYTES * len(self.points)
 
 
 @dataclass(slots=True, frozen=True, eq=False)

@@ -80,23 +80,24 @@ class _Growing:
     def __init__(self, start: Known | None, block_tokens: int, extras: BlockExtras, first_ids: Sequence[int]) -> None:
         self._block_tokens = block_tokens
         self._extras = extras
-        self._start = start
         self._rest = array("I", first_ids if start is None else start.rest)
-        self._hashes = array("Q") if start is None else start.tokenized.hashes[: start.blocks]
+        self._known: tuple[int, ...] = () if start is None else start.tokenized.hashes[: start.blocks]
+        self._hashes: list[int] = []
+        """Behind the known ones."""
         self._marks: list[tuple[int, int, array[int]]] = []
 
     def take(self, ids: Sequence[int]) -> None:
         """Append token ids, and hash the blocks that they fill."""
         self._rest.extend(ids)
-        size, hashes = self._block_tokens, self._hashes
+        size, hashes, known = self._block_tokens, self._hashes, len(self._known)
         full = len(self._rest) // size
         if not full:
             return
         data = self._rest.tobytes()
-        step, parent = size * TOKEN_BYTES, hashes[-1] if hashes else ROOT
+        step, parent = size * TOKEN_BYTES, self._last()
         extras, at = self._extras.usual, self._extras.at
         for place in range(full):
-            extra = at.get(len(hashes), extras) if at else extras
+            extra = at.get(known + len(hashes), extras) if at else extras
             parent = block_hash(parent, data[place * step : (place + 1) * step], extra)
             hashes.append(parent)
         del self._rest[: full * size]
@@ -105,30 +106,29 @@ class _Growing:
         """The text up to ``end`` has been taken."""
         self._marks.append((end, len(self._hashes), self._rest[:]))
 
+    def _last(self) -> int:
+        """Hash of the last full block."""
+        return self._hashes[-1] if self._hashes else self._known[-1] if self._known else ROOT
+
     def chain(self) -> Chain:
-        hashes, rest, size = self._hashes, self._rest, self._block_tokens
+        hashes, rest, size = (*self._known, *self._hashes), self._rest, self._block_tokens
         tokens = len(hashes) * size + len(rest)
         tail = None
         if rest or not hashes:
             extra = self._extras.at.get(len(hashes), self._extras.usual)
-            tail = block_hash(hashes[-1] if hashes else ROOT, rest.tobytes(), extra)
+            tail = block_hash(self._last(), rest.tobytes(), extra)
         if not hashes:
             assert tail is not None
             return Chain((tail,), size, max(1, tokens), key_stride=key_stride(size))
-        return Chain(tuple(hashes), size, tokens, tail, key_stride(size))
+        return Chain(hashes, size, tokens, tail, key_stride(size))
 
     def kept(self) -> list[Known]:
         """The marked boundaries."""
         if not self._marks:
             return []
-        blocks = self._marks[-1][1]
-        start = self._start
-        if start is not None and start.blocks == len(start.tokenized.hashes):
-            tokenized = start.tokenized  # nothing branched off: the longer text takes its place
-            tokenized.hashes.extend(self._hashes[start.blocks : blocks])
-        else:
-            tokenized = Tokenized(self._hashes[:blocks])
-        return [Known(end, at, rest, tokenized) for end, at, rest in self._marks]
+        known = len(self._known)
+        tokenized = Tokenized((*self._known, *self._hashes[: self._marks[-1][1]]))
+        return [Known(end, known + more, rest, tokenized) for end, more, rest in self._marks]
 
 
 def _seed(block_tokens: int, extras: BlockExtras, add_special_tokens: bool) -> int:

@@ -9,7 +9,7 @@ from router.tokens.prefix_cache import GRID_BYTES, Known, PrefixCache, Tokenized
 
 
 def keep(cache: PrefixCache, text: bytes, *ends: int, seed: int = 0) -> None:
-    tokenized = Tokenized(array("Q", range(100)))
+    tokenized = Tokenized(tuple(range(100)))
     boundaries = [Known(end, end // 100, array("I"), tokenized) for end in ends]
     cache.add(prefix_grid(text, seed), text, None, boundaries)
 
