@@ -418,3 +418,12 @@ def test_a_router_that_hangs_gets_no_new_requests_until_it_answers_again(tmp_pat
         hung.go_on.set()
         eventually(lambda: state(hung, "UP"))
         eventually(lambda: endpoint.get("/ready").text == "two")
+
+
+def test_the_composed_fleet_that_scales_has_a_service_for_every_instance_and_spares_up_to_its_maximum() -> None:
+    pool = load_settings((), {}, ROOT / "deploy" / "fleet-autoscale.yaml").pools[0]
+    assert pool.autoscale is not None
+    assert {instance.id for instance in pool.instances} <= services(COMPOSE).keys()
+    assert len(pool.instances) == pool.autoscale.max_instances
+    assert sum(not instance.standby for instance in pool.instances) == pool.autoscale.min_instances
+    assert services(COMPOSE)["instance-5"]["profiles"] == ["autoscale"]
