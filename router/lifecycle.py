@@ -35,6 +35,8 @@ class PlacedRequest(Protocol):
     """The model name to send to the instance (an alias resolved)."""
     instance_id: str
     instance_url: str
+    data_parallel_rank: int | None
+    """Of the server at that URL; None for the whole server."""
     expected_cached_tokens: int
     attempts: int
 

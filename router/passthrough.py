@@ -65,6 +65,7 @@ class PassthroughRequest:
         self.pool = pool
         self.instance_id = ""
         self.instance_url = ""
+        self.data_parallel_rank: int | None = None
         self.attempts = 0
         self._balancer = balancer
         self._context = context
@@ -102,7 +103,8 @@ class PassthroughRequest:
             instance_id = self._balancer.pick(view.ready, self._failed)
         if instance_id is None:
             raise nobody_ready(self.pool_name)
-        self.instance_id, self.instance_url = instance_id, view.instances[instance_id].url
+        spec = view.instances[instance_id]
+        self.instance_id, self.instance_url, self.data_parallel_rank = instance_id, spec.url, spec.data_parallel_rank
         self.attempts += 1
         self.pool.breakers.sending(instance_id, self._context.clock.monotonic_s())
         self._balancer.enter(instance_id)

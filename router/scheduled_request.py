@@ -43,6 +43,7 @@ class ScheduledRequest:
     # Where it is; what starts the same for every request is its class's until it changes.
     instance_id = ""
     instance_url = ""
+    data_parallel_rank: int | None = None
     expected_cached_tokens = 0
     attempts = 0
     store_attempt = 1
@@ -154,6 +155,7 @@ class ScheduledRequest:
         self._held_by = held_by
         self._uncached_tokens = uncached_tokens
         self.instance_id, self.instance_url = spec.instance_id, spec.url
+        self.data_parallel_rank = spec.data_parallel_rank
         self.expected_cached_tokens = max(0, self.chain.prompt_tokens - uncached_tokens)
         self.attempts += 1
         self._dispatched = True

@@ -41,32 +41,34 @@ class ServerRun:
         return former.tokens is not None and self.tokens is not None and self.tokens < former.tokens
 
 
-def server_run_of(metrics: str) -> ServerRun:
-    """The run that a metrics page belongs to."""
+def server_run_of(metrics: str, rank: int | None = None) -> ServerRun:
+    """The run that a metrics page belongs to; with a ``rank``, by the tokens of that rank alone."""
     tokens: list[float] = []
     started_s: list[float] = []
     for sample in _samples(metrics):
-        if sample.name in _TOKEN_COUNTERS and math.isfinite(sample.value):
+        if sample.name in _TOKEN_COUNTERS and math.isfinite(sample.value) and _is_of(sample, rank):
             tokens.append(sample.value)
         elif sample.name == _START_TIME and math.isfinite(sample.value):
             started_s.append(sample.value)
     return ServerRun(max(started_s, default=None), sum(tokens) if tokens else None)
 
 
-def kv_capacity_of(metrics: str) -> int | None:
-    """KV cache size of the server in tokens; None if it is not reported, or impossible.
+def kv_capacity_of(metrics: str, rank: int | None = None) -> int | None:
+    """KV cache size of the server, or of one rank, in tokens; None if it is not reported, or impossible.
 
     With data parallelism every engine has a line of its own. ``kv_cache_size_tokens`` is the engine's own and adds up.
     ``num_gpu_blocks``, all that older versions have, is already the server's sum, repeated in every line.
     """
     configs = [sample.labels for sample in _samples(metrics) if sample.name == _CACHE_CONFIG]
-    own_tokens = [_count(config, "kv_cache_size_tokens") for config in configs]
+    own = [config for config in configs if rank is None or config.get("engine") == str(rank)]
+    own_tokens = [_count(config, "kv_cache_size_tokens") for config in own]
     if any(own_tokens):
         capacity = sum(own_tokens)
     else:
         capacity = max(
             [_count(config, "block_size") * _count(config, "num_gpu_blocks") for config in configs], default=0
         )
+        capacity //= 1 if rank is None else max(1, len(configs))
     return capacity if 0 < capacity <= MAX_KV_CAPACITY_TOKENS else None
 
 
@@ -76,6 +78,10 @@ def block_tokens_of(metrics: str) -> int | None:
     sizes = {_count(config, "block_size") for config in configs}
     size = sizes.pop() if len(sizes) == 1 else 0
     return size if 0 < size <= MAX_BLOCK_TOKENS else None
+
+
+def _is_of(sample: Sample, rank: int | None) -> bool:
+    return rank is None or sample.labels.get("engine") == str(rank)
 
 
 def _count(labels: dict[str, str], name: str) -> int:

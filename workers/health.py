@@ -162,7 +162,7 @@ class HealthChecker:
         suspect = health.complaint is None and is_suspect(load, self._thresholds)
         record, restarted, suspicion = former, False, None
         if suspect or self._is_run_due(spec, health, former):
-            run = await self._prober.run(spec.url)
+            run = await self._prober.run(spec.url, spec.data_parallel_rank)
             record, restarted = former.after_reading(run, now_s), former.shows_restart(run)
             if suspect:
                 suspicion = update_suspicion(former.suspicion, run.tokens if run is not None else None, now_s)
@@ -240,7 +240,7 @@ class HealthChecker:
 
     async def _learn(self, spec: InstanceSpec) -> None:
         """Store what the server reports about itself; what it does not report stays as configured."""
-        facts = await self._prober.facts(spec.url)
+        facts = await self._prober.facts(spec.url, spec.data_parallel_rank)
         log.info(
             "instance described pool=%s instance=%s version=%s models=%s kv_capacity_tokens=%s block_tokens=%s"
             " max_num_batched_tokens=%s max_num_seqs=%s",

@@ -100,13 +100,14 @@ class Prober:
         answer = await self._ask("GET", f"{url}/health", self._timeout_s)
         return Health(_complaint(answer), answer.connected)
 
-    async def run(self, url: str) -> ServerRun | None:
-        """The run of the server's process; None if its metrics cannot be read. Raises NotAskedError."""
+    async def run(self, url: str, rank: int | None = None) -> ServerRun | None:
+        """The run of the server's process, by the tokens of one rank if that is given; None if its metrics cannot be
+        read. Raises NotAskedError."""
         answer = _asked(await self._ask("GET", f"{url}/metrics", self._timeout_s))
-        return server_run_of(answer.body.decode(errors="replace")) if answer.ok else None
+        return server_run_of(answer.body.decode(errors="replace"), rank) if answer.ok else None
 
-    async def facts(self, url: str) -> EngineFacts:
-        """What it reports about itself. Four requests: call rarely."""
+    async def facts(self, url: str, rank: int | None = None) -> EngineFacts:
+        """What it reports about itself, or about one of its ranks. Four requests: call rarely."""
         paths = ("/version", "/v1/models", "/metrics", "/server_info?config_format=json")
         version, models, metrics, info = await asyncio.gather(
             *(self._ask("GET", f"{url}{path}", self._timeout_s) for path in paths)
@@ -116,7 +117,7 @@ class Prober:
         return EngineFacts(
             version=version_of(version.body) if version.ok else None,
             models=models_of(models.body) if models.ok else (),
-            kv_capacity_tokens=kv_capacity_of(text),
+            kv_capacity_tokens=kv_capacity_of(text, rank),
             block_tokens=block_tokens_of(text),
             max_num_batched_tokens=budget,
             max_num_seqs=sequences,

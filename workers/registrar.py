@@ -59,14 +59,15 @@ def _kept(instance: InstanceSettings, known: InstanceSpec) -> dict[str, Any]:
 def served_elsewhere(
     configured: Iterable[InstanceSettings], stored: Mapping[str, InstanceSpec]
 ) -> dict[str, InstanceSpec]:
-    """Configured ids whose URL an instance serves that is not configured, and that instance.
+    """Configured ids whose URL (and rank) an instance serves that is not configured, and that instance.
 
     An operator entered the server under this id: to enter it again would list it twice.
     """
     configured = tuple(configured)
     ids = {instance.id for instance in configured}
-    added = {spec.url: spec for instance_id, spec in stored.items() if instance_id not in ids}
-    return {instance.id: added[instance.url] for instance in configured if instance.url in added}
+    added = {(spec.url, spec.data_parallel_rank): spec for name, spec in stored.items() if name not in ids}
+    served = {instance.id: added.get((instance.url, instance.data_parallel_rank)) for instance in configured}
+    return {instance_id: spec for instance_id, spec in served.items() if spec is not None}
 
 
 def kept_capacities(
@@ -83,11 +84,12 @@ def kept_capacities(
 
 
 def shared_urls(configured: Iterable[InstanceSettings]) -> dict[str, list[str]]:
-    """URLs that several instances are configured with, and their ids: such a server counts once for each."""
-    ids: dict[str, list[str]] = {}
+    """URLs that several instances are configured with, and their ids: such a server counts once for each. Ranks of one
+    server are instances of their own."""
+    ids: dict[tuple[str, int | None], list[str]] = {}
     for instance in configured:
-        ids.setdefault(instance.url, []).append(instance.id)
-    return {url: names for url, names in ids.items() if len(names) > 1}
+        ids.setdefault((instance.url, instance.data_parallel_rank), []).append(instance.id)
+    return {url: names for (url, _), names in ids.items() if len(names) > 1}
 
 
 def plan_tick(known: Known, now: Membership) -> tuple[InstanceSpec, ...]:

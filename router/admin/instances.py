@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from router.admin.scope import PoolParam, PoolsParam, RuntimeParam, pool_of
-from router.errors import ConflictError, NotFoundError
+from router.errors import ConflictError, InvalidRequestError, NotFoundError
 from router.served_pool import ServedPool
 from scheduling.errors import TransitionError
 from scheduling.instance import InstanceLoad, InstanceSpec
@@ -64,6 +64,7 @@ class Instance(BaseModel):
     dispatch_window_tokens: int
     max_running_requests: int
     max_queued_requests: int
+    data_parallel_rank: int | None = Field(None, description="rank of the server at this URL that it is")
     load: dict[str, Any] | None = Field(None, description="null until the store has one")
     warning: str | None = Field(None, description="what is taken, but hardly meant")
 
@@ -92,6 +93,10 @@ async def add_instance(runtime: RuntimeParam, instance: NewInstance) -> Instance
     members = (await pool.store.membership()).instances
     if instance.id in members:
         raise ConflictError(f"there is an instance {instance.id!r} already; change it by PATCH", param="id")
+    if instance.kv_events is not None:
+        raise InvalidRequestError(
+            "where an instance publishes KV events is configured in the workers: pools[].kv_events", param="kv_events"
+        )
     spec = instance.spec()
     await pool.store.put_instance(spec)
     await pool.view.refresh()
@@ -172,7 +177,8 @@ async def _apply(pool: ServedPool, instance_id: str, event: InstanceEvent) -> In
 def _duplicate_url_warning(spec: InstanceSpec, members: Mapping[str, InstanceSpec]) -> str | None:
     """A warning if another instance has the same URL."""
     for other in members.values():
-        if other.url == spec.url and other.instance_id != spec.instance_id:
+        same = (other.url, other.data_parallel_rank) == (spec.url, spec.data_parallel_rank)
+        if same and other.instance_id != spec.instance_id:
             return f"{other.instance_id!r} has the URL {spec.url} already: that server counts twice now"
     return None
 

@@ -187,12 +187,15 @@ class _Forwarding:
         request, placed = self._request, self._placed
         origin = parse_origin(placed.instance_url)
         query = b"?" + request.query if request.query else b""
+        rank, fields = placed.data_parallel_rank, self._fields
+        if rank is not None:
+            fields = b"x-data-parallel-rank: %d\r\n%b" % (rank, fields)
         return b"POST %b%b%b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
             origin.base_path,
             request.path.encode("latin-1"),
             query,
             origin.authority,
-            self._fields,
+            fields,
             placed.request_id.encode(),
             body_bytes,
         )

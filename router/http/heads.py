@@ -33,12 +33,14 @@ HOP_FIELDS: Final = frozenset(
 
 # In addition to the hop fields: written by the router itself, or meaningless for the instance. Answers must come
 # uncompressed, since the data plane reads the first token and the usage from them.
+# The rank, as it is part of where a request goes.
 # The origin, as this replica itself decides which pages may read its answers.
 _NOT_SENT_UP: Final = HOP_FIELDS | {
     b"host",
     b"content-length",
     b"expect",
     b"x-request-id",
+    b"x-data-parallel-rank",
     b"accept-encoding",
     b"origin",
 }

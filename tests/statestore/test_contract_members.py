@@ -26,6 +26,14 @@ async def test_an_instance_is_read_back_as_it_was_put(pool: PoolStore) -> None:
     assert (await pool.membership()).instances == {"gpu-0:8000": spec}
 
 
+async def test_a_rank_is_read_back(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a", data_parallel_rank=0))
+    await pool.put_instance(instance("b"))
+
+    members = (await pool.membership()).instances
+    assert (members["a"].data_parallel_rank, members["b"].data_parallel_rank) == (0, None)
+
+
 async def test_every_change_of_membership_is_a_new_epoch_and_repetitions_are_not(pool: PoolStore) -> None:
     epochs = []
 

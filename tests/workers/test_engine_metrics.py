@@ -41,6 +41,14 @@ def test_the_tokens_of_each_engine_add_up_and_come_before_its_blocks() -> None:
     assert kv_capacity_of(page) == 19_200
 
 
+def test_a_rank_has_its_own_run_and_its_own_share_of_the_memory() -> None:
+    own = config(kv_cache_size_tokens="9600", engine="0") + config(kv_cache_size_tokens="6400", engine="1")
+
+    assert server_run_of(METRICS, 1) == ServerRun(1.76e9, 1000.0)
+    assert server_run_of(METRICS, 7) == ServerRun(1.76e9, None)
+    assert (kv_capacity_of(METRICS, 1), kv_capacity_of(own, 1)) == (300 * 64 // 2, 6400)
+
+
 def test_tokens_that_are_not_known_leave_the_blocks() -> None:
     assert kv_capacity_of(config(block_size="16", num_gpu_blocks="100", kv_cache_size_tokens="None")) == 1600
 

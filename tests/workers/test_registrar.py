@@ -13,7 +13,7 @@ from statestore.base import Membership
 from statestore.errors import StoreUnavailableError
 from statestore.memory import MemoryStore
 from statestore.settings import InstanceSettings, PoolSettings
-from workers.registrar import Known, Registrar, plan_start, plan_tick
+from workers.registrar import Known, Registrar, plan_start, plan_tick, served_elsewhere, shared_urls
 
 A = InstanceSettings(id="a", url="http://a:8000")
 B = InstanceSettings(id="b", url="http://b:8000", kv_capacity_tokens=500_000, max_running_requests=64)
@@ -30,6 +30,15 @@ def registrar_of(metrics):
 
 def membership(epoch: int, *specs: InstanceSpec) -> Membership:
     return Membership(epoch, 0, {spec.instance_id: spec for spec in specs}, HotnessTree(), Learned())
+
+
+def test_ranks_of_one_server_are_instances_of_their_own() -> None:
+    ranks = [InstanceSettings(id=f"a.{rank}", url=A.url, data_parallel_rank=rank) for rank in (0, 1)]
+    added = {"x": InstanceSpec("x", A.url, data_parallel_rank=1)}
+
+    assert shared_urls(ranks) == {}
+    assert list(served_elsewhere(ranks, added)) == ["a.1"]
+    assert shared_urls([*ranks, ranks[1].model_copy(update={"id": "twin"})]) == {A.url: ["a.1", "twin"]}
 
 
 async def test_configured_instances_enter_as_starting_with_all_their_figures(pool, registrar_of, value) -> None:

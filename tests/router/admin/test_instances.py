@@ -166,3 +166,28 @@ async def test_a_busy_instance_drains_first_and_is_removed_when_it_is_done(
 
     assert (await removing).status_code == 204
     assert (await store.pool("default").membership()).instances == {}
+
+
+async def test_ranks_of_one_server_are_no_twins(start_runtime: Any, client_of: Any, tools: Any) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a"),)))
+    url = "http://ranks:8000"
+
+    first, second = [
+        await client.post("/admin/instances", json={"id": f"r{rank}", "url": url, "data_parallel_rank": rank})
+        for rank in (0, 1)
+    ]
+    twin = await client.post("/admin/instances", json={"id": "twin", "url": url, "data_parallel_rank": 1})
+
+    assert (first.json()["warning"], second.json()["warning"]) == (None, None)
+    assert second.json()["data_parallel_rank"] == 1
+    assert "counts twice" in twin.json()["warning"]
+
+
+async def test_endpoints_of_kv_events_are_refused_by_name(start_runtime: Any, client_of: Any, tools: Any) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a"),)))
+    events = {"endpoint": "tcp://{host}:5557"}
+
+    refused = await client.post("/admin/instances", json={"id": "x", "url": "http://x:1", "kv_events": events})
+
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "kv_events"

@@ -53,6 +53,7 @@ class FakePlacedRequest:
     urls: list[str]
     instance_url: str = ""
     instance_id: str = "i0"
+    data_parallel_rank: int | None = None
     expected_cached_tokens: int = 128
     expected_ttft_s: float | None = 0.25
     attempts: int = 1
@@ -96,6 +97,7 @@ class FakeLifecycle:
     model: str | None = None
     renamed: str | None = None
     refusal: Exception | None = None
+    rank: int | None = None
     gate: asyncio.Event | None = None
     requests: list[InferenceRequest] = field(default_factory=list)
     placed_requests: list[FakePlacedRequest] = field(default_factory=list)
@@ -119,6 +121,7 @@ class FakeLifecycle:
         placed = FakePlacedRequest(
             self, self.renamed or request.request_id, self.model or request.model, self.urls, self.urls[0]
         )
+        placed.data_parallel_rank = self.rank
         self.placed_requests.append(placed)
         return placed
 

@@ -49,6 +49,18 @@ def fleet(kit, start_instance, start_router):
     return start
 
 
+async def test_a_rank_is_asked_for_by_its_number_and_clients_choose_none(fleet) -> None:
+    _, [rank], client = await fleet(whole_answer, rank=3)
+    client.chat(headers="x-data-parallel-rank: 1\r\n")
+    await client.answer()
+    _, [server], client = await fleet(whole_answer)
+    client.chat(headers="x-data-parallel-rank: 1\r\n")
+    await client.answer()
+
+    assert rank.talks[0].headers["x-data-parallel-rank"] == "3"
+    assert "x-data-parallel-rank" not in server.talks[0].headers
+
+
 # answers that pass ---------------------------------------------------------------------------------------------
 async def test_an_answer_passes_with_the_fleets_fields(fleet) -> None:
     lifecycle, [instance], client = await fleet(whole_answer)
