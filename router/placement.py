@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from router.context import ReplicaContext
 from router.errors import QueueFullError, RouterError, SloUnreachableError, UnavailableError, nobody_ready
-from router.explain import PlacementRound
 from router.grant_waiters import GrantWaiter, ReservationLostError
 from router.scheduled_request import ScheduledRequest
 from router.served_pool import ServedPool
@@ -44,7 +43,7 @@ class StorePlacer:
                 finally:
                     self._note_rounds(request, search)
                 self._note_placed(request, placed, search.trips)
-                instance_id = placed.decision.instance_id
+                instance_id = placed.instance_id
                 if placed.reply.status is PlaceStatus.DISPATCHED:
                     return request.dispatched(await self._spec(pool, instance_id), placed.reply.uncached_tokens)
                 await pool.fleet.plan(placed.reply.queue)
@@ -66,15 +65,14 @@ class StorePlacer:
 
     def _note_rounds(self, request: ScheduledRequest, search: Search) -> None:
         for found in search.rounds:
-            request.rounds.append(PlacementRound.of(found, request.store_attempt))
+            request.note_round(found)
             if found.reply.status is PlaceStatus.STALE:
                 request.pool.metrics.stale.inc()
 
     def _note_placed(self, request: ScheduledRequest, placed: Placed, trips: int) -> None:
         pool, now_s = request.pool, self._context.clock.monotonic_s()
         if pool.breakers.troubled:
-            pool.breakers.sending(placed.decision.instance_id, now_s)
-        pool.metrics.reasons[placed.decision.reason].inc()
+            pool.breakers.sending(placed.instance_id, now_s)
         (pool.metrics.one_trip if trips == 1 else pool.metrics.more_trips).inc()
         request.was_placed(placed)
         if request.attempts == 0:

@@ -51,8 +51,8 @@ class PoolFleet:
         self._placing, self._observing, self._committing = calls["place"], calls["observe"], calls["commit"]
         self._prefilling, self._finishing = calls["first_token"], calls["finish"]
         self._now_s = now_s
-        self._loads: dict[str, InstanceLoad] = {}
-        """Of each instance, by the last reply: for estimates, never for decisions."""
+        self._seen: dict[str, Mapping[str, InstanceLoad]] = {}
+        """Of each instance, the loads of the last reply that had its own: for estimates, never for decisions."""
 
     # what a search looks at ---------------------------------------------------------------------------------
     @property
@@ -116,23 +116,27 @@ class PoolFleet:
 
     def _note(self, epoch: int, tree_version: int, loads: Mapping[str, InstanceLoad]) -> None:
         self._keeper.note(epoch, tree_version)
-        self._loads.update(loads)
+        self._seen.update(dict.fromkeys(loads, loads))
 
     # estimates ----------------------------------------------------------------------------------------------
     def forget_departed(self) -> None:
         """Drop what is kept about instances that left the fleet."""
-        for instance_id in self._loads.keys() - self.view.instances.keys():
-            del self._loads[instance_id]
+        for instance_id in self._seen.keys() - self.view.instances.keys():
+            del self._seen[instance_id]
+
+    def _load(self, instance_id: str) -> InstanceLoad | None:
+        seen = self._seen.get(instance_id)
+        return None if seen is None else seen[instance_id]
 
     def expected_wait_s(self, instance_id: str) -> float:
         """Time until the instance has prefilled what is pending on it."""
-        load = self._loads.get(instance_id)
+        load = self._load(instance_id)
         return load.pending_tokens / max(1.0, load.prefill_tokens_per_s) if load is not None else 1.0
 
     def prefill_delay_s(self, spec: InstanceSpec, uncached_tokens: int, *, was_held: bool) -> float:
         """When a request that is dispatched now is expected to have its first token, seconds from dispatch: those that
         were dispatched before are prefilled first. A held one waited for room in a full dispatch window."""
-        load, tokens_ahead, rate = self._loads.get(spec.instance_id), 0, spec.prefill_tokens_per_s
+        load, tokens_ahead, rate = self._load(spec.instance_id), 0, spec.prefill_tokens_per_s
         if load is not None:
             tokens_ahead, rate = load.dispatched_tokens, load.prefill_tokens_per_s
         if was_held:

@@ -72,7 +72,10 @@ class ScheduledRequest:
     _failures: tuple[str, ...] = ()
     _failed_after_s: tuple[float, ...] = ()
     placed_s: float | None = None
-    _expected_ttft_s: float | None = None
+    _estimate: Placed | None = None
+    """The last placement: its TTFT is expected, also after it was lost."""
+    _uncounted: Placed | None = None
+    """The last placement, until its reason is counted."""
     _first_token_s: float | None = None
     _ended_s: float | None = None
     _outcome: Outcome | None = None
@@ -91,7 +94,8 @@ class ScheduledRequest:
         self.pool = pool
         self.slo_s = slo_s(pool.scheduling, self.chain.prompt_tokens, inference_request.slo_s)
         self.started_s = context.clock.monotonic_s()
-        self.rounds: list[PlacementRound] = []
+        self._rounds: list[tuple[Placed, int]] = []
+        """Every choice, with its attempt."""
         view = pool.view.view  # not kept: a long answer would keep every former view of the fleet alive
         self._seen_epoch, self._seen_tree_version = view.epoch, view.tree_version
         self._key_blocks = view.tree.key_blocks(prompt.chain, pool.scheduling.max_key_blocks)
@@ -130,14 +134,24 @@ class ScheduledRequest:
     @property
     def expected_ttft_s(self) -> float | None:
         """None once it was placed again: no estimate includes the time lost on the first attempt."""
-        return self._expected_ttft_s if self.store_attempt == 1 else None
+        return self._expected_s if self.store_attempt == 1 else None
+
+    @property
+    def _expected_s(self) -> float | None:
+        return None if self._estimate is None else self._estimate.decision.expected_ttft_s
 
     # transitions ------------------------------------------------------------------------------------------------
     def was_placed(self, placed: Placed) -> None:
         """A reservation was made; its TTFT is expected from now on."""
-        self._placed = placed
+        self._count_reason()
+        self._placed = self._estimate = self._uncounted = placed
         self.enqueued_ms = placed.reply.enqueued_ms
-        self._expected_ttft_s = placed.decision.expected_ttft_s
+
+    def _count_reason(self) -> None:
+        """Once for every placement, when the request has been sent: judging it must not delay that."""
+        if self._uncounted is not None:
+            self.pool.metrics.reasons[self._uncounted.decision.reason].inc()
+            self._uncounted = None
 
     def hold_began(self) -> None:
         self._held_since_s = self.age_s
@@ -180,6 +194,7 @@ class ScheduledRequest:
 
     def _send_first_token(self) -> None:
         self._prefilled = True
+        self._count_reason()
         first_token = partial(self.pool.fleet.first_token, self.request_id, self.instance_id, self._note())
         self._context.outbox.post(first_token)
 
@@ -246,6 +261,7 @@ class ScheduledRequest:
         end_trial(self, completed=outcome is Outcome.COMPLETED)
         self._stop_release_timer()
         self._context.live.leave(self)
+        self._count_reason()
         self._count_end(outcome, usage)
         if self.may_be_reserved:
             self._send_finish(self._taught(usage))
@@ -303,6 +319,14 @@ class ScheduledRequest:
             self._release = None
 
     # its story --------------------------------------------------------------------------------------------------
+    def note_round(self, placed: Placed) -> None:
+        self._rounds.append((placed, self.store_attempt))
+
+    @property
+    def rounds(self) -> tuple[PlacementRound, ...]:
+        """Every decision on it."""
+        return tuple([PlacementRound.of(placed, attempt) for placed, attempt in self._rounds])
+
     def explain(self) -> Explanation:
         """What has happened so far."""
         chain = self.chain
@@ -319,13 +343,13 @@ class ScheduledRequest:
             tree_version=self._seen_tree_version,
             epoch=self._seen_epoch,
             received_unix_s=self._received_unix_s,
-            rounds=tuple(self.rounds),
+            rounds=self.rounds,
             failures=self._failures,
             failed_after_s=self._failed_after_s,
             instance_id=self.instance_id or None,
             placed_s=self.placed_s,
             held_s=self._held_until_now_s() if self.attempts or self._placed else None,
-            expected_ttft_s=self._expected_ttft_s,
+            expected_ttft_s=self._expected_s,
             first_token_s=self._first_token_s,
             done_s=self._ended_s,
             outcome=self._outcome,

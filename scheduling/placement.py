@@ -7,9 +7,10 @@ do not weigh observe, then reserve what they chose.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Protocol
 
 from scheduling.chain import Chain
@@ -136,15 +137,44 @@ class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
         self.duplicate = duplicate
 
 
-@value
-class Placed:
-    """A choice, the loads that it was made from, and what became of it."""
+Judgement = tuple[Decision, Form]
+"""A choice, and the features of the instance: what its first token is learned with."""
 
-    decision: Decision
-    reply: PlaceReply
-    candidates: tuple[str, ...]
-    features: Form
-    """Of the instance: what its first token is learned with."""
+
+class Placed:
+    """A choice, the loads that it was made from, and what became of it.
+
+    What the choice means is judged when it is first asked for. It follows from the reply, so the moment does not
+    matter, and the request can be on its way by then.
+    """
+
+    __slots__ = ("_judge", "_judged", "candidates", "reply")
+
+    def __init__(self, reply: PlaceReply, candidates: tuple[str, ...], judge: Callable[[], Judgement]) -> None:
+        self.reply = reply
+        self.candidates = candidates
+        self._judge: Callable[[], Judgement] | None = judge
+        self._judged: Judgement | None = None
+
+    @property
+    def instance_id(self) -> str:
+        chosen = self.reply.instance_id
+        assert chosen is not None
+        return chosen
+
+    @property
+    def decision(self) -> Decision:
+        return self._judgement()[0]
+
+    @property
+    def features(self) -> Form:
+        return self._judgement()[1]
+
+    def _judgement(self) -> Judgement:
+        if self._judged is None:
+            assert self._judge is not None
+            self._judged, self._judge = self._judge(), None
+        return self._judged
 
 
 @dataclass(slots=True)
@@ -194,7 +224,7 @@ class Search:
                         raise SearchFailed(missed=placed)
                     self._trusts_prior = True
                 case PlaceStatus.QUEUE_FULL:
-                    self.full |= {placed.decision.instance_id}
+                    self.full |= {placed.instance_id}
                 case PlaceStatus.STALE:
                     self._stale_rounds += 1
                     self._trusts_prior = False
@@ -206,7 +236,9 @@ class Search:
         if self.policy.weighs:
             placement = self._placement(query, pair)
             reply = yield from self._ask(placement)
-            return None if reply is None else self._placed(query, placement, reply)
+            if reply is None:
+                return None
+            return Placed(reply, placement.instances, partial(self._judge, query, placement, reply))
         self.trips += 1
         seen: Observation = yield lambda fleet: fleet.observe(pair, query.chain)
         query = replace(query, sequence=seen.sequence)
@@ -216,8 +248,8 @@ class Search:
         if reply is None:
             return None
         reply = replace(reply, loads=seen.loads, alternative_id=decision.alternative_id)
-        features = features_of(seen.loads[decision.instance_id], query.chain, self.decode_stall_s)
-        return Placed(decision, reply, pair, features)
+        chosen = seen.loads[decision.instance_id]
+        return Placed(reply, pair, lambda: (decision, features_of(chosen, query.chain, self.decode_stall_s)))
 
     def _ask(self, placement: Placement) -> Steps[PlaceReply | None]:
         """The reply; None, with members refreshed, where none of the instances takes requests."""
@@ -260,7 +292,7 @@ class Search:
             0 if self._trusts_prior else most,
         )
 
-    def _placed(self, query: RouteQuery, placement: Placement, reply: PlaceReply) -> Placed:
+    def _judge(self, query: RouteQuery, placement: Placement, reply: PlaceReply) -> Judgement:
         """What the store chose, as a decision."""
         chosen, loads, chain = reply.instance_id, reply.loads, query.chain
         assert chosen is not None
@@ -276,7 +308,7 @@ class Search:
             reply.alternative_id,
             0 if other is None else chain.uncached_tokens(other.hit_blocks),
         )
-        return Placed(decision, reply, placement.instances, features)
+        return decision, features
 
     def _most(self, decision: Decision) -> int | None:
         """Pending tokens up to which the choice is valid: less than one dispatch window more than it saw."""
@@ -287,7 +319,7 @@ class Search:
     def _prior_meets_slo(self, missed: Placed) -> bool:
         """Whether the instance is idle, and would meet the SLO by its prior. Such an instance refuses nothing: a
         refused request teaches nothing, so a wrong estimate would refuse such requests for ever."""
-        load = missed.reply.loads[missed.decision.instance_id]
+        load = missed.reply.loads[missed.instance_id]
         spec = self.fleet.view.instances.get(load.instance_id)
         if spec is None or load.pending_tokens > 0 or load.kv_demand >= 1.0:
             return False

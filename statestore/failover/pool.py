@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from scheduling.backoff import backoff_s, worth_logging
 from scheduling.chain import Chain
 from scheduling.granting import CommitReply, Grant
+from scheduling.instance import InstanceLoad
 from scheduling.leader_jobs import sweep_queue
 from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueuePlan
@@ -94,8 +95,8 @@ class FailoverPool(SharedCalls):
         self._now_ms = now_ms
         self._feeds = GrantFeeds()
         self._known: Membership | None = None
-        self._rates: dict[str, float] = {}
-        """Prefill rates, by the last replies."""
+        self._seen: dict[str, Mapping[str, InstanceLoad]] = {}
+        """Of each instance, the loads of the last reply that had its own: a local state starts from their rates."""
         self._local: MemoryPool | None = None
         self._beat: tuple[str, int, Mapping[str, str]] | None = None
         """The last heartbeat: repeated at a hand-over, before a reaper takes this replica for dead."""
@@ -134,7 +135,7 @@ class FailoverPool(SharedCalls):
             else:
                 if self._known is None or not lost_members(found, self._known):
                     self._known = found
-                    self._rates = {name: rate for name, rate in self._rates.items() if name in found.instances}
+                    self._seen = {name: loads for name, loads in self._seen.items() if name in found.instances}
                     return found
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
         return await local.membership()
@@ -147,9 +148,8 @@ class FailoverPool(SharedCalls):
         return self._either(lambda pool: pool.observe(instance_ids, chain), self._trusts)
 
     def _trusts(self, seen: PlaceReply | Observation) -> bool:
-        """Whether the store still has its members. Notes the rates of the reply: a local state starts from them."""
-        for instance_id, load in seen.loads.items():
-            self._rates[instance_id] = load.prefill_tokens_per_s
+        """Whether the store still has its members. Keeps the loads of the reply."""
+        self._seen.update(dict.fromkeys(seen.loads, seen.loads))
         return self._known is None or seen.epoch >= self._known.epoch
 
     def commit(self, plan: QueuePlan, *, replica_id: str = "") -> Coroutine[Any, Any, CommitReply]:
@@ -266,7 +266,8 @@ class FailoverPool(SharedCalls):
         state = PoolState(with_overrides(self._scheduling, known.overrides), self._now_ms)
         for spec in known.instances.values():
             state.put_instance(spec)
-        state.publish_learned(known.learned, self._rates)
+        rates = {name: loads[name].prefill_tokens_per_s for name, loads in self._seen.items()}
+        state.publish_learned(known.learned, rates)
         # Versions as the replica knows them, so that it keeps its view instead of asking for a newer one.
         state.epoch, state.tree_version, state.tree = known.epoch, known.tree_version, known.tree
         state.adopt(self._live(self._now_ms()))

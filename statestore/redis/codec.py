@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -92,6 +92,33 @@ def load_from(instance_id: str, told: Sequence[Any], now_ms: int, window_tokens:
         described["max_queued_requests"],
         load["version"],
     )
+
+
+class ToldLoads(Mapping[str, InstanceLoad]):
+    """Loads by instance id from what scripts replied, each made when it is first asked for: of most nobody does."""
+
+    __slots__ = ("_made", "_now_ms", "_told")
+
+    def __init__(self, flat: Sequence[Any], now_ms: int) -> None:
+        """``flat`` is an id and what ``load_from`` takes, an id, …"""
+        self._told = dict(zip(flat[::2], flat[1::2], strict=True))
+        self._now_ms = now_ms
+        self._made: dict[str, InstanceLoad] = {}
+
+    def __getitem__(self, instance_id: str) -> InstanceLoad:
+        load = self._made.get(instance_id)
+        if load is None:
+            load = self._made[instance_id] = load_from(instance_id, self._told[instance_id], self._now_ms)
+        return load
+
+    def __contains__(self, instance_id: object) -> bool:
+        return instance_id in self._told
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._told)
+
+    def __len__(self) -> int:
+        return len(self._told)
 
 
 def as_told(texts: Sequence[bytes]) -> list[Any]:

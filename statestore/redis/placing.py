@@ -8,58 +8,71 @@ import orjson
 
 from scheduling.chain import sample_depths
 from scheduling.placement import Placement, PlaceReply, PlaceStatus
-from scheduling.weights import Form
-from statestore.redis.codec import load_from, queue_head_from
+from scheduling.weights import Weights
+from statestore.redis.codec import ToldLoads, queue_head_from
 
 _STATUSES = {status.value: status for status in PlaceStatus}
 
 
 def ask_json(placement: Placement) -> bytes:
-    """The ask of ``place_request``; fields that are false or null are left out."""
-    request, weights = placement.request, placement.weights
-    ask: dict[str, object] = {
-        "request_id": request.request_id,
-        "block_tokens": placement.chain.block_tokens,
-        "cost": _form_json(weights.cost),
-        "ttft": _form_json(weights.ttft),
-        "missed": _form_json(weights.missed),
-        "slo_s": request.slo_ms / 1000,
-        "instances": placement.instances,
-        "excluded": sorted(placement.excluded),
-        "samples_at": sample_depths(placement.chain),
-        "rank_ms": placement.rank_ms,
-    }
-    if placement.beyond_from_s is not None:
-        ask["beyond"] = placement.beyond_from_s
-    if placement.defers:
-        ask["defers"] = True
-    if placement.refuses:
-        ask["refuses"] = True
-    if placement.rebalances:
-        ask["rebalances"] = True
-    if request.enqueued_ms:
-        ask["enqueued_ms"] = request.enqueued_ms
+    """The ask of ``place_request``; flags that are false and numbers that are not given are left out."""
+    request, chain, excluded = placement.request, placement.chain, placement.excluded
+    known = b"" if not request.enqueued_ms else b'"enqueued_ms":%d,' % request.enqueued_ms
     if placement.max_pending_tokens is not None:
-        ask["max_pending_tokens"] = placement.max_pending_tokens
-    return orjson.dumps(ask)
+        known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
+    return b'{"request_id":%b,"block_tokens":%d,"instances":%b,"excluded":%b,"samples_at":%b,%b%b}' % (
+        orjson.dumps(request.request_id),
+        chain.block_tokens,
+        orjson.dumps(placement.instances),
+        orjson.dumps(sorted(excluded)) if excluded else b"[]",
+        orjson.dumps(sample_depths(chain)),
+        known,
+        _terms_json(
+            placement.weights,
+            request.slo_ms,
+            placement.rank_ms,
+            placement.beyond_from_s,
+            placement.defers,
+            placement.refuses,
+            placement.rebalances,
+        ),
+    )
 
 
 @lru_cache(maxsize=256)
-def _form_json(form: Form) -> orjson.Fragment:
-    """A replica uses the same few weights until new ones are learned."""
-    return orjson.Fragment(orjson.dumps(form.named()))
+def _terms_json(
+    weights: Weights,
+    slo_ms: int,
+    rank_ms: int,
+    beyond_from_s: float | None,
+    defers: bool,
+    refuses: bool,
+    rebalances: bool,
+) -> bytes:
+    """The part of an ask that is the same for most requests: a replica uses the same few weights until new ones are
+    learned."""
+    terms: dict[str, object] = {
+        "cost": weights.cost.named(),
+        "ttft": weights.ttft.named(),
+        "missed": weights.missed.named(),
+        "slo_s": slo_ms / 1000,
+        "rank_ms": rank_ms,
+    }
+    if beyond_from_s is not None:
+        terms["beyond"] = beyond_from_s
+    flags = {"defers": defers, "refuses": refuses, "rebalances": rebalances}
+    return orjson.dumps(terms | {name: True for name, is_set in flags.items() if is_set})[1:-1]
 
 
 def reply_from(text: bytes) -> PlaceReply:
     reply = orjson.loads(text)
     status, instance_id, alternative_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, seen, queue = reply
-    loads = {name: load_from(name, told, now_ms) for name, told in zip(seen[::2], seen[1::2], strict=True)}
     return PlaceReply(
         _STATUSES[status],
         epoch,
         tree_version,
         now_ms,
-        loads,
+        ToldLoads(seen, now_ms),
         instance_id,
         alternative_id,
         uncached_tokens,

@@ -125,8 +125,11 @@ class RedisPool(KvEventCalls, ScalingCalls):
     # the life of a request -------------------------------------------------------------------------------
     async def place(self, placement: Placement) -> PlaceReply:
         chain, told = placement.chain, codec.told_json(placement.request)
-        head = codec.pack_chain(chain.key_hashes[: self._configured.max_key_blocks])
-        packed = codec.pack_chain(chain.hashes)
+        packed, key_blocks = codec.pack_chain(chain.hashes), self._configured.max_key_blocks
+        if chain.key_stride == 1:
+            head = packed[: codec.HASH_BYTES * key_blocks]
+        else:
+            head = codec.pack_chain(chain.key_hashes[:key_blocks])
         return reply_from(await self._run("place_request", ask_json(placement), packed, told, head))
 
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:

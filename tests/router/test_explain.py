@@ -45,7 +45,7 @@ def test_a_round_over_the_whole_fleet_remembers_a_few_loads_with_the_chosen_one(
 
     reply = PlaceReply(PlaceStatus.HELD, 0, 0, 0, loads, "i77", "i50")
 
-    kept = PlacementRound.of(Placed(decision, reply, names, Form()), attempt=1)
+    kept = PlacementRound.of(Placed(reply, names, lambda: (decision, Form())), attempt=1)
 
     assert kept.considered == 100
     assert kept.status is PlaceStatus.HELD
@@ -57,8 +57,8 @@ def test_a_round_tells_of_the_instances_beyond_the_candidates_that_were_weighed(
     loads = {name: InstanceLoad(name, InstanceState.READY) for name in "abc"}
     reply = PlaceReply(PlaceStatus.DISPATCHED, 0, 0, 0, loads, "c", "a")
 
-    kept = PlacementRound.of(
-        Placed(Decision("c", 0, 1, 0.1, Reason.BEYOND_PAIR, alternative_id="a"), reply, ("a", "b"), Form()), attempt=1
-    )
+    decision = Decision("c", 0, 1, 0.1, Reason.BEYOND_PAIR, alternative_id="a")
+
+    kept = PlacementRound.of(Placed(reply, ("a", "b"), lambda: (decision, Form())), attempt=1)
 
     assert kept.candidates == ("a", "b", "c")
