@@ -2,8 +2,9 @@
 -- once if nothing waits and there is room. Reserves nothing where what the caller asks for does not hold.
 -- ARGV  1 clock, 2 ask as JSON (statestore/redis/placing.py), 3 chain, packed, 4 what the replica tells of the request, as
 --       JSON, 5 the head of the chain for the arrival log, packed
--- Reply JSON: [status, instance id or null, next best or null, uncached tokens, enqueued ms, epoch, tree version, now ms,
---       [instance id, the instance (instance_json), …] weighed, queue or null]
+-- Reply JSON [status, instance id or null, next best or null, uncached tokens, enqueued ms, epoch, tree version, now ms,
+--       queue or null], and of each instance that was weighed: id, JSON (instance_json), apart so that nobody has to parse
+--       what he does not ask for
 -- include: clock, prefix_index, leases, request, weighing
 local now_ms, ask, chain = store_now_ms(), cjson.decode(ARGV[2]), ARGV[3]
 local seen, known, best, second = {}, {}, nil, nil
@@ -16,9 +17,9 @@ local function reply(status, request, queue)
   local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
   local id = request and '"' .. request.instance_id .. '"' or 'null'
   local other_id = request and request.alternative_id and '"' .. request.alternative_id .. '"' or 'null'
-  return string.format('["%s",%s,%s,%d,%d,%s,%s,%d,[%s],%s]', status, id, other_id,
+  return { string.format('["%s",%s,%s,%d,%d,%s,%s,%d,%s]', status, id, other_id,
     request and request.uncached_tokens or 0, request and request.enqueued_ms or 0, versions[1] or 0, versions[2] or 0,
-    now_ms, table.concat(seen, ','), queue or 'null')
+    now_ms, queue or 'null'), unpack(seen) }
 end
 
 local function consider(id)
@@ -28,7 +29,8 @@ local function consider(id)
     return
   end
   local offer = weigh(instance, chain, ask, best and best.hit, now_ms)
-  seen[#seen + 1] = '"' .. id .. '",' .. instance_json(instance, offer.hit)
+  seen[#seen + 1] = id
+  seen[#seen + 1] = instance_json(instance, offer.hit)
   if not takes_requests(instance) then
     return
   elseif not best or offer.cost < best.cost then

@@ -95,20 +95,20 @@ def load_from(instance_id: str, told: Sequence[Any], now_ms: int, window_tokens:
 
 
 class ToldLoads(Mapping[str, InstanceLoad]):
-    """Loads by instance id from what scripts replied, each made when it is first asked for: of most nobody does."""
+    """Loads by instance id from what a script replied, each made when it is first asked for: of most nobody does."""
 
     __slots__ = ("_made", "_now_ms", "_told")
 
-    def __init__(self, flat: Sequence[Any], now_ms: int) -> None:
-        """``flat`` is an id and what ``load_from`` takes, an id, …"""
-        self._told = dict(zip(flat[::2], flat[1::2], strict=True))
+    def __init__(self, flat: Sequence[bytes], now_ms: int) -> None:
+        """``flat`` is an id and what ``load_from`` takes as JSON, an id, …"""
+        self._told = dict(zip(map(bytes.decode, flat[::2]), flat[1::2], strict=True))
         self._now_ms = now_ms
         self._made: dict[str, InstanceLoad] = {}
 
     def __getitem__(self, instance_id: str) -> InstanceLoad:
         load = self._made.get(instance_id)
         if load is None:
-            load = self._made[instance_id] = load_from(instance_id, self._told[instance_id], self._now_ms)
+            load = self._made[instance_id] = load_from(instance_id, orjson.loads(self._told[instance_id]), self._now_ms)
         return load
 
     def __contains__(self, instance_id: object) -> bool:

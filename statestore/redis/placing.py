@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import orjson
@@ -15,16 +16,17 @@ _STATUSES = {status.value: status for status in PlaceStatus}
 
 
 def ask_json(placement: Placement) -> bytes:
-    """The ask of ``place_request``; flags that are false and numbers that are not given are left out."""
+    """The ask of ``place_request``; what is false, empty or not given is left out."""
     request, chain, excluded = placement.request, placement.chain, placement.excluded
     known = b"" if not request.enqueued_ms else b'"enqueued_ms":%d,' % request.enqueued_ms
+    if excluded:
+        known += b'"excluded":%b,' % orjson.dumps(sorted(excluded))
     if placement.max_pending_tokens is not None:
         known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
-    return b'{"request_id":%b,"block_tokens":%d,"instances":%b,"excluded":%b,"samples_at":%b,%b%b}' % (
+    return b'{"request_id":%b,"block_tokens":%d,"instances":%b,"samples_at":%b,%b%b}' % (
         orjson.dumps(request.request_id),
         chain.block_tokens,
         orjson.dumps(placement.instances),
-        orjson.dumps(sorted(excluded)) if excluded else b"[]",
         orjson.dumps(sample_depths(chain)),
         known,
         _terms_json(
@@ -64,18 +66,18 @@ def _terms_json(
     return orjson.dumps(terms | {name: True for name, is_set in flags.items() if is_set})[1:-1]
 
 
-def reply_from(text: bytes) -> PlaceReply:
-    reply = orjson.loads(text)
-    status, instance_id, alternative_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, seen, queue = reply
+def reply_from(reply: Sequence[bytes]) -> PlaceReply:
+    told = orjson.loads(reply[0])
+    status, instance_id, alternative_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, queue = told
     return PlaceReply(
         _STATUSES[status],
         epoch,
         tree_version,
         now_ms,
-        ToldLoads(seen, now_ms),
+        ToldLoads(reply[1:], now_ms),
         instance_id,
         alternative_id,
         uncached_tokens,
         enqueued_ms,
-        queue_head_from(queue),
+        None if queue is None else queue_head_from(queue),
     )

@@ -60,10 +60,15 @@ async def test_a_scheduled_request_keeps_no_view_alive_and_tells_of_the_one_it_b
     began_with = keeper.view
     request = await runtime.lifecycle.place(tools.request(LONG))
 
-    keeper.view = replace(began_with, epoch=99, tree_version=99, tree=HotnessTree({request.chain.hashes[0]: 1}))
+    keeper.view = replace(
+        began_with,
+        epoch=99,
+        tree_version=99,
+        tree=HotnessTree(dict(zip(request.chain.hashes[:2], (1, 2), strict=True))),
+    )
 
     story = request.explain()
-    assert (story.epoch, story.tree_version, story.key_blocks) == (began_with.epoch, began_with.tree_version, 1)
+    assert (story.epoch, story.tree_version, story.key_blocks) == (began_with.epoch, began_with.tree_version, 2)
     assert not any(kept is began_with for kept in vars(request).values())
     request.finish(Outcome.COMPLETED)
 
