@@ -8,10 +8,11 @@ from typing import Any
 from scheduling.instance import InstanceState
 from scheduling.scale_record import ScaleEntry, ScaleRecord
 from statestore.base import PoolStore
+from statestore.led import LedPool
 from statestore.memory.state import PoolState
 
 
-class LedScaling:
+class LedScaling(LedPool):
     """The fleet of ``scheduling.scale_job``.
 
     Each call returns what the store's returns: an awaitable of a ``PoolStore``, the answer itself of a ``PoolState``.
@@ -26,8 +27,7 @@ class LedScaling:
         actuate: Callable[[ScaleRecord], Any],
     ) -> None:
         """``now`` gives a ``FleetNow``, ``actuate`` an ``ActuatorReply`` or None while the actuator works."""
-        self._pool = pool
-        self._fence = fence
+        super().__init__(pool, fence)
         self.now = now
         self.actuate = actuate
 

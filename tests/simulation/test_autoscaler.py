@@ -52,3 +52,9 @@ def test_a_bound_of_both_sides_keeps_the_size() -> None:
     crowded = run("flashcrowd:factor=3,span_s=600", 1500, 2, 2, 2)
     assert crowded.changes == ()
     assert replace(crowded).instances == 2
+
+
+def test_what_is_held_moves_to_newcomers() -> None:
+    result = run("flashcrowd:factor=5,span_s=600", 2000, 2, 2, 8, start_s=5.0)
+    assert result.migrations > 0
+    assert result.refused == 0
