@@ -33,8 +33,9 @@ def test_requests_that_were_deferred_teach_rates_but_no_ttft() -> None:
 
     simulation.run()
 
-    lessons = [sample.lesson for sample in simulation._state.samples("0", 1000)]
-    taught = [lesson for lesson in lessons if isinstance(lesson, FirstToken) and lesson.features is not None]
+    samples = [sample.lesson for sample in simulation._state.samples("0", 1000)]
+    lessons = [lesson for lesson in samples if isinstance(lesson, FirstToken)]
+    taught = [lesson for lesson in lessons if lesson.features is not None]
     assert len(lessons) == 200
     assert 0 < len(taught) < 100, "those that found an idle instance"
 
