@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from router.lifecycle import PlacedRequest
 from router.outcome import Outcome
 from router.runtime import Runtime
 from scheduling.request import RequestState
@@ -63,12 +65,26 @@ async def held_request(runtime: Runtime, tools: Any, request_id: str) -> asyncio
     return task
 
 
-async def test_a_request_held_before_the_outage_is_granted_in_it_and_handed_over_as_it_is(
-    start_runtime: Any, store: Any, clock: Any, tools: Any, outage: Any
-) -> None:
+@dataclass(frozen=True)
+class Queue:
+    """A replica whose one instance is filled by a request, with another one held."""
+
+    runtime: Runtime
+    filling: PlacedRequest
+    held: asyncio.Task[Any]
+
+
+@pytest.fixture
+async def queue(start_runtime: Any, tools: Any, outage: Outage) -> Queue:
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: outage)
     filling = await runtime.lifecycle.place(tools.request(f"1 {LONG}", request_id="filling"))
-    held = await held_request(runtime, tools, "held")
+    return Queue(runtime, filling, await held_request(runtime, tools, "held"))
+
+
+async def test_a_request_held_before_the_outage_is_granted_in_it_and_handed_over_as_it_is(
+    store: Any, clock: Any, tools: Any, outage: Outage, queue: Queue
+) -> None:
+    filling, held = queue.filling, queue.held
 
     outage.begin()
     filling.first_token()
@@ -91,16 +107,14 @@ async def test_a_request_held_before_the_outage_is_granted_in_it_and_handed_over
 
 
 async def test_a_request_that_is_held_throughout_the_outage_keeps_its_place(
-    start_runtime: Any, store: Any, clock: Any, tools: Any, outage: Any
+    store: Any, clock: Any, tools: Any, outage: Outage, queue: Queue
 ) -> None:
-    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: outage)
-    filling = await runtime.lifecycle.place(tools.request(f"1 {LONG}", request_id="filling"))
-    held = await held_request(runtime, tools, "held")
+    filling, held = queue.filling, queue.held
     first = (await store.pool("default").records(["held"]))["held"]
     await clock.advance(0.5)
 
     outage.begin()
-    later = await held_request(runtime, tools, "later")
+    later = await held_request(queue.runtime, tools, "later")
     await clock.advance(0.5)
     outage.end()
     await clock.advance(3.0)
@@ -118,11 +132,9 @@ async def test_a_request_that_is_held_throughout_the_outage_keeps_its_place(
 
 
 async def test_a_client_that_leaves_a_queue_during_the_outage_is_gone_from_the_store_after_it(
-    start_runtime: Any, store: Any, clock: Any, tools: Any, outage: Any
+    store: Any, clock: Any, outage: Outage, queue: Queue
 ) -> None:
-    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: outage)
-    filling = await runtime.lifecycle.place(tools.request(f"1 {LONG}", request_id="filling"))
-    held = await held_request(runtime, tools, "held")
+    filling, held = queue.filling, queue.held
 
     outage.begin()
     held.cancel()
