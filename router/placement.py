@@ -81,7 +81,7 @@ class StorePlacer:
 
     def _new_search(self, request: ScheduledRequest) -> Search:
         pool, slo_ms, output_tokens = request.pool, round(request.slo_s * 1000), request.prompt.expected_output_tokens
-        query = RouteQuery(request.chain, request.slo_s, expected_output_tokens=output_tokens, excluded=request.failed)
+        query = RouteQuery(request.chain, request.slo_s, 0, output_tokens, request.failed)
         record = Request(
             request.request_id,
             self._context.replica_id,

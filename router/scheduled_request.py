@@ -98,7 +98,7 @@ class ScheduledRequest:
         """Every choice, with its attempt."""
         view = pool.view.view  # not kept: a long answer would keep every former view of the fleet alive
         self._seen_epoch, self._seen_tree_version = view.epoch, view.tree_version
-        self._key_blocks = view.tree.key_blocks(prompt.chain, pool.scheduling.max_key_blocks)
+        self._seen_tree, self._max_key_blocks = view.tree, pool.scheduling.max_key_blocks
         self._context = context
         self._placer = placer
 
@@ -330,6 +330,7 @@ class ScheduledRequest:
     def explain(self) -> Explanation:
         """What has happened so far."""
         chain = self.chain
+        key_blocks = self._seen_tree.key_blocks(chain, self._max_key_blocks)
         return Explanation(
             request_id=self.request_id,
             model=self.inference_request.model,
@@ -338,8 +339,8 @@ class ScheduledRequest:
             slo_s=self.slo_s,
             prompt_tokens=chain.prompt_tokens,
             chain_blocks=len(chain.hashes),
-            key_blocks=self._key_blocks,
-            hash_key=chain.prefix_hash(self._key_blocks),
+            key_blocks=key_blocks,
+            hash_key=chain.prefix_hash(key_blocks),
             tree_version=self._seen_tree_version,
             epoch=self._seen_epoch,
             received_unix_s=self._received_unix_s,

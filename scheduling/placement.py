@@ -177,7 +177,7 @@ class Placed:
         return self._judged
 
 
-@dataclass(slots=True)
+@dataclass
 class Search:
     """One search; ``run`` it once for every attempt."""
 
@@ -191,14 +191,15 @@ class Search:
     decode_stall_s: float
     rounds: list[Placed] = field(default_factory=list)
     """Every choice, the last one last."""
-    full: frozenset[str] = frozenset()
-    gone: frozenset[str] = frozenset()
-    trips: int = 0
+    # What starts the same for every search is its class's until it changes.
+    full: frozenset[str] = field(default=frozenset(), init=False)
+    gone: frozenset[str] = field(default=frozenset(), init=False)
+    trips: int = field(default=0, init=False)
     """Times that the store was asked."""
-    _refreshed: bool = False
-    _ignores_breakers: bool = False
-    _stale_rounds: int = 0
-    _trusts_prior: bool = False
+    _refreshed: bool = field(default=False, init=False)
+    _ignores_breakers: bool = field(default=False, init=False)
+    _stale_rounds: int = field(default=0, init=False)
+    _trusts_prior: bool = field(default=False, init=False)
     """An idle instance refused what its prior would serve in time: it takes the request if it is idle still."""
 
     def run(self) -> Steps[Placed]:
