@@ -115,7 +115,7 @@ class BenchFleet:
 
     async def commit(self, plan: QueuePlan) -> CommitReply:
         reply = await self.pool.commit(plan, replica_id=REPLICA)
-        self.dispatched.extend(grant for grant in reply.grants if not grant.rejected)
+        self.dispatched.extend(reply.grants)
         return reply
 
 

@@ -10,6 +10,7 @@ from router.errors import HoldTimeoutError, QueueFullError, RouterError, SloUnre
 from router.metrics import StoreCall, measured
 from router.timers import CallLater
 from scheduling.granting import Grant
+from scheduling.queue_order import QueueOrder
 from scheduling.request import Request, RequestState
 from statestore.base import PoolStore
 from statestore.clock import Clock
@@ -33,15 +34,15 @@ class GrantWaiter:
     answer has been read.
     """
 
-    __slots__ = ("_future", "_grant", "attempt", "held", "rejected", "request_id", "retry_after_s")
+    __slots__ = ("_future", "_grant", "attempt", "held", "placed_s", "request_id", "retry_after_s")
 
     def __init__(self, request_id: str, attempt: int) -> None:
         self.request_id = request_id
         self.attempt = attempt
         self.held = False
         """By the store's reply: from now on its record must exist."""
-        self.rejected = False
-        """An error that came before the wait began."""
+        self.placed_s = 0.0
+        """Its first reservation, on the clock of the replica."""
         self.retry_after_s: Callable[[], float] = lambda: 0.0
         """After how long a refused client should try again."""
         self._grant: Grant | None = None
@@ -74,16 +75,18 @@ class GrantWaiters:
         clock: Clock,
         call_later: CallLater,
         timeout_s: float,
+        order: QueueOrder,
         refuses_late: bool,
         call: StoreCall,
     ) -> None:
-        """With ``refuses_late`` every request that is deferred is refused, else only those that are rejected."""
+        """With ``refuses_late`` every request that is deferred is refused, else only one that is for too long."""
         self._call_later = call_later
         self._pool = pool
         self._call = call
         self._replica_id = replica_id
         self._clock = clock
         self.timeout_s = timeout_s
+        self.order = order
         self._refuses_late = refuses_late
         self._waiters: dict[str, GrantWaiter] = {}
 
@@ -105,13 +108,12 @@ class GrantWaiters:
 
         Raises:
             HoldTimeoutError: it has not come within the hold timeout.
-            QueueFullError: it was rejected: its instance holds enough deferred work without it.
+            QueueFullError: it was deferred for too long.
             SloUnreachableError: it was deferred, and late requests are refused.
             ReservationLostError: the store does not know the request any more.
         """
         waiter.held, waiter.retry_after_s = True, retry_after_s
-        if waiter.rejected:
-            raise self._late(waiter)
+        waiter.placed_s = self._clock.monotonic_s() - held_s
         timer = self._call_later(max(0.0, self.timeout_s - held_s), lambda: self._give_up(waiter))
         try:
             return await waiter.grant()
@@ -131,11 +133,7 @@ class GrantWaiters:
         waiter = self._waiters.get(grant.request_id)
         if waiter is None or waiter.attempt != grant.attempt:
             return
-        if not grant.rejected:
-            waiter.granted(grant)
-        elif waiter.attempt == 1:
-            waiter.rejected = True
-            waiter.failed(self._late(waiter))
+        waiter.granted(grant)
 
     async def listen(self) -> None:
         """Follow the pool's grants for this replica. Runs until cancelled."""
@@ -177,8 +175,12 @@ class GrantWaiters:
             waiter.failed(ReservationLostError(waiter.request_id))
         elif record.attempt == waiter.attempt and record.state is not RequestState.HELD:
             waiter.granted(Grant.of(record))
-        elif waiter.attempt == 1 and (record.rejected or (record.deferred and self._refuses_late)):
+        elif waiter.attempt == 1 and self._is_turned_away(waiter, record):
             waiter.failed(self._late(waiter))
+
+    def _is_turned_away(self, waiter: GrantWaiter, record: Request) -> bool:
+        waited_s = self._clock.monotonic_s() - waiter.placed_s
+        return (record.deferred and self._refuses_late) or self.order.gives_up(record, waited_s)
 
     def _late(self, waiter: GrantWaiter) -> RouterError:
         if self._refuses_late:
@@ -188,7 +190,7 @@ class GrantWaiters:
                 retry_after_s=waiter.retry_after_s(),
             )
         return QueueFullError(
-            "the first token cannot come in time any more, and too many such requests are waiting already; try again"
-            " later, allow more time with x-slo-ttft-ms, add instances, or raise scheduling.max_deferred_s",
+            "the first token could not come in time, and no instance was idle since; try again later, allow more time"
+            " with x-slo-ttft-ms, add instances, or raise scheduling.max_deferred_s",
             retry_after_s=waiter.retry_after_s(),
         )

@@ -197,6 +197,7 @@ def _served_pool(
         clock=clock,
         call_later=context.call_later,
         timeout_s=scheduling.max_hold_s,
+        order=QueueOrder.of(scheduling),
         refuses_late=settings.late_requests == "refuse",
         call=calls["records"],
     )

@@ -54,7 +54,7 @@ class ServedPool:
         if scheduling != self.scheduling:
             self.scheduling, self.policy = scheduling, build_policy(scheduling)
             self.fleet.order = QueueOrder.of(scheduling)
-            self.grant_waiters.timeout_s = scheduling.max_hold_s
+            self.grant_waiters.timeout_s, self.grant_waiters.order = scheduling.max_hold_s, self.fleet.order
             log.warning("pool %s: scheduling settings changed: %s", self.settings.name, dict(overrides))
 
     def forget_departed(self) -> None:

@@ -16,7 +16,7 @@ MAX_PLANS = 16
 
 @value
 class Grant:
-    """The message to its replica that a held request was dispatched, or rejected (-1 uncached tokens)."""
+    """The message to its replica that a held request was dispatched."""
 
     request_id: str
     instance_id: str
@@ -34,17 +34,13 @@ class Grant:
             request.request_id, request.instance_id, request.replica_id, request.attempt, request.uncached_tokens
         )
 
-    @property
-    def rejected(self) -> bool:
-        return self.uncached_tokens < 0
-
 
 @value
 class CommitReply:
     """What became of a plan."""
 
     grants: tuple[Grant, ...] = ()
-    """What was dispatched or rejected, in order."""
+    """What was dispatched, in order."""
     queue: QueueHead | None = None
     """The queue as it is now: where the plan was stale, or there is more room."""
 
@@ -63,6 +59,6 @@ def grant_queue(queue: QueueHead | None, order: QueueOrder) -> Steps[int]:
         if not plan.steps:
             break
         reply: CommitReply = yield partial(_commit, plan)
-        granted += sum(not grant.rejected for grant in reply.grants)
+        granted += len(reply.grants)
         queue = reply.queue
     return granted

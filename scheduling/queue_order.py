@@ -9,8 +9,8 @@ they do not count as work ahead until the next plan.
 A request that could not meet its deadline even if it were next is *deferred*: it waits behind all that can, and is
 dispatched when none of them is waiting, the engine has no prefill left, and running requests leave KV memory. (Where
 decoding fills the memory, prefill queues are empty most of the time. Late work that is dispatched whenever they are
-empty would take the memory, and with it the steps, that requests on time need.) An instance holds deferred work of
-``max_deferred_s`` at most: what would be deferred beyond that is *rejected*.
+empty would take the memory, and with it the steps, that requests on time need.) What is still deferred
+``max_deferred_s`` after its deadline is refused.
 
 While no deadline is at stake, holding gains nothing: an engine is given ``CALM_WINDOWS`` dispatch windows, so that its
 steps are full. None is at stake while all work is done before the next deadline, in whatever order (``is_calm``).
@@ -47,7 +47,7 @@ class QueueEntry(NamedTuple):
 
     request_id: str
     rank_ms: int
-    """Its place: deadline (order ``deadline``) or time of first reservation, of the store's clock."""
+    """Its place: deadline (order ``deadline``), or time of first reservation plus a constant, of the store's clock."""
     uncached_tokens: int
 
     @property
@@ -70,7 +70,6 @@ class PlanStep(NamedTuple):
     request_id: str
     deferred_to_ms: int | None = None
     """Its new rank; None: it is dispatched."""
-    rejected: bool = False
 
 
 @value
@@ -90,14 +89,24 @@ class QueueOrder:
 
     by_deadline: bool
     max_deferred_s: float
+    fifo_rank_ms: int = 0
+    """First come, first served: added to the time of first reservation. The pool's SLO: should the order change while
+    requests are held, their ranks are deadlines."""
 
     @classmethod
     def of(cls, settings: SchedulingSettings) -> QueueOrder:
-        return cls(settings.granting_order == "deadline", settings.max_deferred_s)
+        pool_slo_ms = round(settings.slo_ttft_s * 1000)
+        return cls(settings.granting_order == "deadline", settings.max_deferred_s, pool_slo_ms)
 
     def rank_ms(self, slo_ms: int) -> int:
         """A request's place in its queue, counted from its first reservation."""
-        return slo_ms if self.by_deadline else 0
+        return slo_ms if self.by_deadline else self.fifo_rank_ms
+
+    def gives_up(self, request: Request, waited_s: float, max_hold_s: float = float("inf")) -> bool:
+        """Whether a held request that has waited so long since its first reservation was held, or deferred, for too
+        long."""
+        deferred_too_long = request.deferred and waited_s >= request.slo_ms / 1000 + self.max_deferred_s
+        return deferred_too_long or waited_s >= max_hold_s
 
     def rank_of(self, request: Request) -> int:
         """Where a held request is listed."""
@@ -166,8 +175,7 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
         if not misses_deadline(entry, now_ms, step_tokens, rate):
             waiting.append(entry)
             continue
-        rejected = deferred_tokens >= order.max_deferred_s * rate
-        steps.append(PlanStep(entry.request_id, entry.rank_ms + DEFERRED_RANK_MS, rejected))
+        steps.append(PlanStep(entry.request_id, entry.rank_ms + DEFERRED_RANK_MS))
         deferred_tokens += entry.uncached_tokens
     step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens)
     plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)

@@ -91,7 +91,6 @@ class Request:
     deferred: bool = documented(
         "it cannot meet its deadline, and waits behind those that can: `0` or `1`", default=False
     )
-    rejected: bool = documented("its instance holds enough deferred work: its replica turns it away", default=False)
 
     @property
     def context_tokens(self) -> int:

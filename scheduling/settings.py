@@ -115,7 +115,7 @@ class SchedulingSettings(BaseModel):
     )
     max_hold_s: float = Field(300.0, gt=0, description="longest time a request is held, seconds; then it is refused")
     max_deferred_s: float = Field(
-        30.0, ge=0, description="deferred prefill work that an instance holds at most, seconds; more is refused"
+        30.0, ge=0, description="longest time that a deferred request is held past its deadline; then it is refused"
     )
     prefix_samples: int = Field(200_000, ge=1, description="prefixes whose last instance is remembered, per generation")
     least_cost: LeastCostSettings = Field(

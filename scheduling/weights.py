@@ -39,7 +39,8 @@ class Form(NamedTuple):
     """Per second of a decode stall (``stall_from_s``)."""
     progress_s: float = 0.0
     """Per second for which the prefill under way has run: pending tokens are released when it ends, so in its middle
-    they overstate the wait."""
+    they overstate the wait. Less for each second that it is overdue, and negative in the end: it is expected to take as
+    much longer, so that an engine that hangs attracts nothing."""
 
     def named(self) -> dict[str, float]:
         """The weights that are not zero, by the name of their feature."""
@@ -79,7 +80,7 @@ def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float) -> Form:
         attention_pairs(uncached_tokens, chain.prompt_tokens),
         compute_s * kv_demand,
         stalled_s if stalled_s >= stall_from_s else 0.0,
-        min(stalled_s, load.dispatched_tokens / rate),
+        min(stalled_s, 2 * load.dispatched_tokens / rate - stalled_s),
     )
 
 

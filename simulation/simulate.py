@@ -313,9 +313,6 @@ class Simulation:
     def _deliver(self, grant: Grant) -> None:
         if grant.request_id not in self._state.requests:
             return  # refused meanwhile
-        if grant.rejected:
-            self._finish(grant.request_id)
-            return
         if grant.deferred or grant.instance_id != self._outcomes[int(grant.request_id)].chosen_id:
             self._features.pop(grant.request_id, None)
         self._submit(grant.request_id, grant.instance_id)
@@ -353,8 +350,8 @@ class Simulation:
 
     # watching ----------------------------------------------------------------------------------------------------
     def _sweep(self) -> None:
-        held_since_ms = self._state.now_ms() - self._scheduling.max_hold_s * 1000
-        self._refuse(lambda held: held.enqueued_ms <= held_since_ms)
+        now_ms, order, max_hold_s = self._state.now_ms(), self._order, self._scheduling.max_hold_s
+        self._refuse(lambda held: order.gives_up(held, (now_ms - held.enqueued_ms) / 1000, max_hold_s))
         self._leader.sweep_queues()
 
     def _sample(self) -> None:

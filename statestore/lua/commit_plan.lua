@@ -1,11 +1,10 @@
 -- Carries out a plan for the queue of an instance, if nothing has changed there since: dispatches requests, or defers them to
--- another place in the queue, and tells the replicas of those that are dispatched or rejected. An entry whose request is
--- gone leaves the queue.
+-- another place in the queue, and tells the replicas of those that are dispatched. An entry whose request is gone leaves the
+-- queue.
 -- ARGV  1 clock, 2 instance id, 3 version that the plan was made for, 4 replica id that needs no message, 5 tokens that the
---       plan passed over; then 3 for each request: its id, the rank to defer it to or '' to dispatch it, '1' to reject it
---       as well
+--       plan passed over; then 2 for each request: its id, the rank to defer it to or '' to dispatch it
 -- Reply JSON: ['stale', queue] | ['done', [grant, …], queue or null] | ['gone'] without an instance;
---       a grant is [request id, instance id, replica id, attempt, uncached tokens or -1: rejected, was deferred]
+--       a grant is [request id, instance id, replica id, attempt, uncached tokens, was deferred]
 -- include: clock, kv, request
 local FIRST_STEP = 6
 local now_ms, instance = store_now_ms(), read_instance(ARGV[2])
@@ -24,24 +23,24 @@ local function dispatch(request)
     stamp_chain(instance, chain.hashes, chain.block_tokens, #chain.hashes / 8)
     redis.call('HDEL', keys.request .. request.id, 'chain', 'block_tokens')
   end
-  request.state, request.deferred, request.rejected, request.dispatched_ms = 'dispatched', false, false, now_ms
+  request.state, request.deferred, request.dispatched_ms = 'dispatched', false, now_ms
 end
 
--- Carries out one step; the grant where the request's replica has to know of it.
-local function carry_out(request, rank, rejected)
+-- Carries out one step; the grant of a request that is dispatched.
+local function carry_out(request, rank)
   local was_deferred, dispatched = request.deferred, rank == ''
   leave(instance, request)
   if dispatched then
     dispatch(request)
   else
-    request.deferred, request.rejected = true, rejected
+    request.deferred = true
   end
   write_placed(request)
   enter(instance, request, rank, now_ms)
-  if dispatched or rejected then
+  if dispatched then
     local replica_id = request.told.replica_id
     local grant = string.format('["%s","%s","%s",%d,%d,%s]', request.id, instance.id, replica_id, request.told.attempt,
-      dispatched and request.uncached_tokens or -1, tostring(dispatched and was_deferred or false))
+      request.uncached_tokens, tostring(was_deferred or false))
     if replica_id ~= ARGV[4] then
       redis.call('PUBLISH', keys.grants .. replica_id, grant)
     end
@@ -61,12 +60,12 @@ end
 
 local grants = {}
 instance.passed_over_tokens = tonumber(ARGV[5])
-for step = FIRST_STEP, #ARGV, 3 do
+for step = FIRST_STEP, #ARGV, 2 do
   local request = read_request(ARGV[step])
   if not request then
     drop_entry(ARGV[step])
   elseif request.state == 'held' and request.instance_id == instance.id then
-    grants[#grants + 1] = carry_out(request, ARGV[step + 1], ARGV[step + 2] == '1')
+    grants[#grants + 1] = carry_out(request, ARGV[step + 1])
   end
 end
 write_instance(instance)

@@ -20,7 +20,7 @@ if chain then
   tokens = uncached_tokens(tokens, chain.block_tokens, (hit_blocks(target.id, chain.hashes)))
 end
 leave(source, request)
-request.instance_id, request.uncached_tokens, request.deferred, request.rejected = target.id, tokens, false, false
+request.instance_id, request.uncached_tokens, request.deferred = target.id, tokens, false
 request.alternative_id, request.alternative_uncached_tokens = source.id, former_tokens
 write_placed(request)
 enter(target, request, request.enqueued_ms + ARGV[7], now_ms)

@@ -93,14 +93,14 @@ local tokens = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, residen
 local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < described.kv_capacity_tokens
 local goes_now = instance.queued_requests == 0 and (
   has_room(instance) and (is_idle or not (ask.defers and best.missed))
-  or is_calm(instance, tokens, enqueued_ms + ask.rank_ms, now_ms))
+  or ask.defers and is_calm(instance, tokens, enqueued_ms + ask.rank_ms, now_ms))
 -- Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came: those
 -- that reserved them go before it.
 local request = {
   id = ask.request_id, told = ask.told, instance_id = instance.id, state = goes_now and 'dispatched' or 'held',
   uncached_tokens = (goes_now or ask.defers) and tokens or best.uncached,
   enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or nil,
-  deferred = false, rejected = false,
+  deferred = false,
   alternative_id = second and second.instance.id, alternative_uncached_tokens = second and second.uncached,
 }
 if ask.max_pending_tokens and instance.pending_tokens > ask.max_pending_tokens then

@@ -114,9 +114,10 @@ class Placing:
     def _goes_now(self, book: InstanceBook, chosen: _Offer) -> bool:
         if book.queue:
             return False
+        if not self._placement.defers:
+            return book.has_room()
         is_idle = book.dispatched_tokens == 0 and chosen.load.kv_demand < 1.0
-        on_time = not (self._placement.defers and chosen.missed)
-        if book.has_room() and (is_idle or on_time):
+        if book.has_room() and (is_idle or not chosen.missed):
             return True
         chain, enqueued_ms = self._placement.chain, self._placement.request.enqueued_ms or self._now_ms
         tokens = chain.uncached_tokens(book.kv.resident_blocks(chain.hashes))

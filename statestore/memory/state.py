@@ -90,13 +90,10 @@ class PoolState(Members):
             if request is None or request.state is not RequestState.HELD or request.instance_id != plan.instance_id:
                 continue
             if step.deferred_to_ms is not None:
-                self._defer(book, request, step.deferred_to_ms, step.rejected)
-                if not step.rejected:
-                    continue
-                grants.append(replace(Grant.of(request), uncached_tokens=-1))
+                self._defer(book, request, step.deferred_to_ms)
             else:
                 grants.append(self._dispatch(book, request))
-            self._tell(grants[-1], replica_id)
+                self._tell(grants[-1], replica_id)
         self.changed(book)
         return CommitReply(tuple(grants), book.room(self.now_ms()))
 
@@ -114,15 +111,14 @@ class PoolState(Members):
             dispatched_ms=now_ms,
             uncached_tokens=tokens,
             deferred=False,
-            rejected=False,
         )
         self.requests[request.request_id] = dispatched
         book.enter(dispatched, 0, now_ms)
         return replace(Grant.of(dispatched), deferred=request.deferred)
 
-    def _defer(self, book: InstanceBook, request: Request, rank_ms: int, rejected: bool) -> None:
+    def _defer(self, book: InstanceBook, request: Request, rank_ms: int) -> None:
         book.leave(request)
-        request = replace(request, deferred=True, rejected=rejected)
+        request = replace(request, deferred=True)
         self.requests[request.request_id] = request
         book.enter(request, rank_ms, self.now_ms())
 
@@ -229,7 +225,6 @@ class PoolState(Members):
             alternative_id=source_id,
             alternative_uncached_tokens=held.uncached_tokens,
             deferred=False,
-            rejected=False,
         )
         self.enter(target, moved, self.order.rank_of(moved))
         target.assigned = target.assigned.add(now_ms, there)

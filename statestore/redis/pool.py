@@ -143,7 +143,6 @@ class RedisPool(KvEventCalls, ScalingCalls):
         steps: list[Argument] = []
         for step in plan.steps:
             steps += [step.request_id, "" if step.deferred_to_ms is None else step.deferred_to_ms]
-            steps.append("1" if step.rejected else "")
         about = (plan.instance_id, plan.version, replica_id, plan.passed_over_tokens)
         match orjson.loads(await self._run("commit_plan", *about, *steps)):
             case ["done", granted, queue]:

@@ -26,6 +26,7 @@ def waiters_of(pool: Any, clock: Any, *, refuses_late: bool = False) -> GrantWai
         clock=clock,
         call_later=clock.call_later,
         timeout_s=10.0,
+        order=ORDER,
         refuses_late=refuses_late,
         call=RouterMetrics(["default"]).store_calls["records"],
     )
@@ -33,10 +34,6 @@ def waiters_of(pool: Any, clock: Any, *, refuses_late: bool = False) -> GrantWai
 
 def granted(request_id: str, attempt: int, *, instance_id: str = "a") -> Grant:
     return Grant(request_id, instance_id, "replica-1", attempt, 100)
-
-
-def rejected(request_id: str, attempt: int) -> Grant:
-    return Grant(request_id, "a", "replica-1", attempt, -1)
 
 
 async def held(pool: Any, tools: Any, *request_ids: str) -> None:
@@ -172,9 +169,9 @@ async def test_a_stream_that_ends_is_opened_again(store: Any, clock: Any, tools:
 class Records:
     """A pool that knows one held request, which was deferred."""
 
-    def __init__(self, attempt: int, *, rejected: bool = False) -> None:
+    def __init__(self, attempt: int, *, deferred: bool = True) -> None:
         self._record = Request(
-            "x", "replica-1", "a", RequestState.HELD, attempt, 1200, 1200, 10, 5000, deferred=True, rejected=rejected
+            "x", "replica-1", "a", RequestState.HELD, attempt, 1200, 1200, 10, 5000, deferred=deferred
         )
 
     async def records(self, request_ids: Sequence[str]) -> dict[str, Request]:
@@ -200,49 +197,27 @@ async def test_a_deferred_request_is_refused_where_late_ones_are_and_nothing_was
     task.cancel()
 
 
-async def test_a_rejected_request_is_refused_even_where_late_ones_are_served(clock: Any, tools: Any) -> None:
-    waiters = waiters_of(Records(1, rejected=True), clock)
-    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 7.0))
+@pytest.mark.parametrize(
+    ("deferred", "attempt", "after_s", "refused"),
+    [(True, 1, 5.0, True), (True, 1, 4.9, False), (True, 2, 5.0, False), (False, 1, 5.0, False)],
+)
+async def test_a_request_that_is_deferred_for_too_long_is_refused_even_where_late_ones_are_served(
+    clock: Any, tools: Any, deferred: bool, attempt: int, after_s: float, refused: bool
+) -> None:
+    """With an SLO of 5 s, 2 s past its deadline; two seconds it had waited before. A retry was let in before, and has
+    lost an instance already."""
+    waiters = waiters_of(Records(attempt, deferred=deferred), clock)
+    waiters.order = QueueOrder(by_deadline=True, max_deferred_s=2.0)
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", attempt), 2.0, lambda: 7.0))
     await tools.settle()
+    clock.now_s += after_s
 
-    await waiters.look_up()
-
-    with pytest.raises(QueueFullError, match="max_deferred_s") as turned_away:
-        await task
-    assert turned_away.value.retry_after_s == 7.0
-
-
-async def test_a_rejection_that_is_told_needs_no_look(clock: Any, tools: Any) -> None:
-    waiters = waiters_of(None, clock)
-    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 7.0))
-    await tools.settle()
-
-    waiters.deliver(rejected("x", 1))
-
-    with pytest.raises(QueueFullError, match="max_deferred_s"):
-        await task
-
-
-async def test_a_retry_is_not_rejected_but_waits_on(clock: Any, tools: Any) -> None:
-    """Its client was let in before, and has lost an instance already."""
-    waiters = waiters_of(Records(2, rejected=True), clock)
-    task = asyncio.create_task(waiters.wait(waiters.expect("x", 2), 0.0, lambda: 7.0))
-    await tools.settle()
-
-    waiters.deliver(rejected("x", 2))
     await waiters.look_up()
     await tools.settle()
 
-    assert not task.done()
-    waiters.deliver(granted("x", 2))
-    assert (await task).instance_id == "a"
-
-
-async def test_a_rejection_before_the_wait_ends_the_wait_when_it_begins(clock: Any) -> None:
-    waiters = waiters_of(None, clock)
-    waiter = waiters.expect("x", 1)
-
-    waiters.deliver(rejected("x", 1))
-
-    with pytest.raises(QueueFullError):
-        await asyncio.wait_for(waiters.wait(waiter, 0.0, lambda: 7.0), 5)
+    assert task.done() is refused
+    if refused:
+        with pytest.raises(QueueFullError, match="max_deferred_s") as turned_away:
+            await task
+        assert turned_away.value.retry_after_s == 7.0
+    task.cancel()

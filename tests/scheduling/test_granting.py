@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from scheduling.granting import MAX_PLANS, CommitReply, Grant, grant_queue
 from scheduling.instance import InstanceLoad
@@ -66,15 +66,6 @@ def test_a_queue_with_more_room_is_planned_on(load: Load) -> None:
     fleet = Queues([CommitReply((grant("r1"),), head(load("a"), "r2")), CommitReply((grant("r2"),))])
 
     assert drive_now(grant_queue(head(load("a"), "r1"), FIFO), fleet) == 2
-
-
-def test_rejected_requests_are_committed_and_not_counted(load: Load) -> None:
-    fleet = Queues([CommitReply((grant("late", -1), grant("r")))])
-    queue = head(load("a"), "late", "r")
-    queue = replace(queue, entries=(queue.entries[0], QueueEntry("r", 9000, 10)))
-
-    assert drive_now(grant_queue(queue, DEADLINE), fleet) == 1
-    assert [(step.request_id, step.rejected) for step in fleet.plans[0].steps] == [("late", True), ("r", False)]
 
 
 def test_a_granting_that_others_keep_making_stale_ends(load: Load) -> None:

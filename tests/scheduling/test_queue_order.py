@@ -1,8 +1,9 @@
-"""Plans of a queue: Moore-Hodgson against brute force, who is deferred, who is rejected, and how far room goes."""
+"""Plans of a queue: Moore-Hodgson against brute force, who is deferred, and how far room goes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -249,25 +250,22 @@ def test_a_request_that_is_deferred_goes_in_the_next_plan_at_the_earliest(load: 
     assert steps == [PlanStep("late", NOW_MS + 10 + DEFERRED_RANK_MS)]
 
 
-@pytest.mark.parametrize(("held_tokens", "rejected"), [(1999, [False, True]), (2000, [True, True])])
-def test_what_would_be_deferred_beyond_the_limit_is_rejected(
-    load: Load, held_tokens: int, rejected: list[bool]
-) -> None:
-    # given room for 2 s of deferred work
+@pytest.mark.parametrize(("waited_s", "over"), [(6.9, False), (7.0, True)])
+def test_a_deferred_request_gives_up_so_long_after_its_deadline(waited_s: float, over: bool) -> None:
     order = QueueOrder(by_deadline=True, max_deferred_s=2.0)
-    entries = entry("one", 10, 100), entry("two", 20, 100), deferred("before", -900, held_tokens)
+    deferred = Request("r", "one", "a", RequestState.HELD, 1, 100, 100, 10, slo_ms=5000, deferred=True)
 
-    steps = plan(load, *entries, order=order, dispatched_tokens=1)
+    assert order.gives_up(deferred, waited_s) is over
+    assert not order.gives_up(replace(deferred, deferred=False), waited_s)
 
-    assert [(step.request_id, step.rejected) for step in steps] == [("one", rejected[0]), ("two", rejected[1])]
 
+def test_requests_that_were_held_first_come_first_served_have_deadlines_in_the_order_that_follows() -> None:
+    """The order of a running fleet was changed: nothing that is held is overdue by that."""
+    settings = SchedulingSettings(queue_order="fifo", slo_ttft_s=5.0)
+    held = Request("r", "one", "a", RequestState.HELD, 1, 100, 100, 10, slo_ms=5000, enqueued_ms=NOW_MS)
+    by_deadline = QueueOrder.of(settings.model_copy(update={"queue_order": "deadline"}))
 
-def test_without_deferred_work_all_who_would_be_late_are_rejected(load: Load) -> None:
-    order = QueueOrder(by_deadline=True, max_deferred_s=0.0)
-
-    steps = plan(load, entry("late", 10, 100), entry("r", 60_000, 100), order=order)
-
-    assert steps == [PlanStep("late", NOW_MS + 10 + DEFERRED_RANK_MS, rejected=True), PlanStep("r")]
+    assert QueueOrder.of(settings).rank_of(held) == by_deadline.rank_of(held) == NOW_MS + 5000
 
 
 @given(
@@ -312,5 +310,5 @@ def test_a_request_is_listed_by_its_order_and_behind_every_deadline_once_deferre
 
 
 def test_the_order_is_the_settings() -> None:
-    assert QueueOrder.of(SchedulingSettings(policy="dualmap", max_deferred_s=7.0)) == QueueOrder(False, 7.0)
+    assert QueueOrder.of(SchedulingSettings(policy="dualmap", max_deferred_s=7.0)) == QueueOrder(False, 7.0, 5000)
     assert QueueOrder.of(SchedulingSettings()).by_deadline

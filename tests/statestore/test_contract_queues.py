@@ -221,7 +221,7 @@ async def test_a_deferred_request_waits_behind_all_and_is_counted_apart(pool: Po
     assert reply.grants == ()
     assert await order_of(pool) == ["second", "first"]
     deferred = await record(pool, "first")
-    assert (deferred.deferred, deferred.rejected) == (True, False)
+    assert deferred.deferred
     assert (await head(pool)).load.deferred_tokens == 400
     await assert_sums_hold(pool)
 
@@ -254,29 +254,16 @@ async def test_what_a_plan_passed_over_and_has_left_is_overtaken_no_more(pool: P
     assert (await head(pool)).load.overtaken_tokens == 0, "as the next plan has it"
 
 
-async def test_a_rejected_request_stays_deferred_until_its_replica_ends_it(pool: PoolStore) -> None:
-    await busy(pool, one_at_a_time())
-    await hold(pool, "r", slo_ms=10_000)
-
-    await commit(pool, PlanStep("r", DEFERRED_RANK_MS, rejected=True))
-
-    rejected = await record(pool, "r")
-    assert (rejected.deferred, rejected.rejected) == (True, True)
-    await pool.finish("r")
-    assert (await head(pool)).load.deferred_tokens == 0
-    await assert_sums_hold(pool)
-
-
 async def test_a_deferred_request_that_goes_is_none_any_more_and_its_grant_says_that_it_was(pool: PoolStore) -> None:
     await busy(pool, one_at_a_time())
     await hold(pool, "r", slo_ms=10_000)
-    await commit(pool, PlanStep("r", DEFERRED_RANK_MS, rejected=True))
+    await commit(pool, PlanStep("r", DEFERRED_RANK_MS))
 
     reply = await commit(pool, PlanStep("r"))
 
     assert reply.grants == (Grant("r", "a", "one", 1, 400, deferred=True),)
     granted = await record(pool, "r")
-    assert (granted.state, granted.deferred, granted.rejected) == (RequestState.DISPATCHED, False, False)
+    assert (granted.state, granted.deferred) == (RequestState.DISPATCHED, False)
     assert (await head(pool)).load.deferred_tokens == 0
 
 
@@ -325,18 +312,6 @@ async def test_what_cannot_meet_its_deadline_is_deferred_and_goes_when_nothing_e
 
     assert await dispatched(pool, ["short of time"]) == ["short of time"]
     await assert_sums_hold(pool)
-
-
-async def test_beyond_its_share_of_deferred_work_an_instance_rejects(pool: PoolStore) -> None:
-    await busy(pool, one_at_a_time())
-    for number in range(9):  # thirty seconds' worth at most, four each
-        await hold(pool, f"late{number}", slo_ms=1)
-
-    await sweep(pool)
-
-    records = await pool.records([f"late{number}" for number in range(9)])
-    assert [each.rejected for each in records.values()] == [False] * 8 + [True]
-    assert all(each.deferred for each in records.values())
 
 
 async def test_a_planner_that_lost_the_race_plans_what_is_there_now(pool: PoolStore) -> None:
@@ -435,7 +410,7 @@ async def test_a_moved_request_swaps_its_instances_and_its_queue_is_told_where_i
     held = await one_held_on_a(pool)
     await place(pool, "former", "b", chain=chain(*CHAIN.hashes[:3]))
     await pool.finish("former")
-    await commit(pool, PlanStep("r", DEFERRED_RANK_MS, rejected=True))
+    await commit(pool, PlanStep("r", DEFERRED_RANK_MS))
 
     moved = await pool.migrate(held, "b", reason="benefit", fence=await lead(pool))
 

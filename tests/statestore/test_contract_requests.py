@@ -310,22 +310,6 @@ async def test_whoever_commits_a_plan_is_told_by_the_reply_alone(pool: PoolStore
     assert one.empty()
 
 
-async def test_a_rejection_is_told_as_well(pool: PoolStore, listening: Listen) -> None:
-    one = await listening("one")
-    await pool.put_instance(instance("a", dispatch_window_tokens=1))
-    for request_id in ("sent", "deferred", "rejected"):
-        await place(pool, request_id)
-    queue = await pool.queue_head("a")
-    assert queue is not None
-
-    steps = (PlanStep("deferred", 10**14), PlanStep("rejected", 10**14, rejected=True))
-    reply = await pool.commit(QueuePlan("a", queue.load.version, steps))
-
-    told = await within(one.get())
-    assert (told.request_id, told.rejected, one.empty()) == ("rejected", True, True)
-    assert reply.grants == (told,)
-
-
 async def test_whoever_waits_for_a_grant_learns_that_listening_is_over(pool: PoolStore) -> None:
     grants = pool.grants("one")
     reading = asyncio.ensure_future(anext(grants))

@@ -62,7 +62,7 @@ async def live_through_everything(pool: PoolStore) -> None:
     await pool.migrate(await record(pool, "moves"), "b", reason="rebalance", fence=fence)
     queue = await pool.queue_head("a")
     assert queue is not None
-    await pool.commit(QueuePlan("a", queue.load.version, (PlanStep("late", DEFERRED_RANK_MS, rejected=True),)))
+    await pool.commit(QueuePlan("a", queue.load.version, (PlanStep("late", DEFERRED_RANK_MS),)))
     await pool.publish_tree(HotnessTree({CHAIN.hashes[0]: 1}), {}, fence=fence)
     await pool.publish_learned(Learned(), {}, fence=fence)
     await pool.change_settings({"max_hold_s": 9.0}, by="one")

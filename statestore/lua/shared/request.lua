@@ -37,7 +37,7 @@ local function placed_json(request)
       request.alternative_uncached_tokens)
   end
   if request.deferred then
-    rest = rest .. ',"deferred":true,"rejected":' .. tostring(request.rejected or false)
+    rest = rest .. ',"deferred":true'
   end
   return string.format('{"instance_id":"%s","state":"%s","uncached_tokens":%d,"enqueued_ms":%d%s}', request.instance_id,
     request.state, request.uncached_tokens, request.enqueued_ms, rest)

@@ -19,7 +19,7 @@ local function features_of(instance, uncached, prompt_tokens, now_ms)
     constant = 1, ahead_s = (instance.pending_tokens - overtaken) / rate, overtaken_s = overtaken / rate, kv_demand = kv_demand,
     compute_s = uncached / rate, uncached_tokens = uncached, attention_pairs = uncached * (prompt_tokens - uncached / 2),
     crowded_compute_s = uncached / rate * kv_demand, stall_s = silent_s >= terms.stall_from_s and silent_s or 0,
-    progress_s = math.min(silent_s, instance.dispatched_tokens / rate),
+    progress_s = math.min(silent_s, 2 * instance.dispatched_tokens / rate - silent_s),
   }
 end
 
