@@ -21,9 +21,7 @@ from simulation.settings import EngineSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer requests, rates and trials: 2 minutes on two cores, not 9"
-    )
+    parser.add_argument("--quick", action="store_true", help="fewer requests, rates and trials: minutes on two cores")
     parser.add_argument("--conversation", default="conversation", help="Conversation trace: file or generator")
     parser.add_argument("--toolagent", default="toolagent", help="Tool&Agent trace: file or generator")
     parser.add_argument("--policy", default="all", metavar="P[,P…]", help="policies in the comparisons")

@@ -24,6 +24,7 @@ POLICIES: tuple[PolicyName, ...] = (
     "preble",
     "llm-d",
 )
+GOODPUT_POLICIES: tuple[PolicyName, ...] = ("dualmap", DEFAULT_POLICY, "least-loaded", "preble")
 SCALE_UP_LOAD = 0.7
 """Part of what 8 instances sustain: too much for 4."""
 SCALE_DOWN_LOAD = 0.35
@@ -194,7 +195,7 @@ def _goodput_by_size(plan: Plan, worker: Worker) -> list[list[Cell]]:
     for instances in plan.scalability:
         workload = plan.workload("toolagent", "qwen2.5-7b-910b4", instances * plan.requests_per_instance)
         start = workload.rate(SCALABILITY_LOAD, instances)
-        for policy in POLICIES:
+        for policy in GOODPUT_POLICIES:
             if policy in plan.policies:
                 job = RunJob(workload.source, scenario_for(policy, workload, instances), start)
                 jobs.append(GoodputJob(job, tolerance=plan.goodput_tolerance))
