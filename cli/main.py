@@ -47,6 +47,7 @@ COMMANDS = {
     "explain": Command("explain why a request went where it went", "cli.explain"),
     "replay": Command("send a trace through a live endpoint", "cli.replay"),
     "record": Command("make one trace of what replicas recorded", "cli.record"),
+    "calibrate": Command("measure an instance, for emulator and simulator to behave like it", "cli.calibrate"),
     "simulate": Command("run a trace through a simulated fleet in virtual time", "cli.simulate"),
     "evaluate": Command("run the paper's whole evaluation and write a report", "cli.evaluate"),
     "laboratory": Command("compare policies and settings over traces, fleets, rates and seeds", "cli.laboratory"),

@@ -22,6 +22,7 @@ class CostSettings(BaseModel):
     attention_pair_ns: float | None = Field(None, ge=0, description="one pair of attention in prefill, nanoseconds")
     sequence_us: float | None = Field(None, ge=0, description="one decoding sequence in a step, microseconds")
     context_token_ns: float | None = Field(None, ge=0, description="one token of context in decode, nanoseconds")
+    prompt_ms: float | None = Field(None, ge=0, description="one request besides its steps, milliseconds")
 
     def applied_to(self, costs: StepCosts) -> StepCosts:
         """The costs with what is set here in place."""
@@ -32,6 +33,7 @@ class CostSettings(BaseModel):
             "attention_pair_s": (self.attention_pair_ns, 1e-9),
             "sequence_s": (self.sequence_us, 1e-6),
             "context_token_s": (self.context_token_ns, 1e-9),
+            "prompt_s": (self.prompt_ms, 1e-3),
         }
         return replace(costs, **{name: value * unit for name, (value, unit) in wanted.items() if value is not None})
 

@@ -5,7 +5,7 @@ once and multiplying for every token (the roofline); attention is bound by arith
 cache in decode. The terms add up, as layers run one after the other:
 
     overhead + max(weights, token · (prefill + decode tokens)) + pair · prefill pairs
-             + sequence · decoding sequences + context · tokens of their context
+             + sequence · decoding sequences + context · tokens of their context + prompt · prompts that end
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class StepCosts:
     """Per decoding sequence: its share of host work and of small kernels."""
     context_token_s: float
     """Per token of context that a decoding sequence reads from KV memory."""
+    prompt_s: float = 0.0
+    """Per prompt whose prefill ends: what its request costs besides steps (HTTP, tokenization, first token out)."""
 
     def with_prefill_speed(self, factor: float) -> StepCosts:
         """The same with prefill so many times faster, and decoding as it was. Raises ValueError."""
@@ -36,7 +38,9 @@ class StepCosts:
             raise ValueError(f"a speed must be above 0, found {factor}")
         return replace(self, token_s=self.token_s / factor, attention_pair_s=self.attention_pair_s / factor)
 
-    def step_s(self, prefill_tokens: int, prefill_pairs: int, sequences: int, context_tokens: int) -> float:
+    def step_s(
+        self, prefill_tokens: int, prefill_pairs: int, sequences: int, context_tokens: int, prompts: int = 0
+    ) -> float:
         """Time of one step that mixes chunks of prompts with decoding sequences."""
         return (
             self.overhead_s
@@ -44,11 +48,12 @@ class StepCosts:
             + self.attention_pair_s * prefill_pairs
             + self.sequence_s * sequences
             + self.context_token_s * context_tokens
+            + self.prompt_s * prompts
         )
 
     def prefill_s(self, prompt_tokens: int, budget_tokens: int) -> float:
         """Time to prefill one prompt alone, in chunks of the token budget."""
-        total_s = 0.0
+        total_s = self.prompt_s
         for start in range(0, prompt_tokens, budget_tokens):
             chunk = min(budget_tokens, prompt_tokens - start)
             total_s += self.step_s(chunk, attention_pairs(start, chunk), 0, 0)

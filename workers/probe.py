@@ -67,6 +67,8 @@ class EngineFacts:
     """Token budget of one engine step. Reported by servers in development mode alone."""
     max_num_seqs: int | None = None
     """Running requests at most, likewise."""
+    max_model_len: int | None = None
+    """Prompt and output tokens of one request at most."""
 
 
 class Prober:
@@ -121,6 +123,7 @@ class Prober:
             block_tokens=block_tokens_of(text),
             max_num_batched_tokens=budget,
             max_num_seqs=sequences,
+            max_model_len=longest_of(models.body) if models.ok else None,
         )
 
     async def canary(self, url: str, model: str) -> str | None:
@@ -187,6 +190,13 @@ def models_of(body: bytes) -> tuple[str, ...]:
     return tuple(entry["id"] for entry in listed if isinstance(entry, dict) and isinstance(entry.get("id"), str))
 
 
+def longest_of(body: bytes) -> int | None:
+    """``max_model_len`` of the first model of a ``/v1/models`` answer."""
+    listed = _json_object(body).get("data")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    return _limit(first, "max_model_len", 10**8) if isinstance(first, dict) else None
+
+
 def scheduler_limits_of(body: bytes) -> tuple[int | None, int | None]:
     """``max_num_batched_tokens`` and ``max_num_seqs`` of a ``/server_info`` answer."""
     config = _json_object(body).get("vllm_config")
@@ -196,9 +206,9 @@ def scheduler_limits_of(body: bytes) -> tuple[int | None, int | None]:
     return _limit(scheduler, "max_num_batched_tokens"), _limit(scheduler, "max_num_seqs")
 
 
-def _limit(config: dict[str, object], name: str) -> int | None:
+def _limit(config: dict[str, object], name: str, most: int = 10**6) -> int | None:
     found = config.get(name)
-    return found if isinstance(found, int) and 0 < found <= 10**6 else None
+    return found if isinstance(found, int) and 0 < found <= most else None
 
 
 def _json_object(body: bytes) -> dict[str, object]:

@@ -1,0 +1,1 @@
+"""Measuring a real engine, and the figures with which the engine model behaves like it."""

@@ -1,0 +1,165 @@
+"""Times of a real engine, from outside: prompts alone, and batches that decode.
+
+Prompts are random token ids, so no prefix cache helps, and a given number of tokens is generated, whatever the model
+says. The engine should have nothing else to do meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import orjson
+
+from simulation.calibrate.fit import DecodeTime, PrefillTime
+from simulation.http_client import HttpClient, HttpClientError
+
+_MAX_ANSWER_TOKENS = 1024
+_TOKEN_IDS = re.compile(rb'"token_ids":\s*\[([0-9, ]*)\]')
+_FIRST_ID, _LAST_ID = 300, 3000
+"""Ids of ordinary tokens in every vocabulary."""
+
+
+class CalibrationError(Exception):
+    """The instance cannot be measured; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured."""
+
+    prompt_lengths: tuple[int, ...]
+    batches: tuple[tuple[int, int], ...]
+    """Sequences, and tokens in the prompt of each."""
+    max_model_len: int
+    repetitions: int = 5
+    decode_tokens: int = 48
+
+
+def plan_for(max_model_len: int, max_num_seqs: int, kv_capacity_tokens: int, *, repetitions: int = 5) -> Plan:
+    """Lengths from 32 tokens on, each twice the last; batches of few and of many, with short and with long prompts, as
+    far as KV memory holds them."""
+    longest = min(max_model_len - 8, 32_768)
+    lengths = [length for power in range(5, 16) if (length := 1 << power) <= longest]
+    if longest > 1.3 * lengths[-1]:
+        lengths.append(longest)
+    decode_tokens = 48
+    sizes = [size for size in (1, 2, 4, 8, 16, 32) if size <= max_num_seqs]
+    batches = [
+        (size, prompt)
+        for size in sizes
+        for prompt in (32, min(longest - decode_tokens, 2048))
+        if size * (prompt + decode_tokens) <= kv_capacity_tokens
+    ]
+    return Plan(tuple(lengths), tuple(batches), max_model_len, repetitions, decode_tokens)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """When the chunks of one answer came, and of how many tokens each is: a busy server puts some together."""
+
+    times_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    error: bytes = b""
+    _rest: bytes = b""
+
+    def feed(self, data: bytes) -> None:
+        now_s = time.perf_counter()
+        events = (self._rest + data).split(b"\n\n")
+        self._rest = events.pop()
+        for event in events:
+            if event.startswith(b'data: {"error"'):
+                self.error = event
+            elif event.startswith(b"data: {"):
+                ids = _TOKEN_IDS.search(event)
+                self.times_s.append(now_s)
+                self.tokens.append(ids[1].count(b",") + 1 if ids and ids[1] else 1)
+
+    def tokens_between(self, start_s: float, end_s: float) -> int:
+        """Tokens that came after ``start_s``, up to ``end_s``."""
+        came = zip(self.times_s, self.tokens, strict=True)
+        return sum(count for at_s, count in came if start_s < at_s <= end_s)
+
+
+class Engine:
+    """One instance, at ``url``, that serves ``model``."""
+
+    def __init__(self, url: str, model: str, *, api_key: str | None = None, seed: int = 1) -> None:
+        self._client = HttpClient(url)
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._model = model
+        self._chance = random.Random(seed)
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def measure(
+        self, plan: Plan, told: Callable[[str], None] = lambda line: None
+    ) -> tuple[list[PrefillTime], list[DecodeTime]]:
+        """All of the plan; ``told`` is called with a line for each result.
+
+        Raises:
+            CalibrationError: the instance refuses, or breaks off.
+        """
+        for _ in range(3):
+            await self._answer(64, 4)  # connections, lazy imports, first steps
+        prefills = []
+        for length in plan.prompt_lengths:
+            ttft_s = statistics.median([await self._ttft_s(length) for _ in range(plan.repetitions)])
+            prefills.append(PrefillTime(length, ttft_s))
+            told(f"prompt of {length} tokens: first token after {1000 * ttft_s:.1f} ms")
+        decodes = []
+        for sequences, prompt in plan.batches:
+            steps = [await self._step(sequences, prompt, plan) for _ in range(max(1, plan.repetitions // 2))]
+            step = sorted(steps, key=lambda each: each.step_s)[len(steps) // 2]
+            decodes.append(step)
+            told(f"batch of {sequences}, {step.context_tokens} tokens of context: {1000 * step.step_s:.2f} ms a step")
+        return prefills, decodes
+
+    async def _ttft_s(self, prompt_tokens: int) -> float:
+        started_s = time.perf_counter()
+        return (await self._answer(prompt_tokens, 1)).times_s[0] - started_s
+
+    async def _step(self, sequences: int, prompt_tokens: int, plan: Plan) -> DecodeTime:
+        """While all of them decode: from the last one's first token to the first one's last. Those that start early
+        must not be done when the last one starts, so answers grow until they overlap."""
+        tokens = plan.decode_tokens
+        while True:
+            answers = await asyncio.gather(*(self._answer(prompt_tokens, tokens) for _ in range(sequences)))
+            start_s, end_s = max(each.times_s[0] for each in answers), min(each.times_s[-1] for each in answers)
+            steps = statistics.median(each.tokens_between(start_s, end_s) for each in answers)
+            if steps >= plan.decode_tokens / 2:
+                context = sequences * (prompt_tokens + round(tokens - steps / 2))
+                return DecodeTime(sequences, context, (end_s - start_s) / steps)
+            if tokens >= _MAX_ANSWER_TOKENS or prompt_tokens + 2 * tokens > plan.max_model_len:
+                raise CalibrationError(f"{sequences} answers did not overlap: is the instance busy?")
+            tokens *= 2
+
+    async def _answer(self, prompt_tokens: int, output_tokens: int) -> _Stream:
+        prompt: Sequence[int] = self._chance.choices(range(_FIRST_ID, _LAST_ID), k=prompt_tokens)
+        body = {
+            "model": self._model, "prompt": prompt, "max_tokens": output_tokens, "min_tokens": output_tokens,
+            "ignore_eos": True, "temperature": 0, "stream": True, "return_token_ids": True,
+        }  # fmt: skip
+        stream = _Stream()
+        raw: list[bytes] = []
+
+        def take(data: bytes) -> None:
+            stream.feed(data)
+            if not stream.times_s:
+                raw.append(data[:500])
+
+        try:
+            response = await self._client.request("POST", "/v1/completions", orjson.dumps(body), self._headers, take)
+        except HttpClientError as error:
+            raise CalibrationError(str(error)) from error
+        if response.status != 200 or stream.error or not stream.times_s:
+            said = stream.error or b"".join(raw)
+            text = said[:300].decode(errors="replace")
+            raise CalibrationError(f"a prompt of {prompt_tokens} tokens is answered with {response.status}: {text}")
+        return stream

@@ -1,0 +1,44 @@
+"""Measuring an emulated engine over HTTP. What times come out depends on the machine; that they come out does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulation.calibrate.measure import CalibrationError, Engine, Plan, plan_for
+
+
+def test_a_plan_reaches_the_longest_prompt_and_stays_within_memory() -> None:
+    plan = plan_for(max_model_len=8192, max_num_seqs=8, kv_capacity_tokens=10_000)
+    assert plan.prompt_lengths == (32, 64, 128, 256, 512, 1024, 2048, 4096, 8184)
+    assert max(size for size, _ in plan.batches) == 8
+    assert all(size * (prompt + plan.decode_tokens) <= 10_000 for size, prompt in plan.batches)
+    assert plan_for(1_000_000, 64, 10**7).prompt_lengths[-1] == 32_768
+
+
+async def test_an_engine_is_measured_with_prompts_that_no_cache_knows(start_emulator: Any) -> None:
+    emulator = await start_emulator(model="m", max_num_batched_tokens=512)
+    plan = Plan((32, 700), ((1, 32), (3, 600)), 8192, repetitions=1, decode_tokens=8)
+    engine = Engine(emulator.url, "m")
+    lines: list[str] = []
+    try:
+        prefills, decodes = await engine.measure(plan, lines.append)
+    finally:
+        engine.close()
+    assert [each.prompt_tokens for each in prefills] == [32, 700]
+    assert [each.sequences for each in decodes] == [1, 3]
+    assert decodes[1].context_tokens > 3 * 600
+    assert all(each.ttft_s > 0 for each in prefills) and all(each.step_s > 0 for each in decodes)
+    assert len(lines) == 4
+    assert emulator.generator.engine.statistics().hit_tokens == 0
+
+
+async def test_a_server_that_refuses_is_quoted(start_emulator: Any) -> None:
+    emulator = await start_emulator(model="m")
+    engine = Engine(emulator.url, "another")
+    try:
+        with pytest.raises(CalibrationError, match="404.*another"):
+            await engine.measure(Plan((32,), (), 8192))
+    finally:
+        engine.close()
