@@ -38,7 +38,7 @@ async def test_a_server_that_refuses_is_quoted(start_emulator: Any) -> None:
     emulator = await start_emulator(model="m")
     engine = Engine(emulator.url, "another")
     try:
-        with pytest.raises(CalibrationError, match="404.*another"):
+        with pytest.raises(CalibrationError, match=r"404.*another"):
             await engine.measure(Plan((32,), (), 8192))
     finally:
         engine.close()
