@@ -1,0 +1,97 @@
+"""One suite against two servers: the emulator, in every run, and a real vLLM where one is given.
+
+    DUALMAP_VLLM_URL=http://127.0.0.1:8000 scripts/test tests/conformance
+
+With ``DUALMAP_VLLM_START`` set to a command as well, the suite runs it first and waits for its end: it must return once
+the server serves. ``DUALMAP_VLLM_STOP`` is run afterwards. The server needs ``--enable-prompt-tokens-details`` and
+``--enable-request-id-headers``, prefix caching in blocks of 32 tokens, and a chat model of 2,048 tokens of context.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from simulation.emulator.serve import emulated_instances
+from simulation.settings import EmulatorSettings
+
+START_TIMEOUT_S = 600.0
+REAL_URL = os.environ.get("DUALMAP_VLLM_URL")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One of the two."""
+
+    http: httpx.AsyncClient
+    model: str
+    max_model_len: int
+    real: bool
+
+    async def post(self, path: str, **body: Any) -> dict[str, Any]:
+        """The JSON of a successful answer."""
+        answer = await self.http.post(path, json={"model": self.model, **body})
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def refused(self, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+        """Status and JSON of a refusal."""
+        answer = await self.http.post(path, json={"model": self.model, **body})
+        assert answer.status_code >= 400, answer.text
+        return answer.status_code, answer.json()
+
+    async def stream(self, path: str, **body: Any) -> list[tuple[str, Any]]:
+        """Names ("" for none) and JSON of the events; ``[DONE]`` as it is."""
+        answer = await self.http.post(path, json={"model": self.model, "stream": True, **body})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = []
+        for event in answer.text.split("\n\n"):
+            lines = dict(line.split(": ", 1) for line in event.strip().splitlines())
+            if "data" in lines:
+                data = lines["data"]
+                events.append((lines.get("event", ""), data if data == "[DONE]" else orjson.loads(data)))
+        return events
+
+
+@pytest.fixture(scope="session")
+def real_url() -> Iterator[str | None]:
+    start, stop = os.environ.get("DUALMAP_VLLM_START"), os.environ.get("DUALMAP_VLLM_STOP")
+    if REAL_URL and start:
+        subprocess.run(shlex.split(start), check=True, timeout=START_TIMEOUT_S)
+    yield REAL_URL
+    if REAL_URL and stop:
+        subprocess.run(shlex.split(stop), check=True, timeout=START_TIMEOUT_S)
+
+
+@pytest.fixture(params=["emulator", *(["vllm"] if REAL_URL else [])])
+async def server(request: pytest.FixtureRequest, real_url: str | None) -> AsyncIterator[Server]:
+    if request.param == "vllm":
+        assert real_url is not None
+        async with _connected(real_url, real=True) as found:
+            yield found
+        return
+    settings = EmulatorSettings(port=0, time_scale=20.0, block_tokens=32, max_model_len=8192)
+    async with emulated_instances(settings) as instances, _connected(instances[0].url, real=False) as found:
+        yield found
+
+
+class _connected:  # noqa: N801 - used like a function
+    def __init__(self, url: str, *, real: bool) -> None:
+        self._http = httpx.AsyncClient(base_url=url, timeout=30, verify=False, trust_env=False)
+        self._real = real
+
+    async def __aenter__(self) -> Server:
+        card = (await self._http.get("/v1/models")).json()["data"][0]
+        return Server(self._http, card["id"], card["max_model_len"], self._real)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
