@@ -119,7 +119,6 @@ class InferenceRequest:
     """The body is a form, not JSON."""
     body_hash: int = 0
     """Of the raw body, for requests that are passed on: scheduled ones are identified by the hash of their prompt."""
-    priority: int = 0
     leaves_usage_open: bool = False
     """It streams, and has no ``stream_options``: only the fleet uses its usage."""
     leaves_id_open: bool = False

@@ -93,7 +93,6 @@ class StorePlacer:
             output_tokens,
             slo_ms,
             request.enqueued_ms,
-            priority=request.inference_request.priority,
         )
         refuses = self._context.settings.late_requests == "refuse" and request.store_attempt == 1
         stall_s = pool.scheduling.decode_stall_s

@@ -386,7 +386,6 @@ class ScheduledRequest:
             prompt_tokens=self.chain.prompt_tokens,
             expected_output_tokens=self.prompt.expected_output_tokens,
             slo_ms=round(self.slo_s * 1000),
-            priority=self.inference_request.priority,
             enqueued_ms=now_ms - round(self.age_s * 1000),
             dispatched_ms=now_ms if self._dispatched else 0,
             prefilled_ms=now_ms if self._prefilled else 0,

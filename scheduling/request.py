@@ -91,7 +91,6 @@ class Request:
     deferred: bool = documented(
         "it cannot meet its deadline, and waits behind those that can: `0` or `1`", default=False
     )
-    priority: int = documented("the client's own, lower first, as vLLM reads it", default=0, told=True)
 
     @property
     def context_tokens(self) -> int:

@@ -109,9 +109,6 @@ def inference_request_of(
         raise InvalidRequestError("model must be a string", param="model")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequestError("stream must be true or false", param="stream")
-    priority = body.get("priority") or 0
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise InvalidRequestError("priority must be an integer", param="priority")
     prompt = sent_prompt(path, body, long_texts, max_parts=max_parts) if path in SCHEDULED_PATHS else None
     read = InferenceRequest(
         request_id,
@@ -120,7 +117,6 @@ def inference_request_of(
         prompt,
         _slo_s(request),
         stream=bool(stream),
-        priority=priority,
         body_hash=0 if prompt is not None else xxh3_64_intdigest(request.body),
         leaves_usage_open=bool(stream) and path in COMPLETIONS_PATHS and "stream_options" not in body,
     )

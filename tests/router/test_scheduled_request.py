@@ -130,15 +130,3 @@ async def test_no_timer_outlives_its_request(start_runtime: Any, clock: Any, too
         runtime.context.metrics.registry.get_sample_value("dualmap_store_call_seconds_count", {"call": "first_token"})
         == 0.0
     )
-
-
-async def test_the_store_knows_the_priority_of_a_request(start_runtime: Any, store: Any, tools: Any) -> None:
-    runtime = await start_runtime(instances=(tools.spec("a"),))
-    urgent = tools.request(LONG, request_id="urgent")
-    urgent.priority = -1
-
-    request = await runtime.lifecycle.place(urgent)
-
-    assert (await store.pool("default").records(["urgent"]))["urgent"].priority == -1
-    assert request.record(now_ms=50_000).priority == -1
-    request.finish(Outcome.COMPLETED)
