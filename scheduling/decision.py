@@ -79,6 +79,11 @@ class Policy(Protocol):
         """Whether held requests may migrate to their next best instance. If not, no rebalancer runs."""
 
     @property
+    def holds(self) -> bool:
+        """Whether requests for which an instance has no room wait in the fleet, where they can migrate: DualMap's own
+        idea. The other policies' projects send at once, and so are simulated unless a run says otherwise."""
+
+    @property
     def weighs(self) -> bool:
         """Whether ``weights`` decides, and ``choose`` is never asked."""
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Literal
 
 from scheduling.instance import InstanceSpec
+from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
 from simulation.autoscale import Autoscale
 from simulation.engine_types import EngineConfig
@@ -84,5 +85,5 @@ class Scenario:
         """
         if self.dispatch is not None:
             return self.dispatch
-        holds = self.scheduling.policy.startswith("dualmap") or self.scheduling.granting_order == "deadline"
+        holds = build_policy(self.scheduling).holds or self.scheduling.granting_order == "deadline"
         return Dispatch.HOLD if holds else Dispatch.DIRECT

@@ -295,7 +295,7 @@ class PoolStore(KvEventStore, Protocol):
 
     async def repair(self, *, fence: int) -> int:
         """Recompute each instance's counts from its requests, atomically for each; returns how many of them were
-        wrong. Correct ones are not written, and the fence is not checked for them."""
+        wrong. Correct ones are not written."""
 
     async def now_ms(self) -> int:
         """The store's time."""

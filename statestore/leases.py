@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from statestore.errors import LeaseLostError
+
 RETIRED = 0
 """Expiry of a replica's lease that its owner ended."""
 
@@ -27,6 +29,12 @@ class Lease:
     owner: str
     fence: int
     expires_ms: int
+
+
+def check_fence(fence: int, current: Lease | None) -> None:
+    """Raises LeaseLostError unless it belongs to the current leader."""
+    if current is None or current.fence != fence:
+        raise LeaseLostError(f"fence {fence} is no longer the leader's: stop leading and change nothing more")
 
 
 @dataclass(frozen=True, slots=True)

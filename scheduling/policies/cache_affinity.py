@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from scheduling.decision import Reason, RouteQuery
 from scheduling.instance import InstanceLoad
@@ -17,6 +18,8 @@ class CacheAffinity(PairPolicy):
     All costs are equal, so the first ring's candidate is taken. The second ring only names the instance for a request
     that failed on its own.
     """
+
+    holds: ClassVar[bool] = False
 
     def _weights(self) -> Weights:
         return Weights(Form(), PLAIN_TTFT)

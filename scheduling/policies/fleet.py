@@ -23,6 +23,7 @@ class FleetPolicy(ABC):
     name: str
     decode_stall_s: float
     rebalances: bool = False
+    holds: ClassVar[bool] = False
     weighs: ClassVar[bool] = False
     beyond_from_s: ClassVar[float | None] = None
 

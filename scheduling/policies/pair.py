@@ -34,6 +34,7 @@ class PairPolicy(ABC):
     max_key_blocks: int
     decode_stall_s: float
     rebalances: bool = False
+    holds: ClassVar[bool] = True
     weighs: ClassVar[bool] = True
     beyond_from_s: ClassVar[float | None] = None
 

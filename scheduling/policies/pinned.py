@@ -21,6 +21,7 @@ class Pinned:
     instance_id: str
     weighs: ClassVar[bool] = True
     rebalances: ClassVar[bool] = False
+    holds: ClassVar[bool] = True
     beyond_from_s: ClassVar[float | None] = None
 
     @property

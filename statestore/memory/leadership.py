@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from statestore.errors import LeaseLostError
-from statestore.leases import Lease, lease_runs
+from statestore.leases import Lease, check_fence, lease_runs
 
 
 class Leadership:
@@ -47,6 +46,4 @@ class Leadership:
 
     def check(self, fence: int, now_ms: int) -> None:
         """Raises LeaseLostError unless ``fence`` belongs to the current leader."""
-        lease = self.current(now_ms)
-        if lease is None or lease.fence != fence:
-            raise LeaseLostError(f"fence {fence} is no longer the leader's: stop leading and change nothing more")
+        check_fence(fence, self.current(now_ms))

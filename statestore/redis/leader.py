@@ -17,7 +17,7 @@ from scheduling.request import Request, RequestState
 from statestore.base import Arrival, MigrateStatus, Migration, Transition
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
-from statestore.leases import RETIRED, Lease
+from statestore.leases import RETIRED, Lease, check_fence
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, ClientCalls
 from statestore.redis.codec import LoadReader, pairs_from
@@ -181,6 +181,8 @@ class LeaderCalls:
         return bool(await self._run("lease_replica", replica_id, *told))
 
     async def repair(self, *, fence: int) -> int:
+        leader = pairs_from(await self._calls.command("HGETALL", self._keys.leader))
+        check_fence(fence, codec.lease_from(leader, await self._calls.now_ms()))
         repaired = 0
         for instance_id in await self._instance_ids():
             for _ in range(_MAX_REPAIRS):

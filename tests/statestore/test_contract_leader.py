@@ -93,7 +93,6 @@ async def test_a_released_lease_is_free_at_once_and_releasing_again_harms_nobody
 
 async def test_a_deposed_leader_changes_nothing(pool: PoolStore, clock: HandClock, lease: Lease) -> None:
     await pool.put_instance(instance("a"))
-    await drift(pool, "a", "pending_tokens", 7)
     clock.advance(10_000)
     assert await pool.acquire_lease("worker-2", 10_000) is not None
     before = await pool.snapshot()
