@@ -74,6 +74,8 @@ class Scenario:
     endless_cache: bool = False
     """Every instance finds all that any of them has computed, see ``simulation.endless_kv_pool``: a bound, not a fleet.
     The scheduling code knows nothing of it."""
+    kv_events: bool = False
+    """Instances report what their prefix caches do, and the store follows it; otherwise it estimates."""
     labels: dict[str, str] = field(default_factory=dict)
     """Free text that comes back with the result."""
 

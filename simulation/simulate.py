@@ -36,11 +36,13 @@ from simulation.engine_types import EngineConfig, EngineRequest, Event, EventKin
 from simulation.event_queue import EventQueue, Priority
 from simulation.generators.calibration import cached_tokens_if_infinite
 from simulation.leader import Leader
+from simulation.reported_caches import ReportedCaches
 from simulation.results import LoadSample, RequestOutcome, RunRecord, RunResult, summarize
 from simulation.router_queue import Pressure, RouterQueue
 from simulation.scenario import UNLIMITED, Dispatch, FleetChange, Scenario
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.traces import Trace, TraceRequest
+from statestore.kv_events import BOOKING_MS
 from statestore.memory.instance import InstanceBook
 from statestore.memory.state import PoolState
 
@@ -99,7 +101,11 @@ class Simulation:
             self._state, settings.scheduling, self._waiting if self._direct else None, self._kv_used_tokens
         )
         self._events = EventQueue()
-        self._cluster = Cluster(self._events, self._on_engine_event, endless_cache=scenario.endless_cache)
+        self._reported = ReportedCaches(self._state.instances) if scenario.kv_events else None
+        on_cache = None if self._reported is None else self._reported.apply
+        self._cluster = Cluster(
+            self._events, self._on_engine_event, endless_cache=scenario.endless_cache, on_cache=on_cache
+        )
         self._paid_s = 0.0
         """Instance seconds until now: ready, starting, or still answering."""
         self._autoscaler: SimulatedAutoscaler | None = None
@@ -132,6 +138,8 @@ class Simulation:
         if self._policy.rebalances:
             self._every(scenario.rebalance_interval_s, Priority.LEADER, leader.rebalance_by_sweep)
         self._every(SWEEP_INTERVAL_S, Priority.LEADER, self._sweep)
+        if self._reported is not None:
+            self._every(BOOKING_MS / 1000, Priority.LEADER, self._reported.end_bookings)
         while len(self._events):
             self._now_s, action = self._events.pop()
             action(self._now_s)
@@ -204,6 +212,8 @@ class Simulation:
         if self._on_progress is not None and self._arrived % _PROGRESS_EVERY == 0:
             self._on_progress(self._arrived)
         chain = next(self._routed)
+        if self._reported is not None:
+            self._reported.route(request.hash_ids, chain.hashes)
         outcome = self._new_outcome(request, chain)
         queue = self._router_queue
         if queue is not None and (queue or self._router_holds(queue)):

@@ -1,0 +1,80 @@
+"""What KV events are worth: hit rate and requests on time by the engines' own reports, and by the fleet's estimate.
+
+Every workload runs twice through the same simulated fleet, with KV memory as the preset has it and with a part of it,
+so that caches turn over. In brackets the hit rate that the router expected. The rate is a share of what the fleet
+sustains (``simulation.bounds``).
+
+    python benchmarks/kv_events_hit_rate.py --requests 1500
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+
+from scheduling.settings import SchedulingSettings
+from simulation.bounds import bounds_of
+from simulation.generators import GENERATORS
+from simulation.presets import find_preset
+from simulation.results import RunResult
+from simulation.runs import RunJob, map_jobs
+from simulation.scenario import Scenario
+from simulation.sources import TraceSource
+
+
+@dataclass(frozen=True)
+class Case:
+    workload: str
+    memory: float
+    kv_events: bool
+    options: argparse.Namespace
+
+    def run(self) -> RunResult:
+        options = self.options
+        engine = find_preset(options.preset).engine
+        source = TraceSource(self.workload, requests=options.requests, seed=options.seed)
+        slo_s = SchedulingSettings().slo_ttft_s
+        whole = bounds_of(source.load(), engine, options.instances, slo_s, share=0.9, skip=0)
+        engine = replace(engine, kv_capacity_tokens=round(engine.kv_capacity_tokens * self.memory))
+        scenario = Scenario(
+            SchedulingSettings(),
+            engine,
+            options.instances,
+            kv_events=self.kv_events,
+            skip_requests=options.requests // 5,
+        )
+        return RunJob(source, scenario, whole.sustainable_per_s * options.load).run()
+
+
+def run(case: Case) -> RunResult:
+    return case.run()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", default=list(GENERATORS))
+    parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument("--instances", type=int, default=8)
+    parser.add_argument("--preset", default="qwen2.5-7b-910b4")
+    parser.add_argument("--load", type=float, default=1.0, help="share of the sustainable rate")
+    parser.add_argument("--memory", type=float, nargs="+", default=[1.0, 0.25], help="parts of the preset's KV memory")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args()
+    pairs = [(workload, memory) for memory in options.memory for workload in options.workloads]
+    cases = [Case(workload, memory, events, options) for workload, memory in pairs for events in (False, True)]
+    results = map_jobs(run, cases, options.workers)
+    print("| workload | KV memory | hit rate: estimate (expected) | events (expected) | on time: estimate | events |")
+    print("| --- | --- | --- | --- | --- | --- |", flush=True)
+    for (workload, memory), estimate in zip(pairs, results, strict=False):
+        events = next(results)
+        print(
+            f"| {workload} | {memory:g} × | {estimate.hit_rate:.1%} ({estimate.expected_hit_rate:.1%}) "
+            f"| {events.hit_rate:.1%} ({events.expected_hit_rate:.1%}) "
+            f"| {estimate.effective_capacity:.1%} | {events.effective_capacity:.1%} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
