@@ -9,21 +9,26 @@ from simulation.engine import Engine
 from simulation.engine_types import EngineConfig, EngineRequest, Event
 from simulation.event_queue import EventQueue, Priority
 from simulation.kv_pool import Journal, KvPool
+from simulation.reported_caches import ReportedCaches
 
 OnEvent = Callable[[str, Event], None]
-OnCache = Callable[[str, Journal], None]
 
 
 class Cluster:
     """Engines by instance id. Wakes each engine exactly at its next event."""
 
     def __init__(
-        self, events: EventQueue, on_event: OnEvent, *, endless_cache: bool = False, on_cache: OnCache | None = None
+        self,
+        events: EventQueue,
+        on_event: OnEvent,
+        *,
+        endless_cache: bool = False,
+        reported: ReportedCaches | None = None,
     ) -> None:
-        """``on_cache`` is told what each engine's prefix cache did, before what happened to requests meanwhile."""
+        """``reported`` is told what each engine's prefix cache did, before what happened to requests meanwhile."""
         self._events = events
         self._on_event = on_event
-        self._on_cache = on_cache
+        self._reported = reported
         self._journals: dict[str, Journal] = {}
         self._computed: set[int] | None = set() if endless_cache else None
         self._wake_s: dict[str, float | None] = {}
@@ -36,7 +41,7 @@ class Cluster:
         if instance_id in self.engines:
             self.former_preemptions += self.engines[instance_id].statistics().preemptions
         pool: KvPool | None = None if self._computed is None else EndlessKvPool(config.kv_blocks, self._computed)
-        if self._on_cache is not None and pool is None:
+        if self._reported is not None and pool is None:
             self._journals[instance_id] = []
             pool = KvPool(config.kv_blocks, self._journals[instance_id])
         self.engines[instance_id] = Engine(config, pool)
@@ -60,8 +65,8 @@ class Cluster:
             return  # the plan changed after this was scheduled
         self._wake_s[instance_id] = None
         events = self.engines[instance_id].advance(now_s)
-        if self._on_cache is not None and (journal := self._journals.get(instance_id)):
-            self._on_cache(instance_id, journal)
+        if self._reported is not None and (journal := self._journals.get(instance_id)):
+            self._reported.apply(instance_id, journal, now_s)
             journal.clear()
         for event in events:
             self._on_event(instance_id, event)

@@ -3,7 +3,7 @@ process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -89,3 +89,9 @@ class Scenario:
             return self.dispatch
         holds = build_policy(self.scheduling).holds or self.scheduling.granting_order == "deadline"
         return Dispatch.HOLD if holds else Dispatch.DIRECT
+
+    def in_blocks_of(self, block_tokens: int) -> Scenario:
+        """With a trace's block size everywhere: the trace has its prefixes in these blocks."""
+        engine = replace(self.engine, block_tokens=block_tokens)
+        scheduling = self.scheduling.model_copy(update={"block_tokens": block_tokens})
+        return replace(self, engine=engine, scheduling=scheduling)

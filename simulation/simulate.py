@@ -32,7 +32,7 @@ from simulation.autoscale import Autoscale
 from simulation.autoscaler import INTERVAL_S as SCALING_INTERVAL_S
 from simulation.autoscaler import SimulatedAutoscaler, paid_instances
 from simulation.cluster import Cluster
-from simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind, RequestRefusedError
+from simulation.engine_types import EngineRequest, Event, EventKind, RequestRefusedError
 from simulation.event_queue import EventQueue, Priority
 from simulation.generators.calibration import cached_tokens_if_infinite
 from simulation.leader import Leader
@@ -42,7 +42,6 @@ from simulation.router_queue import Pressure, RouterQueue
 from simulation.scenario import UNLIMITED, Dispatch, FleetChange, Scenario
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.traces import Trace, TraceRequest
-from statestore.kv_events import BOOKING_MS
 from statestore.memory.instance import InstanceBook
 from statestore.memory.state import PoolState
 
@@ -88,7 +87,7 @@ class Simulation:
         self._scenario = scenario
         self._on_progress = on_progress
         self._routed = iter(chains) if chains is not None else map(self._own_chain, trace.requests)
-        settings = replace_block_tokens(scenario, trace.block_tokens)
+        settings = scenario.in_blocks_of(trace.block_tokens)
         self._scheduling = settings.scheduling
         self._direct = scenario.dispatch_of is Dispatch.DIRECT
         self._policy = build_policy(settings.scheduling)
@@ -102,9 +101,8 @@ class Simulation:
         )
         self._events = EventQueue()
         self._reported = ReportedCaches(self._state.instances) if scenario.kv_events else None
-        on_cache = None if self._reported is None else self._reported.apply
         self._cluster = Cluster(
-            self._events, self._on_engine_event, endless_cache=scenario.endless_cache, on_cache=on_cache
+            self._events, self._on_engine_event, endless_cache=scenario.endless_cache, reported=self._reported
         )
         self._paid_s = 0.0
         """Instance seconds until now: ready, starting, or still answering."""
@@ -138,8 +136,6 @@ class Simulation:
         if self._policy.rebalances:
             self._every(scenario.rebalance_interval_s, Priority.LEADER, leader.rebalance_by_sweep)
         self._every(SWEEP_INTERVAL_S, Priority.LEADER, self._sweep)
-        if self._reported is not None:
-            self._every(BOOKING_MS / 1000, Priority.LEADER, self._reported.end_bookings)
         while len(self._events):
             self._now_s, action = self._events.pop()
             action(self._now_s)
@@ -398,10 +394,3 @@ class Simulation:
             instance_hours=self._paid_s / 3600,
             changes=() if self._autoscaler is None else tuple(self._autoscaler.changes),
         )
-
-
-def replace_block_tokens(scenario: Scenario, block_tokens: int) -> Scenario:
-    """The scenario with the trace's block size everywhere: the trace has its prefixes in these blocks."""
-    engine: EngineConfig = replace(scenario.engine, block_tokens=block_tokens)
-    scheduling = scenario.scheduling.model_copy(update={"block_tokens": block_tokens})
-    return replace(scenario, engine=engine, scheduling=scheduling)

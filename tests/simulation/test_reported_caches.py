@@ -20,9 +20,9 @@ def test_what_an_engine_reports_is_listed_under_the_routers_hashes() -> None:
     reported = ReportedCaches({"a": book})
     reported.route((1, 2, 3), (11, 12))
 
-    reported.apply("a", [(CacheChange.STORED, 1), (CacheChange.STORED, 2), (CacheChange.REMOVED, 2)])
+    reported.apply("a", [(CacheChange.STORED, 1), (CacheChange.STORED, 2), (CacheChange.REMOVED, 2)], 0.0)
     once = book.kv.hit_blocks((11, 12))
-    reported.apply("a", [(CacheChange.CLEARED, 0)])
+    reported.apply("a", [(CacheChange.CLEARED, 0)], 1.0)
 
     assert (once, book.kv.hit_blocks((11, 12))) == (1, 0)
 
@@ -31,11 +31,12 @@ def test_bookings_that_are_never_reported_end() -> None:
     book = InstanceBook(InstanceSpec("a", "http://a"))
     reported = ReportedCaches({"a": book})
     book.kv.stamp((11, 12), 2, 100)
-    reported.end_bookings()
-    before = book.kv.hit_blocks((11, 12))
-    reported.end_bookings()
+    hits = []
+    for now_s in (0.0, 29.0, 30.0, 59.0, 60.0):
+        reported.apply("a", [], now_s)
+        hits.append(book.kv.hit_blocks((11, 12)))
 
-    assert (before, book.kv.hit_blocks((11, 12))) == (2, 0)
+    assert hits == [2, 2, 0, 0, 0]
 
 
 def test_reports_make_the_expected_hits_come_true_where_caches_turn_over() -> None:
