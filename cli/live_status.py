@@ -9,7 +9,7 @@ from rich.text import Text
 
 from cli.figures import FleetFigures
 
-_STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "down": "red", "standby": "dim"}
+STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "down": "red", "standby": "dim"}
 
 
 class LiveStatus:
@@ -56,7 +56,7 @@ def table(figures: FleetFigures) -> RenderableType:
     for instance in figures.instances:
         rows.add_row(
             instance.instance_id,
-            Text(instance.state, _STATE_STYLES.get(instance.state, "")),
+            Text(instance.state, STATE_STYLES.get(instance.state, "")),
             f"{instance.pending_tokens:,}",
             f"{instance.held:,}",
             f"{instance.running:,}",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+_CONFIG_HELP = "YAML file with settings"
 
 
 class CommandModule(Protocol):
@@ -44,6 +45,7 @@ COMMANDS = {
     "emulate": Command("run emulated vLLM instances", "cli.serve_emulator"),
     "instances": Command("add, drain, resume, remove or list instances", "cli.instances"),
     "inspect": Command("look into the shared state", "cli.inspect"),
+    "top": Command("watch a fleet as a full-screen table", "cli.top"),
     "explain": Command("explain why a request went where it went", "cli.explain"),
     "replay": Command("send a trace through a live endpoint", "cli.replay"),
     "record": Command("make one trace of what replicas recorded", "cli.record"),
@@ -77,24 +79,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, words: list[str]) -> int:
-    module = cast("CommandModule", importlib.import_module(COMMANDS[name].module))
-    parser = argparse.ArgumentParser(
-        prog=f"dualmap {name}",
-        description=COMMANDS[name].summary,
-        epilog="Every setting is a flag too (--router.port 8000); 'dualmap settings --list' names them all.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    module, parser = command_parser(name)
     # Taken out first, so that it may also come after a subcommand's own words.
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for each in (common, parser):
-        each.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
-    module.add_arguments(parser)
+    common.add_argument("--config", type=Path, metavar="FILE", help=_CONFIG_HELP)
     if "-h" in words or "--help" in words:
         parser.parse_args(words)
 
     from cli.configuration import ConfigurationError, load_settings, nearly_settings, split_flags
+    from cli.own_policies import load_own_policies
 
     try:
+        load_own_policies()
         flags, rest = split_flags(words, getattr(module, "SHORTHANDS", {}))
         given, rest = common.parse_known_args(rest)
         parsed = parser.parse_args(rest)
@@ -110,6 +106,20 @@ def _run(name: str, words: list[str]) -> int:
     except CommandError as error:
         print(f"dualmap {name}: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def command_parser(name: str) -> tuple[CommandModule, argparse.ArgumentParser]:
+    """A command's module, and the parser of its words."""
+    module = cast("CommandModule", importlib.import_module(COMMANDS[name].module))
+    parser = argparse.ArgumentParser(
+        prog=f"dualmap {name}",
+        description=COMMANDS[name].summary,
+        epilog="Every setting is a flag too (--router.port 8000); 'dualmap settings --list' names them all.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help=_CONFIG_HELP)
+    module.add_arguments(parser)
+    return module, parser
 
 
 def overview() -> str:

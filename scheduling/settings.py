@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+)
 
 PolicyName = Literal[
     "dualmap",
@@ -26,6 +34,8 @@ PolicyName = Literal[
     "llm-d-latency",
 ]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+OWN_POLICIES: set[Any] = set()
+"""Names of policies of other packages, see ``scheduling.policies.registry.add_policy``."""
 
 
 class LeastCostSettings(BaseModel):
@@ -89,7 +99,7 @@ class SchedulingSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    policy: PolicyName = Field("dualmap-least-cost", description="scheduling policy")
+    policy: PolicyName = Field("dualmap-least-cost", description="scheduling policy, or that of an installed package")
     slo_ttft_s: float = Field(5.0, gt=0, description="target time to first token, seconds")
     slo_ttft_s_per_1k_tokens: float = Field(
         0.0, ge=0, description="added to slo_ttft_s for each 1,000 tokens of the prompt, seconds"
@@ -127,6 +137,15 @@ class SchedulingSettings(BaseModel):
     llm_d: LlmDSettings = Field(
         default_factory=LlmDSettings, description="parameters of policies llm-d and llm-d-latency"
     )
+
+    @field_validator("policy", mode="wrap")
+    @classmethod
+    def _own_policies_too(cls, name: Any, among_ours: ValidatorFunctionWrapHandler) -> Any:
+        return name if isinstance(name, str) and name in OWN_POLICIES else among_ours(name)
+
+    @field_serializer("policy")
+    def _policy_as_it_is(self, name: str) -> str:
+        return name
 
     @property
     def granting_order(self) -> Literal["fifo", "deadline"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from scheduling.decision import Policy
 from scheduling.policies.cache_affinity import CacheAffinity
@@ -21,9 +22,10 @@ from scheduling.policies.pair import PairPolicy
 from scheduling.policies.preble import Preble
 from scheduling.policies.round_robin import RoundRobin
 from scheduling.policies.sglang import Sglang
-from scheduling.settings import PolicyName, SchedulingSettings
+from scheduling.settings import OWN_POLICIES, SchedulingSettings
 
-Builder = Callable[[PolicyName, SchedulingSettings], Policy]
+Builder = Callable[[Any, SchedulingSettings], Policy]
+"""Of a policy, by the name under which it is configured."""
 
 
 def _in_pair(policy: type[PairPolicy]) -> Builder:
@@ -38,7 +40,7 @@ def _in_fleet(policy: type[FleetPolicy]) -> Builder:
     return lambda name, settings: policy(name, settings.decode_stall_s)
 
 
-BUILDERS: dict[PolicyName, Builder] = {
+BUILDERS: dict[str, Builder] = {
     "dualmap": _dualmap(rebalances=True),
     "dualmap-cache-affinity": _in_pair(DualMapCacheAffinity),
     "dualmap-least-loaded": _in_pair(DualMapLeastLoaded),
@@ -57,6 +59,18 @@ BUILDERS: dict[PolicyName, Builder] = {
     "llm-d": lambda name, settings: LlmD(name, settings.decode_stall_s, settings=settings.llm_d),
     "llm-d-latency": lambda name, settings: LlmDLatency(name, settings.decode_stall_s, settings=settings.llm_d),
 }
+
+
+def add_policy(name: str, builder: Builder) -> None:
+    """Make a policy of another package known, under a name that no other has; before settings that name it are read.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in BUILDERS:
+        raise ValueError(f"there is a policy {name!r} already")
+    BUILDERS[name] = builder
+    OWN_POLICIES.add(name)
 
 
 def build_policy(settings: SchedulingSettings) -> Policy:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from scheduling.instance import InstanceSpec, Role
 from scheduling.scale_settings import autoscale_of
-from scheduling.settings import POLICIES, PolicyName, SchedulingSettings
+from scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
 from simulation.autoscale import Autoscale
 from simulation.engine_types import EngineConfig
 from simulation.errors import SimulationError
@@ -213,11 +213,11 @@ def policies_of(text: str) -> tuple[PolicyName, ...]:
         return POLICIES
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in POLICIES:
+        if name not in POLICIES and name not in OWN_POLICIES:
             raise OptionError(f"unknown policy {name!r}; known are {', '.join(POLICIES)}")
     if not names:
         raise OptionError("--policy names no policy")
-    return tuple(policy for policy in POLICIES if policy in names)
+    return tuple(policy for policy in (*POLICIES, *sorted(OWN_POLICIES)) if policy in names)
 
 
 def rates_of(text: str | None) -> tuple[float | None, ...]:

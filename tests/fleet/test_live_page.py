@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -161,15 +163,23 @@ def test_it_survives_the_restart_of_its_replica(browser: Browser, watched: Fleet
 def test_pictures_of_the_readme(browser: Browser, watched: Fleet) -> None:
     folder = Path(os.environ["DUALMAP_SCREENSHOTS"])
     folder.mkdir(parents=True, exist_ok=True)
-    load = threading.Thread(target=traffic, args=(watched, 1000, 700))
-    load.start()
-    for scheme in ("dark", "light"):
-        page = opened(browser, watched, viewport={"width": 1280, "height": 880}, color_scheme=scheme)
-        page.wait_for_timeout(15_000)
-        page.screenshot(path=folder / f"live-page-{scheme}.png")
-        if scheme == "dark":
-            page.locator("#requests tbody tr", has_text="completed").nth(6).click()
-            page.wait_for_selector("#story .candidates")
-            page.locator("#story").screenshot(path=folder / "explain.png")
-        page.close()
-    load.join()
+    replay = subprocess.Popen(
+        [
+            sys.executable, "-m", "cli.main", "replay", "--trace", "toolagent", "--limit", "1500", "--rate", "4.6",
+            "--max-input-tokens", "20480", "--time-scale", "2", "--url", watched.endpoint,
+        ],
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        for scheme in ("dark", "light"):
+            page = opened(browser, watched, viewport={"width": 1280, "height": 1080}, color_scheme=scheme)
+            page.wait_for_timeout(25_000)
+            page.screenshot(path=folder / f"live-page-{scheme}.png")
+            if scheme == "dark":
+                page.locator("#requests tbody tr", has_text="completed").nth(6).click()
+                page.wait_for_selector("#story .candidates")
+                page.locator("#story").screenshot(path=folder / "explain.png")
+            page.close()
+    finally:
+        replay.terminate()
+        replay.wait(20)

@@ -1,0 +1,30 @@
+"""Policies of other packages: found by entry point, known by name before settings are read.
+
+A package offers one by an entry point of the group ``dualmap.policies`` whose object is called like a builder of
+``scheduling.policies.registry``: with the name and the scheduling settings. ``examples/own_policy`` is one.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+from cli.configuration import ConfigurationError
+from scheduling.policies.registry import BUILDERS, add_policy
+
+GROUP = "dualmap.policies"
+
+
+def load_own_policies() -> None:
+    """Make the installed ones known to the settings.
+
+    Raises:
+        ConfigurationError: one cannot be imported.
+    """
+    for found in entry_points(group=GROUP):
+        if found.name in BUILDERS:
+            continue
+        try:
+            add_policy(found.name, found.load())
+        except Exception as error:
+            which = f"policy {found.name!r} of entry point {found.value}"
+            raise ConfigurationError(f"{which} cannot be loaded: {error!r}") from error

@@ -1,0 +1,191 @@
+"""``dualmap top``: a fleet anywhere, by its store alone, as a full-screen table that can be sorted."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cli.errors import CommandError, of_store
+from cli.live_status import STATE_STYLES
+from cli.settings import Settings
+from cli.terminal import terminal
+from router.traffic import FleetTraffic, TrafficCounts
+from scheduling.instance import InstanceLoad
+from statestore.base import PoolOverview, Store
+from statestore.connect import open_store
+from statestore.errors import StoreConfigurationError, StoreError
+
+SORTS: Mapping[str, tuple[str, Callable[[InstanceLoad], tuple[object, ...]]]] = {
+    "name": ("n", lambda load: (load.instance_id,)),
+    "ahead": ("a", lambda load: (-load.pending_tokens / load.prefill_tokens_per_s, load.instance_id)),
+    "held": ("h", lambda load: (-load.queued_requests, load.instance_id)),
+    "running": ("r", lambda load: (-load.running_requests, load.instance_id)),
+    "kv": ("k", lambda load: (-load.kv_demand, load.instance_id)),
+    "state": ("s", lambda load: (load.state, load.instance_id)),
+}
+"""Orders of the instances, with the key that chooses each."""
+_WINDOW_S = 15.0
+_OVERHEAD_LINES = 7
+_BAR = 16
+
+
+@dataclass
+class Shown:
+    """What one pool's figures are computed from."""
+
+    traffic: FleetTraffic = field(default_factory=FleetTraffic)
+    history: deque[tuple[float, TrafficCounts]] = field(default_factory=lambda: deque(maxlen=64))
+
+    def read(self, overview: PoolOverview, now_s: float) -> tuple[TrafficCounts, TrafficCounts, float]:
+        """Counted in all, counted lately, and over how many seconds."""
+        total = self.traffic.read(overview.replicas)
+        self.history.append((now_s, total))
+        while len(self.history) > 1 and self.history[0][0] < now_s - _WINDOW_S:
+            self.history.popleft()
+        since_s, before = self.history[0]
+        return total, total.since(before), now_s - since_s
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sort", choices=SORTS, default="name", help="order of the instances; keys change it")
+    parser.add_argument("--interval-s", type=float, default=1.0, metavar="S", help="time between two readings")
+    parser.add_argument("--once", action="store_true", help="print the table once; so it is off a terminal")
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    try:
+        asyncio.run(_show(arguments, settings))
+    except StoreConfigurationError as error:
+        raise of_store(error) from error
+    except StoreError as error:
+        raise CommandError(f"{error}. Is store.url right?") from error
+    return 0
+
+
+async def _show(arguments: argparse.Namespace, settings: Settings) -> None:
+    store = await open_store(settings.store, scheduling=settings.scheduling)
+    shown = {pool.name: Shown() for pool in settings.pools}
+    console = terminal()
+    try:
+        if arguments.once or not console.is_terminal:
+            console.print(await _screen(store, shown, settings, arguments.sort, None))
+            return
+        with _pressed_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+            sort = arguments.sort
+            key = ""
+            while key != "q":
+                sort = next((name for name, (own, _) in SORTS.items() if own == key), sort)
+                live.update(await _screen(store, shown, settings, sort, console.height), refresh=True)
+                try:
+                    key = await asyncio.wait_for(keys.get(), arguments.interval_s)
+                except TimeoutError:
+                    key = ""
+    finally:
+        await store.close()
+
+
+async def _screen(
+    store: Store, shown: Mapping[str, Shown], settings: Settings, sort: str, height: int | None
+) -> RenderableType:
+    overviews = {name: await store.pool(name).overview() for name in shown}
+    if not any(overview.loads or overview.replicas for overview in overviews.values()):
+        raise CommandError("the store knows no such pool (--pools, store.url and store.prefix say where to look)")
+    rows = None if height is None else max(3, height // len(overviews) - _OVERHEAD_LINES)
+    slo_s = settings.scheduling.slo_ttft_s
+    parts = [pool_table(name, overviews[name], shown[name], sort, slo_s, rows) for name in shown]
+    hint = "  ".join(f"{key} {name}" for name, (key, _) in SORTS.items())
+    return Group(*parts, *([Text(f"sort: {hint}   q quit", "dim")] if height is not None else []))
+
+
+def pool_table(
+    name: str, overview: PoolOverview, shown: Shown, sort: str, slo_s: float, rows: int | None
+) -> RenderableType:
+    """One pool: its traffic in a line, then its instances in the order of ``sort``, ``rows`` of them at most."""
+    total, lately, over_s = shown.read(overview, time.monotonic())
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("instance", "state", f"work ahead (│ SLO {slo_s:g} s)"):
+        table.add_column(heading)
+    for heading in ("seconds", "pending", "held", "running", "KV", "tokens/s"):
+        table.add_column(heading, justify="right")
+    loads = sorted(overview.loads.values(), key=SORTS[sort][1])
+    for load in loads[:rows]:
+        ahead_s = load.pending_tokens / load.prefill_tokens_per_s
+        late = "red" if ahead_s > slo_s else ""
+        table.add_row(
+            load.instance_id,
+            Text(load.state.value, STATE_STYLES.get(load.state.value, "")),
+            _bar(ahead_s, slo_s),
+            Text(f"{ahead_s:.2f}", late),
+            f"{load.pending_tokens:,}",
+            f"{load.queued_requests:,}",
+            f"{load.running_requests:,}",
+            Text(f"{load.kv_demand:.0%}", "red" if load.kv_demand > 1 else ""),
+            f"{load.prefill_tokens_per_s:,.0f}",
+        )
+    more = [Text(f"… {len(loads) - rows} more", "dim")] if rows is not None and len(loads) > rows else []
+    return Group(_headline(name, overview, total, lately, over_s), table, *more, "")
+
+
+def _headline(
+    name: str, overview: PoolOverview, total: TrafficCounts, lately: TrafficCounts, over_s: float
+) -> RenderableType:
+    counts = lately if lately.ended else total
+    alive = sum(replica.is_alive(overview.now_ms) for replica in overview.replicas)
+    ready = sum(load.state == "ready" for load in overview.loads.values())
+    moved = sum(overview.migrations.values())
+    facts = (
+        f"{lately.ended / over_s:.1f} requests/s" if over_s > 0 else f"{total.ended:,} requests",
+        f"on time {_share(counts.on_time, counts.on_time + counts.late)}",
+        f"hit rate {_share(counts.hit_tokens, counts.prompt_tokens)}",
+        f"refused {_share(counts.refused, counts.ended)}",
+        f"{ready}/{len(overview.loads)} ready",
+        f"{alive} replicas",
+        f"{overview.leader.owner} leads" if overview.leader else "no leader",
+        f"{moved:,} migrations",
+    )
+    return Text.assemble((name, "bold"), "  ", " · ".join(facts))
+
+
+def _bar(ahead_s: float, slo_s: float) -> Text:
+    """Work ahead on a scale that ends at twice the SLO."""
+    filled = min(_BAR, round(_BAR * ahead_s / (2 * slo_s)))
+    cells = ["█" if cell < filled else "·" for cell in range(_BAR)]
+    cells.insert(_BAR // 2, "│")
+    return Text("".join(cells), "red" if ahead_s > slo_s else "cyan")
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "–"
+
+
+@contextlib.contextmanager
+def _pressed_keys() -> Iterator[asyncio.Queue[str]]:
+    """The keys as they are pressed; none where standard input is no terminal."""
+    keys: asyncio.Queue[str] = asyncio.Queue()
+    if not sys.stdin.isatty():
+        yield keys
+        return
+    import termios
+    import tty
+
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, lambda: keys.put_nowait(os.read(descriptor, 1).decode("latin-1")))
+    try:
+        yield keys
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

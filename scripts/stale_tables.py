@@ -1,0 +1,80 @@
+"""Says which published figures were measured on other code than this.
+
+A table of the documents that holds figures stands below, or above, a sentence ``Commit HASH, DATE: `COMMAND` ``. It is
+stale when what the command runs has changed since that commit. Stale figures are named, and end nothing: a change may
+well leave them as they are, and only the command can tell.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "docs/research/*.md")
+_SENTENCE = re.compile(
+    r"Commit\s+`?(?P<commit>[0-9a-f]{7,40})(?P<changed>\+?)`?,\s+(?P<date>[\d-]{10}):\s+`(?P<command>[^`]+)`"
+)
+_SIMULATED = ("scheduling", "simulation", "statestore/memory")
+_MEASURES = {
+    "dualmap simulate": _SIMULATED,
+    "dualmap laboratory": _SIMULATED,
+    "dualmap evaluate": _SIMULATED,
+    "benchmarks/scheduling_cost.py": ("scheduling",),
+    "benchmarks/simulation_speed.py": _SIMULATED,
+    "": ("router", "scheduling", "statestore"),
+}
+"""What a command measures, by its beginning; the last is for every other benchmark."""
+
+
+class Figures(NamedTuple):
+    """Published figures, as their sentence says."""
+
+    page: str
+    commit: str
+    changed: bool
+    """Made with uncommitted changes: nobody can make them again."""
+    command: str
+
+
+def published(root: Path = ROOT) -> Iterator[Figures]:
+    for pattern in PAGES:
+        for page in sorted(root.glob(pattern)):
+            for found in _SENTENCE.finditer(page.read_text("utf-8")):
+                yield Figures(str(page.relative_to(root)), found["commit"], bool(found["changed"]), found["command"])
+
+
+def measured_by(command: str) -> tuple[str, ...]:
+    """The paths whose change makes a command's figures stale."""
+    words = command.removeprefix("python ").removeprefix("-m ")
+    return next(paths for beginning, paths in _MEASURES.items() if words.startswith(beginning))
+
+
+def why_stale(figures: Figures, root: Path = ROOT) -> str | None:
+    """None where the code is the same."""
+    if figures.changed:
+        return "they were made with uncommitted changes"
+    done = subprocess.run(
+        ["git", "diff", "--stat", figures.commit, "--", *measured_by(figures.command)],
+        cwd=root, capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    if done.returncode != 0:
+        return "this repository does not have that commit"
+    changed = [line.split("|")[0].strip() for line in done.stdout.splitlines()[:-1]]
+    return f"{len(changed)} files that it measures changed since: {', '.join(changed[:3])} …" if changed else None
+
+
+def main() -> int:
+    for figures in published():
+        if reason := why_stale(figures):
+            print(f"stale figures in {figures.page}, of commit {figures.commit}: {reason}", file=sys.stderr)
+            print(f"  renew them with: {figures.command}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Which published figures were measured on other code."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "stale_tables.py"))
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    for folder in ("scheduling", "simulation", "statestore/memory", "docs/research", "router"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "code.py").write_text("one")
+    for words in (("init", "-q"), ("add", "-A"), ("-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "c")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True, timeout=20)
+    return tmp_path
+
+
+def publish(root: Path, command: str, mark: str = "") -> Any:
+    commit = subprocess.check_output(["git", "rev-parse", "--short=10", "HEAD"], cwd=root, text=True, timeout=20)
+    (root / "docs/research/page.md").write_text(
+        f"Text.\nCommit {commit.strip()}{mark}, 2026-11-22:\n`{command}`. More."
+    )
+    [figures] = SCRIPT["published"](root)
+    return figures
+
+
+def test_figures_are_stale_once_what_they_measure_has_changed(repository: Path) -> None:
+    figures = publish(repository, "dualmap simulate --trace toolagent")
+    assert SCRIPT["why_stale"](figures, repository) is None
+
+    (repository / "router" / "code.py").write_text("two")
+    assert SCRIPT["why_stale"](figures, repository) is None, "simulated runs do not run the router"
+
+    (repository / "scheduling" / "code.py").write_text("two")
+    assert "scheduling/code.py" in SCRIPT["why_stale"](figures, repository)
+
+
+def test_figures_of_a_benchmark_are_stale_once_the_router_has_changed(repository: Path) -> None:
+    figures = publish(repository, "python benchmarks/router_overhead.py --modes full")
+
+    (repository / "router" / "code.py").write_text("two")
+
+    assert "router/code.py" in SCRIPT["why_stale"](figures, repository)
+
+
+def test_what_nobody_can_repeat_is_stale(repository: Path) -> None:
+    figures = publish(repository, "dualmap laboratory", mark="+")
+
+    assert "uncommitted" in SCRIPT["why_stale"](figures, repository)
+    assert "does not have" in SCRIPT["why_stale"](figures._replace(changed=False, commit="0" * 10), repository)
