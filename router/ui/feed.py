@@ -33,6 +33,7 @@ MAX_VIEWERS = 64
 _KEPT_FRAMES = 5
 _KEPT_REQUESTS = 60
 _KEPT_HAPPENINGS = 80
+_SCALE_LINES = 8
 
 
 class Feed:
@@ -52,6 +53,8 @@ class Feed:
         self._traffic = {name: FleetTraffic() for name in self._runtime.pools.pools}
         self._own = OwnRequests(self._runtime)
         self._seen: dict[str, Reading] = {}
+        self._scaled_ms: dict[str, int] = {}
+        """Time of the scaling log's line that was told last, by pool."""
         self._told: dict[str, tuple[int, int]] = {}
         """Epoch and tree version of the topology that was sent last, by pool."""
         self._requests: deque[list[Any]] = deque(maxlen=_KEPT_REQUESTS)
@@ -164,6 +167,7 @@ class Feed:
         view, state = self._runtime.pools.pools[name].view.view, self._runtime.replicas[name].store_state
         try:
             overview = await self._runtime.fleet.get(name, _MAX_AGE_S)
+            happened += await self._scale_steps(name)
         except StoreError:
             return {"store": state}
         reading = Reading(overview, view)
@@ -174,6 +178,14 @@ class Feed:
         traffic = self._traffic[name].read(overview.replicas)
         counts = merged_keys(each.get(name, {}) for each in keys)
         return {"store": state, **pool_figures(overview, traffic, counts, view.rings)}
+
+    async def _scale_steps(self, name: str) -> list[list[Any]]:
+        """What the autoscaler's log has beyond the line that was told last, the oldest first."""
+        lines = await self._runtime.pools.pools[name].store.scaling_log(_SCALE_LINES)
+        new = [line for line in reversed(lines) if line.at_ms > self._scaled_ms.get(name, 0)]
+        if new:
+            self._scaled_ms[name] = new[-1].at_ms
+        return [[line.at_ms / 1000, name, "scale", f"{line.event}: {line.text}"] for line in new]
 
     def _changed_topologies(self) -> Iterator[tuple[str, Any]]:
         for name, pool in self._runtime.pools.pools.items():

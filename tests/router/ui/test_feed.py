@@ -13,6 +13,7 @@ from router.outcome import Outcome
 from router.ui.feed import Feed
 from router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS
 from router.ui.peers import Peers
+from scheduling.scale_record import ScaleEntry, ScaleRecord
 from statestore.errors import StoreUnavailableError
 
 
@@ -155,3 +156,26 @@ async def test_a_replica_that_drains_ends_its_streams(start_runtime: Any, clock:
     with pytest.raises(StopAsyncIteration):
         await viewer.read()
         await viewer.read()
+
+
+async def test_scale_steps_are_told_once_as_their_log_has_them(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    pool, runtime = store.pool("default"), await start_runtime(instances=(tools.spec("a"),))
+    lease = await pool.acquire_lease("worker-1", 60_000)
+    first, second = (
+        ScaleEntry(at_ms, 1, event, "2 → 3: queues grow") for at_ms, event in ((5, "decided"), (9, "ready"))
+    )
+    await pool.record_scaling(ScaleRecord(decision_id=1), first, fence=lease.fence)
+    viewer = Viewer(feed_of(runtime))
+
+    _, hello = await viewer.read()
+    await pool.record_scaling(ScaleRecord(decision_id=1), second, fence=lease.fence)
+    await clock.advance(1.0)
+    _, tick = await viewer.read()
+
+    assert [told[1:] for told in hello["happened"]] == [["default", "scale", "decided: 2 → 3: queues grow"]]
+    assert [told[3] for told in tick["happened"] if told[2] == "scale"] == ["ready: 2 → 3: queues grow"]
+    await clock.advance(1.0)
+    assert (await viewer.read())[1]["happened"] == []
+    await viewer.close()
