@@ -1,0 +1,52 @@
+"""A fleet that follows its instances' KV events expects of every request what its instance reports."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+from fleet_process import Fleet, running_fleet, until
+
+BLOCK_TOKENS = 128
+EVENTS = "{endpoint: 'tcp://{host}:{port+10}', replay_endpoint: 'tcp://{host}:{port+20}'}"
+# Room for 30 blocks an instance, so that the sessions evict each other's.
+OPTIONS = (
+    "--replicas", "2", "--workers", "2", "--instances", "2", "--emulator.kv_events_port_offset", "10",
+    "--emulator.kv_capacity_tokens", str(30 * BLOCK_TOKENS), "--emulator.max_model_len", "3000",
+)  # fmt: skip
+
+
+def complete(fleet: Fleet, ids: list[int]) -> tuple[int, int]:
+    """Expected and reported cached tokens."""
+    body = json.dumps({"model": fleet.model, "prompt": ids, "max_tokens": 2}).encode()
+    request = urllib.request.Request(f"{fleet.endpoint}/v1/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        usage = json.loads(answer.read())["usage"]
+        return int(answer.headers["x-dualmap-cached-tokens"]), usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def views(fleet: Fleet) -> set[str]:
+    """Statuses of the KV metadata, of all instances."""
+    import redis
+
+    with redis.Redis.from_url(fleet.store_url) as client:
+        return {client.hget(key, "status").decode() for key in client.scan_iter("dualmap:{default}:kv_events:*")}
+
+
+def test_expected_cached_tokens_are_those_that_instances_report_under_eviction(tmp_path: Path) -> None:
+    config = tmp_path / "fleet.yaml"
+    config.write_text(f"pools: [{{name: default, kv_events: {EVENTS}}}]\n")
+    with running_fleet(tmp_path, ("--config", str(config), *OPTIONS)) as fleet:
+        until(lambda: views(fleet) == {"exact"}, "both instances are followed", 20.0)
+        wrong, reported = [], 0
+        for turn in range(1, 8):
+            for session in range(6):
+                ids = [1000 + session] * BLOCK_TOKENS + list(range(2 * BLOCK_TOKENS * turn))
+                expected, cached = complete(fleet, ids)
+                reported += cached
+                if abs(expected - cached) > 16:
+                    wrong.append((session, turn, expected, cached))
+
+    assert reported > 0
+    assert len(wrong) <= 2, wrong  # an event may come later than the next request

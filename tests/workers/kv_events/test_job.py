@@ -1,0 +1,81 @@
+"""A worker's share of the instances has subscribers, and no other."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.settings import SchedulingSettings
+from statestore.clock import RealClock
+from statestore.kv_event_settings import KvEventSettings
+from statestore.memory import MemoryPool, MemoryStore
+from statestore.settings import InstanceSettings, PoolSettings
+from tests.workers.kv_events.engine import record_of, until
+from workers.kv_events.job import KvEventsJob
+from workers.kv_events.source import EventSource, source_of
+from workers.metrics import WorkerMetrics
+
+EVENTS = KvEventSettings(endpoint="tcp://{host}:{port+1}", replay_endpoint="tcp://{host}:{port+2}", topic="kv")
+SETTINGS = PoolSettings(kv_events=EVENTS)
+
+
+@pytest.fixture
+async def pool() -> MemoryPool:
+    pool = MemoryStore(SchedulingSettings()).pool("default")
+    await pool.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY))
+    return pool
+
+
+def job(pool: MemoryPool, worker_id: str) -> KvEventsJob:
+    return KvEventsJob(pool, SETTINGS, worker_id, clock=RealClock(), metrics=WorkerMetrics())
+
+
+async def owner(pool: MemoryPool) -> str:
+    return (await record_of(pool)).owner
+
+
+async def test_one_of_two_workers_reads_an_instance_and_the_other_follows(pool: MemoryPool) -> None:
+    async with job(pool, "one") as one, job(pool, "two") as two:
+        for each in (one, two, one, two):
+            await each.tick()
+        await until(lambda: owner(pool))
+        first = await owner(pool)
+        ending, staying = (one, two) if first == "one" else (two, one)
+        await ending.__aexit__()
+        await staying.tick()
+        await until(lambda: owner(pool))
+
+        assert {first, await owner(pool)} == {"one", "two"}
+
+
+async def test_an_instance_that_leaves_is_read_no_more(pool: MemoryPool) -> None:
+    async with job(pool, "one") as one:
+        await one.tick()
+        await until(lambda: owner(pool))
+        await pool.remove_instance("a")
+        await one.tick()
+        await pool.put_instance(InstanceSpec("a", "http://127.0.0.1:9"))
+
+        assert await owner(pool) == ""
+
+
+async def test_a_worker_that_ends_gives_its_instances_back(pool: MemoryPool) -> None:
+    async with job(pool, "one") as one:
+        await one.tick()
+        await until(lambda: owner(pool))
+
+    assert (await owner(pool), await pool.renew_subscriber("two", 1000)) == ("", ["two"])
+
+
+def test_an_instance_publishes_where_it_or_its_pool_says() -> None:
+    own = InstanceSettings(id="b", url="http://b:1", kv_events=KvEventSettings(endpoint="tcp://elsewhere:7"))
+    settings = PoolSettings(kv_events=EVENTS, instances=(own,))
+
+    ranked = source_of(InstanceSpec("a", "http://[::1]:30", data_parallel_rank=2), settings)
+    other = source_of(InstanceSpec("b", "http://b:1"), settings)
+
+    assert ranked == EventSource("a", "tcp://[::1]:33", "tcp://[::1]:34", "kv", 2)
+    assert other == EventSource("b", "tcp://elsewhere:7")
+    assert source_of(InstanceSpec("a", "http://a:1"), PoolSettings()) is None
+    assert KvEventsJob.is_wanted(settings)
+    assert not KvEventsJob.is_wanted(PoolSettings())
