@@ -173,6 +173,11 @@ class RunResult:
     """Decisions of the autoscaler."""
 
     @property
+    def span_of_arrivals_s(self) -> float:
+        """Until the last arrival."""
+        return self.requests / self.rate_per_s
+
+    @property
     def hit_share_of_bound(self) -> float:
         return self.hit_rate / self.infinite_hit_rate if self.infinite_hit_rate > 0 else 0.0
 

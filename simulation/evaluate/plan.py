@@ -63,6 +63,8 @@ class Plan:
     scalability: tuple[int, ...] = (8, 16, 24, 32)
     requests_per_instance: int = 1000
     scaling_requests: int = 6000
+    day_requests: int = 43_000
+    day_s: int = 7200
     balance_requests: int = 20_000
     balance_trials: int = 20
     overhead_sizes: tuple[int, ...] = (8, 16, 32, 64)
@@ -90,6 +92,12 @@ class Plan:
             reference_rate_per_s=sustainable_rate(loaded, engine, PAPER_INSTANCES, share=1.0, skip=skip),
         )
 
+    def generated(self, generator: str, requests: int, preset: str = "qwen2.5-7b-910b4") -> Workload:
+        """Generated Tool&Agent requests on the curve of ``generator``, with Tool&Agent's sustainable rate."""
+        like = self.workload("toolagent", preset, self.scaling_requests)
+        source = TraceSource(generator, requests, PAPER_CAPS[preset], seed=self.seed)
+        return replace(like, name=generator, label=generator, source=source)
+
 
 FULL = Plan("full")
 QUICK = replace(
@@ -103,6 +111,8 @@ QUICK = replace(
     scalability=(8, 16, 32),
     requests_per_instance=250,
     scaling_requests=2400,
+    day_requests=10_000,
+    day_s=1800,
     balance_requests=5000,
     balance_trials=5,
     overhead_sizes=(8, 32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulation.evaluate.autoscaling import autoscaling_section
 from simulation.evaluate.balance import balance_section
 from simulation.evaluate.hotspots import hotspot_section
 from simulation.evaluate.orders import orders_section, prefill_first_section
@@ -32,6 +33,7 @@ def evaluate(plan: Plan, worker: Worker) -> list[Section]:
         prefill_first_section(plan, worker),
         hotspot_section(plan, worker),
         elasticity_section(plan, worker),
+        autoscaling_section(plan, worker),
         scalability_section(plan, worker),
         key_length_section(plan, worker),
         shared_prefix_section(plan),

@@ -63,7 +63,12 @@ def elasticity_section(plan: Plan, worker: Worker) -> Section:
             Plot("4 to 8: P90 TTFT", _over_time(grown, 2, "P90 TTFT, s", log_y=True)),
             Plot("8 to 4: share on time", _over_time(shrunk, 1, "share on time")),
             Plot("8 to 4: P90 TTFT", _over_time(shrunk, 2, "P90 TTFT, s", log_y=True)),
-            *(plot for run in grown if run.policy in ("dualmap", DEFAULT_POLICY) for plot in _by_instance(run)),
+            *(
+                plot
+                for run in grown
+                if run.policy in ("dualmap", DEFAULT_POLICY)
+                for plot in by_instance_plots(f"4 to 8, {policy_title(run.policy)}", run)
+            ),
         ],
     )
 
@@ -118,9 +123,8 @@ def _over_time(results: Sequence[RunResult], column: int, y: str, *, log_y: bool
     return plots.lines(series, x="time, s", y=y, log_y=log_y, markers=False)
 
 
-def _by_instance(run: RunResult) -> list[Plot]:
-    """What each instance got while the fleet grew."""
-    title = f"4 to 8, {policy_title(run.policy)}"
+def by_instance_plots(title: str, run: RunResult) -> list[Plot]:
+    """What each instance got while the fleet changed its size."""
     figures = ((1, "requests", "requests"), (2, "hit rate", "hit rate"))
     return [
         Plot(

@@ -44,6 +44,11 @@ def flashcrowd(requests: int, seed: int, span_s: int = 900, factor: int = 2) -> 
     return _warped(f"flashcrowd-{factor}", requests, seed, span_s, rate)
 
 
+def surge(requests: int, seed: int, span_s: int = 900, factor: int = 2) -> Trace:
+    """A steady rate that is ``factor`` times as high from the end of the first third on."""
+    return _warped(f"surge-{factor}", requests, seed, span_s, lambda at_s: 1.0 if at_s < span_s / 3 else factor)
+
+
 def _crowd(at_s: float, start_s: float, spell_s: float) -> float:
     """Share of the crowd that is there, 0..1."""
     return max(0.0, min(1.0, (at_s - start_s) / RAMP_S, (start_s + spell_s - at_s) / RAMP_S))

@@ -29,6 +29,8 @@ TINY: Plan = replace(
     scalability=(2, 4),
     requests_per_instance=15,
     scaling_requests=60,
+    day_requests=200,
+    day_s=60,
     balance_requests=200,
     balance_trials=1,
     overhead_sizes=(2, 4),
@@ -49,7 +51,7 @@ def sections(steps: list[tuple[str, int, int]]) -> list[Section]:
 def test_every_experiment_of_the_paper_has_its_section(sections: list[Section]) -> None:
     assert [section.name for section in sections] == [
         "capacity", "goodput", "pareto", "ablation", "orders", "prefill_first", "hotspots", "elasticity",
-        "scalability", "key_lengths", "prefixes", "balance", "overhead",
+        "autoscaling", "scalability", "key_lengths", "prefixes", "balance", "overhead",
     ]  # fmt: skip
     assert all(section.tables for section in sections)
     for section in sections:
