@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from scheduling.evacuation import plan_evacuation
 from scheduling.granting import grant_queue
 from scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
+from scheduling.idle_work import IdleWork
 from scheduling.instance import InstanceLoad, InstanceSpec
 from scheduling.learning import FleetLearner, Sample
 from scheduling.queue_order import QueueHead, QueueOrder
@@ -86,6 +87,14 @@ def evacuate(
         return ()
     moves = plan_evacuation(queue.held, instance_id, loads, instances, decode_stall_s)
     return (yield from _move(queue, moves, reason, order))
+
+
+def give_idle_work(instance_id: str, order: QueueOrder, idle: IdleWork, *, reason: str) -> Steps[tuple[Moved, ...]]:
+    """What its own queue would make late moves to instances that are idle in this round."""
+    queue: HotQueue | None = yield lambda fleet: fleet.queue(instance_id)
+    if queue is None or not queue.held:
+        return ()
+    return (yield from _move(queue, idle.plan(queue), reason, order))
 
 
 def relieve(

@@ -214,6 +214,8 @@ class OnTimePlan(NamedTuple):
     first: int
     """Position of the entry to dispatch next; 0 in an empty queue."""
     passed_over_tokens: int
+    passed_over: frozenset[str] = frozenset()
+    """Their ids."""
 
 
 def plan_on_time(queue: Sequence[QueueEntry], now_ms: int, ahead_tokens: int, tokens_per_s: float) -> OnTimePlan:
@@ -240,4 +242,4 @@ def plan_on_time(queue: Sequence[QueueEntry], now_ms: int, ahead_tokens: int, to
         first = next(position for position in range(len(queue)) if position not in passed_over)
     else:
         first = min(range(len(queue)), key=lambda position: queue[position].uncached_tokens)
-    return OnTimePlan(first, passed_over_tokens)
+    return OnTimePlan(first, passed_over_tokens, frozenset(queue[position].request_id for position in passed_over))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 
 from simulation.endless_kv_pool import EndlessKvPool
 from simulation.engine import Engine
@@ -10,6 +12,8 @@ from simulation.engine_types import EngineConfig, EngineRequest, Event
 from simulation.event_queue import EventQueue, Priority
 from simulation.kv_pool import Journal, KvPool
 from simulation.reported_caches import ReportedCaches
+from simulation.scenario import SpeedChange
+from simulation.step_time import StepCosts
 
 OnEvent = Callable[[str, Event], None]
 
@@ -46,6 +50,16 @@ class Cluster:
             pool = KvPool(config.kv_blocks, self._journals[instance_id])
         self.engines[instance_id] = Engine(config, pool)
         self._wake_s[instance_id] = None
+
+    def schedule_speeds(self, changes: Iterable[SpeedChange], costs: StepCosts) -> None:
+        """Engines' steps take so many times as long as ``costs`` say from then on; steps under way end as planned."""
+
+        def slow_down(change: SpeedChange, _: float) -> None:
+            engine = self.engines[change.instance_id]
+            engine.config = replace(engine.config, costs=costs.slowed(change.slowdown))
+
+        for change in changes:
+            self._events.push(change.at_s, Priority.MEMBERSHIP, partial(slow_down, change))
 
     def submit(self, instance_id: str, request: EngineRequest, now_s: float) -> None:
         """Raises RequestRefusedError when the engine can never serve it."""

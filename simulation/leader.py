@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scheduling.hotness import HotnessRule, HotnessWindow
-from scheduling.leader_jobs import HotnessKeeper, LearningKeeper, rebalance, sweep_queue
+from scheduling.idle_work import IdleWork
+from scheduling.leader_jobs import HotnessKeeper, LearningKeeper, give_idle_work, rebalance, sweep_queue
 from scheduling.learning import FleetLearner
 from scheduling.queue_order import QueueOrder
 from scheduling.rebalance import plan_sweep
@@ -21,6 +22,7 @@ from simulation.simulated_fleet import SimulatedFleet
 from statestore.led import LedPool
 
 REASON = "rebalance"
+IDLE = "idle"
 _FOR_EVER_MS = 1 << 60
 
 
@@ -61,6 +63,14 @@ class Leader:
 
     def rebalance_by_sweep(self) -> None:
         self._rebalance(plan_sweep(self._state.loads()))
+
+    def give_idle_work(self) -> None:
+        """Move what is late in its own queue to idle instances."""
+        loads = self._state.loads()
+        idle = IdleWork(loads, self._scenario.scheduling.decode_stall_s)
+        for instance_id in plan_sweep(loads):
+            if idle:
+                drive_now(give_idle_work(instance_id, self._order, idle, reason=IDLE), self.led)
 
     def listen(self, now_s: float) -> None:
         """Plan a round if a placement asked for one: ``rebalance_min_gap_s`` after the last one at the earliest."""

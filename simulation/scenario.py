@@ -39,6 +39,16 @@ class FleetChange:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedChange:
+    """From a moment of the run on, every step of an instance takes ``slowdown`` times as long as its engine's model
+    says."""
+
+    at_s: float
+    instance_id: str
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One run without its trace."""
 
@@ -58,8 +68,11 @@ class Scenario:
     changes: tuple[FleetChange, ...] = ()
     autoscale: Autoscale | None = None
     """The fleet changes its size itself, from ``instances`` on."""
+    speed_changes: tuple[SpeedChange, ...] = ()
     skip_requests: int = 0
     """Requests at the start that load the fleet but stay out of the results."""
+    idle_work: bool = True
+    """By deadline, idle instances take what other queues would make late, where the policy does not rebalance."""
     rebalance_interval_s: float = 1.0
     rebalance_min_gap_s: float = 0.02
     rebalance_max_moves: int = 256

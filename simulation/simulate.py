@@ -126,6 +126,7 @@ class Simulation:
         self._resize(scenario.instances)
         for change in scenario.changes:
             self._schedule_change(change)
+        self._cluster.schedule_speeds(scenario.speed_changes, self._engine.costs)
         if scenario.autoscale is not None:
             self._autoscaler = self._made_elastic(scenario.autoscale)
             self._every(SCALING_INTERVAL_S, Priority.LEADER, self._autoscaler.tick)
@@ -135,6 +136,8 @@ class Simulation:
         self._every(scenario.sample_interval_s, Priority.SAMPLE, self._sample)
         if self._policy.rebalances:
             self._every(scenario.rebalance_interval_s, Priority.LEADER, leader.rebalance_by_sweep)
+        elif scenario.idle_work and self._order.by_deadline:
+            self._every(scenario.rebalance_interval_s, Priority.LEADER, leader.give_idle_work)
         self._every(SWEEP_INTERVAL_S, Priority.LEADER, self._sweep)
         while len(self._events):
             self._now_s, action = self._events.pop()

@@ -10,7 +10,7 @@ cache in decode. The terms add up, as layers run one after the other:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,10 @@ class StepCosts:
     """Per token of context that a decoding sequence reads from KV memory."""
     prompt_s: float = 0.0
     """Per prompt whose prefill ends: what its request costs besides steps (HTTP, tokenization, first token out)."""
+
+    def slowed(self, factor: float) -> StepCosts:
+        """The same with every step so many times longer."""
+        return StepCosts(**{name: factor * cost for name, cost in asdict(self).items()})
 
     def with_prefill_speed(self, factor: float) -> StepCosts:
         """The same with prefill so many times faster, and decoding as it was. Raises ValueError."""

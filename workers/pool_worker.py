@@ -20,6 +20,7 @@ from workers.drainer import Drainer
 from workers.evacuator import Evacuator
 from workers.health import HealthChecker
 from workers.hotness_keeper import HotnessJob
+from workers.idle_filler import IdleFiller
 from workers.kv_events.job import KvEventsJob
 from workers.leader import Election
 from workers.learner import Learner
@@ -179,6 +180,11 @@ class PoolWorker:
                 sweep_interval_s=SWEEP_INTERVAL_S / self._worker.time_scale,
             )
             jobs.append(rebalancer)
+        elif order.by_deadline:
+            pace_s = SWEEP_INTERVAL_S / self._worker.time_scale
+            jobs.append(
+                IdleFiller(pool, fence, reader, order, decode_stall_s=stall_s, metrics=metrics, interval_s=pace_s)
+            )
         return jobs
 
 

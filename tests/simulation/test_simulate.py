@@ -10,7 +10,7 @@ from simulation.engine_types import EngineConfig
 from simulation.generators import conversation, hotspot, toolagent
 from simulation.presets import find_preset
 from simulation.results import RunResult
-from simulation.scenario import Dispatch, FleetChange, Scenario
+from simulation.scenario import Dispatch, FleetChange, Scenario, SpeedChange
 from simulation.simulate import Simulation, simulate
 from simulation.sources import TraceSource
 from simulation.traces import Trace, TraceRequest
@@ -272,6 +272,29 @@ def test_long_prompts_have_the_slo_of_their_length() -> None:
 
     targets = {outcome.input_tokens: outcome.slo_s for outcome in run.outcomes}
     assert targets == {tokens: min(1.0 + 0.5 * tokens / 1000, 4.0) for tokens in targets}
+
+
+def test_idle_instances_take_what_waits_where_it_would_be_late() -> None:
+    """Four more instances join two that are overloaded."""
+
+    def run(*, idle_work: bool) -> tuple[float, int]:
+        joined = scenario("dualmap-least-cost", instances=2, changes=(FleetChange(60.0, 6),), idle_work=idle_work)
+        record = Simulation(CONVERSATION.at_rate(4.0), joined).run()
+        waiting = [one for one in record.outcomes if 55 <= one.arrival_s < 60]
+        return sum(one.on_time for one in waiting) / len(waiting), record.migrations
+
+    (without, none), (with_idle_work, moved) = run(idle_work=False), run(idle_work=True)
+    assert with_idle_work > without
+    assert (none, moved > 0) == (0, True)
+
+
+def test_an_instance_that_slows_down_takes_so_much_longer() -> None:
+    trace = Trace("two", 512, (TraceRequest(1.0, 4096, 10, tuple(range(8))), TraceRequest(100.0, 4096, 10, (90, 91))))
+    slow = scenario("round-robin", instances=1, speed_changes=(SpeedChange(50.0, "i001", 3.0),))
+
+    first, second = Simulation(trace, slow).run().outcomes
+
+    assert second.ttft_s == pytest.approx(3 * first.ttft_s)
 
 
 def test_every_instance_has_the_figures_of_its_own() -> None:

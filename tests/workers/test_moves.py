@@ -13,7 +13,7 @@ from scheduling.leader_jobs import evacuate
 from scheduling.steps import drive
 from statestore.errors import StoreUnavailableError
 from statestore.led import LedPool
-from workers import evacuator, rebalancer
+from workers import evacuator, idle_filler, rebalancer
 from workers.evacuator import Evacuator
 from workers.moves import count_moves
 
@@ -76,7 +76,7 @@ async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_
 
 
 def test_the_page_of_keys_names_the_reasons_there_are() -> None:
-    reasons = {rebalancer.REASON, scale_job.RELIEF, *map(evacuator.reason_for, InstanceState)}
+    reasons = {rebalancer.REASON, idle_filler.REASON, scale_job.RELIEF, *map(evacuator.reason_for, InstanceState)}
 
     section = PAGE_OF_KEYS.read_text(encoding="utf-8").partition("\n## `migrations`\n")[2].partition("\n## ")[0]
     text, example = section.split("```")[:2]

@@ -1,0 +1,83 @@
+"""Work for the idle: an instance that could serve at once takes held requests that their own queue would make late.
+
+Placement looks at each request once. What is held when an instance joins, comes back or slows down was placed for the
+fleet as it was. So the leader looks at the queues once a second while an instance is idle. A request is moved if its
+own queue defers or passes it over and the idle one is expected to serve it within its SLO. Only its next best instance
+is known to hold a part of its prefix. Anywhere else it counts with its whole prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.queue_order import QueueEntry, plan_on_time, step_rest_tokens
+from scheduling.rebalance import HotQueue, Move
+from scheduling.request import Request
+from scheduling.ttft import DECODE_STALL_S, stall_s
+
+
+def is_idle(load: InstanceLoad) -> bool:
+    """Whether it could serve a request at once: it has no prefill but deferred ones, and memory is left."""
+    return (
+        load.state is InstanceState.READY
+        and load.pending_tokens == load.deferred_tokens
+        and load.running_requests < load.max_running_requests
+        and load.kv_demand < 1.0
+    )
+
+
+def late_requests(queue: HotQueue, decode_stall_s: float = DECODE_STALL_S) -> tuple[Request, ...]:
+    """The held requests that a queue by deadline would make late: deferred ones, and what its plan passes over."""
+    load = queue.load
+    on_time = [request for request in queue.held if not request.deferred]
+    entries = [QueueEntry(each.request_id, each.enqueued_ms + each.slo_ms, each.uncached_tokens) for each in on_time]
+    stall_tokens = round(stall_s(load, decode_stall_s) * load.prefill_tokens_per_s)
+    step_tokens = step_rest_tokens(load.dispatch_window_tokens, load.pending_tokens - load.deferred_tokens)
+    ahead_tokens = load.dispatched_tokens + step_tokens + stall_tokens
+    late = plan_on_time(entries, queue.now_ms, ahead_tokens, load.prefill_tokens_per_s).passed_over
+    return tuple(request for request in queue.held if request.deferred or request.request_id in late)
+
+
+class IdleWork:
+    """One round over the queues of a pool. What it moves counts on the idle instances for the rest of the round."""
+
+    def __init__(self, loads: Mapping[str, InstanceLoad], decode_stall_s: float = DECODE_STALL_S) -> None:
+        """``loads`` are those of instances that requests may be placed on."""
+        self._idle = {load.instance_id: load for load in loads.values() if is_idle(load)}
+        self._taken_tokens = dict.fromkeys(self._idle, 0)
+        self._decode_stall_s = decode_stall_s
+
+    def __bool__(self) -> bool:
+        """Whether any instance is idle still."""
+        return bool(self._idle)
+
+    def plan(self, queue: HotQueue) -> tuple[Move, ...]:
+        """What leaves this queue; what takes the least prefill where it goes first."""
+        late = [each for each in late_requests(queue, self._decode_stall_s) if queue.load.instance_id not in self._idle]
+        moves: list[Move] = []
+        for request in sorted(late, key=lambda each: min(each.prompt_tokens, self._alternative_tokens(each))):
+            move = self._move(request, queue)
+            if move is not None:
+                moves.append(move)
+        return tuple(moves)
+
+    def _alternative_tokens(self, request: Request) -> int:
+        return request.alternative_uncached_tokens if request.alternative_id in self._idle else request.prompt_tokens
+
+    def _move(self, request: Request, queue: HotQueue) -> Move | None:
+        """To the idle instance where it ends first, if that is in time."""
+        ends: list[tuple[float, str, int]] = []
+        for name, load in self._idle.items():
+            tokens = self._alternative_tokens(request) if name == request.alternative_id else request.prompt_tokens
+            ends.append(((self._taken_tokens[name] + tokens) * 1000 / load.prefill_tokens_per_s, name, tokens))
+        if not ends:
+            return None
+        takes_ms, name, tokens = min(ends)
+        here_ms = queue.load.pending_tokens * 1000 / queue.load.prefill_tokens_per_s
+        if queue.now_ms + takes_ms > request.enqueued_ms + request.slo_ms or tokens > 2 * request.uncached_tokens:
+            return None
+        self._taken_tokens[name] += tokens
+        if self._taken_tokens[name] >= self._idle[name].dispatch_window_tokens:
+            del self._idle[name]
+        return Move(request.request_id, name, (here_ms - takes_ms) / 1000)

@@ -1,0 +1,61 @@
+"""Idle instances take what other queues would make late: by the leader, and only what its plans may move."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduling.instance import Role
+from scheduling.request import RequestState
+from scheduling.settings import SchedulingSettings
+from statestore.errors import LeaseLostError
+from workers.idle_filler import IdleFiller
+
+
+@pytest.fixture
+def scheduling() -> SchedulingSettings:
+    return SchedulingSettings(queue_order="deadline")
+
+
+@pytest.fixture
+def filler(pool, fence, order, metrics) -> IdleFiller:
+    return IdleFiller(pool, fence, pool, order, decode_stall_s=3.0, metrics=metrics)
+
+
+@pytest.fixture
+async def busy(add_instance, reserve):
+    """Instance a with 8 s of work under an SLO of 5 s, all but the first request held."""
+    await add_instance("a", prefill_tokens_per_s=1000.0, dispatch_window_tokens=2000)
+    for number in range(4):
+        await reserve(f"r{number}", "a", 2000)
+
+
+async def test_an_instance_that_joined_takes_what_would_be_late_and_is_sent_it(
+    pool, filler, busy, add_instance, value
+) -> None:
+    await add_instance("b", prefill_tokens_per_s=1000.0, dispatch_window_tokens=2000)
+
+    await filler.tick()
+
+    requests = {request.request_id: request for request in (await pool.snapshot()).requests}
+    moved = [request for request in requests.values() if request.instance_id == "b"]
+    assert [request.state for request in moved] == [RequestState.DISPATCHED]
+    assert value("dualmap_worker_migrations_total", reason="idle", status="migrated") == 1
+    assert (await pool.snapshot()).migrations == {"idle": 1}
+
+
+@pytest.mark.parametrize("figures", [{"role": Role.DECODE}, {"prefill_tokens_per_s": 100.0}])
+async def test_nothing_goes_where_it_is_not_served_or_late_as_well(pool, filler, busy, add_instance, figures) -> None:
+    await add_instance("b", **figures)
+
+    await filler.tick()
+
+    assert {request.instance_id for request in (await pool.snapshot()).requests} == {"a"}
+
+
+async def test_a_deposed_leader_moves_nothing(pool, filler, busy, add_instance) -> None:
+    await add_instance("b", prefill_tokens_per_s=1000.0, dispatch_window_tokens=2000)
+    await pool.release_lease((await pool.snapshot()).leader)
+    assert await pool.acquire_lease("another", 10_000) is not None
+
+    with pytest.raises(LeaseLostError):
+        await filler.tick()

@@ -1,0 +1,54 @@
+"""Idle filler: gives idle instances the held requests that their own queue would make late."""
+
+from __future__ import annotations
+
+from scheduling.idle_work import IdleWork
+from scheduling.leader_jobs import give_idle_work
+from scheduling.queue_order import QueueOrder
+from scheduling.rebalance import plan_sweep
+from scheduling.steps import drive
+from scheduling.view import is_scheduled
+from statestore.base import PoolStore
+from statestore.led import LedPool
+from workers.metrics import WorkerMetrics
+from workers.moves import count_moves
+from workers.pool_reader import PoolReader
+
+REASON = "idle"
+INTERVAL_S = 1.0
+
+
+class IdleFiller:
+    """A round reads the queues only while an instance is idle."""
+
+    name = "idle filler"
+
+    def __init__(
+        self,
+        pool: PoolStore,
+        fence: int,
+        reader: PoolReader,
+        order: QueueOrder,
+        *,
+        decode_stall_s: float,
+        metrics: WorkerMetrics,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self.interval_s = interval_s
+        self._pool = pool
+        self._led = LedPool(pool, fence)
+        self._order = order
+        self._reader = reader
+        self._decode_stall_s = decode_stall_s
+        self._metrics = metrics
+
+    async def tick(self) -> None:
+        """One round. Raises StoreUnavailableError, LeaseLostError."""
+        loads, instances = await self._reader.loads(), (await self._reader.membership()).instances
+        takers = {name: load for name, load in loads.items() if name in instances and is_scheduled(instances[name])}
+        idle = IdleWork(takers, self._decode_stall_s)
+        for instance_id in plan_sweep(loads):
+            if not idle:
+                break
+            steps = give_idle_work(instance_id, self._order, idle, reason=REASON)
+            count_moves(self._pool.name, instance_id, await drive(steps, self._led), REASON, self._metrics)
