@@ -39,8 +39,8 @@ class Form(NamedTuple):
     """Per second of a decode stall (``stall_from_s``)."""
     progress_s: float = 0.0
     """Per second for which the prefill under way has run: pending tokens are released when it ends, so in its middle
-    they overstate the wait. Less for each second that it is overdue, and negative in the end: it is expected to take as
-    much longer, so that an engine that hangs attracts nothing."""
+    they overstate the wait. Once it is overdue by a decode stall, less for each further second, and negative in the
+    end: what an engine that hangs was sent is no progress."""
 
     def named(self) -> dict[str, float]:
         """The weights that are not zero, by the name of their feature."""
@@ -69,7 +69,7 @@ def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float) -> Form:
     """The features of an instance and a request that is to be placed there."""
     rate, kv_demand = load.prefill_tokens_per_s, load.kv_demand
     uncached_tokens, overtaken_tokens = chain.uncached_tokens(load.hit_blocks), load.overtaken_tokens
-    compute_s, stalled_s = uncached_tokens / rate, load.stalled_s
+    compute_s, dispatched_s, stalled_s = uncached_tokens / rate, load.dispatched_tokens / rate, load.stalled_s
     return Form(
         1.0,
         (load.pending_tokens - overtaken_tokens) / rate,
@@ -80,7 +80,7 @@ def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float) -> Form:
         attention_pairs(uncached_tokens, chain.prompt_tokens),
         compute_s * kv_demand,
         stalled_s if stalled_s >= stall_from_s else 0.0,
-        min(stalled_s, 2 * load.dispatched_tokens / rate - stalled_s),
+        min(stalled_s, dispatched_s, 2 * dispatched_s + stall_from_s - stalled_s),
     )
 
 

@@ -11,7 +11,7 @@ end
 local function features_of(instance, uncached, prompt_tokens, now_ms)
   local described = instance.described
   local rate, kv_demand = described.tokens_per_s, instance.context_tokens / described.kv_capacity_tokens
-  local overtaken, silent_s = overtaken_tokens(instance), 0
+  local overtaken, dispatched_s, silent_s = overtaken_tokens(instance), instance.dispatched_tokens / rate, 0
   if instance.pending_tokens > instance.deferred_tokens then
     silent_s = math.max(0, now_ms - math.max(instance.last_prefill_ms, instance.work_since_ms)) / 1000
   end
@@ -19,7 +19,7 @@ local function features_of(instance, uncached, prompt_tokens, now_ms)
     constant = 1, ahead_s = (instance.pending_tokens - overtaken) / rate, overtaken_s = overtaken / rate, kv_demand = kv_demand,
     compute_s = uncached / rate, uncached_tokens = uncached, attention_pairs = uncached * (prompt_tokens - uncached / 2),
     crowded_compute_s = uncached / rate * kv_demand, stall_s = silent_s >= terms.stall_from_s and silent_s or 0,
-    progress_s = math.min(silent_s, 2 * instance.dispatched_tokens / rate - silent_s),
+    progress_s = math.min(silent_s, dispatched_s, 2 * dispatched_s + terms.stall_from_s - silent_s),
   }
 end
 
