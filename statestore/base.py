@@ -59,7 +59,8 @@ class SettingsChange:
 
 @value
 class Transition:
-    """What a transition did, and the queue of its instance where that has room now."""
+    """What a transition did, and the queue of its instance where that has room now. Of transitions that share a
+    call, one is told the queue."""
 
     done: bool
     queue: QueueHead | None = None

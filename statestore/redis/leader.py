@@ -14,7 +14,8 @@ from scheduling.learning import Sample
 from scheduling.queue_order import QueueHead, QueueOrder
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request, RequestState
-from statestore.base import Arrival, MigrateStatus, Migration, Transition
+from statestore.base import Arrival, MigrateStatus, Migration
+from statestore.batches import batches
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.leases import RETIRED, Lease, check_fence
@@ -146,18 +147,6 @@ class LeaderCalls:
         await self._run("publish_fields", fence, 0, "learned", fields, rates)
 
     # the end of requests ---------------------------------------------------------------------------------
-    async def _finish(
-        self,
-        request_id: str,
-        *,
-        replica_id: str | None = None,
-        attempt: int | None = None,
-        note: str = "",
-        fence: int | None = None,
-    ) -> Transition:
-        checked = ["" if each is None else each for each in (replica_id, attempt, fence)]
-        return codec.transition_from(await self._run("finish_request", request_id, *checked, note))
-
     async def expired_replicas(self) -> Mapping[str, bool]:
         now_ms = await self._calls.now_ms()
         replicas = codec.replicas_from(pairs_from(await self._calls.command("HGETALL", self._keys.replicas)))
@@ -169,8 +158,9 @@ class LeaderCalls:
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
         reaped = 0
-        for request in await self.requests_of(replica_id):
-            reaped += (await self._finish(request.request_id, replica_id=replica_id, fence=fence)).done
+        for batch in batches(await self.requests_of(replica_id)):
+            releases = [part for request in batch for part in (request.request_id, "", replica_id, "", "")]
+            reaped += sum(reply != 0 for reply in await self._run("release_requests", fence, *releases))
         await self._lease(replica_id, 0, {}, fence=fence)
         return reaped
 

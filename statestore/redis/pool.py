@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -21,6 +22,7 @@ from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, ClientCalls, Command
 from statestore.redis.kv_events import KvEventCalls
 from statestore.redis.placing import ask_json, reply_from
+from statestore.redis.releases import Releases
 from statestore.redis.scaling import ScalingCalls
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.stream import Stream
@@ -46,6 +48,7 @@ class RedisPool(KvEventCalls, ScalingCalls):
         self._configured = scheduling
         self._overrides: Mapping[str, Any] = {}
         self._subscriber = subscriber
+        self._releases = Releases(partial(self._run, "release_requests", ""))
 
     def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
         """Not used here; ``statestore.failover`` uses it."""
@@ -152,12 +155,13 @@ class RedisPool(KvEventCalls, ScalingCalls):
         return CommitReply()
 
     async def first_token(self, request_id: str, instance_id: str, *, note: str = "") -> Transition:
-        return codec.transition_from(await self._run("prefill_request", request_id, instance_id, note))
+        return await self._releases.add((request_id, instance_id, "", "", note))
 
-    def finish(
+    async def finish(
         self, request_id: str, *, replica_id: str | None = None, attempt: int | None = None, note: str = ""
-    ) -> Coroutine[Any, Any, Transition]:
-        return self._finish(request_id, replica_id=replica_id, attempt=attempt, note=note)
+    ) -> Transition:
+        checked = ("" if replica_id is None else replica_id, "" if attempt is None else attempt)
+        return await self._releases.add((request_id, "", *checked, note))
 
     def grants(self, replica_id: str) -> Stream[Grant]:
         return self._subscriber.open(replica_id)

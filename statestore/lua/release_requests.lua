@@ -1,0 +1,77 @@
+-- Releases what requests need no more: of some the first token came, others are over. An instance is read and written once.
+-- ARGV  1 clock, 2 fence or '': with one, only requests of a replica whose lease ran out; then 5 for each: request id;
+--       instance id where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any;
+--       what to note of it, as JSON, or ''
+-- Reply for each the queue of its instance (queue_json), 'null' where that has no room, is empty or comes with a later one;
+--       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, or past this; error FENCED
+-- include: clock, leases, request
+local FIRST_REQUEST = 3
+local now_ms, fence, instances, changed, replies = store_now_ms(), ARGV[2], {}, {}, {}
+local refused = fence_error(fence, now_ms)
+if refused then
+  return refused
+end
+
+local function instance_of(id)
+  instances[id] = instances[id] or read_instance(id)
+  return instances[id]
+end
+
+local function log_sample(subject, text)
+  redis.call('XADD', keys.samples, 'MAXLEN', '~', terms.taught, '*', subject, text)
+end
+
+-- Releases pending tokens, stamps the prefill clock, logs a sample. The request, where it waited there for this.
+local function prefill(id, instance_id, note)
+  local request, instance = read_placed(id), instance_of(instance_id)
+  if not request or not instance or request.instance_id ~= instance_id or request.state ~= 'dispatched' then
+    return nil
+  end
+  instance.pending_tokens = instance.pending_tokens - request.uncached_tokens
+  instance.dispatched_tokens = instance.dispatched_tokens - request.uncached_tokens
+  request.state, request.prefilled_ms = 'prefilled', now_ms
+  write_placed(request)
+  if note ~= '' then
+    log_sample(instance_id, string.format('%d %d %d %d %d %s', request.uncached_tokens, request.enqueued_ms,
+      request.dispatched_ms, instance.last_prefill_ms, now_ms, note))
+  end
+  instance.last_prefill_ms = now_ms
+  return request
+end
+
+-- Releases all that is left. The request, where something was.
+local function finish(id, replica_id, attempt, note)
+  local request = read_request(id)
+  if not request or (replica_id ~= '' and request.told.replica_id ~= replica_id)
+    or (attempt ~= '' and request.told.attempt > tonumber(attempt))
+    or (fence ~= '' and replica_alive(keys.replicas, request.told.replica_id, now_ms)) then
+    return nil
+  end
+  redis.call('DEL', keys.request .. id)
+  if note ~= '' then
+    log_sample('noted', note)
+  end
+  if instance_of(request.instance_id) then
+    leave(instances[request.instance_id], request)
+  end
+  return request
+end
+
+for first = FIRST_REQUEST, #ARGV, 5 do
+  local id, instance_id, replica_id, attempt, note = unpack(ARGV, first, first + 4)
+  local request
+  if instance_id ~= '' then
+    request = prefill(id, instance_id, note)
+  else
+    request = finish(id, replica_id, attempt, note)
+  end
+  replies[#replies + 1] = request and 'null' or 0
+  if request and instances[request.instance_id] then
+    changed[request.instance_id] = #replies
+  end
+end
+for id, last in pairs(changed) do
+  write_instance(instances[id])
+  replies[last] = room_json(instances[id], now_ms)
+end
+return replies
