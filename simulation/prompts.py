@@ -10,13 +10,16 @@ from __future__ import annotations
 from hashlib import shake_128
 
 from simulation.errors import TraceError
-from simulation.tokenizer import TOKEN_BYTES, encode, render_chat
+from simulation.tokenizer import TOKEN_BYTES, render_chat
 from simulation.traces import TraceRequest
 
 WORDS: tuple[bytes, ...] = tuple(
     bytes((first, second, third, 0x20)) for first in b"bcdfghjklmnprstv" for second in b"aeio" for third in b"lmnr"
 )
 """256 words, one for each value of a byte."""
+
+_IDS = {word: 300 + place for place, word in enumerate(WORDS)}
+"""Small ids are those of ordinary tokens in every vocabulary, beyond the bytes and the special ones."""
 
 CHAT_OVERHEAD_BYTES = len(render_chat([{"role": "user", "content": ""}]))
 """What the chat form adds to the text of a single user message."""
@@ -47,8 +50,9 @@ class PromptWriter:
         return self._bytes(request, length).decode("ascii")
 
     def token_ids(self, request: TraceRequest) -> list[int]:
-        """The text as token ids of the emulator's tokenizer."""
-        return encode(self._bytes(request, request.input_tokens * TOKEN_BYTES))
+        """As many token ids, which every model has: a real server counts them as the emulator does."""
+        text = self._bytes(request, request.input_tokens * TOKEN_BYTES)
+        return [_IDS[text[at : at + TOKEN_BYTES]] for at in range(0, len(text), TOKEN_BYTES)]
 
     def _bytes(self, request: TraceRequest, length: int) -> bytes:
         blocks = -(-length // (self._block_tokens * TOKEN_BYTES))

