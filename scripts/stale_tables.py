@@ -31,6 +31,10 @@ _MEASURES = {
 """What a command measures, by its beginning; the last is for every other benchmark."""
 
 
+_FEW = 4
+"""So many cells with figures make a table that was measured."""
+
+
 class Figures(NamedTuple):
     """Published figures, as their sentence says."""
 
@@ -46,6 +50,16 @@ def published(root: Path = ROOT) -> Iterator[Figures]:
         for page in sorted(root.glob(pattern)):
             for found in _SENTENCE.finditer(page.read_text("utf-8")):
                 yield Figures(str(page.relative_to(root)), found["commit"], bool(found["changed"]), found["command"])
+
+
+def without_commit(root: Path = ROOT) -> Iterator[tuple[str, str]]:
+    """Page and heading of every section of the research pages that has a table of figures and names no commit."""
+    for page in sorted(root.glob("docs/research/*.md")):
+        for section in re.split(r"^(?=#+ )", page.read_text("utf-8"), flags=re.MULTILINE):
+            cells = [cell for line in section.splitlines() if line.startswith("| ") for cell in line.split("|")]
+            figures = [cell for cell in cells if re.fullmatch(r"\s*\**[<~]?\d[\d.,]*\W*[a-zµ%/ ]*\**\s*", cell)]
+            if len(figures) >= _FEW and not _SENTENCE.search(section):
+                yield str(page.relative_to(root)), section.splitlines()[0].lstrip("# ")
 
 
 def measured_by(command: str) -> tuple[str, ...]:
@@ -73,6 +87,8 @@ def main() -> int:
         if reason := why_stale(figures):
             print(f"stale figures in {figures.page}, of commit {figures.commit}: {reason}", file=sys.stderr)
             print(f"  renew them with: {figures.command}", file=sys.stderr)
+    for page, heading in without_commit():
+        print(f"figures without a commit in {page}: {heading}", file=sys.stderr)
     return 0
 
 

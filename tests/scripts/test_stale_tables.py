@@ -56,3 +56,11 @@ def test_what_nobody_can_repeat_is_stale(repository: Path) -> None:
 
     assert "uncommitted" in SCRIPT["why_stale"](figures, repository)
     assert "does not have" in SCRIPT["why_stale"](figures._replace(changed=False, commit="0" * 10), repository)
+
+
+def test_a_table_of_figures_without_a_commit_is_named(repository: Path) -> None:
+    table = "| a | b |\n| --- | --- |\n| 1.5 s | 20 % |\n| 2.5 s | **30 %** |\n"
+    words = "| a | b |\n| --- | --- |\n| one | two |\n"
+    (repository / "docs/research/page.md").write_text(f"# Page\n\n## Measured\n\n{table}\n## Told\n\n{words}")
+
+    assert list(SCRIPT["without_commit"](repository)) == [("docs/research/page.md", "Measured")]
