@@ -161,3 +161,8 @@ class PoolSettings(BaseModel):
         {}, description="variables of the chat template, as vLLM's --default-chat-template-kwargs"
     )
     kv_events: KvEventSettings | None = Field(None, description="where instances publish KV events; none: nowhere")
+
+    @property
+    def has_kv_events(self) -> bool:
+        """Whether any instance publishes KV events."""
+        return self.kv_events is not None or any(each.kv_events is not None for each in self.instances)

@@ -21,7 +21,6 @@ from workers.evacuator import Evacuator
 from workers.health import HealthChecker
 from workers.hotness_keeper import HotnessJob
 from workers.idle_filler import IdleFiller
-from workers.kv_events.job import KvEventsJob
 from workers.leader import Election
 from workers.learner import Learner
 from workers.loop import Job, LoopContext, run_job
@@ -60,7 +59,6 @@ class PoolWorker:
         jitter: random.Random,
     ) -> None:
         self.pool = pool
-        self._worker_id = worker_id
         self._settings = settings
         self._scheduling = scheduling
         self._worker = worker
@@ -92,9 +90,11 @@ class PoolWorker:
             if events is not None:
                 group.create_task(run_job(events, self._context))
 
-    def _kv_events(self) -> AbstractAsyncContextManager[KvEventsJob | None]:
-        if not KvEventsJob.is_wanted(self._settings):
+    def _kv_events(self) -> AbstractAsyncContextManager[Job | None]:
+        if not self._settings.has_kv_events:
             return nullcontext()
+        from workers.kv_events.job import KvEventsJob  # with ZeroMQ, which is loaded only where it is used
+
         return KvEventsJob(self.pool, self._settings, self._worker_id, clock=self._clock, metrics=self._metrics)
 
     async def _lead(self, lease: Lease) -> None:

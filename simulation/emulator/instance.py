@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from simulation.emulator.connection import Connections, HttpConnection
 from simulation.emulator.endpoints import Endpoints
 from simulation.emulator.generator import Generator
 from simulation.emulator.kv_events import KvEventLog
-from simulation.emulator.kv_publisher import KvEventPublisher
 from simulation.settings import EmulatorSettings
+
+if TYPE_CHECKING:
+    from simulation.emulator.kv_publisher import KvEventPublisher
 
 PORT_CLOSES_AFTER_S = 0.2
 """A vLLM server whose engine died lingers this long."""
@@ -52,6 +55,8 @@ class EmulatedInstance:
         """As an instance started by ``vllm serve`` with these endpoints."""
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
         endpoint, replay_endpoint = (f"tcp://{host}:{self._port + ports}" for ports in (offset, 2 * offset))
+        from simulation.emulator.kv_publisher import KvEventPublisher  # with ZeroMQ, loaded only where it is used
+
         topic = f"kv@{host}:{self._port}@{self._settings.served_model}"
         return KvEventPublisher(endpoint, replay_endpoint, topic)
 

@@ -7,12 +7,14 @@ its request is under way.
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simulation.emulator.asks import Prompt
-from simulation.emulator.kv_publisher import KvEventPublisher
 from simulation.kv_pool import CacheChange, Journal
 from simulation.tokenizer import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from simulation.emulator.kv_publisher import KvEventPublisher
 
 MEDIUM = "GPU"
 

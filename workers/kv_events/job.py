@@ -41,11 +41,6 @@ class KvEventsJob:
         self._context: zmq.asyncio.Context | None = None
         self._running: dict[EventSource, tuple[asyncio.Task[None], ViewWriter]] = {}
 
-    @staticmethod
-    def is_wanted(settings: PoolSettings) -> bool:
-        """Whether any instance publishes events."""
-        return settings.kv_events is not None or any(each.kv_events is not None for each in settings.instances)
-
     async def __aenter__(self) -> KvEventsJob:
         self._context = zmq.asyncio.Context()
         return self

@@ -77,5 +77,5 @@ def test_an_instance_publishes_where_it_or_its_pool_says() -> None:
     assert ranked == EventSource("a", "tcp://[::1]:33", "tcp://[::1]:34", "kv", 2)
     assert other == EventSource("b", "tcp://elsewhere:7")
     assert source_of(InstanceSpec("a", "http://a:1"), PoolSettings()) is None
-    assert KvEventsJob.is_wanted(settings)
-    assert not KvEventsJob.is_wanted(PoolSettings())
+    assert settings.has_kv_events
+    assert not PoolSettings().has_kv_events
