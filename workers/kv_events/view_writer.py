@@ -50,6 +50,7 @@ class ViewWriter:
         """Every event of the engine's life is in the view."""
         self._unmatched_blocks = 0
         self.status = KvViewStatus.ESTIMATE
+        self._reason = ""
         self.position = BEGINNING
         self.known = False
         """Whether the position is that of the store's view."""
@@ -116,13 +117,14 @@ class ViewWriter:
             self._metrics.kv_event_blocks.labels(self._pool.name, "unknown").inc(self._view.orphans - orphans)
 
     async def write(self) -> None:
-        """Everything that was taken since, as one change; nothing, if the engine published nothing so far.
+        """Everything that was taken since, as one change. Of an engine that published nothing so far, the status.
 
         Raises:
             StoreSlowError: see there.
         """
         if self.position.sequence < 0:
-            return
+            self.written_s = self._clock.monotonic_s()
+            return await self._mark(self.status, self._reason)
         position, instance_id = self.position, self._source.instance_id
         change, cleared = self._view.take_change(position.sequence, position.published_s)
         if cleared:
@@ -144,6 +146,7 @@ class ViewWriter:
         await self._match(len(change.stored), booked)
         if self.written_s - started_s > SLOW_CALL_S:
             raise StoreSlowError(f"the store took {self.written_s - started_s:.1f} s for {len(change.names)} blocks")
+        return None
 
     async def _match(self, stored: int, booked: int) -> None:
         """Without bookings that the engine confirms, bookings must not end for want of confirmation."""
@@ -161,4 +164,4 @@ class ViewWriter:
             self.known = False
         if status is not self.status:
             log.info("KV events pool=%s instance=%s status=%s reason=%s", self._pool.name, instance_id, status, reason)
-        self.status = status
+        self.status, self._reason = status, reason

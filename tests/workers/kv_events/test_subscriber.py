@@ -284,6 +284,18 @@ async def test_an_instance_that_went_down_is_read_anew(pool: MemoryPool, publish
         await until(lambda: is_exactly(pool, engine))
 
 
+async def test_an_idle_instance_that_went_down_is_known_to_be_empty(
+    pool: MemoryPool, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribing, "WAIT_S", 0.05)
+    monkeypatch.setattr(subscribing, "TICK_S", 0.05)
+    engine = EngineCache(publish())
+    async with following(pool, engine.publisher):
+        await until(lambda: is_exactly(pool, engine))
+        await pool.set_instance_state("a", InstanceState.STARTING)
+        await until(lambda: is_exactly(pool, engine))
+
+
 async def test_bookings_that_never_match_stay(pool: MemoryPool, publish: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_writer, "UNMATCHED_BLOCKS", 10)
     engine = EngineCache(publish())
