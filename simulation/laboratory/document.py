@@ -16,7 +16,9 @@ from simulation.laboratory.overview import overview_tables
 from simulation.laboratory.summary import summary_tables
 from simulation.laboratory.tables import ReportTable
 
-_BLOCK = re.compile(r"(<!-- laboratory (?P<folder>\S+): (?P<name>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(?P<begin><!-- laboratory (?P<folder>\S+): (?P<name>[^>]*?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
+)
 MADE = "made"
 
 
@@ -34,7 +36,7 @@ def filled(text: str, folder: str, experiment: Experiment) -> str:
             return found[0]
         if name not in blocks:
             raise SimulationError(f"the document asks for {name!r}; the results have {', '.join(blocks)}")
-        return f"{found[1]}\n{blocks[name]}\n\n{found[3]}"
+        return f"{found['begin']}\n{blocks[name]}\n\n{found['end']}"
 
     return _BLOCK.sub(write, text)
 

@@ -34,6 +34,7 @@ def test_blocks_are_written_and_all_else_stays() -> None:
 def test_filling_again_changes_nothing() -> None:
     once = filled(TEXT, "lab", MADE)
 
+    assert once.count("<!-- end -->") == TEXT.count("<!-- end -->")
     assert filled(once, "lab", MADE) == once
 
 
