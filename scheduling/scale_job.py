@@ -225,7 +225,7 @@ class ScaleKeeper:
             status=DecisionStatus.PUBLISHED if publish_only else DecisionStatus.OPEN,
             starting=starting,
             leaving=leaving,
-            spares=former.spares,
+            spares=tuple(name for name in former.spares if name not in starting),
         )
         yield from self._write(now, record, "decided", self._in_words(record))
         if record.is_open:
@@ -252,7 +252,7 @@ class ScaleKeeper:
     def _grow(self, now: FleetNow, record: ScaleRecord) -> Steps[None]:
         states = {name: now.instances[name].state for name in record.starting if name in now.instances}
         for name, state in states.items():
-            if state is _S.STANDBY and name in record.spares:
+            if state is _S.STANDBY:
                 yield from self._move(name, state, _E.RESUME)
         outside = record.wanted - record.size - len(record.starting)
         if outside > 0 and self.settings.actuator != "standby" and not record.accepted:
@@ -286,6 +286,8 @@ class ScaleKeeper:
             self._failed[name] = now.now_ms
             if states.get(name) is _S.STARTING:
                 yield from self._move(name, _S.STARTING, _E.PARK)
+        parked = {name for name in late if states.get(name) in (_S.STARTING, _S.STANDBY)}
+        record = replace(record, spares=tuple(sorted({*record.spares, *parked})))
         missing = record.wanted - sum(is_scheduled(spec) for spec in now.instances.values())
         told = f"{', '.join(late)} not ready after {waited_s:.0f} s" if late else f"{missing} did not come"
         yield from self._close(now, record, DecisionStatus.FAILED, f"{told} ({waited_s:.0f} s)" if not late else told)

@@ -120,6 +120,18 @@ def test_an_instance_that_an_operator_parked_is_never_started() -> None:
     assert fleet.log == []
 
 
+def test_one_that_was_started_and_that_an_operator_drains_then_is_no_spare_any_more() -> None:
+    plan, fleet = HandPlan(2), HandFleet({"a": READY, "s1": STANDBY})
+    made = keeper(plan, spares=("s1",))
+    tick(made, fleet)
+    fleet.states["s1"] = READY
+    tick(made, fleet)
+    fleet.states["s1"] = STANDBY
+    tick(made, fleet, 5)
+    assert fleet.states["s1"] is STANDBY
+    assert fleet.record.spares == ()
+
+
 def test_a_step_down_drains_one_and_it_is_a_spare_afterwards() -> None:
     plan, fleet = HandPlan(1), HandFleet({"a": READY, "b": READY})
     made = keeper(plan, spares=())
