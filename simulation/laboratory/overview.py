@@ -42,7 +42,8 @@ def _goodputs(experiment: Experiment, target: Target) -> ReportTable:
 
 
 def _lengths(experiment: Experiment, rate: Rate) -> ReportTable:
-    """A fleet has a row for the first policy with each order, and for the best other with it."""
+    """A fleet has a row for the first policy with each order, and for the best other with it; where there is one order,
+    for every variant."""
     rows = []
     for result in experiment.rates:
         if result.rate == rate:
@@ -57,10 +58,13 @@ def _lengths(experiment: Experiment, rate: Rate) -> ReportTable:
 def _compared(experiment: Experiment, result: RateResult) -> list[str]:
     names: list[str] = []
     values = result.values("on_time")
-    for own in by_order(experiment.variants).values():
+    orders = by_order(experiment.variants)
+    if len(orders) < 2:
+        return list(values)
+    for own in orders.values():
         found = Comparison.of({name: values[name] for name in own})
         names += [found.first, found.best_other]
-    return names or list(values)
+    return names
 
 
 def _length_cells(result: RateResult, name: str) -> list[str]:

@@ -1,0 +1,19 @@
+from simulation.laboratory.overview import overview_tables
+from tests.simulation.laboratory.samples import experiment
+from tests.simulation.laboratory.test_orders import crossed
+
+
+def test_with_one_order_every_variant_has_its_row_and_with_two_the_first_and_the_best_others() -> None:
+    alone, both = (overview_tables(made)[-1] for made in (experiment(), crossed()))
+
+    assert [row[1] for row in alone.rows] == ["ours", "peer", "other"]
+    assert [row[1] for row in both.rows] == ["a deadline", "b deadline", "a fifo", "b fifo"]
+
+
+def test_shares_are_told_by_length_and_by_tokens() -> None:
+    table = overview_tables(experiment())[-1]
+
+    assert table.title == "By length of prompts at 1.5 × saturation"
+    ours = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (ours["on time"], ours["by tokens"], ours["longest"], ours["of the longest"]) == ("90", "70", "75", "8")
+    assert (ours["TPOT P50 ms"], ours["P90 ms"]) == ("40", "80")
