@@ -91,6 +91,7 @@ def _story(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
     pool = runtime.pools.pools[explanation.pool]
     story = asdict(explanation)
     for told, each in zip(story["rounds"], explanation.rounds, strict=True):
+        told["loads"] = {instance_id: asdict(load) for instance_id, load in each.loads.items()}
         told["costs"] = costs_of(explanation, each, pool)
     return {
         "replica_id": runtime.context.replica_id,

@@ -46,7 +46,7 @@ async def test_requests_that_are_passed_on_or_refused_have_a_line_too(
 ) -> None:
     path = tmp_path / "requests.jsonl"
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), request_log=str(path), max_attempts=2)
-    passed = await runtime.lifecycle.place(tools.request(path="/v1/embeddings", request_id="embedded"))
+    passed = await runtime.lifecycle.place(tools.request(path="/tokenize", request_id="embedded"))
     await passed.reroute(InstanceFailure(FailureKind.CONNECT, "refused"))
     passed.finish(Outcome.COMPLETED, Usage(prompt_tokens=9))
 
