@@ -63,7 +63,7 @@ def test_dispatching_by_the_rule_keeps_as_many_on_time_as_any_order_could(
 
 def test_the_longest_is_passed_over_for_two_that_fit() -> None:
     queue = [QueueEntry("long", 100, 90), QueueEntry("one", 110, 40), QueueEntry("two", 120, 40)]
-    assert plan_on_time(queue, 0, 0, TOKENS_PER_S) == OnTimePlan(1, passed_over_tokens=90)
+    assert plan_on_time(queue, 0, 0, TOKENS_PER_S) == OnTimePlan(1, 90, frozenset({"long"}))
 
 
 def test_nothing_is_passed_over_in_an_empty_queue() -> None:
@@ -72,7 +72,7 @@ def test_nothing_is_passed_over_in_an_empty_queue() -> None:
 
 def test_when_nobody_can_make_it_the_shortest_is_the_likeliest() -> None:
     queue = [QueueEntry("long", 10, 30), QueueEntry("short", 11, 20), QueueEntry("later", 12, 20)]
-    assert plan_on_time(queue, 0, 50, TOKENS_PER_S) == OnTimePlan(1, passed_over_tokens=70)
+    assert plan_on_time(queue, 0, 50, TOKENS_PER_S) == OnTimePlan(1, 70, frozenset({"long", "short", "later"}))
 
 
 @pytest.mark.parametrize(("other_tokens", "rest_tokens"), [(0, 0), (900, 900), (5_000, 1_024)])
