@@ -6,6 +6,7 @@ import contextlib
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import BaseModel, SecretStr, ValidationError
@@ -236,6 +237,8 @@ def plain(value: Any) -> Any:
     """Settings as plain data with their secrets in clear text, for a file that only this user can read."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
+    if isinstance(value, PurePath):
+        return str(value)
     if isinstance(value, BaseModel):
         return {name: plain(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, Mapping):

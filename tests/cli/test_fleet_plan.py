@@ -153,3 +153,14 @@ def test_a_fleet_stops_in_haste_unless_its_times_are_set() -> None:
 
     assert (hasty.settle_s, hasty.drain_timeout_s) == (0.0, 3.0)
     assert (patient.settle_s, patient.drain_timeout_s) == (2.0, 60.0)
+
+
+def test_settings_with_paths_and_endpoints_survive_the_file() -> None:
+    pool = {
+        "tokenizer": "/models/m",
+        "kv_events": {"endpoint": "tcp://{host}:5557"},
+        "instances": [{"id": "a", "url": "http://a:1", "data_parallel_rank": 2}],
+    }
+    tree = Settings.model_validate({"pools": [pool]})
+
+    assert Settings.model_validate(yaml.safe_load(yaml.safe_dump(plain(tree)))) == tree
