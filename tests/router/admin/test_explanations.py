@@ -55,8 +55,10 @@ async def test_loads_that_are_read_when_they_are_asked_for_are_told_too(
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.lifecycle.place(tools.request(request_id="one"))
-    request.rounds[:] = [replace(each, loads=Lazy(each.loads)) for each in request.rounds]
     request.finish(Outcome.COMPLETED)
+    explanation = runtime.context.decisions.get("one")
+    lazy = tuple(replace(each, loads=Lazy(each.loads)) for each in explanation.rounds)
+    runtime.context.decisions.add(replace(explanation, rounds=lazy))
 
     story = (await client_of(runtime).get("/admin/explain/one")).json()
 
