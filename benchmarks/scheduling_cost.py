@@ -16,11 +16,11 @@ from functools import partial
 
 from scheduling.blocks import BlockRule, cache_seed
 from scheduling.chain import Chain
-from scheduling.decision import Policy, RouteQuery
+from scheduling.decision import Decision, Policy, RouteQuery
 from scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.learned import Learned
-from scheduling.placement import Observation, Placed, Placement, PlaceReply, PlaceStatus, Search
+from scheduling.placement import Observation, Placement, PlaceReply, PlaceStatus, Search
 from scheduling.policies import build_policy
 from scheduling.prompt import chat_prompt
 from scheduling.queue_order import QueueEntry, QueueHead, QueueOrder, plan_queue
@@ -70,7 +70,7 @@ class CannedFleet:
         return frozenset()
 
     def place(self, placement: Placement) -> PlaceReply:
-        first, *_, last = placement.instances
+        first, last = placement.instances[0], placement.instances[-1]
         seen = {first: self.loads[first], last: self.loads[last]}
         return PlaceReply(PlaceStatus.DISPATCHED, 1, 1, 0, seen, first, last)
 
@@ -79,7 +79,7 @@ class CannedFleet:
 
 
 def search_costs(policy_name: str, repetitions: int) -> Iterator[tuple[str, float]]:
-    """A search for an instance, as a replica makes it around the store call."""
+    """A search for an instance, as a replica makes it around the store call, and what its choice means."""
     settings = SchedulingSettings.model_validate({"policy": policy_name})
     for count in FLEET_SIZES:
         view = view_of(count, settings)
@@ -93,10 +93,10 @@ def search_costs(policy_name: str, repetitions: int) -> Iterator[tuple[str, floa
         yield f"search, {policy_name}, {count} instances", cpu_us(search, 4000 // count + 20, repetitions)
 
 
-def search_once(policy: Policy, order: QueueOrder, fleet: CannedFleet) -> Placed:
+def search_once(policy: Policy, order: QueueOrder, fleet: CannedFleet) -> Decision:
     request = Request("r", "replica", "", RequestState.HELD, 1, 0, CHAIN.prompt_tokens, 256, 5000)
     search = Search(policy, order, RouteQuery(CHAIN, 5.0), request, fleet, False, decode_stall_s=3.0)
-    return drive_now(search.run(), fleet)
+    return drive_now(search.run(), fleet).decision
 
 
 def plan_costs(repetitions: int) -> Iterator[tuple[str, float]]:
