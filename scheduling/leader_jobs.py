@@ -17,8 +17,7 @@ from scheduling.idle_work import IdleWork
 from scheduling.instance import InstanceLoad, InstanceSpec
 from scheduling.learning import FleetLearner, Sample
 from scheduling.queue_order import QueueHead, QueueOrder
-from scheduling.rebalance import HotQueue, Move, plan_rebalance, plan_sweep
-from scheduling.relief import plan_relief
+from scheduling.rebalance import HotQueue, Move, plan_rebalance
 from scheduling.request import Request
 from scheduling.steps import Steps
 from scheduling.values import value
@@ -95,28 +94,6 @@ def give_idle_work(instance_id: str, order: QueueOrder, idle: IdleWork, *, reaso
     if queue is None or not queue.held:
         return ()
     return (yield from _move(queue, idle.plan(queue), reason, order))
-
-
-def relieve(
-    newcomers: Mapping[str, InstanceLoad], loads: Mapping[str, InstanceLoad], order: QueueOrder, *, reason: str
-) -> Steps[int]:
-    """Held requests of all other ready instances move to those that have just joined; returns how many moved."""
-    queues: list[HotQueue] = []
-    for instance_id in plan_sweep(loads):
-        if instance_id not in newcomers:
-            queue: HotQueue | None = yield partial(_read_queue, instance_id)
-            if queue is not None and queue.held:
-                queues.append(queue)
-    moves, moved = plan_relief(queues, newcomers), 0
-    for queue in queues:
-        held = {request.request_id for request in queue.held}
-        done = yield from _move(queue, [move for move in moves if move.request_id in held], reason, order)
-        moved += sum(each.status == "migrated" for each in done)
-    return moved
-
-
-def _read_queue(instance_id: str, fleet: Any) -> Any:
-    return fleet.queue(instance_id)
 
 
 def _move(queue: HotQueue, moves: Sequence[Move], reason: str, order: QueueOrder) -> Steps[tuple[Moved, ...]]:

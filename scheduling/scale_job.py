@@ -13,11 +13,9 @@ from math import exp
 from typing import Any, Protocol
 
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.leader_jobs import relieve
 from scheduling.leaving import plan_leaving
 from scheduling.lifecycle import InstanceEvent, next_state
 from scheduling.load_window import WINDOW_MS
-from scheduling.queue_order import QueueOrder
 from scheduling.scale_plan import FleetFigures, Plan, ScalePlanner, ScaleRule
 from scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
 from scheduling.scale_settings import AutoscaleSettings
@@ -36,9 +34,6 @@ OTHERS_TERM_MS = 60_000
 """A decision under other bounds keeps this leader's hands off for so long: two fleets may share the pool."""
 FAILED_PAUSE_MS = 60_000
 """After a decision that failed, before the next one that starts instances."""
-
-RELIEF = "newcomer"
-"""Why held requests move to instances that have just joined; a label in metrics."""
 
 _S, _E = InstanceState, InstanceEvent
 
@@ -107,15 +102,12 @@ class ScaleKeeper:
     """Of the last round."""
     hands_off: str | None = None
     """Why the size is left alone, if it is."""
-    order: QueueOrder = QueueOrder(by_deadline=True, max_deferred_s=30.0)  # noqa: RUF009 -- frozen
     planner: Planner | None = None
     """None: the fleet's own."""
     _meter: WorkMeter = field(default_factory=WorkMeter)
     _failed: dict[str, int] = field(default_factory=dict)
     """Spares that did not become ready, and when that was found."""
     _arrived: int | None = None
-    _ready: frozenset[str] | None = None
-    """Instances that were ready at the last round."""
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -136,16 +128,7 @@ class ScaleKeeper:
             yield from self._continue(now, self.record)
         elif self.hands_off is None and self._is_due(now, figures):
             yield from self._decide(now, figures)
-        yield from self._use_newcomers(now)
         return self.record
-
-    def _use_newcomers(self, now: FleetNow) -> Steps[None]:
-        """What is held elsewhere moves to the instances that became ready since the last round."""
-        ready = frozenset(name for name, spec in now.instances.items() if is_scheduled(spec) and name in now.loads)
-        joined, self._ready = ready - (self._ready if self._ready is not None else ready), ready
-        if joined and self.settings.actuator != "none":
-            newcomers = {name: now.loads[name] for name in joined}
-            yield from relieve(newcomers, now.loads, self.order, reason=RELIEF)
 
     # looking -----------------------------------------------------------------------------------------------------
     def _first_record(self) -> Steps[ScaleRecord]:

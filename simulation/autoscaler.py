@@ -60,7 +60,6 @@ class SimulatedAutoscaler:
             scheduling.block_tokens,
             tuple(spec.instance_id for spec in spares),
             arrived=arrived,
-            order=order,
             planner=planner_of(autoscale.scaler, autoscale.settings, dict(autoscale.options)),
         )
         self._scaling = LedScaling(

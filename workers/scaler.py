@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from scheduling.queue_order import QueueOrder
 from scheduling.scale_job import FleetNow, ScaleKeeper
 from scheduling.scale_record import DecisionStatus, ScaleRecord
 from scheduling.settings import SchedulingSettings
@@ -55,7 +54,6 @@ class Scaler:
             scheduling.block_tokens,
             tuple(instance.id for instance in settings.instances if instance.standby),
             arrived=arrived,
-            order=QueueOrder.of(scheduling),
             time_scale=time_scale,
         )
         self._told: tuple[int, DecisionStatus] | None = None

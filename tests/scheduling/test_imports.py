@@ -19,6 +19,7 @@ ALLOWED = {
     "functools",
     "heapq",
     "itertools",
+    "json",
     "math",
     "operator",
     "orjson",

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from scheduling import scale_job
 from scheduling.instance import InstanceState
 from scheduling.leader_jobs import evacuate
 from scheduling.steps import drive
@@ -76,7 +75,7 @@ async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_
 
 
 def test_the_page_of_keys_names_the_reasons_there_are() -> None:
-    reasons = {rebalancer.REASON, idle_filler.REASON, scale_job.RELIEF, *map(evacuator.reason_for, InstanceState)}
+    reasons = {rebalancer.REASON, idle_filler.REASON, *map(evacuator.reason_for, InstanceState)}
 
     section = PAGE_OF_KEYS.read_text(encoding="utf-8").partition("\n## `migrations`\n")[2].partition("\n## ")[0]
     text, example = section.split("```")[:2]
