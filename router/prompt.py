@@ -86,6 +86,8 @@ def sent_prompt(
     text_bytes = source = None
     if isinstance(prompt, TextPrompt):
         if not prompt.data:
+            if pooled:
+                return None  # the instance knows which field it misses
             raise InvalidRequestError("prompt must be a non-empty string or array", param="prompt")
         if not prompt.has_media and not pooled and not any(body.get(name) is not None for name in _UNKNOWN_TEXT):
             text_bytes = len(prompt.data)

@@ -235,14 +235,15 @@ def test_popular_tool_prompts_are_keyed_one_block_past_their_end(
     second_tool = chain_of_trace([*range(74, 79), -1, -2], 7 * 512, seed=1)
     conversation = chain_of_trace([0, -1, -2], 3 * 512, seed=1)
 
-    traffic, tree = HotnessWindow(10**9, 4096, 64), HotnessTree()
-    for at_ms, each in enumerate(chains):
-        traffic.add(at_ms, each.hashes)
-        if at_ms % 50 == 49:
-            tree = traffic.grow(tree, 8, HotnessRule())
+    def tree_with(ready_instances: int) -> HotnessTree:
+        traffic, tree = HotnessWindow(10**9, 4096, 64), HotnessTree()
+        for at_ms, each in enumerate(chains):
+            traffic.add(at_ms, each.hashes)
+            if at_ms % 50 == 49:
+                tree = traffic.grow(tree, ready_instances, HotnessRule())
+        return tree
 
+    assert tree_with(8).key_blocks(first_tool, 64) == 13
+    assert tree_with(8).key_blocks(conversation, 64) == 2
     # 15 % of the traffic heats up only where 2/n is under it: with 16 instances
-    assert tree.key_blocks(first_tool, 64) == 13
-    assert tree.key_blocks(conversation, 64) == 2
-    tree = traffic.grow(tree, 16, HotnessRule())
-    assert tree.key_blocks(second_tool, 64) == 6
+    assert tree_with(16).key_blocks(second_tool, 64) == 6

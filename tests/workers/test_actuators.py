@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import sys
@@ -28,17 +29,25 @@ class Receiver:
         self.hangs = False
         self.got: list[tuple[dict[str, str], bytes]] = []
         self.url = ""
+        self.serving: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.serving.add(task)
+        with contextlib.closing(writer):
+            await self._answer(reader, writer)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
         body = await reader.readexactly(int(headers["content-length"]))
         self.got.append((headers, body))
         if self.hangs:
-            await asyncio.sleep(30)
+            await reader.read()  # until the caller gives up
+            return
         writer.write(b"HTTP/1.1 " + self.status + b"\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok")
         await writer.drain()
-        writer.close()
 
 
 @pytest.fixture
@@ -48,6 +57,7 @@ async def receiver() -> AsyncIterator[Receiver]:
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/scale"
     yield made
     server.close()
+    await asyncio.gather(*made.serving)
 
 
 async def test_a_webhook_gets_the_decision_signed_and_with_its_key(receiver: Receiver) -> None:
