@@ -62,7 +62,7 @@ BELOW = 0.88
 """Share of the load that a step up was made for, below which it may be taken back."""
 CLEARLY_BELOW = 0.75
 """Share of what the smaller size carries, where the step up took back a step down at most ``REVERSAL_S`` before."""
-REVERSAL_S = 1800.0
+REVERSAL_S = 3600.0
 LONGEST_GAP_S = 15.0
 """Without a look at the fleet for longer, what was seen before says nothing about now."""
 
@@ -245,7 +245,7 @@ class ScalePlanner:
             return Plan(now.size, f"{more.reason}; at the maximum", more.load)
         load = max(more.load, self.mean_load(LEVEL_S))
         self._floors = [(wanted, BELOW * load)]
-        if now.at_s - self._last_down_s < REVERSAL_S:
+        if self._shrank_lately(now):
             self._floors.append((now.size + 1, CLEARLY_BELOW * min(load, carried(now.size, self.rule.up_margin))))
         return Plan(wanted, more.reason, more.load)
 
@@ -258,7 +258,8 @@ class ScalePlanner:
         )
 
     def _by_surplus(self, now: FleetFigures, surplus: Surplus, threshold_s: float, name: str) -> Plan:
-        if surplus.trough_s(now.at_s) < threshold_s * now.size:
+        # One instance more: in small fleets the noise of a constant load is larger beside what they serve.
+        if surplus.trough_s(now.at_s) < threshold_s * (now.size + 1):
             return Plan(0, "")
         load, elapsed_s = surplus.load, surplus.elapsed_s
         late = self._late_load(now)
@@ -275,7 +276,9 @@ class ScalePlanner:
         if self._span_s() < LEVEL_S:
             return Plan(0, "")
         load = self.mean_load(LEVEL_S)
-        wanted = staffing(load, self.rule.up_margin)
+        # Over an hour the noise of a constant load reaches once what it was just below when the fleet shrank.
+        margin = self.rule.up_margin / 2 if self._shrank_lately(self._now) else self.rule.up_margin
+        wanted = staffing(load, margin)
         return Plan(wanted, f"work for {load:.1f} instances arrived in the last {LEVEL_S:.0f} s", load)
 
     def _by_kv(self, now: FleetFigures) -> Plan:
@@ -302,6 +305,9 @@ class ScalePlanner:
         self._last_down_s = now.at_s
         told = f"slack: at most work for {peak:.1f} instances in the last {SLACK_S:.0f} s, {now.ready} serve"
         return Plan(now.ready - 1, told, peak)
+
+    def _shrank_lately(self, now: FleetFigures) -> bool:
+        return now.at_s - self._last_down_s < REVERSAL_S
 
     def _grew_lately(self, now: FleetFigures) -> bool:
         """Whether the fleet grew within the slack time: newcomers first show what they do."""
