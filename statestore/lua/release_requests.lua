@@ -66,8 +66,10 @@ for first = FIRST_REQUEST, #ARGV, 5 do
     request = finish(id, replica_id, attempt, note)
   end
   replies[#replies + 1] = request and 'null' or 0
-  if request and instances[request.instance_id] then
-    changed[request.instance_id] = #replies
+  local instance = request and instances[request.instance_id]
+  if instance then
+    instance.version = instance.version + (changed[instance.id] and 1 or 0) -- every release is a change
+    changed[instance.id] = #replies
   end
 end
 for id, last in pairs(changed) do

@@ -236,7 +236,7 @@ class Traffic:
         rng = self.rng
 
         def form(*likely: str) -> Form:
-            chosen = {*likely, *rng.sample(Form._fields, rng.randrange(3))}
+            chosen = dict.fromkeys([*likely, *rng.sample(Form._fields, rng.randrange(3))])  # in order: no set's
             return Form(**{name: rng.uniform(-0.2, 3.0) for name in chosen})
 
         return Weights(form("ahead_s", "compute_s"), form("ahead_s", "compute_s"), form("constant"))
