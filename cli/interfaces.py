@@ -88,7 +88,7 @@ def operator_api() -> str:
 
 
 def _description() -> dict[str, Any]:
-    """OpenAPI of a replica that serves nobody."""
+    """OpenAPI of a replica without clients."""
     import asyncio
 
     from router.app import create_app

@@ -151,7 +151,7 @@ class Runtime:
 
 
 def _telling(tellers: Sequence[SpanExport | RequestLog]) -> Callable[[Explanation, TraceContext | None], None] | None:
-    """What the end of a request calls; None while nobody wants to know."""
+    """What the end of a request calls; None while nothing is logged or traced."""
     if len(tellers) < 2:
         return tellers[0].ended if tellers else None
 

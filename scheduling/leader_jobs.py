@@ -6,7 +6,7 @@ simulator drives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -65,10 +65,7 @@ def rebalance(
     instance_id: str, order: QueueOrder, *, reason: str, decode_stall_s: float, max_moves: int
 ) -> Steps[tuple[Moved, ...]]:
     """One round for one overloaded instance."""
-    queue: HotQueue | None = yield lambda fleet: fleet.queue(instance_id)
-    if queue is None or not queue.held:
-        return ()
-    return (yield from _move(queue, plan_rebalance(queue, decode_stall_s)[:max_moves], reason, order))
+    return _move_held(instance_id, lambda queue: plan_rebalance(queue, decode_stall_s)[:max_moves], reason, order)
 
 
 def evacuate(
@@ -81,25 +78,28 @@ def evacuate(
     decode_stall_s: float,
 ) -> Steps[tuple[Moved, ...]]:
     """The held requests of an instance that left service move to instances that take requests."""
-    queue: HotQueue | None = yield lambda fleet: fleet.queue(instance_id)
-    if queue is None or not queue.held:
-        return ()
-    moves = plan_evacuation(queue.held, instance_id, loads, instances, decode_stall_s)
-    return (yield from _move(queue, moves, reason, order))
+
+    def plan(queue: HotQueue) -> Sequence[Move]:
+        return plan_evacuation(queue.held, instance_id, loads, instances, decode_stall_s)
+
+    return _move_held(instance_id, plan, reason, order)
 
 
 def give_idle_work(instance_id: str, order: QueueOrder, idle: IdleWork, *, reason: str) -> Steps[tuple[Moved, ...]]:
     """What its own queue would make late moves to instances that are idle in this round."""
+    return _move_held(instance_id, idle.plan, reason, order)
+
+
+def _move_held(
+    instance_id: str, plan: Callable[[HotQueue], Sequence[Move]], reason: str, order: QueueOrder
+) -> Steps[tuple[Moved, ...]]:
+    """Move what the plan says of the requests held on one instance, and grant what that leaves room for."""
     queue: HotQueue | None = yield lambda fleet: fleet.queue(instance_id)
     if queue is None or not queue.held:
         return ()
-    return (yield from _move(queue, idle.plan(queue), reason, order))
-
-
-def _move(queue: HotQueue, moves: Sequence[Move], reason: str, order: QueueOrder) -> Steps[tuple[Moved, ...]]:
     requests = {request.request_id: request for request in queue.held}
     done: list[Moved] = []
-    for move in moves:
+    for move in plan(queue):
         moved: _Migration = yield partial(_migrate, requests[move.request_id], move.target_id, reason)
         done.append(Moved(move, moved.status))
         yield from grant_queue(moved.queue, order)

@@ -41,7 +41,7 @@ class Figures(NamedTuple):
     page: str
     commit: str
     changed: bool
-    """Made with uncommitted changes: nobody can make them again."""
+    """Made with uncommitted changes: they cannot be made again."""
     command: str
 
 

@@ -41,7 +41,7 @@ class Cluster:
         """Of engines that were replaced."""
 
     def add(self, instance_id: str, config: EngineConfig) -> None:
-        """Start an instance with an empty cache, anew if it is known; then it must be idle."""
+        """Start an instance with an empty cache, or start a known one again; then it must be idle."""
         if instance_id in self.engines:
             self.former_preemptions += self.engines[instance_id].statistics().preemptions
         pool: KvPool | None = None if self._computed is None else EndlessKvPool(config.kv_blocks, self._computed)

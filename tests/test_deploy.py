@@ -136,7 +136,7 @@ def test_the_load_balancer_is_healthy_while_its_own_health_says_so() -> None:
         thread.join()
 
     assert outcomes == [0, 1]
-    assert subprocess.run([*command, script], timeout=20, stderr=subprocess.DEVNULL).returncode != 0, "nobody listens"
+    assert subprocess.run([*command, script], timeout=20, stderr=subprocess.DEVNULL).returncode != 0, "none listens"
 
 
 # docker compose -----------------------------------------------------------------------------------------------

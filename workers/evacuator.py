@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.leader_jobs import evacuate
 from scheduling.queue_order import QueueOrder
-from scheduling.steps import drive
 from scheduling.view import is_scheduled
 from statestore.base import PoolStore
-from statestore.led import LedPool
 from workers.metrics import WorkerMetrics
-from workers.moves import count_moves
+from workers.moves import Mover
 from workers.pool_reader import PoolReader
 
 
@@ -53,11 +51,10 @@ class Evacuator:
         metrics: WorkerMetrics,
     ) -> None:
         self._pool = pool
-        self._led = LedPool(pool, fence)
+        self._mover = Mover(pool, fence, metrics)
         self._order = order
         self._reader = reader
         self._decode_stall_s = decode_stall_s
-        self._metrics = metrics
 
     async def tick(self) -> None:
         """Evacuate every instance that needs it. Raises StoreUnavailableError, LeaseLostError."""
@@ -72,4 +69,4 @@ class Evacuator:
             return
         reason = reason_for(left.state)
         steps = evacuate(instance_id, self._order, loads, instances, reason=reason, decode_stall_s=self._decode_stall_s)
-        count_moves(self._pool.name, instance_id, await drive(steps, self._led), reason, self._metrics)
+        await self._mover.move(instance_id, steps, reason)

@@ -6,12 +6,10 @@ from scheduling.idle_work import IdleWork
 from scheduling.leader_jobs import give_idle_work
 from scheduling.queue_order import QueueOrder
 from scheduling.rebalance import plan_sweep
-from scheduling.steps import drive
 from scheduling.view import is_scheduled
 from statestore.base import PoolStore
-from statestore.led import LedPool
 from workers.metrics import WorkerMetrics
-from workers.moves import count_moves
+from workers.moves import Mover
 from workers.pool_reader import PoolReader
 
 REASON = "idle"
@@ -35,12 +33,10 @@ class IdleFiller:
         interval_s: float = INTERVAL_S,
     ) -> None:
         self.interval_s = interval_s
-        self._pool = pool
-        self._led = LedPool(pool, fence)
+        self._mover = Mover(pool, fence, metrics)
         self._order = order
         self._reader = reader
         self._decode_stall_s = decode_stall_s
-        self._metrics = metrics
 
     async def tick(self) -> None:
         """One round. Raises StoreUnavailableError, LeaseLostError."""
@@ -51,4 +47,4 @@ class IdleFiller:
             if not idle:
                 break
             steps = give_idle_work(instance_id, self._order, idle, reason=REASON)
-            count_moves(self._pool.name, instance_id, await drive(steps, self._led), REASON, self._metrics)
+            await self._mover.move(instance_id, steps, REASON)

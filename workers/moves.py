@@ -1,4 +1,4 @@
-"""Counting and logging what became of planned moves of held requests."""
+"""Moves of held requests: carried out with the leader's fence, counted and logged."""
 
 from __future__ import annotations
 
@@ -6,10 +6,25 @@ import logging
 from collections.abc import Sequence
 
 from scheduling.leader_jobs import Moved
-from statestore.base import MigrateStatus
+from scheduling.steps import Steps, drive
+from statestore.base import MigrateStatus, PoolStore
+from statestore.led import LedPool
 from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
+
+
+class Mover:
+    """Carries out the moves of one job."""
+
+    def __init__(self, pool: PoolStore, fence: int, metrics: WorkerMetrics) -> None:
+        self._pool_name = pool.name
+        self._led = LedPool(pool, fence)
+        self._metrics = metrics
+
+    async def move(self, source_id: str, steps: Steps[tuple[Moved, ...]], reason: str) -> int:
+        """How many moved. Raises StoreUnavailableError, LeaseLostError."""
+        return count_moves(self._pool_name, source_id, await drive(steps, self._led), reason, self._metrics)
 
 
 def count_moves(pool: str, source_id: str, moves: Sequence[Moved], reason: str, metrics: WorkerMetrics) -> int:

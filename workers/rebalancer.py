@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from scheduling.leader_jobs import rebalance
 from scheduling.queue_order import QueueOrder
 from scheduling.rebalance import plan_sweep
-from scheduling.steps import drive
 from statestore.base import PoolStore
 from statestore.clock import Clock
-from statestore.led import LedPool
 from workers.metrics import WorkerMetrics
-from workers.moves import count_moves
+from workers.moves import Mover
 from workers.pool_reader import PoolReader
 
 REASON = "rebalance"
@@ -62,7 +60,7 @@ class Rebalancer:
     ) -> None:
         self.interval_s = MIN_GAP_S
         self._pool = pool
-        self._led = LedPool(pool, fence)
+        self._mover = Mover(pool, fence, metrics)
         self._order = order
         self._reader = reader
         self._sweep_interval_s = sweep_interval_s
@@ -104,4 +102,4 @@ class Rebalancer:
             decode_stall_s=self._decode_stall_s,
             max_moves=self._max_moves,
         )
-        return count_moves(self._pool.name, instance_id, await drive(steps, self._led), REASON, self._metrics)
+        return await self._mover.move(instance_id, steps, REASON)

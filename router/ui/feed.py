@@ -97,7 +97,7 @@ class Feed:
             self._task = None
 
     async def _run(self) -> None:
-        """Read and publish every second, until cancelled: when nobody looks."""
+        """Read and publish every second, until cancelled: when the last viewer has left."""
         clock = self._runtime.context.clock
         try:
             while True:

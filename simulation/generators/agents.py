@@ -19,7 +19,7 @@ from __future__ import annotations
 from random import Random
 
 from simulation.generators.draft import Draft, Prompt
-from simulation.generators.quantiles import QuantileTable, exponential
+from simulation.generators.quantiles import QuantileTable, exponential, kind_at
 from simulation.traces import MOONCAKE_BLOCK_TOKENS, Trace
 
 RATE_PER_S = 4.0
@@ -61,17 +61,9 @@ def agents(requests: int, seed: int) -> Trace:
     start_s = -WARM_UP_S
     while start_s < span_s:
         start_s += exponential(rng, MEAN_SESSION_REQUESTS / RATE_PER_S)
-        session = _Session(draft, rng, systems[_kind(rng.random())], sub_agent, span_s)
+        session = _Session(draft, rng, systems[kind_at(rng.random(), AGENT_KINDS)], sub_agent, span_s)
         session.work(start_s, SESSION_STEPS.sample_int(rng))
     return draft.finish("agents", requests)
-
-
-def _kind(probability: float) -> int:
-    for kind, (share, _) in enumerate(AGENT_KINDS):
-        probability -= share
-        if probability < 0:
-            return kind
-    return len(AGENT_KINDS) - 1
 
 
 class _Session:

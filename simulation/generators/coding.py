@@ -11,7 +11,7 @@ from __future__ import annotations
 from random import Random
 
 from simulation.generators.draft import Draft
-from simulation.generators.quantiles import QuantileTable, exponential
+from simulation.generators.quantiles import QuantileTable, exponential, kind_at
 from simulation.traces import MOONCAKE_BLOCK_TOKENS, Trace
 
 RATE_PER_S = 4.0
@@ -38,16 +38,8 @@ def coding(requests: int, seed: int) -> Trace:
     start_s = -WARM_UP_S
     while start_s < span_s:
         start_s += exponential(rng, MEAN_TURNS / RATE_PER_S)
-        _draft_session(draft, rng, systems[_kind(rng.random())], start_s, span_s)
+        _draft_session(draft, rng, systems[kind_at(rng.random(), AGENT_KINDS)], start_s, span_s)
     return draft.finish("coding", requests)
-
-
-def _kind(probability: float) -> int:
-    for kind, (share, _) in enumerate(AGENT_KINDS):
-        probability -= share
-        if probability < 0:
-            return kind
-    return len(AGENT_KINDS) - 1
 
 
 def _draft_session(draft: Draft, rng: Random, system: tuple[int, ...], start_s: float, span_s: float) -> None:

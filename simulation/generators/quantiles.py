@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -52,3 +53,12 @@ class QuantileTable:
 def exponential(rng: Random, mean: float) -> float:
     """An exponentially distributed value; ``Random.expovariate`` may differ between Pythons."""
     return -mean * math.log(1.0 - rng.random())
+
+
+def kind_at(probability: float, kinds: Sequence[tuple[float, object]]) -> int:
+    """The place among (share, …) pairs, whose shares add up to 1, that ``probability`` in [0, 1) falls into."""
+    for place, (share, _) in enumerate(kinds):
+        probability -= share
+        if probability < 0:
+            return place
+    return len(kinds) - 1

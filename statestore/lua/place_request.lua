@@ -3,7 +3,7 @@
 -- ARGV  1 clock, 2 ask as JSON (statestore/redis/placing.py), 3 chain, packed, 4 what the replica tells of the request, as
 --       JSON, 5 the head of the chain for the arrival log, packed
 -- Reply JSON [status, instance id or null, next best or null, uncached tokens, enqueued ms, epoch, tree version, now ms,
---       queue or null], and of each instance that was weighed: id, JSON (instance_json), apart so that nobody has to parse
+--       queue or null], and of each instance that was weighed: id, JSON (instance_json), apart so that no caller has to parse
 --       what he does not ask for
 -- include: clock, prefix_index, leases, request, weighing
 local now_ms, ask, chain = store_now_ms(), cjson.decode(ARGV[2]), ARGV[3]

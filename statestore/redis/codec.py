@@ -95,7 +95,7 @@ def load_from(instance_id: str, told: Sequence[Any], now_ms: int, window_tokens:
 
 
 class ToldLoads(Mapping[str, InstanceLoad]):
-    """Loads by instance id from what a script replied, each made when it is first asked for: of most nobody does."""
+    """Loads by instance id from what a script replied, each made when it is first asked for, which few are."""
 
     __slots__ = ("_made", "_now_ms", "_told")
 

@@ -113,7 +113,7 @@ def test_emulators_keep_off_the_ports_of_the_routers() -> None:
 
 
 def test_a_replicas_own_port_is_never_the_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a kernel that offers the endpoint's port, on which nobody listens yet
+    # given a kernel that offers the endpoint's port, on which no process listens yet
     offered = MagicMock()
     offered.return_value.__enter__.return_value.getsockname.side_effect = [("", 7001), ("", 7002), ("", 7003)]
     monkeypatch.setattr("cli.fleet_plan.socket.socket", offered)

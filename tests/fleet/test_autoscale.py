@@ -1,4 +1,4 @@
-"""A fleet that changes its size itself, with real processes: spares join where instances are missing, whoever leads."""
+"""A fleet that changes its size itself, with real processes: spares join where some are missing, under any leader."""
 
 from __future__ import annotations
 

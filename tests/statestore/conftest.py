@@ -24,7 +24,7 @@ def clock() -> HandClock:
 
 
 class BusyTcpFakeServer(TcpFakeServer):
-    request_queue_size = 64  # of connections that nobody has accepted yet
+    request_queue_size = 64  # of connections that are not accepted yet
 
 
 @pytest.fixture(scope="session")

@@ -255,7 +255,7 @@ async def scripted(answer: Callable[[list[bytes]], bytes]) -> AsyncIterator[int]
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        await asyncio.gather(*filter(None, serving))  # whoever asked has hung up
+        await asyncio.gather(*filter(None, serving))  # the callers have hung up
 
 
 def sentinel_of(master_port: int, *, failovers: int = 0) -> Callable[[list[bytes]], bytes]:

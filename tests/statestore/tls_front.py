@@ -58,7 +58,7 @@ async def tls_front(context: ssl.SSLContext, port: int, *, own_port: int = 0) ->
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        await asyncio.gather(*filter(None, serving))  # whoever asked has hung up
+        await asyncio.gather(*filter(None, serving))  # the callers have hung up
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -89,7 +89,7 @@ async def test_health_answers_before_the_store_was_reached_for_the_first_time() 
         serve(
             WorkerSettings(ops_port=0),
             SchedulingSettings(),
-            StoreSettings(url="redis://127.0.0.1:1/0"),  # nobody listens there
+            StoreSettings(url="redis://127.0.0.1:1/0"),  # no server listens there
             [PoolSettings()],
             stop=stop,
             on_ops_port=ports.put_nowait,

@@ -1,7 +1,7 @@
 """One instance's KV events: read, and written to the store; caught up with after every loss.
 
 A subscriber starts where the last one stopped, by what the store kept. Whatever goes wrong, it ends what it does and
-starts the same way again: ``_catch_up`` is the one way into a view. Events that nobody reads wait in the socket, which
+starts the same way again: ``_catch_up`` is the one way into a view. Events that are not read wait in the socket, which
 loses those beyond a bound; so memory is bounded, and a loss is a gap like any other.
 """
 

@@ -1,4 +1,4 @@
-"""The view of one engine and its copy in the store: claimed, begun anew, and changed batch by batch."""
+"""The view of one engine and its copy in the store: claimed, begun again, and changed batch by batch."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ViewWriter:
         self.known = True
 
     async def fall_back(self, reason: str, *, drop: bool) -> None:
-        """Nobody follows the view for now; it is dropped if it was partial."""
+        """No worker follows the view for now; it is dropped if it was partial."""
         if self._fence is not None:
             partial = self.status is KvViewStatus.PARTIAL
             await self._mark(KvViewStatus.ESTIMATE, reason, drop=drop or partial)

@@ -12,7 +12,7 @@ local function forget_sequence(id)
   redis.call('HDEL', keys.kv_events .. id, 'sequence', 'published_s', 'booked_since_ms', 'booked_stamp')
 end
 
--- Forgets what was read: another claim starts anew. For an instance whose cache is believed to be empty.
+-- Forgets what was read: another claim starts from nothing. For an instance whose cache is believed to be empty.
 local function forget_events(id)
   local key = keys.kv_events .. id
   redis.call('UNLINK', keys.kv_names .. id)

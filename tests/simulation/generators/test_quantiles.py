@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from simulation.generators.quantiles import QuantileTable
+from simulation.generators.quantiles import QuantileTable, kind_at
 
 
 def test_samples_reproduce_the_quantiles() -> None:
@@ -31,3 +31,8 @@ def test_the_ends_are_the_smallest_and_the_largest_value() -> None:
 def test_a_table_that_is_no_distribution_is_refused(points: tuple[tuple[float, float], ...]) -> None:
     with pytest.raises(ValueError, match="must"):
         QuantileTable(points)
+
+
+@pytest.mark.parametrize(("probability", "place"), [(0.0, 0), (0.59, 0), (0.6, 1), (0.89, 1), (0.95, 2), (1.0, 2)])
+def test_a_kind_is_drawn_by_its_share(probability: float, place: int) -> None:
+    assert kind_at(probability, [(0.6, "a"), (0.3, "b"), (0.1, "c")]) == place

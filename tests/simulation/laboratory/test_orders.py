@@ -51,7 +51,7 @@ def test_every_target_and_rate_has_its_table() -> None:
 
 def test_without_the_first_policy_in_two_orders_there_is_nothing_to_split() -> None:
     assert order_tables(experiment()) == []
-    assert list(by_order(VARIANTS[2:])) == ["fifo"], "b has nobody beside it by deadline"
+    assert list(by_order(VARIANTS[2:])) == ["fifo"], "b is alone by deadline"
 
 
 def test_a_router_with_a_queue_of_its_own_is_in_no_order_but_among_all_others() -> None:
