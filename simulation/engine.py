@@ -7,6 +7,11 @@ Steps with nothing but decoding are planned as one *run*: their number is known 
 or memory runs out) and their times follow a closed form, so a run costs the same for one step and for a thousand.
 All times within a run are computed from its start: asking more often never changes an answer.
 
+With prefill and decode apart, a request is two: a prefill leg here and a decode leg in another engine. The engine says
+when a decode leg has its blocks (PULLING); whoever moves the KV says when it is there (``receive``), or that it never
+comes (``lose_kv``), and tells the other engine (``release_staged``). An engine whose memory staged or expected KV fills
+does nothing until some of it goes.
+
 The engine is a pure function of the calls made to it. Simplifications against the real thing: two running requests
 that compute the same block share it from then on; blocks of generated tokens do not enter the prefix cache; an
 aborted sequence frees its blocks at once, and the step under way still takes the time it was planned with.
@@ -51,6 +56,8 @@ class Engine:
         """End of the last step, or when work came to an idle engine: the next step starts here."""
         self._reached_s = -math.inf
         """Steps that start at or before this time have started."""
+        self._blocked = False
+        """There is work and nothing fits: no step begins before something changes."""
 
     # calls --------------------------------------------------------------------------------------------------
     def submit(self, request: EngineRequest, now_s: float) -> None:
@@ -61,10 +68,38 @@ class Engine:
         """
         self._run_until(now_s, start_now=False)
         self._refuse_unservable(request)
-        if not self._scheduler.busy:
-            self._boundary_s = max(self._boundary_s, now_s)
         self._scheduler.enqueue(request)
-        self._cut_run(now_s)
+        self._replan(now_s)
+
+    def receive(self, request_id: str, now_s: float) -> bool:
+        """The KV of a decode leg is there; False if nothing waits for it (any more)."""
+        self._run_until(now_s, start_now=False)
+        if request_id not in self._scheduler.pulling:
+            return False
+        self._scheduler.receive(request_id)
+        self._replan(now_s)
+        return True
+
+    def lose_kv(self, request_id: str, now_s: float) -> bool:
+        """The KV of a decode leg will not come: it is prefilled here; False if nothing waits for it (any more)."""
+        self._run_until(now_s, start_now=False)
+        if request_id not in self._scheduler.pulling:
+            return False
+        self._scheduler.lose_kv(request_id)
+        self._replan(now_s)
+        return True
+
+    def release_staged(self, request_id: str, now_s: float) -> bool:
+        """Free the staged KV of a prefill leg, which was pulled or is not wanted; False if there is none (any more)."""
+        self._run_until(now_s, start_now=False)
+        if not self._scheduler.release_staged(request_id):
+            return False
+        self._replan(now_s)
+        return True
+
+    def has_staged(self, request_id: str) -> bool:
+        """Whether the KV of a prefill leg waits to be pulled, when time was last told."""
+        return request_id in self._scheduler.staged
 
     def advance(self, until_s: float) -> list[Event]:
         """Everything that happened since the last call, up to and including ``until_s``, in order of time.
@@ -87,7 +122,9 @@ class Engine:
             return self._events[0].time_s
         if self._run is not None:
             return self._run.end_s(self._run.steps)
-        return self._boundary_s if self._scheduler.busy else None
+        if self._startable:
+            return self._boundary_s
+        return self._scheduler.staged.next_expiry_s()
 
     def next_step_end_s(self) -> float | None:
         """Like ``next_event_s``, but no later than the end of the step under way: for streaming token by token."""
@@ -96,14 +133,20 @@ class Engine:
         return self.next_event_s()
 
     def abort(self, request_id: str, now_s: float) -> bool:
-        """Drop a waiting or running request and free its blocks at once; False if it is not here (any more)."""
+        """Drop a waiting or running request and free its blocks at once; False if it is not here (any more).
+
+        Its staged KV stays: that it is not wanted says ``release_staged``.
+        """
         self._run_until(now_s, start_now=False)
         scheduler = self._scheduler
-        if request_id in scheduler.waiting or request_id in scheduler.running:
-            self._cut_run(now_s)  # which may complete a step, and with it the request
+        if request_id in scheduler.staged or not scheduler.knows(request_id):
+            return False
+        self._replan(now_s)  # which may complete a step, and with it the request
         if scheduler.waiting.pop(request_id, None) is not None:
             return True
-        sequence = scheduler.running.get(request_id)
+        sequence = (
+            scheduler.running.get(request_id) or scheduler.pulling.get(request_id) or scheduler.arrived.get(request_id)
+        )
         if sequence is None:
             return False
         scheduler.release(sequence)
@@ -137,25 +180,57 @@ class Engine:
             raise ValueError(f"time went back from {self._reached_s} to {until_s}")
         while True:
             if self._run is None:
-                if not self._scheduler.busy:
+                self._expire(until_s)
+                if not self._startable:
                     break
                 if self._boundary_s > until_s or (self._boundary_s == until_s and not start_now):
                     break
                 self._run = self._plan(self._boundary_s)
+                if self._run is None:
+                    continue
             if self._run.end_s(self._run.steps) > until_s:
                 break
             self._complete(self._run)
         if start_now:
             self._reached_s = until_s
 
-    def _plan(self, start_s: float) -> Run:
-        """Plan the step at ``start_s``, and how often it can be repeated."""
+    @property
+    def _startable(self) -> bool:
+        """Whether a step begins at the boundary if nothing changes."""
+        return self._scheduler.busy and not self._blocked
+
+    def _expire(self, until_s: float) -> None:
+        """Free staged KV that has timed out between steps; what times out in a step is freed at its end."""
+        staged = self._scheduler.staged
+        while (expiry_s := staged.next_expiry_s()) is not None and expiry_s <= until_s:
+            if self._startable and expiry_s > self._boundary_s:
+                break
+            self._wake(expiry_s)
+            self._scheduler.expire(self._boundary_s)
+
+    def _wake(self, now_s: float) -> None:
+        """Something has changed between steps: the next one begins now at the earliest."""
+        self._blocked = False
+        self._boundary_s = max(self._boundary_s, now_s)
+
+    def _replan(self, now_s: float) -> None:
+        """Something has changed at ``now_s``: the next plan has to see it."""
+        if self._run is None:
+            self._wake(now_s)
+        else:
+            self._cut_run(now_s)
+
+    def _plan(self, start_s: float) -> Run | None:
+        """Plan the step at ``start_s``, and how often it can be repeated; None if nothing fits."""
         step = self._scheduler.plan_step(start_s)
         batch, costs = self._scheduler.batch, self.config.costs
+        if not step.prefill_tokens and not batch.size:
+            self._blocked = True
+            return None
         sequences = batch.size if step.decodes else 0
         # Every decoding sequence attends to its newest token too.
         context_tokens = batch.context_tokens + sequences if step.decodes else 0
-        return Run(
+        run = Run(
             start_s=start_s,
             steps=1 if step.prefill_tokens else self._repeatable_steps(),
             first_s=costs.step_s(
@@ -166,6 +241,10 @@ class Engine:
             prefilled=step.prefilled,
             decodes=step.decodes,
         )
+        expiry_s = self._scheduler.staged.next_expiry_s()
+        if expiry_s is not None and run.steps > 1:
+            run.steps = min(run.steps, run.steps_by(expiry_s) + 1)
+        return run
 
     def _repeatable_steps(self) -> int:
         """Decode steps until a sequence ends or memory runs out."""
@@ -204,10 +283,12 @@ class Engine:
 
     def _refuse_unservable(self, request: EngineRequest) -> None:
         config, scheduler = self.config, self._scheduler
-        if request.request_id in scheduler.waiting or request.request_id in scheduler.running:
+        if scheduler.knows(request.request_id):
             raise RequestRefusedError(f"request id {request.request_id!r} is already in this engine")
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise RequestRefusedError("a request needs at least one prompt token and one output token")
+        if request.stages_kv and (request.output_tokens > 1 or request.awaits_kv):
+            raise RequestRefusedError("a prefill leg ends with its first token, and computes its own KV")
         total = request.prompt_tokens + request.output_tokens
         limit = config.max_request_tokens
         if total > limit:

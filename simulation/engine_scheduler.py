@@ -3,9 +3,10 @@
 The rules are vLLM V1's (first come, first served; chunked prefill; prefix caching). A step takes every decoding
 sequence (one token each), then the prompt under prefill, then waiting prompts in order of arrival, until the token
 budget is spent; so at most one prompt, the latest, is ever half done. A prompt is admitted when all its blocks would
-fit. When decoding sequences need blocks that are not there, the latest admitted sequence is preempted: it loses its
-blocks, returns to the head of the queue and is recomputed. With ``prefill_first`` a step is either prefill, whenever a
-prompt fits, or decoding.
+fit. A decode leg is given its blocks in the same way and does not hold up those behind it while its KV is on its way;
+then it goes ahead of the queue, and its last prompt token is computed, to sample from. When decoding sequences need
+blocks that are not there, the latest admitted sequence is preempted: it loses its blocks, returns to the head of the
+queue and is recomputed. With ``prefill_first`` a step is either prefill, whenever a prompt fits, or decoding.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from simulation.decode_batch import DecodeBatch
 from simulation.engine_types import EngineConfig, EngineRequest, EngineStatistics, Event, EventKind
 from simulation.kv_pool import KvPool
 from simulation.sequence import EngineSequence
+from simulation.staged_kv import HeldKv, StagedKv
 from simulation.step_time import attention_pairs
 
 
@@ -42,6 +44,11 @@ class EngineScheduler:
         self.waiting: OrderedDict[str, EngineSequence] = OrderedDict()
         self.running: OrderedDict[str, EngineSequence] = OrderedDict()
         """In order of admission."""
+        self.pulling: dict[str, EngineSequence] = {}
+        """Decode legs that have their blocks and wait for their KV."""
+        self.arrived: OrderedDict[str, EngineSequence] = OrderedDict()
+        """Those whose KV is there, until a step takes them."""
+        self.staged = StagedKv(config.staged_timeout_s)
         self._config = config
         self._events = events
         self._prefilling: EngineSequence | None = None
@@ -51,13 +58,22 @@ class EngineScheduler:
         self._queried_tokens = 0
         self._hit_tokens = 0
         self._preemptions = 0
+        self._expired = 0
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.running)
+        """Whether a step could have work, memory permitting."""
+        return bool(self.waiting or self.running or self.arrived)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a request of this id is here, or its staged KV."""
+        return any(
+            request_id in place for place in (self.waiting, self.running, self.pulling, self.arrived, self.staged)
+        )
 
     def enqueue(self, request: EngineRequest) -> None:
-        self.waiting[request.request_id] = EngineSequence(request, prefill_tokens=request.prompt_tokens)
+        sequence = EngineSequence(request, prefill_tokens=request.prompt_tokens, awaits_kv=request.awaits_kv)
+        self.waiting[request.request_id] = sequence
 
     # one step -------------------------------------------------------------------------------------------------
     def plan_step(self, start_s: float) -> StepPlan:
@@ -127,9 +143,9 @@ class EngineScheduler:
             else:
                 self._preempt(current, start_s)
                 may_admit = False
-        while budget > 0 and may_admit and self.waiting and len(self.running) < self._config.max_num_seqs:
-            sequence = next(iter(self.waiting.values()))
-            if not self._admit(sequence, start_s):
+        while budget > 0 and may_admit and len(self.running) < self._config.max_num_seqs:
+            sequence = self._next_admitted(start_s)
+            if sequence is None:
                 break
             chunk = min(budget, sequence.prefill_tokens - sequence.computed_tokens)
             chunks.append((sequence, sequence.computed_tokens, chunk))
@@ -137,8 +153,22 @@ class EngineScheduler:
             budget -= chunk
         return chunks
 
+    def _next_admitted(self, start_s: float) -> EngineSequence | None:
+        """The next one to compute, in the running set; None if there is none, or its blocks do not fit."""
+        if self.arrived:
+            _, sequence = self.arrived.popitem(last=False)
+            self._run(sequence, start_s)
+            return sequence
+        while self.waiting:
+            sequence = next(iter(self.waiting.values()))
+            if not self._admit(sequence, start_s):
+                return None
+            if not sequence.awaits_kv:
+                return sequence
+        return None
+
     def _admit(self, sequence: EngineSequence, start_s: float) -> bool:
-        """Move the head of the queue to the running set, with its hit; False if its prompt does not fit."""
+        """Take the head of the queue, with its hit, to those that run or pull; False if its prompt does not fit."""
         block_tokens, request = self._config.block_tokens, sequence.request
         # The last token is always computed, so that there is something to sample from.
         hits, idle_hits = self.pool.match(request.block_hashes, (sequence.prefill_tokens - 1) // block_tokens)
@@ -146,9 +176,6 @@ class EngineScheduler:
         if needed > self.pool.available_blocks - idle_hits:
             return False
         del self.waiting[request.request_id]
-        self.running[request.request_id] = sequence
-        self._admissions += 1
-        sequence.order = self._admissions
         self.pool.hold(request.block_hashes[:hits])
         sequence.held_blocks = hits
         sequence.computed_tokens = hits * block_tokens
@@ -156,9 +183,61 @@ class EngineScheduler:
         self._hit_tokens += sequence.computed_tokens
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed_tokens
-        self._prefilling = sequence
-        self._events.append(Event(EventKind.SCHEDULED, start_s, request.request_id, sequence.computed_tokens))
+        if sequence.awaits_kv:
+            self._pull(sequence, needed, start_s)
+        else:
+            self._run(sequence, start_s)
         return True
+
+    def _run(self, sequence: EngineSequence, start_s: float) -> None:
+        request_id = sequence.request.request_id
+        self.running[request_id] = sequence
+        self._admissions += 1
+        sequence.order = self._admissions
+        self._prefilling = sequence
+        self._events.append(Event(EventKind.SCHEDULED, start_s, request_id, sequence.computed_tokens))
+
+    # transfers ------------------------------------------------------------------------------------------------
+    def _pull(self, sequence: EngineSequence, needed: int, start_s: float) -> None:
+        """Reserve what the transfer will fill; blocks enter the cache when it is through."""
+        request = sequence.request
+        self.pool.take_private(needed)
+        sequence.private_blocks = needed
+        self.pulling[request.request_id] = sequence
+        missing = sequence.prefill_tokens - sequence.computed_tokens
+        self._events.append(Event(EventKind.PULLING, start_s, request.request_id, missing))
+
+    def receive(self, request_id: str) -> None:
+        """The KV of a pulling request is there."""
+        sequence = self.arrived[request_id] = self.pulling.pop(request_id)
+        hashes = sequence.request.block_hashes
+        self.pool.give_private(len(hashes) - sequence.held_blocks)
+        self.pool.hold(hashes[sequence.held_blocks :])
+        sequence.private_blocks -= len(hashes) - sequence.held_blocks
+        sequence.held_blocks = len(hashes)
+        sequence.computed_tokens = sequence.prefill_tokens - 1
+        sequence.awaits_kv = False
+
+    def lose_kv(self, request_id: str) -> None:
+        """The transfer has failed: the request goes to the head of the queue, to be prefilled here."""
+        sequence = self.pulling.pop(request_id)
+        self._free(self._withdraw(sequence))
+        sequence.awaits_kv = False
+        self.waiting[request_id] = sequence
+        self.waiting.move_to_end(request_id, last=False)
+
+    def release_staged(self, request_id: str) -> bool:
+        kv = self.staged.take(request_id)
+        if kv is not None:
+            self._free(kv)
+        return kv is not None
+
+    def expire(self, now_s: float) -> None:
+        """Free staged KV whose time is over."""
+        for request_id, staged in self.staged.take_expired(now_s):
+            self._free(staged.kv)
+            self._expired += 1
+            self._events.append(Event(EventKind.EXPIRED, now_s, request_id, staged.tokens))
 
     def _fits(self, sequence: EngineSequence, chunk: int) -> bool:
         blocks = -(-(sequence.computed_tokens + chunk) // self._config.block_tokens)
@@ -183,21 +262,38 @@ class EngineScheduler:
 
     # leaving --------------------------------------------------------------------------------------------------
     def release(self, sequence: EngineSequence) -> None:
-        """Leave the running set and give every block back: the one way out for every ending."""
-        del self.running[sequence.request.request_id]
+        """Leave the running set, or the transfer, and give every block back."""
+        request_id = sequence.request.request_id
+        if self.pulling.pop(request_id, None) is None and self.arrived.pop(request_id, None) is None:
+            del self.running[request_id]
+        self._free(self._withdraw(sequence))
+
+    def _withdraw(self, sequence: EngineSequence) -> HeldKv:
+        """The sequence holds nothing any more; what it held."""
         if self._prefilling is sequence:
             self._prefilling = None
         private = sequence.private_blocks
         if sequence.decoding:
             private = self.batch.kv_blocks(sequence) - sequence.held_blocks
             self.batch.leave(sequence)
-        self.pool.give_private(private)
-        self.pool.drop(sequence.request.block_hashes[: sequence.held_blocks])
+        held = HeldKv(sequence.request.block_hashes[: sequence.held_blocks], private)
         sequence.held_blocks = sequence.private_blocks = sequence.computed_tokens = 0
+        return held
+
+    def _free(self, kv: HeldKv) -> None:
+        self.pool.give_private(kv.private_blocks)
+        self.pool.drop(kv.hashes)
 
     def _finish(self, sequence: EngineSequence, end_s: float) -> None:
-        self.release(sequence)
-        self._events.append(Event(EventKind.FINISHED, end_s, sequence.request.request_id, sequence.generated_tokens))
+        request = sequence.request
+        del self.running[request.request_id]
+        kv = self._withdraw(sequence)
+        self._events.append(Event(EventKind.FINISHED, end_s, request.request_id, sequence.generated_tokens))
+        if request.stages_kv:
+            self.staged.add(request.request_id, kv, request.prompt_tokens, end_s)
+            self._events.append(Event(EventKind.STAGED, end_s, request.request_id, request.prompt_tokens))
+        else:
+            self._free(kv)
 
     def _preempt(self, sequence: EngineSequence, now_s: float) -> None:
         """Take all blocks from a running sequence and put it at the head of the queue."""
@@ -213,7 +309,7 @@ class EngineScheduler:
     def statistics(self) -> EngineStatistics:
         prefilling = self._prefilling.computed_tokens if self._prefilling is not None else 0
         return EngineStatistics(
-            waiting=len(self.waiting),
+            waiting=len(self.waiting) + len(self.pulling) + len(self.arrived),
             running=len(self.running),
             used_blocks=self.pool.used_blocks,
             cached_blocks=self.pool.cached_blocks,
@@ -225,4 +321,7 @@ class EngineScheduler:
             queried_tokens=self._queried_tokens,
             hit_tokens=self._hit_tokens,
             preemptions=self._preemptions,
+            pulling=len(self.pulling),
+            staged=len(self.staged),
+            expired=self._expired,
         )

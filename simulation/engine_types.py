@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from scheduling.instance import InstanceSpec
+from simulation.kv_transfer import KvTransfer
 from simulation.step_time import StepCosts
 
 
@@ -27,12 +28,18 @@ class EngineConfig:
     prefill_first: bool = False
     """Running decodes wait while prompts can be prefilled, as in vLLM without chunked prefill. Otherwise every step
     does both."""
+    transfer: KvTransfer = field(default_factory=KvTransfer)
+    """Moves of KV to and from it. The engine itself moves nothing: see ``Engine.receive``."""
+    staged_timeout_s: float = 480.0
+    """Staged KV that is not pulled is freed after this time (vLLM's ``VLLM_NIXL_ABORT_REQUEST_TIMEOUT``)."""
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1 or self.kv_blocks < 1:
             raise ValueError("the KV pool must hold at least one block of at least one token")
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs, and that at least 1")
+        if not self.staged_timeout_s > 0:
+            raise ValueError("staged_timeout_s must be above 0")
 
     @property
     def kv_blocks(self) -> int:
@@ -69,6 +76,11 @@ class EngineRequest:
     block_hashes: tuple[int, ...] = ()
     """Prefix hashes of the prompt's full blocks of ``block_tokens``: hash k covers blocks ``0..k``. May be
     shorter than the prompt; what it leaves out is never shared."""
+    stages_kv: bool = False
+    """A prefill leg: it ends with its first token, and its KV stays until it is pulled (``Engine.release_staged``) or
+    times out."""
+    awaits_kv: bool = False
+    """A decode leg: the KV of its prompt comes by a transfer (``Engine.receive``), as far as it is not cached here."""
 
 
 class RequestRefusedError(ValueError):
@@ -77,13 +89,19 @@ class RequestRefusedError(ValueError):
 
 class EventKind(StrEnum):
     SCHEDULED = "scheduled"
-    """Left the waiting queue; ``tokens`` of its prompt were found in the prefix cache."""
+    """Left the waiting queue; ``tokens`` of its prompt were found in the prefix cache, or came by a transfer."""
     FIRST_TOKEN = "first_token"
     """Prefill done, first token out; ``tokens`` of its prompt had been cached when it was first scheduled."""
     FINISHED = "finished"
     """``tokens`` were generated; its blocks are free."""
     PREEMPTED = "preempted"
     """Lost its blocks, waits at the head of the queue to be recomputed; ``tokens`` were generated so far."""
+    PULLING = "pulling"
+    """A decode leg has its blocks; KV of ``tokens`` of its prompt is to be moved here."""
+    STAGED = "staged"
+    """A prefill leg has ended, and its KV of ``tokens`` waits to be pulled. Follows its FINISHED."""
+    EXPIRED = "expired"
+    """Staged KV of ``tokens`` was freed because nobody pulled it in time."""
 
 
 class Event(NamedTuple):
@@ -116,6 +134,12 @@ class EngineStatistics:
     """Prompt tokens looked up in the prefix cache (once per scheduling, as vLLM counts)."""
     hit_tokens: int
     preemptions: int
+    pulling: int = 0
+    """Decode legs that have their blocks and not their KV; ``waiting`` counts them too, as vLLM does."""
+    staged: int = 0
+    """Prefill legs whose KV waits to be pulled; ``used_blocks`` counts it."""
+    expired: int = 0
+    """Staged KV that nobody pulled in time: what a client or router leaked."""
 
     @property
     def kv_usage(self) -> float:

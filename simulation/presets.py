@@ -3,8 +3,9 @@
 Everything is derived from published figures and three efficiencies; nothing is fitted to a result.
 
 Devices (vendor figures): Ascend 910B4, 280 TFLOPS fp16, 32 GB HBM at 0.8 TB/s; Ascend 910B3, 313 TFLOPS fp16,
-64 GB HBM at 1.6 TB/s. Models (their published configuration): Qwen2.5-7B, 28 layers of width 3584, 4 KV heads of
-128; Qwen2.5-14B, 48 layers of width 5120, 8 KV heads of 128; bfloat16 weights and KV cache.
+64 GB HBM at 1.6 TB/s; both with a network port of 200 Gbit/s. Models (their published configuration): Qwen2.5-7B, 28
+layers of width 3584, 4 KV heads of 128; Qwen2.5-14B, 48 layers of width 5120, 8 KV heads of 128; bfloat16 weights and
+KV cache.
 
 Efficiencies: dense matrix products reach 45 % of the peak and attention in prefill 40 %, reading weights or KV
 cache 75 % of the HBM bandwidth: the range that serving stacks report on this class of device. A step costs 5 ms
@@ -14,6 +15,8 @@ and a sequence 50 µs on the host. With steps of 2,048 tokens this gives
 | --- | --- | --- |
 | qwen2.5-7b-910b4 | 9,060 / 8,280 / 7,003 tokens/s | 28.7 / 35.6 / 105.7 ms |
 | qwen2.5-14b-910b3 | 5,090 / 4,501 / 3,698 tokens/s | 28.5 / 39.8 / 158.1 ms |
+
+Moves of KV reach 80 % of the network port and take 5 ms besides: 8k tokens take 28 and 86 ms.
 
 KV memory is the DualMap paper's: 1M and 0.5M tokens of context cache per instance. At 57 kB and 197 kB a token that
 is more than the HBM of one device holds beside the weights, so it means HBM and host memory together; moving blocks
@@ -29,6 +32,7 @@ from types import MappingProxyType
 from typing import Any
 
 from simulation.engine_types import EngineConfig
+from simulation.kv_transfer import KvTransfer
 from simulation.step_time import StepCosts
 
 
@@ -39,6 +43,8 @@ class Device:
     flops: float
     """Peak fp16 operations per second."""
     memory_bytes_per_s: float
+    link_bytes_per_s: float = 25e9
+    """Of its network port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +73,10 @@ class Efficiency:
     matmul: float = 0.45
     attention: float = 0.40
     memory: float = 0.75
+    link: float = 0.8
     step_overhead_s: float = 0.005
     sequence_s: float = 50e-6
+    transfer_s: float = 0.005
 
 
 def derive_costs(model: Model, device: Device, efficiency: Efficiency) -> StepCosts:
@@ -84,6 +92,12 @@ def derive_costs(model: Model, device: Device, efficiency: Efficiency) -> StepCo
         sequence_s=efficiency.sequence_s + 2 * model.head_parameters / matmul_flops,
         context_token_s=model.kv_bytes_per_token / bytes_per_s,
     )
+
+
+def derive_transfer(model: Model, device: Device, efficiency: Efficiency) -> KvTransfer:
+    """Moves of KV over the device's network port."""
+    bytes_per_s = device.link_bytes_per_s * efficiency.link
+    return KvTransfer(model.kv_bytes_per_token, bytes_per_s, efficiency.transfer_s)
 
 
 ASCEND_910B4 = Device(flops=280e12, memory_bytes_per_s=0.8e12)
@@ -106,8 +120,9 @@ class UnknownPresetError(ValueError):
 
 
 def _preset(name: str, served: str, model: Model, device: Device, kv_capacity_tokens: int) -> Preset:
-    costs = derive_costs(model, device, Efficiency())
-    return Preset(name, served, EngineConfig(costs=costs, kv_capacity_tokens=kv_capacity_tokens))
+    efficiency = Efficiency()
+    costs, transfer = derive_costs(model, device, efficiency), derive_transfer(model, device, efficiency)
+    return Preset(name, served, EngineConfig(costs=costs, kv_capacity_tokens=kv_capacity_tokens, transfer=transfer))
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(

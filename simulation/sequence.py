@@ -29,5 +29,7 @@ class EngineSequence:
     started: bool = False
     """Its first token is out."""
     decoding: bool = False
+    awaits_kv: bool = False
+    """The KV of its prompt is to come by a transfer; not any more once it came, or is to be computed here."""
     joined_step: int = 0
     last_step: int = 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from simulation.engine_types import EngineConfig
+from simulation.kv_transfer import KvTransfer
 from simulation.presets import PRESETS, find_preset
 from simulation.step_time import StepCosts
 
@@ -38,6 +40,26 @@ class CostSettings(BaseModel):
         return replace(costs, **{name: value * unit for name, (value, unit) in wanted.items() if value is not None})
 
 
+class TransferSettings(BaseModel):
+    """Moves of KV between prefill and decode instances, in place of the preset's figures, one by one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kv_bytes_per_token: int | None = Field(None, ge=1, description="KV of one token over all layers, bytes")
+    gb_per_s: float | None = Field(None, gt=0, description="bandwidth of an instance's link, gigabytes per second")
+    latency_ms: float | None = Field(None, ge=0, description="time of every move besides its bytes, milliseconds")
+
+    def applied_to(self, transfer: KvTransfer) -> KvTransfer:
+        """The figures with what is set here in place."""
+        wanted = {
+            "bytes_per_token": self.kv_bytes_per_token,
+            "bytes_per_s": None if self.gb_per_s is None else self.gb_per_s * 1e9,
+            "latency_s": None if self.latency_ms is None else self.latency_ms / 1000,
+        }
+        own: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+        return replace(transfer, **own)
+
+
 class EngineSettings(BaseModel):
     """One emulated engine: a preset, and figures of one's own in place of the preset's."""
 
@@ -53,6 +75,10 @@ class EngineSettings(BaseModel):
         None, description="decodes wait while prompts can be prefilled, as without chunked prefill (none: the preset's)"
     )
     costs: CostSettings = Field(CostSettings(), description="step costs in place of the preset's")
+    transfer: TransferSettings = Field(TransferSettings(), description="moves of KV in place of the preset's figures")
+    staged_timeout_s: float | None = Field(
+        None, gt=0, description="time until staged KV that nobody pulls is freed, seconds (none: vLLM's 480)"
+    )
 
     @field_validator("preset")
     @classmethod
@@ -68,9 +94,10 @@ class EngineSettings(BaseModel):
         """The preset's engine with what is set here in place."""
         engine = find_preset(self.preset).engine
         names = ["kv_capacity_tokens", "block_tokens", "max_num_batched_tokens", "max_num_seqs", "max_model_len"]
-        names += ["prefill_first"]
+        names += ["prefill_first", "staged_timeout_s"]
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return replace(engine, costs=self.costs.applied_to(engine.costs), **own)
+        costs, transfer = self.costs.applied_to(engine.costs), self.transfer.applied_to(engine.transfer)
+        return replace(engine, costs=costs, transfer=transfer, **own)
 
 
 class EmulatorSettings(EngineSettings):

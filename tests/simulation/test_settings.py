@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from simulation.kv_transfer import KvTransfer
 from simulation.presets import find_preset
-from simulation.settings import CostSettings, EmulatorSettings
+from simulation.settings import CostSettings, EmulatorSettings, TransferSettings
 
 
 def test_figures_of_one_s_own_replace_the_preset_s_one_by_one() -> None:
@@ -18,6 +19,13 @@ def test_figures_of_one_s_own_replace_the_preset_s_one_by_one() -> None:
     assert (engine.costs.token_s, engine.costs.overhead_s) == pytest.approx((50e-6, 1e-3))
     assert engine.costs.weights_s == preset.costs.weights_s
     assert engine.max_num_seqs == preset.max_num_seqs
+
+
+def test_figures_of_the_link_replace_the_preset_s_one_by_one() -> None:
+    engine = EmulatorSettings(transfer=TransferSettings(gb_per_s=50, latency_ms=1), staged_timeout_s=30).engine_config()
+    assert engine.transfer == KvTransfer(57_344, 50e9, 0.001)
+    assert engine.staged_timeout_s == 30
+    assert EmulatorSettings().engine_config().staged_timeout_s == 480
 
 
 def test_the_model_is_the_preset_s_unless_named() -> None:
