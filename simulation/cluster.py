@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from simulation.endless_kv_pool import EndlessKvPool
 from simulation.engine import Engine
-from simulation.engine_types import EngineConfig, EngineRequest, Event
+from simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind
 from simulation.event_queue import EventQueue, Priority
 from simulation.kv_pool import Journal, KvPool
+from simulation.kv_transfer import KvLinks, KvTransfer
 from simulation.reported_caches import ReportedCaches
 from simulation.scenario import SpeedChange
 from simulation.step_time import StepCosts
@@ -18,13 +19,25 @@ from simulation.step_time import StepCosts
 OnEvent = Callable[[str, Event], None]
 
 
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """Where a decode leg finds its KV: what a prefill leg has staged."""
+
+    instance_id: str
+    request_id: str
+
+
 class Cluster:
-    """Engines by instance id. Wakes each engine exactly at its next event."""
+    """Engines by instance id, and the moves of KV between them. Wakes each engine exactly at its next event.
+
+    A decode leg pulls its KV when it has its blocks; KV that timed out meanwhile is computed again where it is needed.
+    """
 
     def __init__(
         self,
         events: EventQueue,
         on_event: OnEvent,
+        transfer: KvTransfer,
         *,
         endless_cache: bool = False,
         reported: ReportedCaches | None = None,
@@ -36,6 +49,9 @@ class Cluster:
         self._journals: dict[str, Journal] = {}
         self._computed: set[int] | None = set() if endless_cache else None
         self._wake_s: dict[str, float | None] = {}
+        self._sources: dict[str, KvSource] = {}
+        """Of decode legs whose KV is not there yet, by request id."""
+        self._links = KvLinks(transfer)
         self.engines: dict[str, Engine] = {}
         self.former_preemptions = 0
         """Of engines that were replaced."""
@@ -61,10 +77,40 @@ class Cluster:
         for change in changes:
             self._events.push(change.at_s, Priority.MEMBERSHIP, partial(slow_down, change))
 
-    def submit(self, instance_id: str, request: EngineRequest, now_s: float) -> None:
-        """Raises RequestRefusedError when the engine can never serve it."""
+    def submit(self, instance_id: str, request: EngineRequest, now_s: float, source: KvSource | None = None) -> None:
+        """A decode leg (``awaits_kv``) needs its ``source``. Raises RequestRefusedError when the engine can never
+        serve it."""
         self.engines[instance_id].submit(request, now_s)
+        if source is not None:
+            self._sources[request.request_id] = source
         self._arm(instance_id)
+
+    def release_staged(self, source: KvSource, now_s: float) -> None:
+        """Nobody will pull it."""
+        self.engines[source.instance_id].release_staged(source.request_id, now_s)
+        self._arm(source.instance_id)
+
+    @property
+    def moved_tokens(self) -> int:
+        return self._links.moved_tokens
+
+    def _pull(self, target_id: str, event: Event, now_s: float) -> None:
+        source = self._sources.pop(event.request_id)
+        end_pull = partial(self._end_pull, target_id, event.request_id, source)
+        if self.engines[source.instance_id].has_staged(source.request_id):
+            end_s = self._links.move(source.instance_id, target_id, event.tokens, now_s)
+            self._events.push(end_s, Priority.ARRIVAL, end_pull)
+        else:
+            end_pull(now_s)
+
+    def _end_pull(self, target_id: str, request_id: str, source: KvSource, now_s: float) -> None:
+        target = self.engines[target_id]
+        if self.engines[source.instance_id].release_staged(source.request_id, now_s):
+            target.receive(request_id, now_s)
+        else:
+            target.lose_kv(request_id, now_s)
+        self._arm(source.instance_id)
+        self._arm(target_id)
 
     def _arm(self, instance_id: str) -> None:
         wake_s = self.engines[instance_id].next_event_s()
@@ -83,5 +129,8 @@ class Cluster:
             self._reported.apply(instance_id, journal, now_s)
             journal.clear()
         for event in events:
-            self._on_event(instance_id, event)
+            if event.kind is EventKind.PULLING:
+                self._pull(instance_id, event, now_s)
+            else:
+                self._on_event(instance_id, event)
         self._arm(instance_id)

@@ -102,7 +102,11 @@ class Simulation:
         self._events = EventQueue()
         self._reported = ReportedCaches(self._state.instances) if scenario.kv_events else None
         self._cluster = Cluster(
-            self._events, self._on_engine_event, endless_cache=scenario.endless_cache, reported=self._reported
+            self._events,
+            self._on_engine_event,
+            settings.engine.transfer,
+            endless_cache=scenario.endless_cache,
+            reported=self._reported,
         )
         self._paid_s = 0.0
         """Instance seconds until now: ready, starting, or still answering."""
