@@ -7,10 +7,11 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.legs import Leg
 from scheduling.rebalance import Move
 from scheduling.request import Request
 from scheduling.ttft import DECODE_STALL_S, queueing_s
-from scheduling.view import is_scheduled
+from scheduling.view import takers
 
 
 def plan_evacuation(
@@ -20,31 +21,28 @@ def plan_evacuation(
     instances: Mapping[str, InstanceSpec],
     decode_stall_s: float = DECODE_STALL_S,
 ) -> tuple[Move, ...]:
-    """A move for every held request, in queue order, for which one of the other ``instances`` that is ready and
-    scheduled has a place in its queue; the others stay for another round.
+    """A move for every held request, in queue order, for which one of the other ``instances`` that serves its leg has a
+    place in its queue; the others stay for another round.
 
     Away from its next best instance a request counts with its whole prompt. Requests moved earlier in the plan count as
     load of their target, so a long queue spreads instead of overloading the one that was idle or overfilling a queue.
     ``benefit_s`` is 0: there is no expected TTFT on a lost instance to compare with.
     """
-    targets = _Targets(
-        {
-            name: load
-            for name, load in loads.items()
-            if name != lost_id
-            and load.state is InstanceState.READY
-            and name in instances
-            and is_scheduled(instances[name])
-        },
-        decode_stall_s,
-    )
+    ready = {name: load for name, load in loads.items() if name != lost_id and load.state is InstanceState.READY}
+    by_leg: dict[Leg, _Targets] = {}
     moves: list[Move] = []
     for request in held:
+        targets = by_leg.get(request.leg)
+        if targets is None:
+            serving = takers(instances, request.leg)
+            among = {name: load for name, load in ready.items() if name in serving}
+            targets = by_leg[request.leg] = _Targets(among, decode_stall_s)
         target_id, tokens = request.alternative_id, request.alternative_uncached_tokens
         if target_id is None or not targets.has_place(target_id):
             target_id, tokens = targets.least_loaded(), request.prompt_tokens
         if target_id is not None:
-            targets.add(target_id, tokens)
+            for each in by_leg.values():
+                each.add(target_id, tokens)
             moves.append(Move(request.request_id, target_id, 0.0))
     return tuple(moves)
 
@@ -73,6 +71,8 @@ class _Targets:
 
     def add(self, instance_id: str, tokens: int) -> None:
         """Count a request that moves there."""
+        if instance_id not in self._loads:
+            return
         load = self._loads[instance_id]
         load = replace(load, queued_requests=load.queued_requests + 1, pending_tokens=load.pending_tokens + tokens)
         self._loads[instance_id] = load

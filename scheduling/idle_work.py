@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.legs import Leg
 from scheduling.queue_order import QueueEntry, plan_on_time, step_rest_tokens
 from scheduling.rebalance import HotQueue, Move
 from scheduling.request import Request
 from scheduling.ttft import DECODE_STALL_S, stall_s
+from scheduling.view import takers
 
 
 def is_idle(load: InstanceLoad) -> bool:
@@ -42,8 +44,15 @@ def late_requests(queue: HotQueue, decode_stall_s: float = DECODE_STALL_S) -> tu
 class IdleWork:
     """One round over the queues of a pool. What it moves counts on the idle instances for the rest of the round."""
 
-    def __init__(self, loads: Mapping[str, InstanceLoad], decode_stall_s: float = DECODE_STALL_S) -> None:
-        """``loads`` are those of instances that requests may be placed on."""
+    def __init__(
+        self,
+        loads: Mapping[str, InstanceLoad],
+        decode_stall_s: float = DECODE_STALL_S,
+        instances: Mapping[str, InstanceSpec] | None = None,
+    ) -> None:
+        """``loads`` are those of instances that requests may be placed on; every one takes any request where
+        ``instances`` do not tell their roles."""
+        self._takers = None if instances is None else {leg: takers(instances, leg) for leg in Leg}
         self._idle = {load.instance_id: load for load in loads.values() if is_idle(load)}
         self._taken_tokens = dict.fromkeys(self._idle, 0)
         self._decode_stall_s = decode_stall_s
@@ -69,6 +78,8 @@ class IdleWork:
         """To the idle instance where it ends first, if that is in time."""
         ends: list[tuple[float, str, int]] = []
         for name, load in self._idle.items():
+            if self._takers is not None and name not in self._takers[request.leg]:
+                continue
             tokens = self._alternative_tokens(request) if name == request.alternative_id else request.prompt_tokens
             ends.append(((self._taken_tokens[name] + tokens) * 1000 / load.prefill_tokens_per_s, name, tokens))
         if not ends:

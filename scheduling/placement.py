@@ -16,13 +16,16 @@ from typing import Protocol
 from scheduling.chain import Chain
 from scheduling.decision import Decision, Policy, Reason, RouteQuery
 from scheduling.errors import NoInstanceError
-from scheduling.instance import InstanceLoad
+from scheduling.instance import InstanceLoad, Role
 from scheduling.learned import Learned
+from scheduling.legs import Leg
 from scheduling.queue_order import QueueHead, QueueOrder
 from scheduling.request import Request
+from scheduling.split import SplitRule
 from scheduling.steps import Steps
 from scheduling.values import value
 from scheduling.view import ClusterView
+from scheduling.ways import SCHEDULED, Side, Way, choose_way, named_in
 from scheduling.weights import Form, Weights, features_of
 
 MAX_ROUNDS = 12
@@ -77,6 +80,14 @@ class Placement:
     too."""
     max_pending_tokens: int | None = None
     """STALE where the instance has more."""
+    leg: Leg = Leg.WHOLE
+    """How it counts on these instances. A decode leg is never held, and prefilled from the start."""
+    roles: tuple[Role, ...] = SCHEDULED
+    """Among the least loaded of which others are looked for."""
+    decider: Form = Form()
+    """What the instance of least cost is compared with the one of ``other`` by. Features as in weights."""
+    other: Side | None = None
+    """Taken if its least decides for less."""
 
 
 @value
@@ -96,6 +107,8 @@ class PlaceReply:
     enqueued_ms: int = 0
     queue: QueueHead | None = None
     """The queue where the request is held although there is room: to be planned."""
+    leg: Leg = Leg.WHOLE
+    """As which it was placed."""
 
 
 @value
@@ -189,6 +202,10 @@ class Search:
     fleet: Fleet
     refuses: bool
     decode_stall_s: float
+    rule: SplitRule | None = None
+    """Decides whether the request is split; None: it is served by one instance, whatever the pool's roles."""
+    leg: Leg = Leg.WHOLE
+    """DECODE for the second leg of a split request."""
     rounds: list[Placed] = field(default_factory=list)
     """Every choice, the last one last."""
     # What starts the same for every search is its class's until it changes.
@@ -233,24 +250,24 @@ class Search:
 
     def _round(self) -> Steps[Placed | None]:
         """One choice; None where nothing could be chosen from. Raises NoInstanceError."""
-        query, pair = self._candidates()
+        ways = self._ways()
         if self.policy.weighs:
-            placement = self._placement(query, pair)
+            placement = self._placement(ways)
             reply = yield from self._ask(placement)
             if reply is None:
                 return None
-            return Placed(reply, placement.instances, partial(self._judge, query, placement, reply))
+            way = ways[-1] if reply.leg is ways[-1].leg else ways[0]
+            return Placed(reply, way.instances, partial(self._judge, way, reply))
         self.trips += 1
-        seen: Observation = yield lambda fleet: fleet.observe(pair, query.chain)
-        query = replace(query, sequence=seen.sequence)
-        decision = self.policy.choose(query, seen.loads)
-        placement = self._placement(query, (decision.instance_id,), self._most(decision))
-        reply = yield from self._ask(placement)
+        named, chain = named_in(ways), self.query.chain
+        seen: Observation = yield lambda fleet: fleet.observe(named, chain)
+        way, decision = choose_way(self.policy, ways, seen.sequence, seen.loads, self.decode_stall_s)
+        reply = yield from self._ask(self._placement([way], self._most(decision)))
         if reply is None:
             return None
         reply = replace(reply, loads=seen.loads, alternative_id=decision.alternative_id)
         chosen = seen.loads[decision.instance_id]
-        return Placed(reply, pair, lambda: (decision, features_of(chosen, query.chain, self.decode_stall_s)))
+        return Placed(reply, named, lambda: (decision, features_of(chosen, chain, self.decode_stall_s)))
 
     def _ask(self, placement: Placement) -> Steps[PlaceReply | None]:
         """The reply; None, with members refreshed, where none of the instances takes requests."""
@@ -259,14 +276,32 @@ class Search:
         if reply.status is PlaceStatus.DUPLICATE:
             raise SearchFailed(duplicate=True)
         if reply.status is PlaceStatus.NOT_READY:
-            self.gone |= frozenset(placement.instances)
+            self.gone |= frozenset(placement.instances + (placement.other.instances if placement.other else ()))
             yield lambda fleet: fleet.refresh()
             return None
         return reply
 
-    def _candidates(self) -> tuple[RouteQuery, tuple[str, ...]]:
+    def _ways(self) -> list[Way]:
+        """How the request can be served now, one way or two. Raises NoInstanceError."""
+        view, rule, ways = self.fleet.view, self.rule, []
+        if view.decoding is None or rule is None:
+            return [self._way(self.leg, view.of(self.leg), None)]
+        for leg in rule.legs:
+            try:
+                ways.append(self._way(leg, view.of(leg), rule))
+            except NoInstanceError:
+                if leg is rule.legs[-1] and not ways:
+                    raise
+        return ways if rule.settings.mode == "auto" else ways[:1]
+
+    def _way(self, leg: Leg, view: ClusterView, rule: SplitRule | None) -> Way:
+        query, instances = self._candidates(view)
+        decider = Form() if rule is None else rule.decider(split=leg is Leg.PREFILL, learned=self.fleet.learned)
+        return Way(leg, query, instances, self.policy.weights(query, self.fleet.learned), decider, view.roles)
+
+    def _candidates(self, view: ClusterView) -> tuple[RouteQuery, tuple[str, ...]]:
         """Those to weigh, none behind an open breaker if there are others; and the query with what that excludes."""
-        view, query, policy = self.fleet.view, self.query, self.policy
+        query, policy = self.query, self.policy
         excluded = query.excluded | self.full | self.gone
         blocked = _NONE if self._ignores_breakers else self.fleet.blocked()
         candidates = pair = policy.candidates(query.but(excluded) if excluded else query, view)
@@ -277,34 +312,46 @@ class Search:
             pair = policy.candidates(query.but(_NONE), view)
         return query.but(excluded | blocked, pair), candidates
 
-    def _placement(self, query: RouteQuery, instances: tuple[str, ...], most: int | None = None) -> Placement:
-        policy = self.policy
+    def _placement(self, ways: list[Way], most: int | None = None) -> Placement:
+        policy, way = self.policy, ways[0]
+        beyond_from_s, other = policy.beyond_from_s if policy.weighs else None, None
+        excluded = way.query.excluded
+        if len(ways) > 1:
+            other = ways[1].side(beyond_from_s)
+            excluded |= ways[1].query.excluded
         return Placement(
             self.request,
-            query.chain,
-            instances,
-            policy.weights(query, self.fleet.learned),
-            policy.beyond_from_s if policy.weighs else None,
-            query.excluded,
+            way.query.chain,
+            way.instances,
+            way.weights,
+            beyond_from_s,
+            excluded,
             self.order.rank_ms(self.request.slo_ms),
             self.order.by_deadline,
             self.refuses and not self._trusts_prior,
             policy.rebalances,
             0 if self._trusts_prior else most,
+            way.leg,
+            way.roles,
+            way.decider,
+            other,
         )
 
-    def _judge(self, query: RouteQuery, placement: Placement, reply: PlaceReply) -> Judgement:
+    def _judge(self, way: Way, reply: PlaceReply) -> Judgement:
         """What the store chose, as a decision."""
-        chosen, loads, chain = reply.instance_id, reply.loads, query.chain
+        chosen, loads, query, chain = reply.instance_id, reply.loads, way.query, way.query.chain
         assert chosen is not None
         load = loads[chosen]
+        if way.leg is not Leg.WHOLE or way.roles != (Role.MIXED,):
+            known = self.fleet.view.instances
+            loads = {name: each for name, each in loads.items() if name in known and known[name].role in way.roles}
         features = features_of(load, chain, self.decode_stall_s)
         other = loads.get(reply.alternative_id or "")
         decision = Decision(
             chosen,
             load.hit_blocks,
             chain.uncached_tokens(load.hit_blocks),
-            max(0.0, placement.weights.ttft.of(features)),
+            max(0.0, way.weights.ttft.of(features)),
             self.policy.reason(query, loads, chosen) if other is not None else Reason.ONLY_ONE,
             reply.alternative_id,
             0 if other is None else chain.uncached_tokens(other.hit_blocks),

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from scheduling.errors import TransitionError
+from scheduling.legs import Leg
 from scheduling.values import documented, value
 
 
@@ -91,10 +92,13 @@ class Request:
     deferred: bool = documented(
         "it cannot meet its deadline, and waits behind those that can: `0` or `1`", default=False
     )
+    leg: Leg = documented("`whole`, or the `prefill` or `decode` leg of a split request", default=Leg.WHOLE)
 
     @property
     def context_tokens(self) -> int:
         """KV memory it takes once dispatched, in tokens."""
+        if self.leg is Leg.PREFILL:
+            return self.prompt_tokens
         return self.prompt_tokens + self.expected_output_tokens
 
     @property

@@ -94,6 +94,28 @@ class LlmDSettings(BaseModel):
     )
 
 
+class SplitSettings(BaseModel):
+    """How requests are split where a pool has prefill or decode instances."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["auto", "always", "never"] = Field(
+        "auto", description="whether requests are split into a prefill and a decode leg; auto: where that costs less"
+    )
+    whole_up_to_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="auto: uncached tokens up to which a request is served whole (none: by the cost of both ways)",
+    )
+    transfer_latency_s: float = Field(0.02, ge=0, description="time that the transfer of KV takes at least, seconds")
+    transfer_tokens_per_s: float = Field(
+        200_000.0, gt=0, description="tokens whose KV is transferred between two instances in a second"
+    )
+    decode_delay_weight: float = Field(
+        0.25, ge=0, description="auto: cost of a second for which one running answer waits for a prefill, in seconds"
+    )
+
+
 class SchedulingSettings(BaseModel):
     """How requests are placed. Replicas, workers and the simulator of one pool must agree on them."""
 
@@ -131,6 +153,7 @@ class SchedulingSettings(BaseModel):
     least_cost: LeastCostSettings = Field(
         default_factory=LeastCostSettings, description="parameters of policy dualmap-least-cost"
     )
+    split: SplitSettings = Field(default_factory=SplitSettings, description="prefill and decode on different instances")
     preble: PrebleSettings = Field(default_factory=PrebleSettings, description="parameters of policy preble")
     dynamo: DynamoSettings = Field(default_factory=DynamoSettings, description="parameters of policy dynamo")
     sglang: SglangSettings = Field(default_factory=SglangSettings, description="parameters of policy sglang")

@@ -41,6 +41,12 @@ class Form(NamedTuple):
     """Per second for which the prefill under way has run: pending tokens are released when it ends, so in its middle
     they overstate the wait. Once it is overdue by a decode stall, less for each further second, and negative in the
     end: what an engine that hangs was sent is no progress."""
+    running_share: float = 0.0
+    """Per running request, over the most that may run."""
+    decoding_compute_s: float = 0.0
+    """Per second of own prefill and running request: what answers would wait for it in all."""
+    prompt_tokens: float = 0.0
+    """Per token of the prompt, cached or not."""
 
     def named(self) -> dict[str, float]:
         """The weights that are not zero, by the name of their feature."""
@@ -81,6 +87,9 @@ def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float) -> Form:
         compute_s * kv_demand,
         stalled_s if stalled_s >= stall_from_s else 0.0,
         min(stalled_s, dispatched_s, 2 * dispatched_s + stall_from_s - stalled_s),
+        load.running_requests / load.max_running_requests,
+        compute_s * load.running_requests,
+        chain.prompt_tokens,
     )
 
 

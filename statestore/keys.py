@@ -24,7 +24,7 @@ KEY_NAMES: Final[Mapping[str, str]] = {
     "scaling": "scaling",
     "scaling_log": "scaling:log",
     "migrations": "migrations",
-    "least_loaded": "least_loaded",
+    "least_loaded": "least_loaded:",
     "prefixes_new": "prefixes:new",
     "prefixes_old": "prefixes:old",
     "grants": "grants:",
@@ -36,7 +36,8 @@ KEY_NAMES: Final[Mapping[str, str]] = {
     "kv_events": "kv_events:",
     "kv_names": "kv_names:",
 }
-"""What follows the pool, for Python and for the scripts; an id follows a colon. ``grants`` is a channel and no key."""
+"""What follows the pool, for Python and for the scripts; an id or a role follows a colon. ``grants`` is a channel and
+no key."""
 
 
 class InstanceKeys(NamedTuple):
@@ -68,7 +69,6 @@ class PoolKeys:
         self.scaling = self._key("scaling")
         self.scaling_log = self._key("scaling_log")
         self.migrations = self._key("migrations")
-        self.least_loaded = self._key("least_loaded")
         self.prefixes = self._key("prefixes_new"), self._key("prefixes_old")
         self.subscribers = self._key("subscribers")
 
@@ -80,6 +80,9 @@ class PoolKeys:
 
     def instance(self, instance_id: str) -> InstanceKeys:
         return InstanceKeys(*[self._key(name, instance_id) for name in InstanceKeys._fields])
+
+    def least_loaded(self, role: str) -> bytes:
+        return self._key("least_loaded", role)
 
     def kv_events(self, instance_id: str) -> tuple[bytes, bytes]:
         """How far the KV events of an instance were read, and the names of its blocks."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.leader_jobs import evacuate
 from scheduling.queue_order import QueueOrder
-from scheduling.view import is_scheduled
+from scheduling.view import is_ready
 from statestore.base import PoolStore
 from workers.metrics import WorkerMetrics
 from workers.moves import Mover
@@ -25,7 +25,7 @@ def plan_tick(loads: Mapping[str, InstanceLoad], instances: Mapping[str, Instanc
     A draining instance would serve its held requests, and does where no other takes requests. Moved, they are served
     sooner, and the drain ends sooner.
     """
-    if not any(map(is_scheduled, instances.values())):
+    if not any(map(is_ready, instances.values())):
         return ()
     return tuple(
         instance_id

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
 from scheduling.instance import InstanceSpec
 from scheduling.leader_jobs import HotnessKeeper
+from scheduling.legs import Leg
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
-from scheduling.view import is_scheduled
+from scheduling.view import takers
 from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.led import LedPool
@@ -27,8 +28,8 @@ _COUNTS_EVERY_S = 5.0
 
 
 def scheduled_ready(instances: Mapping[str, InstanceSpec]) -> int:
-    """The n of the hotness rule: ready instances that take part in scheduling."""
-    return sum(is_scheduled(spec) for spec in instances.values())
+    """The n of the hotness rule: ready instances on the rings that requests are placed by first."""
+    return len(takers(instances, Leg.PREFILL)) or len(takers(instances, Leg.WHOLE))
 
 
 class HotnessJob:

@@ -6,7 +6,6 @@ from scheduling.idle_work import IdleWork
 from scheduling.leader_jobs import give_idle_work
 from scheduling.queue_order import QueueOrder
 from scheduling.rebalance import plan_sweep
-from scheduling.view import is_scheduled
 from statestore.base import PoolStore
 from workers.metrics import WorkerMetrics
 from workers.moves import Mover
@@ -41,8 +40,8 @@ class IdleFiller:
     async def tick(self) -> None:
         """One round. Raises StoreUnavailableError, LeaseLostError."""
         loads, instances = await self._reader.loads(), (await self._reader.membership()).instances
-        takers = {name: load for name, load in loads.items() if name in instances and is_scheduled(instances[name])}
-        idle = IdleWork(takers, self._decode_stall_s)
+        known = {name: load for name, load in loads.items() if name in instances}
+        idle = IdleWork(known, self._decode_stall_s, instances)
         for instance_id in plan_sweep(loads):
             if not idle:
                 break

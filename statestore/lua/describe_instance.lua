@@ -11,6 +11,7 @@ if refused then
 elseif (not instance and ARGV[3] == '') or (ARGV[5] ~= '' and former_state ~= ARGV[5]) then
   return 0
 end
+local former_role = instance and instance.described.role
 local described = instance and instance.described or { state = ARGV[3] }
 local about = instance and cjson.decode(redis.call('HGET', keys.instance .. id, 'about')) or {}
 local changed = redis.call('SADD', keys.instances, id) == 1
@@ -39,6 +40,9 @@ if former_state and former_state ~= described.state and instance.pending_tokens 
   instance.work_since_ms = now_ms
 end
 redis.call('HINCRBY', keys.meta, 'epoch', changed and 1 or 0)
+if former_role and former_role ~= described.role then
+  redis.call('ZREM', keys.least_loaded .. former_role, id)
+end
 write_fields(id, 'description', described)
 write_fields(id, 'about', about)
 write_instance(instance)

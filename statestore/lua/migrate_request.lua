@@ -10,7 +10,7 @@ end
 local request, source, target = read_request(ARGV[2]), read_instance(ARGV[3]), read_instance(ARGV[4])
 if not request or not source or request.state ~= 'held' or request.instance_id ~= source.id then
   return '["not_held"]'
-elseif not target or not takes_requests(target) or source.id == target.id then
+elseif not target or not takes_requests(target, request.leg) or source.id == target.id then
   return '["not_ready"]'
 elseif target.queued_requests >= target.described.max_queued_requests then
   return '["queue_full"]'

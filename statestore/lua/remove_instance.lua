@@ -6,7 +6,9 @@ if redis.call('SISMEMBER', keys.instances, id) == 0 or redis.call('EXISTS', keys
   return 0
 end
 redis.call('UNLINK', keys.instance .. id, keys.kv .. id, keys.kv_events .. id, keys.kv_names .. id)
-redis.call('ZREM', keys.least_loaded, id)
+for _, role in ipairs({ 'mixed', 'prefill', 'decode' }) do
+  redis.call('ZREM', keys.least_loaded .. role, id)
+end
 redis.call('SREM', keys.instances, id)
 redis.call('ZREM', keys.rebalance_wanted, id)
 redis.call('HINCRBY', keys.meta, 'epoch', 1)

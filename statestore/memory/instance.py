@@ -6,11 +6,12 @@ from bisect import insort
 
 from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad, InstanceSpec, kv_demand, overtaken_tokens, stalled_s
+from scheduling.legs import Leg, serves
 from scheduling.lifecycle import SERVING
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import CALM_WINDOWS, PLAN_LIMIT, QueueEntry, QueueHead, is_calm
 from scheduling.request import Counts, Request, RequestState
-from scheduling.view import is_scheduled
+from scheduling.view import is_ready
 from statestore.memory.kv import KvMetadata
 from statestore.memory.kv_events_of import KvEventsOf
 
@@ -47,9 +48,9 @@ class InstanceBook:
     def running_requests(self) -> int:
         return len(self.requests) - len(self.queue)
 
-    def takes_requests(self) -> bool:
-        """Whether new requests may be placed on the instance, or held ones moved there."""
-        return is_scheduled(self.spec)
+    def takes_requests(self, leg: Leg = Leg.WHOLE) -> bool:
+        """Whether new requests may be placed on the instance for this leg, or held ones moved there."""
+        return is_ready(self.spec) and serves(self.spec.role, leg)
 
     def has_room(self, windows: int = 1) -> bool:
         """Whether one more request may be dispatched, into so many dispatch windows."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.instance import InstanceSpec, InstanceState, Role
 from scheduling.learned import Learned
 from scheduling.queue_order import QueueOrder
 from scheduling.scale_record import ScaleEntry, ScaleRecord
@@ -43,7 +43,8 @@ class Members(KvEventBooks):
         self.tree = HotnessTree()
         self.learned = Learned()
         self.instances: dict[str, InstanceBook] = {}
-        self.least_loaded = Ranking()
+        self.least_loaded = {role: Ranking() for role in Role}
+        """Ready instances, by role."""
         self.wanted = RebalanceWishes()
         self.leadership = Leadership()
         self.replicas = ReplicaLeases()
@@ -89,6 +90,7 @@ class Members(KvEventBooks):
 
     def _describe(self, book: InstanceBook, spec: InstanceSpec) -> None:
         if spec != book.spec:
+            self.least_loaded[book.spec.role].put(spec.instance_id, None)
             book.spec = spec
             self.epoch += 1
             self.changed(book)
@@ -123,7 +125,7 @@ class Members(KvEventBooks):
         if book is None or book.requests:
             return False
         del self.instances[instance_id]
-        self.least_loaded.put(instance_id, None)
+        self.least_loaded[book.spec.role].put(instance_id, None)
         self.wanted.discard(instance_id)
         self.epoch += 1
         return True
@@ -132,7 +134,7 @@ class Members(KvEventBooks):
         """The end of every change of a book: its version and its rank."""
         book.version += 1
         score = book.work_s(self.scheduling.kv_weight_s) if book.takes_requests() else None
-        self.least_loaded.put(book.spec.instance_id, score)
+        self.least_loaded[book.spec.role].put(book.spec.instance_id, score)
 
     def check(self, fence: int | None) -> None:
         """Refuse the write of a deposed leader. Raises LeaseLostError."""

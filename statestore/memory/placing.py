@@ -7,10 +7,12 @@ from operator import attrgetter
 
 from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad
+from scheduling.legs import Leg
 from scheduling.placement import Placement, PlaceReply, PlaceStatus
 from scheduling.queue_order import QueueHead
 from scheduling.request import Request, RequestState
 from scheduling.values import value
+from scheduling.ways import Side
 from scheduling.weights import Form, attention_pairs, features_of
 from statestore.memory.instance import InstanceBook
 from statestore.memory.state import PoolState
@@ -23,6 +25,8 @@ class _Offer:
     cost: float
     missed: bool
     load: InstanceLoad
+    decides: float
+    """Compared with the least of the other side."""
 
 
 _cost = attrgetter("cost")
@@ -38,55 +42,64 @@ class Placing:
         self._now_ms = state.now_ms()
         self._slo_s = placement.request.slo_ms / 1000
         self._seen: dict[str, InstanceLoad] = {}
-        self._offers: list[_Offer] = []
+        self._leg = placement.leg
 
     def run(self) -> PlaceReply:
         placement, request = self._placement, self._placement.request
         known = self._state.requests.get(request.request_id)
         if known is not None:
             return self._standing(known)
-        for instance_id in placement.instances:
-            self._weigh(instance_id)
-        if not self._offers:
+        offers, other = self._offers(placement), placement.other
+        others = [] if other is None else self._offers(other)
+        if other is not None and others and (not offers or others[0].decides < offers[0].decides):
+            offers, self._leg = others, other.leg
+        if not offers:
             return self._reply(PlaceStatus.NOT_READY)
-        if placement.beyond_from_s is not None:
-            self._look_beyond(placement.beyond_from_s)
-        chosen, *others = sorted(self._offers, key=_cost)
-        return self._reserve(chosen, others[0] if others else None)
+        return self._reserve(offers[0], offers[1] if len(offers) > 1 else None)
+
+    def _offers(self, side: Placement | Side) -> list[_Offer]:
+        """What the request would cost on the instances of one side, the least first."""
+        weighed: dict[str, _Offer | None] = {}
+        for instance_id in side.instances:
+            self._weigh(instance_id, side, weighed)
+        if side.beyond_from_s is not None and any(weighed.values()):
+            self._look_beyond(side.beyond_from_s, side, weighed)
+        return _by_cost(weighed)
 
     def _standing(self, known: Request) -> PlaceReply:
         """A repetition after a lost answer gets the present state; another request of the id is left alone."""
         request = self._placement.request
         if (known.replica_id, known.attempt) != (request.replica_id, request.attempt):
             return self._reply(PlaceStatus.DUPLICATE)
-        self._weigh(known.instance_id)
+        self._weigh(known.instance_id, self._placement, {})
         status = PlaceStatus.HELD if known.state is RequestState.HELD else PlaceStatus.DISPATCHED
         return self._reply(status, replace(known, alternative_id=None))
 
-    def _weigh(self, instance_id: str) -> None:
+    def _weigh(self, instance_id: str, side: Placement | Side, weighed: dict[str, _Offer | None]) -> None:
         book, chain = self._state.instances.get(instance_id), self._placement.chain
-        if book is None or instance_id in self._seen or instance_id in self._placement.excluded:
+        if book is None or instance_id in weighed or instance_id in self._placement.excluded:
             return
         load = book.load(self._now_ms, book.kv.hit_blocks(chain.hashes))
-        self._seen[instance_id] = load
-        if book.takes_requests():
-            weights, features = self._placement.weights, features_of(load, chain, self._stall_from_s)
-            missed = weights.ttft.of(features) > self._slo_s
-            self._offers.append(_Offer(weights.cost_of(features, self._slo_s), missed, load))
+        self._seen[instance_id], weighed[instance_id] = load, None
+        if book.takes_requests(side.leg):
+            weights, features = side.weights, features_of(load, chain, self._stall_from_s)
+            missed, cost = weights.ttft.of(features) > self._slo_s, weights.cost_of(features, self._slo_s)
+            weighed[instance_id] = _Offer(cost, missed, load, side.decider.of(features))
 
-    def _look_beyond(self, from_s: float) -> None:
+    def _look_beyond(self, from_s: float, side: Placement | Side, weighed: dict[str, _Offer | None]) -> None:
         """Weigh others where they may cost less. Their least cost: the prefill that the deepest known hit leaves."""
-        state, chain, cost = self._state, self._placement.chain, self._placement.weights.cost
-        best = min(self._offers, key=_cost)
+        state, chain, cost = self._state, self._placement.chain, side.weights.cost
+        best, rankings = _by_cost(weighed)[0], [state.least_loaded[role] for role in side.roles]
         if from_s + cost.of(_idle(chain, len(chain.hashes), best.load)) >= best.cost:
             return
         holder, depth = state.prefixes.find(chain)
         least_cost = from_s + cost.of(_idle(chain, max(best.load.hit_blocks, depth), best.load))
-        if holder is not None and least_cost < best.cost and holder in state.least_loaded:
-            self._weigh(holder)
-        for instance_id, work_s in state.least_loaded.first():
-            if work_s + least_cost < min(self._offers, key=_cost).cost:
-                self._weigh(instance_id)
+        if holder is not None and least_cost < best.cost and any(holder in ranking for ranking in rankings):
+            self._weigh(holder, side, weighed)
+        for ranking in rankings:
+            for instance_id, work_s in ranking.first():
+                if work_s + least_cost < _by_cost(weighed)[0].cost:
+                    self._weigh(instance_id, side, weighed)
 
     def _reserve(self, chosen: _Offer, second: _Offer | None) -> PlaceReply:
         placement, load = self._placement, chosen.load
@@ -101,7 +114,7 @@ class Placing:
         if not goes_now and first and book.queued_requests >= book.spec.max_queued_requests:
             return self._reply(PlaceStatus.QUEUE_FULL, request)
         self._enter(book, request, goes_now)
-        if first:
+        if first and self._leg is not Leg.DECODE:
             self._state.log_arrival(placement.chain, self._now_ms)
         if placement.rebalances and chosen.missed:
             self._state.wanted.add(load.instance_id, self._now_ms)
@@ -112,6 +125,8 @@ class Placing:
         return self._reply(PlaceStatus.HELD, request, book.room(self._now_ms))
 
     def _goes_now(self, book: InstanceBook, chosen: _Offer) -> bool:
+        if self._leg is Leg.DECODE:
+            return True
         if book.queue:
             return False
         if not self._placement.defers:
@@ -129,10 +144,13 @@ class Placing:
         chain, asked = self._placement.chain, self._placement.request
         by_resident = goes_now or self._placement.defers
         blocks = book.kv.resident_blocks(chain.hashes) if by_resident else chosen.load.hit_blocks
+        decodes, state = self._leg is Leg.DECODE, RequestState.DISPATCHED if goes_now else RequestState.HELD
         return replace(
             asked,
             instance_id=chosen.load.instance_id,
-            state=RequestState.DISPATCHED if goes_now else RequestState.HELD,
+            leg=self._leg,
+            state=RequestState.PREFILLED if decodes else state,
+            prefilled_ms=self._now_ms if decodes else 0,
             uncached_tokens=chain.uncached_tokens(blocks),
             enqueued_ms=asked.enqueued_ms or self._now_ms,
             dispatched_ms=self._now_ms if goes_now else 0,
@@ -145,9 +163,10 @@ class Placing:
         if not goes_now:
             state.chains[request.request_id] = chain
         book.stamp(chain, len(chain.hashes) if goes_now else book.kv.resident_blocks(chain.hashes))
-        book.assigned = book.assigned.add(self._now_ms, request.uncached_tokens)
+        if self._leg is not Leg.DECODE:
+            book.assigned = book.assigned.add(self._now_ms, request.uncached_tokens)
+            state.prefixes.stamp(chain, request.instance_id)
         state.enter(book, request, request.enqueued_ms + self._placement.rank_ms)
-        state.prefixes.stamp(chain, request.instance_id)
         state.replicas.meet(request.replica_id, self._now_ms)
 
     def _reply(self, status: PlaceStatus, request: Request | None = None, queue: QueueHead | None = None) -> PlaceReply:
@@ -162,7 +181,12 @@ class Placing:
             uncached_tokens=request.uncached_tokens,
             enqueued_ms=request.enqueued_ms,
             queue=queue,
+            leg=request.leg,
         )
+
+
+def _by_cost(weighed: dict[str, _Offer | None]) -> list[_Offer]:
+    return sorted([offer for offer in weighed.values() if offer is not None], key=_cost)
 
 
 def _idle(chain: Chain, hit_blocks: int, alike: InstanceLoad) -> Form:
@@ -173,4 +197,5 @@ def _idle(chain: Chain, hit_blocks: int, alike: InstanceLoad) -> Form:
         compute_s=uncached_tokens / alike.prefill_tokens_per_s,
         uncached_tokens=uncached_tokens,
         attention_pairs=attention_pairs(uncached_tokens, chain.prompt_tokens),
+        prompt_tokens=chain.prompt_tokens,
     )

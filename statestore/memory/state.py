@@ -210,7 +210,7 @@ class PoolState(Members):
         if held is None or held.state is not RequestState.HELD or held.instance_id != source_id:
             return Migration(MigrateStatus.NOT_HELD)
         target = self.instances.get(target_id)
-        if target is None or not target.takes_requests() or target_id == source_id:
+        if target is None or not target.takes_requests(held.leg) or target_id == source_id:
             return Migration(MigrateStatus.NOT_READY)
         if target.queued_requests >= target.spec.max_queued_requests:
             return Migration(MigrateStatus.QUEUE_FULL)

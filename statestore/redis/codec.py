@@ -15,6 +15,7 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, stalled_s
 from scheduling.learned import Learned
 from scheduling.learning import Finished, FirstToken, Sample
+from scheduling.legs import Leg
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
 from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Request, RequestState
@@ -181,6 +182,8 @@ def placed_json(request: Request) -> bytes:
     placed = dict(zip(PLACED_FIELDS, _placed(request), strict=True))
     if request.alternative_id is None:
         del placed["alternative_id"], placed["alternative_uncached_tokens"]
+    if request.leg is Leg.WHOLE:
+        del placed["leg"]
     return orjson.dumps(placed)
 
 
@@ -193,7 +196,8 @@ def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | No
     if placed is None or told is None:
         return None
     record = orjson.loads(placed) | orjson.loads(told)
-    return Request(request_id, **record | {"state": RequestState(record["state"])})
+    parsed = {"state": RequestState(record["state"]), "leg": Leg(record.get("leg", Leg.WHOLE))}
+    return Request(request_id, **record | parsed)
 
 
 def grant_from(text: bytes) -> Grant:

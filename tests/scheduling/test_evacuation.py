@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from scheduling.evacuation import plan_evacuation
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from scheduling.legs import Leg
 from scheduling.request import Request, RequestState
 
 Load = Callable[..., InstanceLoad]
@@ -63,13 +65,17 @@ def test_nobody_is_sent_back_to_the_lost_instance_or_to_one_that_is_not_ready(lo
     assert targets(lost, draining, requests=[held("r1", "lost"), held("r2", "draining")]) == []
 
 
-def test_nobody_is_sent_to_a_decode_instance_or_to_one_that_is_no_member(load: Load) -> None:
+def test_each_leg_goes_to_an_instance_that_serves_it_and_to_members_alone(load: Load) -> None:
     decoder, prefill = load("decoder"), load("prefill", pending_tokens=9000)
-    requests = [held("r1", "decoder"), held("r2", None)]
+    requests = [
+        replace(held("r1", "decoder"), leg=Leg.PREFILL),
+        replace(held("r2", None), leg=Leg.PREFILL),
+        held("whole", "prefill"),
+    ]
 
     moved = targets(decoder, prefill, requests=requests, decoder=Role.DECODE, prefill=Role.PREFILL)
 
-    assert moved == [("r1", "prefill"), ("r2", "prefill")]
+    assert moved == [("r1", "prefill"), ("r2", "prefill"), ("whole", "decoder")]
     assert plan_evacuation(requests, "lost", {"stray": load("stray")}, {}) == ()
 
 

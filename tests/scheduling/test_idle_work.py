@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from scheduling.idle_work import IdleWork, is_idle, late_requests
-from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from scheduling.legs import Leg
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request, RequestState
 
@@ -112,3 +113,16 @@ def test_an_instance_takes_nothing_from_itself(load: Load) -> None:
     idle = queue(load, held("r", 100, deferred=True), dispatched_tokens=0)
 
     assert moves(IdleWork({"a": idle.load}), replace(idle, load=idle.load)) == []
+
+
+def test_an_idle_prefill_instance_takes_no_whole_request(load: Load) -> None:
+    instances = {
+        "b": InstanceSpec("b", "http://b", Role.PREFILL, InstanceState.READY),
+        "d": InstanceSpec("d", "http://d", Role.DECODE, InstanceState.READY),
+    }
+    loads = {"b": load("b"), "d": load("d")}
+    of = queue(load, held("whole", 900, deferred=True), held("prefill", 800, deferred=True, leg=Leg.PREFILL))
+
+    moved = IdleWork(loads, instances=instances).plan(of)
+
+    assert {(move.request_id, move.target_id) for move in moved} == {("whole", "d"), ("prefill", "b")}

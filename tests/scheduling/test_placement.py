@@ -10,7 +10,7 @@ import pytest
 
 from scheduling.chain import Chain
 from scheduling.decision import Policy, Reason, RouteQuery
-from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.instance import InstanceLoad, InstanceState, Role
 from scheduling.learned import Learned
 from scheduling.placement import (
     CHECKED_ROUNDS,
@@ -155,6 +155,7 @@ def test_the_store_is_asked_for_the_pair_by_the_policys_weights(
             defers=True,
             refuses=True,
             rebalances=True,
+            roles=(Role.MIXED,),
         )
     ]
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pytest
+
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState, Role
+from scheduling.legs import Leg
 from scheduling.ring import DualRing
-from scheduling.view import ClusterView
+from scheduling.view import ClusterView, takers
 
 
 def spec(name: str, state: InstanceState = InstanceState.READY, role: Role = Role.MIXED) -> InstanceSpec:
@@ -31,6 +34,45 @@ def test_only_ready_instances_that_prefill_are_scheduled() -> None:
 
     assert built.ready == built.rings.members == ("mixed", "prefill")
     assert len(built.instances) == 7
+
+
+def test_where_a_pool_is_split_whole_requests_and_decode_legs_go_to_those_that_decode() -> None:
+    built = view(spec("p", role=Role.PREFILL), spec("m"), spec("d", role=Role.DECODE))
+
+    decoding = built.of(Leg.DECODE)
+    assert built.of(Leg.WHOLE) is decoding
+    assert decoding.ready == decoding.rings.members == ("d", "m")
+    assert (built.roles, decoding.roles) == ((Role.MIXED, Role.PREFILL), (Role.DECODE, Role.MIXED))
+    assert built.of(Leg.PREFILL) is built
+
+
+@pytest.mark.parametrize("roles", [[Role.MIXED], [Role.PREFILL], [Role.DECODE]])
+def test_in_a_pool_of_one_role_nothing_is_split(roles: list[Role]) -> None:
+    built = view(*(spec(f"{role}{number}", role=role) for role in roles for number in (1, 2)))
+
+    assert built.decoding is None
+    assert len(built.ready) == 2
+
+
+def test_both_sides_rings_are_kept_while_their_members_stay() -> None:
+    former = view(spec("p", role=Role.PREFILL), spec("d", role=Role.DECODE))
+
+    built = view(
+        spec("p", role=Role.PREFILL), spec("d", role=Role.DECODE), spec("q", role=Role.PREFILL), previous=former
+    )
+
+    assert former.decoding is not None
+    assert built.decoding is not None
+    assert built.decoding.rings is former.decoding.rings
+    assert built.rings == DualRing.of(["p", "q"], 16)
+
+
+def test_whole_requests_are_taken_by_prefill_instances_only_where_none_decodes() -> None:
+    prefill, decode = spec("p", role=Role.PREFILL), spec("d", role=Role.DECODE)
+
+    assert takers({"p": prefill, "d": decode}, Leg.WHOLE) == {"d"}
+    assert takers({"p": prefill}, Leg.WHOLE) == {"p"}
+    assert takers({"p": prefill, "d": decode}, Leg.PREFILL) == {"p"}
 
 
 def test_a_view_built_on_the_former_one_equals_one_built_from_nothing() -> None:

@@ -34,6 +34,7 @@ def test_features_are_seconds_of_the_instance_s_own_prefill(load: Load) -> None:
         crowded_compute_s=0.1,
         stall_s=0.0,
         progress_s=1.0,
+        prompt_tokens=1000,
     )
 
 

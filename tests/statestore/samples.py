@@ -81,6 +81,10 @@ _PLACEMENT_FIELDS = (
     "rebalances",
     "max_pending_tokens",
     "rank_ms",
+    "leg",
+    "decider",
+    "other",
+    "roles",
 )
 
 

@@ -208,9 +208,8 @@ async def test_published_prefill_rates_are_weighed_with(pool: PoolStore) -> None
 @pytest.mark.parametrize("state", [InstanceState.STARTING, InstanceState.DRAINING, InstanceState.DOWN])
 async def test_only_ready_instances_take_new_requests(pool: PoolStore, state: InstanceState) -> None:
     await pool.put_instance(instance("a", state=state))
-    await pool.put_instance(instance("decoder", role=Role.DECODE))
 
-    reply = await place(pool, "r", "a", "decoder", "nobody")
+    reply = await place(pool, "r", "a", "nobody")
 
     assert (reply.status, reply.instance_id) == (PlaceStatus.NOT_READY, None)
     assert (await pool.snapshot()).requests == ()

@@ -14,6 +14,7 @@ import pytest
 
 from scheduling.granting import CommitReply, Grant
 from scheduling.instance import InstanceSpec, InstanceState, Role
+from scheduling.legs import Leg
 from scheduling.placement import PlaceStatus
 from scheduling.queue_order import DEFERRED_RANK_MS, PLAN_LIMIT, PlanStep, QueueHead, QueuePlan
 from scheduling.rebalance import HotQueue
@@ -440,6 +441,7 @@ async def test_what_is_not_held_there_or_cannot_go_there_stays(pool: PoolStore) 
     held = await one_held_on_a(pool, max_queued_requests=0, max_running_requests=1)
     await pool.put_instance(instance("down", state=InstanceState.DOWN))
     await pool.put_instance(instance("decoder", role=Role.DECODE))
+    await place(pool, "prefill", "a", leg=Leg.PREFILL, attempt=2)
     fence, before = await lead(pool), await pool.snapshot()
 
     async def status(request: Request, target_id: str) -> str:
@@ -450,7 +452,7 @@ async def test_what_is_not_held_there_or_cannot_go_there_stays(pool: PoolStore) 
         await status(replace(held, request_id="unknown"), "b"),
         await status(replace(held, instance_id="b"), "a"),
         await status(held, "down"),
-        await status(held, "decoder"),
+        await status(await record(pool, "prefill"), "decoder"),
         await status(held, "nobody"),
         await status(held, "a"),
         await status(held, "b"),

@@ -598,13 +598,13 @@ async def test_a_store_that_refuses_what_it_is_asked_is_away_until_it_is_put_rig
 ) -> None:
     await replica.place("before")
     with redis.Redis.from_url(server.url) as client:
-        client.set(PoolKeys("dualmap", "default").least_loaded, "somebody's mistake")
+        client.set(PoolKeys("dualmap", "default").least_loaded("mixed"), "somebody's mistake")
 
         during = await replica.place("during", "b")
         over = await replica.finish("before")
         degraded = replica.degraded
 
-        client.delete(PoolKeys("dualmap", "default").least_loaded)
+        client.delete(PoolKeys("dualmap", "default").least_loaded("mixed"))
     await until(lambda: not replica.degraded)
 
     assert (during.status, over, degraded) == (PlaceStatus.DISPATCHED, True, True)

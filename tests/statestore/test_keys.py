@@ -87,10 +87,11 @@ async def lived_in(valkey_url: str) -> AsyncIterator[Any]:
 
 
 def test_every_key_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -> None:
-    described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::ID)?`\]", DESCRIPTION, re.MULTILINE))
+    described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::ID|:ROLE)?`\]", DESCRIPTION, re.MULTILINE))
 
     names = (key.decode().removeprefix("dualmap:{default}:") for key in lived_in.scan_iter())
-    made = {re.sub(r"^(instance|queue|running|kv|kv_events|kv_names|request):.*", r"\1", name) for name in names}
+    of_one = "instance|queue|running|kv|kv_events|kv_names|least_loaded|request"
+    made = {re.sub(rf"^({of_one}):.*", r"\1", name) for name in names}
 
     assert made == described
 

@@ -25,10 +25,12 @@ from scheduling.granting import Grant
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState, Role
 from scheduling.learned import Learned
+from scheduling.legs import Leg
 from scheduling.placement import PlaceReply, PlaceStatus
 from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueueOrder, QueuePlan, plan_queue
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
+from scheduling.ways import Side
 from scheduling.weights import Form, Weights
 from statestore.base import PoolStore
 from statestore.embedded import EmbeddedValkey
@@ -57,6 +59,9 @@ WANTED = {
     "deferrals",
     "went beyond",
     "moved",
+    "prefill of prefill",
+    "whole of prefill",
+    "decode of decode",
     "of the deferred",
     "first tokens",
     "confirmed",
@@ -145,8 +150,9 @@ class Twins:
             assert held_chain is None or request.state is RequestState.HELD
             assert (packed and unpack_chain(packed)) == (held_chain and held_chain.hashes)
             assert (block_tokens and int(block_tokens)) == (held_chain and held_chain.block_tokens)
-        ranked = client.zrange(self.keys.least_loaded, 0, -1, withscores=True)
-        assert {member.decode(): score for member, score in ranked} == plain(state.least_loaded.all())
+        for role, ranking in state.least_loaded.items():
+            ranked = client.zrange(self.keys.least_loaded(role), 0, -1, withscores=True)
+            assert {member.decode(): score for member, score in ranked} == plain(ranking.all())
         for key, generation in zip(self.keys.prefixes, state.prefixes.generations(), strict=True):
             assert {
                 unpack_chain(sample)[0]: name.decode() for sample, name in client.hgetall(key).items()
@@ -241,6 +247,18 @@ class Traffic:
 
         return Weights(form("ahead_s", "compute_s"), form("ahead_s", "compute_s"), form("constant"))
 
+    def legs(self) -> dict[str, Any]:
+        """Now and then a decode leg, or a request that may be split."""
+        rng = self.rng
+        leg = rng.choice((Leg.WHOLE, Leg.WHOLE, Leg.DECODE, Leg.PREFILL))
+        if leg is not Leg.PREFILL:
+            return {"leg": leg}
+        named, beyond_from_s = tuple(rng.sample(INSTANCES, rng.randrange(1, 4))), rng.choice((None, 0.0))
+        decider = Form(uncached_tokens=1.0, ahead_s=rng.uniform(0.0, 100.0))
+        other = Side(Leg.WHOLE, named, self.weights(), decider, beyond_from_s, (Role.DECODE, Role.MIXED))
+        decider = Form(constant=rng.uniform(0.0, 900.0), decoding_compute_s=1.0, running_share=9.0, prompt_tokens=0.1)
+        return {"leg": leg, "decider": decider, "other": other}
+
     async def arrive(self, **changes: Any) -> PlaceReply:
         rng = self.rng
         self.number += 1
@@ -259,12 +277,15 @@ class Traffic:
             "refuses": rng.random() < 0.2,
             "rebalances": rng.random() < 0.2,
             "max_pending_tokens": rng.choice((None, None, None, 600)),
+            **self.legs(),
             **changes,
         }
         made = placement(asked.pop("request_id", f"r{self.number}"), *named, **asked)
         reply: PlaceReply = await self.twins.both(lambda pool: pool.place(made))
         self.seen[reply.status] += 1
         self.seen["went beyond"] += reply.instance_id is not None and reply.instance_id not in named
+        if reply.instance_id is not None and reply.status in (PlaceStatus.DISPATCHED, PlaceStatus.HELD):
+            self.seen[f"{reply.leg} of {made.leg}"] += 1
         return reply
 
     def pick(self, *states: RequestState) -> Request | None:
@@ -359,6 +380,7 @@ class Traffic:
             prefilled_ms=at_ms if state is RequestState.PREFILLED else 0,
             alternative_id=rng.choice((None, "b")),
             deferred=state is RequestState.HELD and rng.random() < 0.5,
+            leg=rng.choice([*Leg]),
         )
         known = self.pick()
         await self.twins.both(lambda pool: pool.adopt([made, *([known] if known else [])]))
@@ -380,7 +402,7 @@ class Traffic:
             case 1:
                 spec = instance(
                     name,
-                    role=rng.choice((Role.MIXED, Role.MIXED, Role.DECODE)),
+                    role=rng.choice((Role.MIXED, Role.MIXED, Role.DECODE, Role.PREFILL)),
                     dispatch_window_tokens=rng.choice((1, 500, 2000)),
                     max_running_requests=rng.randrange(1, 5),
                     kv_capacity_tokens=rng.choice((50, 900, 2500)),

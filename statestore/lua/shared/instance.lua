@@ -12,8 +12,11 @@ local function read_instance(id)
   return instance
 end
 
-local function takes_requests(instance)
-  return instance.described.state == 'ready' and instance.described.role ~= 'decode'
+-- The role that cannot serve a leg (scheduling/legs.py).
+local OTHER_ROLE = { prefill = 'decode', decode = 'prefill' }
+
+local function takes_requests(instance, leg)
+  return instance.described.state == 'ready' and instance.described.role ~= OTHER_ROLE[leg or 'whole']
 end
 
 local function has_room(instance, windows)
@@ -45,7 +48,7 @@ local function write_load(instance)
   redis.call('HSET', keys.instance .. instance.id, 'load', instance.texts[2])
 end
 
--- Also its rank among the least loaded: seconds of prefill on time, and what KV memory in use counts for.
+-- Also its rank among the least loaded of its role: seconds of prefill on time, and what KV memory in use counts for.
 local function write_instance(instance)
   local id, described = instance.id, instance.described
   instance.version = instance.version + 1
@@ -53,9 +56,9 @@ local function write_instance(instance)
   if takes_requests(instance) then
     local ahead_s = (instance.pending_tokens - overtaken_tokens(instance)) / described.tokens_per_s
     local work_s = ahead_s + terms.kv_weight_s * (instance.context_tokens / described.kv_capacity_tokens)
-    redis.call('ZADD', keys.least_loaded, work_s, id)
+    redis.call('ZADD', keys.least_loaded .. described.role, work_s, id)
   else
-    redis.call('ZREM', keys.least_loaded, id)
+    redis.call('ZREM', keys.least_loaded .. described.role, id)
   end
 end
 

@@ -39,6 +39,9 @@ local function placed_json(request)
   if request.deferred then
     rest = rest .. ',"deferred":true'
   end
+  if request.leg and request.leg ~= 'whole' then
+    rest = rest .. ',"leg":"' .. request.leg .. '"'
+  end
   return string.format('{"instance_id":"%s","state":"%s","uncached_tokens":%d,"enqueued_ms":%d%s}', request.instance_id,
     request.state, request.uncached_tokens, request.enqueued_ms, rest)
 end
@@ -68,7 +71,7 @@ local function count(instance, request, sign)
     instance.deferred_tokens = instance.deferred_tokens + (request.deferred and tokens or 0)
     return
   end
-  local context_tokens = request.told.prompt_tokens + request.told.expected_output_tokens
+  local context_tokens = request.told.prompt_tokens + (request.leg == 'prefill' and 0 or request.told.expected_output_tokens)
   instance.dispatched_tokens = instance.dispatched_tokens + (request.state == 'dispatched' and tokens or 0)
   instance.running_requests = instance.running_requests + sign
   instance.context_tokens = instance.context_tokens + sign * context_tokens

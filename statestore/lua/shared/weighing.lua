@@ -20,24 +20,28 @@ local function features_of(instance, uncached, prompt_tokens, now_ms)
     compute_s = uncached / rate, uncached_tokens = uncached, attention_pairs = uncached * (prompt_tokens - uncached / 2),
     crowded_compute_s = uncached / rate * kv_demand, stall_s = silent_s >= terms.stall_from_s and silent_s or 0,
     progress_s = math.min(silent_s, dispatched_s, 2 * dispatched_s + terms.stall_from_s - silent_s),
+    running_share = instance.running_requests / described.max_running_requests,
+    decoding_compute_s = uncached / rate * instance.running_requests, prompt_tokens = prompt_tokens,
   }
 end
 
--- What the request of an ask would cost on an instance, an expected miss of its SLO included.
-local function weigh(instance, chain, ask, guess, now_ms)
+-- What the request of an ask would cost on an instance of one side, an expected miss of its SLO included; and what is
+-- compared with the other side.
+local function weigh(instance, chain, ask, side, guess, now_ms)
   local hit, stamp = hit_blocks(instance.id, chain, guess)
   local uncached = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, hit)
   local features = features_of(instance, uncached, ask.told.prompt_tokens, now_ms)
-  local missed = weighted(ask.ttft, features) > ask.slo_s
-  local cost = weighted(ask.cost, features) + (missed and weighted(ask.missed, features) or 0)
-  return { instance = instance, hit = hit, stamp = stamp, uncached = uncached, missed = missed, cost = cost }
+  local missed = weighted(side.ttft, features) > ask.slo_s
+  local cost = weighted(side.cost, features) + (missed and weighted(side.missed, features) or 0)
+  return { instance = instance, hit = hit, stamp = stamp, uncached = uncached, missed = missed, cost = cost,
+    decides = side.decider and weighted(side.decider, features) }
 end
 
 -- What it would cost on one with nothing to do and such a hit, as fast as this one.
-local function idle_cost(instance, hit, ask)
+local function idle_cost(instance, hit, ask, side)
   local uncached = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, hit)
-  return weighted(ask.cost, {
+  return weighted(side.cost, {
     constant = 1, compute_s = uncached / instance.described.tokens_per_s, uncached_tokens = uncached,
-    attention_pairs = uncached * (ask.told.prompt_tokens - uncached / 2),
+    attention_pairs = uncached * (ask.told.prompt_tokens - uncached / 2), prompt_tokens = ask.told.prompt_tokens,
   })
 end

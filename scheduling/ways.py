@@ -1,0 +1,77 @@
+"""The ways to serve one request: as which leg, by which candidates. In a pool without roles there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+
+from scheduling.decision import Decision, Policy, RouteQuery
+from scheduling.errors import NoInstanceError
+from scheduling.instance import InstanceLoad, Role
+from scheduling.legs import Leg
+from scheduling.values import value
+from scheduling.weights import Form, Weights, features_of
+
+SCHEDULED = (Role.MIXED, Role.PREFILL)
+
+
+@value
+class Side:
+    """Another way to serve a request, as the store is asked for it: which leg, where, and what it costs there."""
+
+    leg: Leg
+    instances: tuple[str, ...]
+    weights: Weights
+    decider: Form
+    beyond_from_s: float | None = None
+    roles: tuple[Role, ...] = SCHEDULED
+
+
+@value
+class Way:
+    """One of them, and what it costs there."""
+
+    leg: Leg
+    query: RouteQuery
+    instances: tuple[str, ...]
+    weights: Weights
+    decider: Form
+    """The way of the lowest is taken, see ``scheduling.split``."""
+    roles: tuple[Role, ...]
+
+    def side(self, beyond_from_s: float | None) -> Side:
+        return Side(self.leg, self.instances, self.weights, self.decider, beyond_from_s, self.roles)
+
+
+def named_in(ways: Sequence[Way]) -> tuple[str, ...]:
+    """The candidates of all ways."""
+    if len(ways) == 1:
+        return ways[0].instances
+    return tuple(dict.fromkeys(name for way in ways for name in way.instances))
+
+
+def choose_way(
+    policy: Policy, ways: Sequence[Way], sequence: int, loads: Mapping[str, InstanceLoad], stall_from_s: float
+) -> tuple[Way, Decision]:
+    """The choice of a policy that does not weigh: its own for each way, then between them. The way names the chosen
+    instance alone.
+
+    Raises:
+        NoInstanceError: no way has a ready instance.
+    """
+    choices: list[tuple[float, Way, Decision]] = []
+    for way in ways:
+        query = replace(way.query, sequence=sequence)
+        seen = {name: loads[name] for name in way.instances if name in loads}
+        try:
+            decision = policy.choose(query, seen)
+        except NoInstanceError:
+            if way is ways[-1] and not choices:
+                raise
+            continue
+        features = features_of(seen[decision.instance_id], query.chain, stall_from_s)
+        chosen = replace(way, instances=(decision.instance_id,))
+        choices.append((way.decider.of(features), chosen, decision))
+    _, way, decision = min(choices, key=itemgetter(0))
+    return way, decision

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduling.chain import Chain
+from scheduling.decision import Policy, RouteQuery
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceSpec, InstanceState, Role
+from scheduling.learned import Learned
+from scheduling.legs import Leg, decode_leg_id
+from scheduling.placement import Placed, PlaceStatus, Search, SearchFailed
+from scheduling.policies.decode_legs import DecodeLegs
+from scheduling.queue_order import QueueOrder
+from scheduling.request import Request, RequestState
+from scheduling.settings import POLICIES, SchedulingSettings, SplitSettings
+from scheduling.split import SplitRule
+from scheduling.steps import drive_now
+from scheduling.view import ClusterView
+from statestore.memory.placing import Placing
+from statestore.memory.state import PoolState
+
+SCHEDULING = SchedulingSettings(block_tokens=100)
+BLOCKS = 100
+
+
+class Fleet:
+    """A split fleet over the books in memory."""
+
+    learned = Learned()
+
+    def __init__(self, prefill: int = 3, decode: int = 3, mixed: int = 0) -> None:
+        self.state = PoolState(SCHEDULING, lambda: 1_000_000)
+        for role, number in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.MIXED, mixed)):
+            for index in range(number):
+                name = f"{role}{index}"
+                self.state.put_instance(InstanceSpec(name, f"http://{name}", role, InstanceState.READY))
+        self.refresh()
+
+    def refresh(self) -> None:
+        told = self.state.membership()
+        self.view = ClusterView.build(
+            epoch=told.epoch, tree_version=0, instances=told.instances, tree=HotnessTree(), virtual_nodes=16
+        )
+
+    def blocked(self) -> frozenset[str]:
+        return frozenset()
+
+    def place(self, placement: Any) -> Any:
+        return Placing(self.state, placement).run()
+
+    def observe(self, names: tuple[str, ...], chain: Chain) -> Any:
+        return self.state.observe(names, chain)
+
+
+def chain(first: int = 1, blocks: int = BLOCKS) -> Chain:
+    return Chain(tuple(range(first, first + blocks)), 100, blocks * 100)
+
+
+Built = Callable[..., Placed]
+
+
+@pytest.fixture
+def put(policy: Callable[..., Policy]) -> Built:
+    def build(
+        fleet: Fleet, request_id: str, asked: Chain, *, name: str = "dualmap", failed: frozenset[str] = frozenset(),
+        **settings: Any,
+    ) -> Placed:  # fmt: skip
+        rule = SplitRule(SplitSettings(**settings))
+        request = Request(request_id, "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=5000)
+        query = RouteQuery(asked, 5.0, excluded=failed)
+        made = Search(policy(name), QueueOrder(True, 30.0), query, request, fleet, False, 3.0, rule)
+        return drive_now(made.run(), fleet)
+
+    return build
+
+
+def decode(fleet: Fleet, request_id: str, asked: Chain) -> Placed:
+    made = DecodeLegs(64, 4.0, SplitRule(SplitSettings()))
+    request = Request(
+        decode_leg_id(request_id), "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=5000
+    )
+    search = Search(made, QueueOrder(True, 30.0), RouteQuery(asked, 5.0), request, fleet, False, 3.0, leg=Leg.DECODE)
+    return drive_now(search.run(), fleet)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_under_every_policy_a_long_prompt_is_split_where_decoding_would_wait_for_it(put: Built, name: str) -> None:
+    fleet = Fleet()
+    for number in range(60):
+        decode(fleet, f"busy{number}", chain(10_000 + 100 * number, 10))
+
+    placed = put(fleet, "r", chain(), name=name)
+
+    assert placed.reply.leg is Leg.PREFILL
+    assert placed.instance_id.startswith("prefill")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_under_every_policy_a_prompt_that_a_decode_instance_holds_is_served_whole(put: Built, name: str) -> None:
+    fleet, asked = Fleet(), chain()
+    where = decode(fleet, "before", asked).instance_id
+
+    placed = put(fleet, "r", asked, name=name)
+
+    assert placed.reply.leg is Leg.WHOLE
+    assert placed.instance_id == where or name in ("round-robin", "least-loaded", "dualmap-least-loaded")
+
+
+def test_a_short_prompt_is_served_whole(put: Built) -> None:
+    assert put(Fleet(), "r", chain(blocks=1)).reply.leg is Leg.WHOLE
+
+
+def test_a_set_length_decides_instead_of_the_cost(put: Built) -> None:
+    assert put(Fleet(), "r", chain(), whole_up_to_tokens=BLOCKS * 100).reply.leg is Leg.WHOLE
+    assert put(Fleet(), "r", chain(), whole_up_to_tokens=BLOCKS * 100 - 1).reply.leg is Leg.PREFILL
+
+
+@pytest.mark.parametrize(("mode", "leg"), [("always", Leg.PREFILL), ("never", Leg.WHOLE)])
+def test_a_mode_decides_for_all(put: Built, mode: str, leg: Leg) -> None:
+    assert {put(Fleet(), "r", chain(blocks=blocks), mode=mode).reply.leg for blocks in (1, 100)} == {leg}
+
+
+@pytest.mark.parametrize("mode", ["always", "auto"])
+def test_where_every_prefill_instance_has_failed_a_request_is_served_whole(put: Built, mode: str) -> None:
+    fleet = Fleet()
+
+    placed = put(fleet, "r", chain(), failed=frozenset(fleet.view.of(Leg.PREFILL).ready), mode=mode)
+
+    assert (placed.reply.leg, placed.reply.status) == (Leg.WHOLE, PlaceStatus.DISPATCHED)
+
+
+def test_without_a_prefill_instance_requests_are_served_whole(put: Built) -> None:
+    assert put(Fleet(prefill=0), "r", chain()).reply.leg is Leg.WHOLE
+
+
+def test_where_every_instance_has_failed_the_search_fails(put: Built) -> None:
+    fleet = Fleet()
+
+    with pytest.raises(SearchFailed):
+        put(fleet, "r", chain(), failed=frozenset(fleet.view.instances))
+
+
+def test_a_mixed_pool_splits_nothing(put: Built) -> None:
+    assert put(Fleet(0, 0, 4), "r", chain()).reply.leg is Leg.WHOLE
+
+
+def test_decode_legs_of_one_prefix_stay_within_their_pair() -> None:
+    fleet = Fleet(decode=8)
+
+    where = {decode(fleet, f"r{number}", chain(blocks=10 + number)).instance_id for number in range(6)}
+
+    assert len(where) <= 2
+
+
+def test_decode_legs_spread_over_the_side_by_what_decodes_there() -> None:
+    fleet = Fleet(decode=4)
+
+    where = [decode(fleet, f"r{number}", chain(1 + 1000 * number)).instance_id for number in range(40)]
+
+    assert {where.count(name) for name in set(where)} <= {9, 10, 11}
+    assert len(set(where)) == 4
