@@ -14,6 +14,7 @@ from redis.crc import key_slot
 
 from scheduling.hotness import HotnessTree
 from scheduling.learned import Learned
+from scheduling.legs import Leg
 from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
 from scheduling.scale_record import ScaleEntry, ScaleRecord
 from statestore.base import PoolStore
@@ -56,7 +57,7 @@ async def live_through_everything(pool: PoolStore) -> None:
     await pool.observe(["a"], CHAIN)
     await place(pool, "sent", "a", "b")
     await pool.first_token("sent", "a")
-    await place(pool, "busy", "a")
+    await place(pool, "busy", "a", leg=Leg.PREFILL)
     for request_id in ("held", "moves", "late"):
         await place(pool, request_id, "a", "b", slo_ms=1, rebalances=True)
     await pool.migrate(await record(pool, "moves"), "b", reason="rebalance", fence=fence)

@@ -54,20 +54,18 @@ async def test_with_nobody_ready_the_requests_stay_and_move_as_soon_as_somebody_
     assert (await pool.records(["r1"]))["r1"].instance_id == "b"
 
 
-async def test_a_decode_instance_takes_nobody_in(pool, evacuator, add_instance, reserve) -> None:
-    # given an idle decode instance, ready, besides one that is not ready yet
+async def test_a_prefill_instance_takes_no_whole_request_in(pool, evacuator, add_instance, reserve) -> None:
+    # given an idle prefill instance besides a mixed one that has work
     await add_instance("a", dispatch_window_tokens=1000)
-    await add_instance("decoder", role=Role.DECODE)
-    await add_instance("c", InstanceState.STARTING)
+    await add_instance("prefill", role=Role.PREFILL)
+    await add_instance("c")
     await reserve("running", "a")
-    await reserve("held", "a", other="c")
+    await reserve("working", "c")
+    await reserve("held", "a")
     await pool.set_instance_state("a", InstanceState.DOWN)
 
     await evacuator.tick()
-    assert (await pool.records(["held"]))["held"].instance_id == "a"
 
-    await pool.set_instance_state("c", InstanceState.READY)
-    await evacuator.tick()
     assert (await pool.records(["held"]))["held"].instance_id == "c"
 
 

@@ -43,7 +43,7 @@ async def test_an_instance_that_joined_takes_what_would_be_late_and_is_sent_it(
     assert (await pool.snapshot()).migrations == {"idle": 1}
 
 
-@pytest.mark.parametrize("figures", [{"role": Role.DECODE}, {"prefill_tokens_per_s": 100.0}])
+@pytest.mark.parametrize("figures", [{"role": Role.PREFILL}, {"prefill_tokens_per_s": 100.0}])
 async def test_nothing_goes_where_it_is_not_served_or_late_as_well(pool, filler, busy, add_instance, figures) -> None:
     await add_instance("b", **figures)
 
