@@ -8,6 +8,8 @@ from typing import Protocol
 
 TPOT_SLO_S = 0.1
 """Time per output token that a reader notices: the second SLO beside that of the first token."""
+TIGHT_TPOT_SLO_S = 0.05
+"""What prefill and decode on different instances are to keep."""
 QUARTILES = 4
 
 Quartiles = tuple[float, float, float, float]
@@ -42,6 +44,8 @@ class OnTimeShares:
     """On time, and its answer no slower than ``TPOT_SLO_S`` a token."""
     refused: float
     refused_by_length: Quartiles
+    both_tight: float = 0.0
+    """On time, and its answer no slower than ``TIGHT_TPOT_SLO_S`` a token."""
 
     @classmethod
     def of(cls, served: Sequence[Served]) -> OnTimeShares:
@@ -54,11 +58,12 @@ class OnTimeShares:
             both_slos=_share(served, meets_both),
             refused=_share(served, lambda one: not one.answered),
             refused_by_length=_each(quarters, lambda one: not one.answered),
+            both_tight=_share(served, lambda one: meets_both(one, TIGHT_TPOT_SLO_S)),
         )
 
 
-def meets_both(one: Served) -> bool:
-    return one.on_time and (one.tpot_s is None or one.tpot_s <= TPOT_SLO_S)
+def meets_both(one: Served, tpot_slo_s: float = TPOT_SLO_S) -> bool:
+    return one.on_time and (one.tpot_s is None or one.tpot_s <= tpot_slo_s)
 
 
 def _quarters(served: Sequence[Served]) -> list[Sequence[Served]]:

@@ -23,7 +23,9 @@ class RequestOutcome:
     chosen_id: str = ""
     """The instance whose queue it was put into; a migration may take it to another."""
     instance_id: str = ""
-    """The instance that got it."""
+    """The instance that got it; of a split request the one that prefilled."""
+    decode_id: str = ""
+    """The instance of its decode leg; empty: it was not split."""
     key_blocks: int = 0
     """Length of its hash key."""
     expected_ttft_s: float = 0.0
@@ -171,6 +173,12 @@ class RunResult:
     """Of instances that were ready, starting, or still answering, until the last arrival."""
     changes: tuple[SizeChange, ...] = ()
     """Decisions of the autoscaler."""
+    split_share: float = 0.0
+    """Share of the answered requests that had a decode leg of their own."""
+    moved_tokens: int = 0
+    """Whose KV was moved between instances, in the whole run."""
+    leaks: int = 0
+    """Staged KV that nobody pulled in time, in the whole run."""
 
     @property
     def span_of_arrivals_s(self) -> float:
@@ -200,6 +208,8 @@ class RunRecord:
     labels: Mapping[str, str]
     instance_hours: float = 0.0
     changes: tuple[SizeChange, ...] = ()
+    moved_tokens: int = 0
+    leaks: int = 0
 
 
 def summarize(record: RunRecord) -> RunResult:
@@ -246,6 +256,9 @@ def summarize(record: RunRecord) -> RunResult:
         labels=dict(record.labels),
         instance_hours=record.instance_hours,
         changes=record.changes,
+        split_share=sum(bool(outcome.decode_id) for outcome in answered) / max(1, len(answered)),
+        moved_tokens=record.moved_tokens,
+        leaks=record.leaks,
     )
 
 

@@ -11,7 +11,7 @@ LETTERS = {"P": Role.PREFILL, "D": Role.DECODE, "M": Role.MIXED}
 _PART = re.compile(r"(\d+)([PDM])")
 
 
-class RolesError(SimulationError):
+class RolesError(SimulationError, ValueError):
     """Roles that cannot be understood, or do not fit the fleet."""
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
-from scheduling.instance import InstanceSpec
+from scheduling.instance import InstanceSpec, Role
 from scheduling.policies import build_policy
 from scheduling.settings import SchedulingSettings
 from simulation.autoscale import Autoscale
 from simulation.engine_types import EngineConfig
+from simulation.roles import roles_for
 from simulation.router_queue import RouterQueueRule
 
 # "No limit", as a number that sums of tokens and requests never reach.
@@ -63,6 +64,8 @@ class Scenario:
     fleet: tuple[InstanceSpec, ...] = ()
     """The instances by number from 1, each with figures of its own; empty: all the same, as the engine and the limits
     above say, and called by ``instance_name``."""
+    roles: str = ""
+    """The same of their roles, as ``simulation.roles`` reads them; empty: all mixed."""
     late_requests: Literal["serve", "refuse"] = "serve"
     """What becomes of a request whose expected TTFT exceeds its SLO, as ``router.late_requests`` has it."""
     changes: tuple[FleetChange, ...] = ()
@@ -102,6 +105,22 @@ class Scenario:
             return self.dispatch
         holds = build_policy(self.scheduling).holds or self.scheduling.granting_order == "deadline"
         return Dispatch.HOLD if holds else Dispatch.DIRECT
+
+    def spec(self, index: int) -> InstanceSpec:
+        """The description of an instance, by number from 0. Raises RolesError."""
+        spec = self.fleet[index] if self.fleet else self._made_up_spec(index)
+        if self.dispatch_of is Dispatch.DIRECT:
+            return replace(spec, dispatch_window_tokens=UNLIMITED, max_running_requests=UNLIMITED)
+        return spec
+
+    def _made_up_spec(self, index: int) -> InstanceSpec:
+        roles = roles_for(self.roles, self.instances) if self.roles else (Role.MIXED,)
+        return replace(
+            self.engine.instance_spec(self.instance_name.format(index + 1)),
+            role=roles[index % len(roles)],
+            dispatch_window_tokens=self.dispatch_window_tokens,
+            max_queued_requests=self.max_queued_requests,
+        )
 
     def in_blocks_of(self, block_tokens: int) -> Scenario:
         """With a trace's block size everywhere: the trace has its prefixes in these blocks."""

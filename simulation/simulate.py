@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import NamedTuple
 
 import orjson
 
 from scheduling.blocks import cache_seed, chain_of_trace
 from scheduling.chain import Chain
-from scheduling.decision import RouteQuery
 from scheduling.granting import Grant, grant_queue
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.learning import features_to_note, finished_note
-from scheduling.placement import PlaceStatus, Search, SearchFailed
+from scheduling.legs import Leg, decode_leg_id, request_id_of
+from scheduling.placement import PlaceStatus
 from scheduling.policies import build_policy
 from scheduling.queue_order import QueueHead, QueueOrder
 from scheduling.request import Request, RequestState
@@ -30,24 +29,25 @@ from scheduling.steps import drive_now
 from scheduling.weights import Form
 from simulation.autoscale import Autoscale
 from simulation.autoscaler import INTERVAL_S as SCALING_INTERVAL_S
-from simulation.autoscaler import SimulatedAutoscaler, paid_instances
-from simulation.cluster import Cluster
+from simulation.autoscaler import SimulatedAutoscaler
+from simulation.cluster import Cluster, KvSource
 from simulation.engine_types import EngineRequest, Event, EventKind, RequestRefusedError
 from simulation.event_queue import EventQueue, Priority
 from simulation.generators.calibration import cached_tokens_if_infinite
 from simulation.leader import Leader
 from simulation.reported_caches import ReportedCaches
-from simulation.results import LoadSample, RequestOutcome, RunRecord, RunResult, summarize
+from simulation.results import RequestOutcome, RunRecord, RunResult, summarize
 from simulation.router_queue import Pressure, RouterQueue
-from simulation.scenario import UNLIMITED, Dispatch, FleetChange, Scenario
+from simulation.scenario import Dispatch, FleetChange, Scenario
+from simulation.searches import Searches
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.traces import Trace, TraceRequest
+from simulation.watch import Watch
 from statestore.memory.instance import InstanceBook
 from statestore.memory.state import PoolState
 
 OnProgress = Callable[[int], None]
 
-_REPLICA = "simulator"
 _SEED = cache_seed("simulated")
 _PROGRESS_EVERY = 100
 LEARNING_INTERVAL_S = 1.0
@@ -64,13 +64,6 @@ def simulate(
     ``simulation.routed_chains``); the engines' caches always work by the trace's blocks.
     """
     return summarize(Simulation(trace, scenario, on_progress, chains).run())
-
-
-class _Counters(NamedTuple):
-    """What a run has counted so far."""
-
-    migrations: int
-    preemptions: int
 
 
 class Simulation:
@@ -99,6 +92,7 @@ class Simulation:
         self._fleet = SimulatedFleet(
             self._state, settings.scheduling, self._waiting if self._direct else None, self._kv_used_tokens
         )
+        self._searches = Searches(self._fleet, settings.scheduling, self._policy, self._order, self._refuses_late)
         self._events = EventQueue()
         self._reported = ReportedCaches(self._state.instances) if scenario.kv_events else None
         self._cluster = Cluster(
@@ -108,8 +102,7 @@ class Simulation:
             endless_cache=scenario.endless_cache,
             reported=self._reported,
         )
-        self._paid_s = 0.0
-        """Instance seconds until now: ready, starting, or still answering."""
+        self._watch = Watch(self._state, self._cluster)
         self._autoscaler: SimulatedAutoscaler | None = None
         self._leader = Leader(settings, self._fleet, self._order, self._events)
         self._engine = settings.engine
@@ -119,11 +112,10 @@ class Simulation:
         """Chains of the requests in the router's own queue, by number."""
         self._features: dict[str, Form] = {}
         """Of live requests whose first token is to be learned from."""
+        self._split_chains: dict[str, Chain] = {}
+        """Of split requests, until their decode leg begins."""
         self._outcomes: list[RequestOutcome] = []
-        self._samples: list[LoadSample] = []
         self._arrived = 0
-        self._at_first = self._at_last = _Counters(0, 0)
-        """At the first arrival that counts, and at the last."""
 
     def run(self) -> RunRecord:
         scenario, leader = self._scenario, self._leader
@@ -170,7 +162,7 @@ class Simulation:
     # members -----------------------------------------------------------------------------------------------------
     def _resize(self, instances: int) -> None:
         """Make ``instances`` ready: add new ones, drain those beyond."""
-        wanted = {spec.instance_id: spec for spec in map(self._spec, range(instances))}
+        wanted = {spec.instance_id: spec for spec in map(self._scenario.spec, range(instances))}
         for instance_id, spec in wanted.items():
             if instance_id not in self._state.instances:
                 self._renew(spec)
@@ -181,7 +173,7 @@ class Simulation:
             self._state.set_instance_state(instance_id, InstanceState.DRAINING)
 
     def _made_elastic(self, autoscale: Autoscale) -> SimulatedAutoscaler:
-        spares = list(map(self._spec, range(self._scenario.instances, autoscale.settings.max_instances)))
+        spares = list(map(self._scenario.spec, range(self._scenario.instances, autoscale.settings.max_instances)))
         self._waiting |= {spec.instance_id: 0 for spec in spares}
         return SimulatedAutoscaler(
             autoscale, self._fleet, self._leader, self._order, self._events, spares, self._renew, lambda: self._arrived
@@ -190,26 +182,14 @@ class Simulation:
     def _renew(self, spec: InstanceSpec) -> None:
         self._cluster.add(spec.instance_id, replace(self._engine, kv_capacity_tokens=spec.kv_capacity_tokens))
 
-    def _spec(self, index: int) -> InstanceSpec:
-        scenario = self._scenario
-        spec = scenario.fleet[index] if scenario.fleet else self._made_up_spec(scenario.instance_name.format(index + 1))
-        return replace(spec, dispatch_window_tokens=UNLIMITED, max_running_requests=UNLIMITED) if self._direct else spec
-
-    def _made_up_spec(self, instance_id: str) -> InstanceSpec:
-        return replace(
-            self._engine.instance_spec(instance_id),
-            dispatch_window_tokens=self._scenario.dispatch_window_tokens,
-            max_queued_requests=self._scenario.max_queued_requests,
-        )
-
     # the life of a request ---------------------------------------------------------------------------------------
     def _arrive(self, now_s: float) -> None:
         request = self._trace.requests[self._arrived]
         request_id = str(self._arrived)
         if self._arrived == self._scenario.skip_requests:
-            self._at_first = self._counters()
+            self._watch.at_first = self._watch.counters()
         if self._arrived == len(self._trace.requests) - 1:
-            self._at_last = self._counters()
+            self._watch.at_last = self._watch.counters()
         self._arrived += 1
         self._schedule_arrival()
         if self._on_progress is not None and self._arrived % _PROGRESS_EVERY == 0:
@@ -257,11 +237,8 @@ class Simulation:
         """Search and reserve, as a router does; a request that no instance takes is refused."""
         outcome = self._outcomes[int(request_id)]
         outcome.key_blocks = self._fleet.view.tree.key_blocks(chain, self._scheduling.max_key_blocks)
-        search = self._new_search(request_id, request, chain, outcome.slo_s)
-        try:
-            placed = drive_now(search.run(), self._fleet)
-        except SearchFailed:
-            placed = None
+        search = self._searches.of_request(request_id, chain, outcome.slo_s, self._output_limit(request_id))
+        placed = self._searches.run(search)
         if search.rounds:
             decision = search.rounds[-1].decision
             outcome.expected_ttft_s = decision.expected_ttft_s
@@ -270,46 +247,63 @@ class Simulation:
             return
         outcome.chosen_id = placed.decision.instance_id
         self._features[request_id] = placed.features
+        if placed.reply.leg is Leg.PREFILL:
+            self._split_chains[request_id] = chain
         if placed.reply.status is PlaceStatus.DISPATCHED:
-            self._submit(request_id, outcome.chosen_id)
+            self._dispatch(request_id, outcome.chosen_id)
         else:
             self._grant_from(placed.reply.queue)
-
-    def _new_search(self, request_id: str, traced: TraceRequest, chain: Chain, target_s: float) -> Search:
-        output_tokens, slo_ms = self._expected_output_tokens(traced), round(target_s * 1000)
-        query = RouteQuery(chain, target_s, expected_output_tokens=output_tokens)
-        request = Request(request_id, _REPLICA, "", RequestState.HELD, 1, 0, chain.prompt_tokens, output_tokens, slo_ms)
-        stall_s = self._scheduling.decode_stall_s
-        return Search(self._policy, self._order, query, request, self._fleet, self._refuses_late, stall_s)
 
     @property
     def _refuses_late(self) -> bool:
         return self._scenario.late_requests == "refuse"
 
-    def _expected_output_tokens(self, request: TraceRequest) -> int:
-        return self._fleet.learned.expected_output_tokens(self._output_limit(request) or None)
+    def _output_limit(self, leg_id: str) -> int:
+        return self._traced(leg_id).output_tokens if self._scenario.output_limits_known else 0
 
-    def _output_limit(self, request: TraceRequest) -> int:
-        return request.output_tokens if self._scenario.output_limits_known else 0
-
-    def _submit(self, request_id: str, instance_id: str) -> None:
-        outcome, traced = self._outcomes[int(request_id)], self._trace.requests[int(request_id)]
-        outcome.instance_id, outcome.dispatched_s = instance_id, self._now_s
+    def _submit(self, leg_id: str, instance_id: str, source: KvSource | None = None) -> bool:
+        """Send a request, or a leg of one, to its engine; ``source`` is where a decode leg finds its KV. False if the
+        engine refused it."""
+        traced, prefills = self._traced(leg_id), self._state.requests[leg_id].leg is Leg.PREFILL
         # Equal ids mean equal prefixes already: the engine needs no hashes of them.
         full_blocks = traced.hash_ids[: traced.input_tokens // self._trace.block_tokens]
-        request = EngineRequest(request_id, traced.input_tokens, max(1, traced.output_tokens), full_blocks)
+        output_tokens = 1 if prefills else max(1, traced.output_tokens)
+        request = EngineRequest(
+            leg_id, traced.input_tokens, output_tokens, full_blocks, stages_kv=prefills, awaits_kv=source is not None
+        )
         self._waiting[instance_id] += 1
         try:
-            self._cluster.submit(instance_id, request, self._now_s)
+            self._cluster.submit(instance_id, request, self._now_s, source)
         except RequestRefusedError:
             self._waiting[instance_id] -= 1
+            self._finish(leg_id)
+            return False
+        return True
+
+    def _dispatch(self, request_id: str, instance_id: str) -> None:
+        outcome = self._outcomes[int(request_id)]
+        outcome.instance_id, outcome.dispatched_s = instance_id, self._now_s
+        self._submit(request_id, instance_id)
+
+    def _traced(self, leg_id: str) -> TraceRequest:
+        return self._trace.requests[int(request_id_of(leg_id))]
+
+    def _decode(self, request_id: str, source: KvSource) -> None:
+        """Choose the decode instance of a split request whose KV is staged; without one it ends here."""
+        leg_id, outcome = decode_leg_id(request_id), self._outcomes[int(request_id)]
+        chain, output_limit = self._split_chains.pop(request_id), self._output_limit(request_id)
+        placed = self._searches.run(self._searches.of_decode_leg(leg_id, chain, outcome.slo_s, output_limit))
+        if placed is not None and self._submit(leg_id, placed.instance_id, source):
+            outcome.decode_id = placed.instance_id
+        else:
+            self._cluster.release_staged(source, self._now_s)
             self._finish(request_id)
 
-    def _finish(self, request_id: str, answer_tokens: int = 0) -> None:
-        self._features.pop(request_id, None)
-        limit = self._output_limit(self._trace.requests[int(request_id)])
-        note = finished_note(0, 0, answer_tokens, limit)
-        self._grant_from(self._state.finish(request_id, note=note).queue)
+    def _finish(self, leg_id: str, answer_tokens: int = 0) -> None:
+        self._features.pop(leg_id, None)
+        self._split_chains.pop(leg_id, None)
+        note = finished_note(0, 0, answer_tokens, self._output_limit(leg_id))
+        self._grant_from(self._state.finish(leg_id, note=note).queue)
 
     def _grant_from(self, queue: QueueHead | None) -> None:
         """Plan a queue that has room, by a transition's reply. The grants wait in the state's outbox."""
@@ -328,7 +322,7 @@ class Simulation:
             return  # refused meanwhile
         if grant.deferred or grant.instance_id != self._outcomes[int(grant.request_id)].chosen_id:
             self._features.pop(grant.request_id, None)
-        self._submit(grant.request_id, grant.instance_id)
+        self._dispatch(grant.request_id, grant.instance_id)
 
     def _refuse(self, condition: Callable[[Request], bool]) -> None:
         """Refuse the held requests to which that applies, as routers do."""
@@ -346,16 +340,29 @@ class Simulation:
             case EventKind.PREEMPTED:
                 self._waiting[instance_id] += 1
             case EventKind.FIRST_TOKEN:
-                outcome = self._outcomes[int(event.request_id)]
-                outcome.first_token_s, outcome.cached_tokens = event.time_s, event.tokens
-                note = self._note(event.request_id)
-                self._grant_from(self._state.first_token(event.request_id, instance_id, note=note).queue)
-            case EventKind.FINISHED:
-                self._outcomes[int(event.request_id)].finish_s = event.time_s
+                self._on_first_token(instance_id, event)
+            case EventKind.STAGED:
+                self._decode(event.request_id, KvSource(instance_id, event.request_id))
+            case EventKind.FINISHED if event.request_id not in self._split_chains:
+                self._outcomes[int(request_id_of(event.request_id))].finish_s = event.time_s
                 self._finish(event.request_id, answer_tokens=event.tokens)
         self._deliver_grants()
         if self._router_queue is not None:
             self._release_parked()
+
+    def _on_first_token(self, instance_id: str, event: Event) -> None:
+        """Of a whole request, of a prefill leg, which only ends its prefill, or of a decode leg, which is the answer's
+        and ends the prefill leg."""
+        request_id = request_id_of(event.request_id)
+        outcome = self._outcomes[int(request_id)]
+        if event.request_id not in self._split_chains:
+            outcome.first_token_s = event.time_s
+        if event.request_id != request_id:
+            self._finish(request_id)
+            return
+        outcome.cached_tokens = event.tokens
+        note = self._note(request_id)
+        self._grant_from(self._state.first_token(request_id, instance_id, note=note).queue)
 
     def _note(self, request_id: str) -> str:
         features = self._features.pop(request_id, None)
@@ -368,22 +375,8 @@ class Simulation:
         self._leader.sweep_queues()
 
     def _sample(self) -> None:
-        if self._arrived < len(self._trace.requests):
-            self._paid_s += self._scenario.sample_interval_s * paid_instances(self._state)
-        books = [book for _, book in sorted(self._state.instances.items()) if book.spec.state is InstanceState.READY]
-        self._samples.append(
-            LoadSample(
-                self._now_s,
-                tuple(book.pending_tokens for book in books),
-                held_requests=sum(book.queued_requests for book in books),
-                running_requests=sum(book.running_requests for book in books),
-            )
-        )
-
-    def _counters(self) -> _Counters:
-        engines = self._cluster.engines.values()
-        preemptions = sum(engine.statistics().preemptions for engine in engines)
-        return _Counters(sum(self._state.migrations.values()), preemptions + self._cluster.former_preemptions)
+        arriving = self._arrived < len(self._trace.requests)
+        self._watch.sample(self._now_s, self._scenario.sample_interval_s if arriving else 0.0)
 
     def _record(self) -> RunRecord:
         return RunRecord(
@@ -392,12 +385,14 @@ class Simulation:
             instances=self._scenario.instances,
             rate_per_s=self._trace.rate_per_s,
             outcomes=self._outcomes,
-            samples=self._samples,
+            samples=self._watch.samples,
             infinite_cached_tokens=cached_tokens_if_infinite(self._trace),
-            migrations=self._at_last.migrations - self._at_first.migrations,
-            preemptions=self._at_last.preemptions - self._at_first.preemptions,
+            migrations=self._watch.at_last.migrations - self._watch.at_first.migrations,
+            preemptions=self._watch.at_last.preemptions - self._watch.at_first.preemptions,
             skip_requests=self._scenario.skip_requests,
             labels=self._scenario.labels,
-            instance_hours=self._paid_s / 3600,
+            instance_hours=self._watch.paid_s / 3600,
             changes=() if self._autoscaler is None else tuple(self._autoscaler.changes),
+            moved_tokens=self._cluster.moved_tokens,
+            leaks=self._watch.leaks,
         )

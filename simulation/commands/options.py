@@ -10,7 +10,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Literal
 
-from scheduling.instance import InstanceSpec, Role
+from scheduling.instance import InstanceSpec
 from scheduling.scale_settings import autoscale_of
 from scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
 from simulation.autoscale import Autoscale
@@ -18,6 +18,7 @@ from simulation.engine_types import EngineConfig
 from simulation.errors import SimulationError
 from simulation.generators import DEFAULT_SEED, GENERATORS
 from simulation.presets import PRESETS, UnknownPresetError, find_preset
+from simulation.roles import roles_for, roles_of
 from simulation.runs import default_workers
 from simulation.scalers import SCALERS
 from simulation.scenario import Dispatch, Scenario
@@ -57,6 +58,10 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--instances", type=int, metavar="N",
         help=f"so many instances, like the pool's in turn (none: the pool's, {DEFAULT_INSTANCES} if it names none)",
+    )  # fmt: skip
+    fleet.add_argument(
+        "--roles", metavar="4P4D",
+        help="prefill, decode and mixed instances, as 4P4D or 2P2D4M; the same shares of --instances",
     )  # fmt: skip
     fleet.add_argument("--preset", help="engine model: " + ", ".join(sorted(PRESETS)) + " (none: emulator.preset)")
     fleet.add_argument("--slo-s", type=float, help="TTFT SLO in seconds (none: scheduling.slo_ttft_s)")
@@ -144,7 +149,11 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
     engine = _engine(arguments.preset, configured.engine)
     autoscale = _autoscale(arguments)
     pool = _pool(arguments.pool, configured.pools)
+    if arguments.roles is not None and autoscale is not None:
+        raise OptionError("--roles and --autoscale exclude each other: scaling does not know roles")
     fleet = _fleet(pool, engine, arguments.instances if autoscale is None else autoscale.settings.max_instances)
+    if arguments.roles is not None:
+        fleet = _with_roles(arguments.roles, pool, engine, arguments.instances)
     instances = len(fleet)
     if autoscale is not None:
         bounds = autoscale.settings
@@ -185,19 +194,23 @@ def _pool(name: str | None, pools: tuple[PoolSettings, ...]) -> PoolSettings:
     raise OptionError(f"--pool: there is no pool {name!r}; known are {', '.join(pool.name for pool in pools)}")
 
 
+def _with_roles(text: str, pool: PoolSettings, engine: EngineConfig, instances: int | None) -> tuple[InstanceSpec, ...]:
+    """Instances like the pool's with these roles. Raises RolesError."""
+    roles = roles_of(text) if instances is None else roles_for(text, instances)
+    return tuple(replace(spec, role=role) for spec, role in zip(_fleet(pool, engine, len(roles)), roles, strict=True))
+
+
 def _fleet(pool: PoolSettings, engine: EngineConfig, instances: int | None) -> tuple[InstanceSpec, ...]:
-    """The pool's instances that prompts are sent to, or ``instances`` like them; if it names none, as many as asked
-    for with the engine's figures, as ``dualmap up`` would start them.
+    """The pool's instances, or ``instances`` like them in turn; if it names none, as many as asked for with the
+    engine's figures, as ``dualmap up`` would start them.
 
     An instance without a KV capacity would report its own, which here is the engine's.
     """
     specs = [
         one.spec() if "kv_capacity_tokens" in one.model_fields_set
         else replace(one.spec(), kv_capacity_tokens=engine.kv_capacity_tokens)
-        for one in pool.instances if one.role is not Role.DECODE
+        for one in pool.instances
     ]  # fmt: skip
-    if pool.instances and not specs:
-        raise OptionError(f"pool {pool.name!r} has no instances that prompts are sent to")
     count = instances or len(specs) or DEFAULT_INSTANCES
     if specs and count <= len(specs):
         return tuple(specs[:count])

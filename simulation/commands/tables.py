@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from rich.table import Table
 
@@ -37,11 +38,21 @@ COLUMNS: dict[str, Show] = {
     "undisturbed": lambda r: f"{r.undisturbed_error_p50:.0%}",
 }
 """The most important first."""
+SPLIT_COLUMNS: dict[str, Show] = {
+    "and 50 ms": lambda r: f"{r.on_time.both_tight:.1%}",
+    "split": lambda r: f"{r.split_share:.0%}",
+    "TPOT P90 ms": lambda r: f"{r.tpot_s.p90 * 1000:.0f}",
+}
+"""Behind the first three where requests were split: on time and at most 50 ms a token, and how."""
 
 
 def results_table(results: Sequence[RunResult], width: int) -> Table:
     """One row a run; a narrow terminal gets the columns that matter most (the JSON has all)."""
-    return fitting_table(tuple(COLUMNS), [[show(result) for show in COLUMNS.values()] for result in results], width)
+    shown = COLUMNS
+    if any(result.split_share for result in results):
+        first, rest = dict(islice(COLUMNS.items(), 3)), dict(islice(COLUMNS.items(), 3, None))
+        shown = first | SPLIT_COLUMNS | rest
+    return fitting_table(tuple(shown), [[show(result) for show in shown.values()] for result in results], width)
 
 
 def changes_table(changes: Sequence[SizeChange]) -> Table:

@@ -46,6 +46,10 @@ class Figures:
     """|expected - actual| / actual TTFT over these."""
     undisturbed_error_p90: float
     migrations: int
+    both_tight: float = 0.0
+    """On time, and no slower than 50 ms a token; 0 in files of former versions, as what follows."""
+    split_share: float = 0.0
+    """Share of the answered that had a decode leg of their own."""
 
     @classmethod
     def of(cls, result: RunResult) -> Figures:
@@ -77,4 +81,6 @@ class Figures:
             undisturbed_error_p50=result.undisturbed_error_p50,
             undisturbed_error_p90=result.undisturbed_error_p90,
             migrations=result.migrations,
+            both_tight=shares.both_tight,
+            split_share=result.split_share,
         )

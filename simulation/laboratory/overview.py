@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from simulation.laboratory.confidence import Comparison, Mean
 from simulation.laboratory.experiment import Experiment, Rate, RateResult
 from simulation.laboratory.orders import by_order
 from simulation.laboratory.tables import ReportTable, shown
 from simulation.laboratory.targets import Target
 
-LENGTH_COLUMNS = {
+LENGTH_COLUMNS: Mapping[str, tuple[str, float, int]] = {
     "on time": ("on_time", 100, 0),
     "by tokens": ("on_time_tokens", 100, 0),
     "shortest quarter": ("on_time_q1", 100, 0),
@@ -24,11 +26,26 @@ LENGTH_COLUMNS = {
 }
 
 
+SPLIT_COLUMNS: Mapping[str, tuple[str, float, int]] = {
+    "TTFT P50 s": ("ttft_p50_s", 1, 2),
+    "TTFT P90 s": ("ttft_p90_s", 1, 2),
+    "TPOT P50 ms": ("tpot_p50_s", 1000, 0),
+    "TPOT P90 ms": ("tpot_p90_s", 1000, 0),
+    "on time": ("on_time", 100, 1),
+    "both SLOs": ("both_tight", 100, 1),
+    "split": ("split_share", 100, 0),
+    "hit rate": ("hit_rate", 100, 0),
+}
+
+
 def overview_tables(experiment: Experiment) -> list[ReportTable]:
-    """All targets, then all rates."""
+    """All targets, then all rates; where a fleet has prefill and decode instances, one more for each rate."""
     targets = dict.fromkeys(target for result in experiment.goodputs for target in result.targets)
     rates = dict.fromkeys(result.rate for result in experiment.rates)
-    return [*(_goodputs(experiment, target) for target in targets), *(_lengths(experiment, rate) for rate in rates)]
+    tables = [*(_goodputs(experiment, target) for target in targets), *(_lengths(experiment, rate) for rate in rates)]
+    if any(variant.options.roles for variant in experiment.variants):
+        tables += [_split(experiment, rate) for rate in rates]
+    return tables
 
 
 def _goodputs(experiment: Experiment, target: Target) -> ReportTable:
@@ -47,12 +64,28 @@ def _lengths(experiment: Experiment, rate: Rate) -> ReportTable:
     rows = []
     for result in experiment.rates:
         if result.rate == rate:
-            rows += [(result.fleet.title, name, *_length_cells(result, name)) for name in _compared(experiment, result)]
+            compared = _compared(experiment, result)
+            rows += [(result.fleet.title, name, *_cells(result, name, LENGTH_COLUMNS)) for name in compared]
     columns = ("fleet", "variant", *LENGTH_COLUMNS)
     note = (
         "Shares in percent of all requests, or of that quarter of them by prompt length. TPOT: time per output token."
     )
     return ReportTable(f"By length of prompts at {rate.label}", columns, tuple(rows), (note,))
+
+
+def _split(experiment: Experiment, rate: Rate) -> ReportTable:
+    rows = [
+        (result.fleet.title, f"{Mean.of(result.rates_per_s).value:.2f}", name, *_cells(result, name, SPLIT_COLUMNS))
+        for result in experiment.rates
+        if result.rate == rate
+        for name in result.figures
+    ]
+    note = (
+        "Both SLOs: on time, and at most 50 ms a token, in percent of all requests, as what follows. Split: had a "
+        "decode leg of their own. TTFT of these ends with the first token of the decode instance."
+    )
+    columns = ("fleet", "requests/s", "variant", *SPLIT_COLUMNS)
+    return ReportTable(f"Prefill and decode apart at {rate.label}", columns, tuple(rows), (note,))
 
 
 def _compared(experiment: Experiment, result: RateResult) -> list[str]:
@@ -67,9 +100,9 @@ def _compared(experiment: Experiment, result: RateResult) -> list[str]:
     return names
 
 
-def _length_cells(result: RateResult, name: str) -> list[str]:
+def _cells(result: RateResult, name: str, columns: Mapping[str, tuple[str, float, int]]) -> list[str]:
     own = result.figures[name]
     return [
         f"{Mean.of([factor * getattr(one, figure) for one in own]).value:.{digits}f}"
-        for figure, factor, digits in LENGTH_COLUMNS.values()
+        for figure, factor, digits in columns.values()
     ]

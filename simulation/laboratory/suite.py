@@ -10,7 +10,6 @@ from types import MappingProxyType
 from simulation.errors import TraceError
 from simulation.evaluate.plan import PAPER_CAPS, TRACE_TITLES
 from simulation.generators import GeneratorSpec
-from simulation.laboratory.targets import TARGETS
 from simulation.sources import TraceSource
 
 PRESET_SHORTHANDS: Mapping[str, str] = MappingProxyType({preset.split("-")[1]: preset for preset in PAPER_CAPS})
@@ -81,7 +80,7 @@ class Suite:
     rates: tuple[str, ...] = ("0.8x", "0.9x", "1x", "1.2x", "1.5x")
     """Requests per second, or with an x multiples of the saturation rate."""
     goodput: bool = True
-    targets: tuple[str, ...] = tuple(TARGETS)
+    targets: tuple[str, ...] = ("90", "95", "99", "both")
     """What a goodput is the highest rate of, see ``targets``."""
     seeds: int = 5
     requests_per_instance: int = 400

@@ -36,6 +36,7 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
             Target("95", "on_time", 0.95, "95 % on time"),
             Target("99", "on_time", 0.99, "99 % on time"),
             Target("both", "both_slos", 0.90, "90 % within both SLOs"),
+            Target("both50", "both_tight", 0.90, "90 % on time and within 50 ms a token"),
         )
     }
 )

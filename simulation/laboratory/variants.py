@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from scheduling.settings import POLICIES, SchedulingSettings
 from simulation.engine_types import EngineConfig
 from simulation.errors import SimulationError
+from simulation.roles import roles_of
 from simulation.router_queue import RouterQueueRule
 from simulation.scenario import Dispatch, Scenario
 
@@ -36,6 +37,14 @@ class ScenarioOptions(BaseModel):
     late_requests: Literal["serve", "refuse"] | None = None
     router_queue: RouterQueueRule | None = None
     endless_cache: bool | None = None
+    roles: str | None = None
+
+    @field_validator("roles")
+    @classmethod
+    def _roles_can_be_read(cls, roles: str | None) -> str | None:
+        if roles is not None:
+            roles_of(roles)
+        return roles
 
 
 SCENARIO_OPTIONS = tuple(ScenarioOptions.model_fields)

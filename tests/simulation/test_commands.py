@@ -8,6 +8,7 @@ from scheduling.instance import InstanceSpec, Role
 from scheduling.settings import SchedulingSettings
 from simulation.commands import simulate
 from simulation.commands.options import ConfiguredFleet, FleetOptions, OptionError, fleet_options
+from simulation.errors import SimulationError
 from simulation.scenario import Dispatch
 from simulation.settings import EngineSettings
 from statestore.settings import InstanceSettings, PoolSettings
@@ -76,14 +77,15 @@ def test_the_pools_instances_are_simulated_as_they_are_configured() -> None:
     assert options().scenario("preble").fleet == (
         SMALL.spec(),
         InstanceSpec("plain", "http://b:1", kv_capacity_tokens=777_000),
-    ), "what an instance would report itself is the engine's, and one for decoding alone gets no prompts"
+        InstanceSpec("d", "http://d:1", role=Role.DECODE, kv_capacity_tokens=777_000),
+    ), "what an instance would report itself is the engine's"
     assert [spec.instance_id for spec in options("--pool", "code").fleet] == ["alone"]
 
 
 def test_more_instances_than_the_pools_are_like_these_in_turn() -> None:
     windows = [spec.dispatch_window_tokens for spec in options("--instances", "5").fleet]
 
-    assert windows == [2048, 4096, 2048, 4096, 2048]
+    assert windows == [2048, 4096, 4096, 2048, 4096]
     assert len({spec.instance_id for spec in options("--instances", "5").fleet}) == 5
     assert [spec.instance_id for spec in options("--instances", "1").fleet] == ["small"]
     assert {spec.dispatch_window_tokens for spec in options("--dispatch-window-tokens", "9000").fleet} == {9000}
@@ -99,8 +101,28 @@ def test_a_pool_without_instances_has_those_that_would_be_emulated() -> None:
 def test_a_pool_that_cannot_be_simulated_is_named() -> None:
     with pytest.raises(OptionError, match="no pool 'x'; known are chat, code"):
         options("--pool", "x")
-    with pytest.raises(OptionError, match="'default' has no instances that prompts are sent to"):
-        options(pools=(PoolSettings(instances=POOLS[0].instances[2:]),))
+
+
+def test_roles_can_be_given_to_any_number_of_instances() -> None:
+    alone, more = options("--roles", "1P2D", pools=(PoolSettings(),)), options("--roles", "4P4D", "--instances", "4")
+
+    assert [spec.role for spec in alone.fleet] == [Role.PREFILL, Role.DECODE, Role.DECODE]
+    assert [spec.role for spec in more.fleet] == [Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE]
+    assert more.fleet[0].dispatch_window_tokens == 2048, "like the pool's otherwise"
+
+
+def test_roles_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(SimulationError, match="roles must read as 4P4D"):
+        options("--roles", "prefill=4")
+    with pytest.raises(SimulationError, match="3 instances cannot have the roles 4P4D"):
+        options("--roles", "4P4D", "--instances", "3")
+    with pytest.raises(SimulationError, match="exclude each other"):
+        options("--roles", "4P4D", "--autoscale", "2:4")
+
+
+def test_a_split_fleet_tells_what_it_split(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--trace", "toolagent:requests=60", "--rate", "4", "--roles", "1P1D", "--workers", "1") == 0
+    assert "and 50 ms" in capsys.readouterr().out
 
 
 def test_every_policy_holds_as_in_a_live_fleet_unless_told_otherwise() -> None:

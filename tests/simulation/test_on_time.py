@@ -31,6 +31,7 @@ def test_a_slow_answer_meets_one_slo_only_and_one_token_is_never_slow() -> None:
     shares = OnTimeShares.of([Request(1, tpot_s=0.1), Request(1, tpot_s=0.11), Request(1, tpot_s=None)])
 
     assert (shares.by_requests, shares.both_slos) == (1.0, pytest.approx(2 / 3))
+    assert shares.both_tight == pytest.approx(1 / 3), "50 ms"
 
 
 def test_refused_requests_are_late_and_counted_by_length() -> None:

@@ -1,4 +1,7 @@
+from dataclasses import replace
+
 from simulation.laboratory.overview import overview_tables
+from simulation.laboratory.variants import ScenarioOptions
 from tests.simulation.laboratory.samples import experiment
 from tests.simulation.laboratory.test_orders import crossed
 
@@ -8,6 +11,20 @@ def test_with_one_order_every_variant_has_its_row_and_with_two_the_first_and_the
 
     assert [row[1] for row in alone.rows] == ["ours", "peer", "other"]
     assert [row[1] for row in both.rows] == ["a deadline", "b deadline", "a fifo", "b fifo"]
+
+
+def test_a_fleet_with_roles_is_told_with_both_slos_and_what_was_split() -> None:
+    made = experiment()
+    split = replace(made.variants[0], options=ScenarioOptions(roles="4P4D"))
+    figures = {"ours": tuple(replace(one, both_tight=0.8, split_share=0.5) for one in made.rates[0].figures["ours"])}
+    rate = replace(made.rates[0], figures={**made.rates[0].figures, **figures})
+    made = replace(made, variants=(split, *made.variants[1:]), rates=(rate,))
+
+    table = overview_tables(made)[-1]
+
+    assert table.title == "Prefill and decode apart at 1.5 × saturation"
+    ours = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (ours["both SLOs"], ours["split"], ours["TTFT P90 s"], ours["TPOT P90 ms"]) == ("80.0", "50", "2.00", "80")
 
 
 def test_shares_are_told_by_length_and_by_tokens() -> None:

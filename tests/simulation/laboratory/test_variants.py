@@ -1,5 +1,6 @@
 import pytest
 
+from scheduling.instance import Role
 from scheduling.settings import SchedulingSettings
 from simulation.laboratory.variants import SETTINGS, VariantError, described, parse_variant
 from simulation.presets import find_preset
@@ -30,6 +31,16 @@ def test_what_a_variant_does_not_say_is_the_scenarios_default() -> None:
     assert scenario == Scenario(BASE.model_copy(update={"policy": "llm-d"}), ENGINE, instances=8)
 
 
+def test_a_variant_can_have_a_fleet_of_its_own_roles() -> None:
+    variant = parse_variant("a=dualmap,roles=6P2D,split.mode=always", BASE)
+
+    specs = [variant.scenario(ENGINE, 4, 0).spec(index) for index in range(4)]
+
+    assert [spec.role for spec in specs] == [Role.PREFILL, Role.PREFILL, Role.PREFILL, Role.DECODE]
+    assert described(variant)["roles"] == "6P2D"
+    assert described(variant)["split.mode"] == "always"
+
+
 def test_the_way_of_dispatch_can_be_named() -> None:
     assert parse_variant("a=llm-d,dispatch=hold", BASE).scenario(ENGINE, 8, 0).dispatch_of is Dispatch.HOLD
 
@@ -48,6 +59,7 @@ def test_the_way_of_dispatch_can_be_named() -> None:
         ("a=dualmap,slo_ttft_s=soon", "variant 'a': slo_ttft_s: "),
         ("a=dualmap,dispatch=throw", "variant 'a': dispatch: "),
         ("a=dualmap,slo_ttft_s=0", "variant 'a': slo_ttft_s: "),
+        ("a=dualmap,roles=8", "variant 'a': roles: Value error, roles must read as 4P4D"),
     ],
 )
 def test_what_cannot_be_understood_is_named(text: str, message: str) -> None:

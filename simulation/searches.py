@@ -1,0 +1,61 @@
+"""Searches for an instance in virtual time, as a router makes them: for requests, and for decode legs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduling.chain import Chain
+from scheduling.decision import Policy, RouteQuery
+from scheduling.legs import Leg
+from scheduling.placement import Placed, Search, SearchFailed
+from scheduling.policies.decode_legs import DecodeLegs
+from scheduling.queue_order import QueueOrder
+from scheduling.request import Request, RequestState
+from scheduling.settings import SchedulingSettings
+from scheduling.split import SplitRule
+from scheduling.steps import drive_now
+from simulation.simulated_fleet import SimulatedFleet
+
+_REPLICA = "simulator"
+
+
+@dataclass
+class Searches:
+    """Of one run."""
+
+    fleet: SimulatedFleet
+    scheduling: SchedulingSettings
+    policy: Policy
+    order: QueueOrder
+    refuses_late: bool
+    _rule: SplitRule = field(init=False)
+    _decode_legs: DecodeLegs = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.scheduling
+        self._rule = SplitRule(settings.split)
+        self._decode_legs = DecodeLegs(settings.max_key_blocks, settings.kv_weight_s, self._rule)
+
+    def of_request(self, request_id: str, chain: Chain, slo_s: float, output_limit: int) -> Search:
+        """``output_limit`` 0: the request has none."""
+        query, request = self._asked(request_id, chain, slo_s, output_limit)
+        stall_s = self.scheduling.decode_stall_s
+        return Search(self.policy, self.order, query, request, self.fleet, self.refuses_late, stall_s, self._rule)
+
+    def of_decode_leg(self, leg_id: str, chain: Chain, slo_s: float, output_limit: int) -> Search:
+        query, request = self._asked(leg_id, chain, slo_s, output_limit)
+        stall_s = self.scheduling.decode_stall_s
+        return Search(self._decode_legs, self.order, query, request, self.fleet, False, stall_s, leg=Leg.DECODE)
+
+    def run(self, search: Search) -> Placed | None:
+        """Search and reserve; None if no instance takes it."""
+        try:
+            return drive_now(search.run(), self.fleet)
+        except SearchFailed:
+            return None
+
+    def _asked(self, leg_id: str, chain: Chain, slo_s: float, output_limit: int) -> tuple[RouteQuery, Request]:
+        output_tokens = self.fleet.learned.expected_output_tokens(output_limit or None)
+        query = RouteQuery(chain, slo_s, expected_output_tokens=output_tokens)
+        tokens, slo_ms = chain.prompt_tokens, round(slo_s * 1000)
+        return query, Request(leg_id, _REPLICA, "", RequestState.HELD, 1, 0, tokens, output_tokens, slo_ms)
