@@ -6,6 +6,7 @@ router process (all threads), read from the kernel around each load.
 full    the product: scheduling on an embedded Valkey
 logged  the same with a request log
 traced  the same with tracing of 1 % of the requests, exported to a receiver that accepts everything
+traced10  the same with 10 %: what a sampled request costs
 plane   the data plane alone, over a life cycle that decides nothing
 relay   copies bytes without HTTP: the floor of this machine at this hour, to compare the others with
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import cProfile
 import json
 import logging
@@ -30,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
@@ -62,6 +64,7 @@ BURST_CHUNKS = 1000
 PACED_STREAMS = 20
 PACED_CHUNKS = 100
 PACE_S = 0.01
+TRACED_SHARE = {"traced": 0.01, "traced10": 0.1}
 TOKEN = (
     b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1,"model":"m",'
     b'"choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}]}\n\n'
@@ -309,8 +312,8 @@ def run_router(
     extra: dict[str, Any] = {}
     if mode == "logged":
         extra = {"request_log": str(Path(tempfile.gettempdir()) / f"router-overhead-{os.getpid()}.jsonl")}
-    elif mode == "traced":
-        extra = {"tracing_url": collector_url, "tracing_share": 0.01}
+    elif mode in TRACED_SHARE:
+        extra = {"tracing_url": collector_url, "tracing_share": TRACED_SHARE[mode]}
 
     async def run() -> None:
         if mode == "relay":
@@ -393,28 +396,25 @@ async def added_latency_ms(router: Router, mock_port: int, requests: int) -> dic
     return {name: (through_s[rank] - direct_s[rank]) * 1000 for name, rank in ranks.items()}
 
 
-async def measure(mode: str, core: int, options: argparse.Namespace) -> dict[str, object]:
+@contextlib.asynccontextmanager
+async def running(
+    mode: str, core: int, instances: int, *, tcp: bool = False, profile: Path | None = None
+) -> AsyncIterator[tuple[Router, int]]:
+    """One router process with a store of its own, and the port of the mock instance that all its members are."""
     mock = await asyncio.get_running_loop().create_server(MockInstance, "127.0.0.1", 0)
     mock_port = mock.sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{mock_port}"
     folder = Path(tempfile.mkdtemp(prefix="dualmap-"))
-    server = EmbeddedValkey(unix_socket=None if options.tcp else folder / "valkey.sock")
+    server = EmbeddedValkey(unix_socket=None if tcp else folder / "valkey.sock")
     await asyncio.to_thread(server.start)
-    store_url = server.url
-    store = await open_store(StoreSettings(url=store_url), scheduling=SchedulingSettings())
+    store = await open_store(StoreSettings(url=server.url), scheduling=SchedulingSettings())
     try:
-        for number in range(options.instances):
+        for number in range(instances):
             spec = InstanceSpec(f"instance-{number}", url, state=InstanceState.READY, prefill_tokens_per_s=1e7)
             await store.pool("default").put_instance(spec)
-        router = await asyncio.to_thread(start_router, mode, core, url, store_url, start_collector(), options.profile)
+        router = await asyncio.to_thread(start_router, mode, core, url, server.url, start_collector(), profile)
         try:
-            rss_mb = router.rss_mb()
-            await measure_once(router, 200, seed=10**6)
-            runs = [await measure_once(router, options.requests, n * 10**7) for n in range(options.repetitions)]
-            medians = {name: round(statistics.median(run[name] for run in runs), 1) for name in runs[0]}
-            latency = await added_latency_ms(router, mock_port, options.latency_requests)
-            rounded = {name: round(value, 2) for name, value in latency.items()}
-            return {"mode": mode, **medians, **rounded, "RSS MB": f"{rss_mb:.0f} -> {router.rss_mb():.0f}"}
+            yield router, mock_port
         finally:
             router.process.terminate()
             await asyncio.to_thread(router.process.join, 20)
@@ -422,6 +422,18 @@ async def measure(mode: str, core: int, options: argparse.Namespace) -> dict[str
         await store.close()
         await asyncio.to_thread(server.stop)
         mock.close()
+
+
+async def measure(mode: str, core: int, options: argparse.Namespace) -> dict[str, object]:
+    started = running(mode, core, options.instances, tcp=options.tcp, profile=options.profile)
+    async with started as (router, mock_port):
+        rss_mb = router.rss_mb()
+        await measure_once(router, 200, seed=10**6)
+        runs = [await measure_once(router, options.requests, n * 10**7) for n in range(options.repetitions)]
+        medians = {name: round(statistics.median(run[name] for run in runs), 1) for name in runs[0]}
+        latency = await added_latency_ms(router, mock_port, options.latency_requests)
+        rounded = {name: round(value, 2) for name, value in latency.items()}
+        return {"mode": mode, **medians, **rounded, "RSS MB": f"{rss_mb:.0f} -> {router.rss_mb():.0f}"}
 
 
 def main() -> None:

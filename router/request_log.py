@@ -1,7 +1,8 @@
 """One JSON line for every request that ended: ids, places, tokens, times and the outcome; never any text or key.
 
-Lines are collected on the event loop and written by a thread, twice a second: a slow disk or a full pipe delays no
-request. What could not be written is counted, and said in the log.
+Requests that ended are made into lines many at a time, which takes a fraction of what a line takes in the middle of a
+request. A thread writes them twice a second: a slow disk or a full pipe delays no request. What could not be written is
+counted, and said in the log.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from router.trace_context import TraceContext
 log = logging.getLogger(__name__)
 
 FLUSH_S = 0.5
+LINES_AT_ONCE = 64
 MAX_WAITING_LINES = 20_000
 """While a write hangs; more are dropped."""
 
@@ -41,22 +43,34 @@ class RequestLog:
     def __init__(self, file: Written, call_later: CallLater) -> None:
         self._file = file
         self._call_later = call_later
+        self._ended: list[tuple[Explanation, TraceContext | None]] = []
         self._lines: list[bytes] = []
         self._dropped = 0
         self._flushing = False
         self._thread = ThreadPoolExecutor(1, "request-log")
 
     def ended(self, explanation: Explanation, trace: TraceContext | None) -> None:
-        if len(self._lines) >= MAX_WAITING_LINES:
+        if len(self._lines) + len(self._ended) >= MAX_WAITING_LINES:
             self._dropped += 1
             return
-        self._lines.append(orjson.dumps(line_of(explanation, trace), option=orjson.OPT_APPEND_NEWLINE))
+        self._ended.append((explanation, trace))
+        if len(self._ended) >= LINES_AT_ONCE:
+            self._make_lines()
         if not self._flushing:
             self._flushing = True
             self._call_later(FLUSH_S, self._flush)
 
-    def _flush(self) -> None:
+    def _make_lines(self) -> None:
+        ended, self._ended = self._ended, []
+        self._lines += [_line(*each) for each in ended]
+
+    def _taken_lines(self) -> list[bytes]:
+        self._make_lines()
         lines, self._lines = self._lines, []
+        return lines
+
+    def _flush(self) -> None:
+        lines = self._taken_lines()
         dropped, self._dropped = self._dropped, 0
         if dropped:
             log.warning("dropped %d lines of the request log: its file could not be written in time", dropped)
@@ -66,13 +80,13 @@ class RequestLog:
     def _flushed(self, written: asyncio.Future[Any]) -> None:
         if not written.cancelled() and (error := written.exception()) is not None:
             log.error("the request log could not be written: %s", error)
-        self._flushing = bool(self._lines)
+        self._flushing = bool(self._lines or self._ended)
         if self._flushing:
             self._call_later(FLUSH_S, self._flush)
 
     def close(self) -> None:
         """Write what is left, behind what is being written."""
-        lines, self._lines = self._lines, []
+        lines = self._taken_lines()
         try:
             self._thread.submit(self._file.write, b"".join(lines)).result(FLUSH_S * 4)
             self._file.close()
@@ -108,6 +122,15 @@ class _StandardOutput:
 
     def close(self) -> None:
         pass
+
+
+def _line(explanation: Explanation, trace: TraceContext | None) -> bytes:
+    """Empty, and said in the log, where it cannot be made: that must not end the request that happens to make it."""
+    try:
+        return orjson.dumps(line_of(explanation, trace), option=orjson.OPT_APPEND_NEWLINE)
+    except orjson.JSONEncodeError as error:
+        log.error("request %s has no line in the request log: %s", explanation.request_id, error)
+        return b""
 
 
 def line_of(explanation: Explanation, trace: TraceContext | None) -> dict[str, Any]:

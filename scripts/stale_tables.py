@@ -15,10 +15,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/research/*.md")
+PAGES = ("README.md", "docs/**/*.md")
+_UNMEASURED = ("docs/reference/",)
+"""Pages whose numbers are defaults, codes and limits."""
 _SENTENCE = re.compile(
     r"Commit\s+`?(?P<commit>[0-9a-f]{7,40})(?P<changed>\+?)`?,\s+(?P<date>[\d-]{10}):\s+`(?P<command>[^`]+)`"
 )
+_HELD_BY_A_TEST = re.compile(r"`tests/[\w/.]+` (holds|hold) ")
+"""A section that says so needs no commit: the test fails when its figures are no longer true."""
+_LABORATORY = re.compile(r"<!-- laboratory ([\w-]+): (\S+) -->")
+"""Above each table that `dualmap laboratory` fills in: the results' name, and which table; `made` is the sentence."""
+_SCALING = tuple(
+    f":(exclude){path}"
+    for path in ("scheduling/scale_*.py", "simulation/autoscale*.py", "simulation/scalers", "simulation/evaluate")
+)
+"""Not run by a simulation of a fleet of fixed size."""
 _SIMULATED = ("scheduling", "simulation", "statestore/memory")
 _MEASURES = {
     "dualmap simulate": _SIMULATED,
@@ -53,19 +64,28 @@ def published(root: Path = ROOT) -> Iterator[Figures]:
 
 
 def without_commit(root: Path = ROOT) -> Iterator[tuple[str, str]]:
-    """Page and heading of every section of the research pages that has a table of figures and names no commit."""
-    for page in sorted(root.glob("docs/research/*.md")):
-        for section in re.split(r"^(?=#+ )", page.read_text("utf-8"), flags=re.MULTILINE):
+    """Page and heading of every section that has a table of figures and names no commit."""
+    for page in sorted(root.glob("docs/**/*.md")):
+        name, text = str(page.relative_to(root)), page.read_text("utf-8")
+        if name.startswith(_UNMEASURED):
+            continue
+        made = {results for results, table in _LABORATORY.findall(text) if table == "made"}
+        for section in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
+            filled = {results for results, _ in _LABORATORY.findall(section)}
+            if _SENTENCE.search(section) or _HELD_BY_A_TEST.search(section) or (filled and filled <= made):
+                continue
             cells = [cell for line in section.splitlines() if line.startswith("| ") for cell in line.split("|")]
             figures = [cell for cell in cells if re.fullmatch(r"\s*\**[<~]?\d[\d.,]*\W*[a-zµ%/ ]*\**\s*", cell)]
-            if len(figures) >= _FEW and not _SENTENCE.search(section):
-                yield str(page.relative_to(root)), section.splitlines()[0].lstrip("# ")
+            if len(figures) >= _FEW:
+                yield name, section.splitlines()[0].lstrip("# ")
 
 
 def measured_by(command: str) -> tuple[str, ...]:
     """The paths whose change makes a command's figures stale."""
     words = command.removeprefix("python ").removeprefix("-m ")
-    return next(paths for beginning, paths in _MEASURES.items() if words.startswith(beginning))
+    paths = next(paths for beginning, paths in _MEASURES.items() if words.startswith(beginning))
+    fixed_size = words.startswith(("dualmap simulate", "dualmap laboratory")) and "--autoscale" not in words
+    return (*paths, *_SCALING) if fixed_size else paths
 
 
 def why_stale(figures: Figures, root: Path = ROOT) -> str | None:

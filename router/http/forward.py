@@ -47,8 +47,8 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
             inference_request = await plane.long_bodies.read(request, request_id)
         else:
             inference_request = read_inference_request(request, request_id, max_parts=MAX_PROMPT_PARTS)
-        if plane.sample_share is not None:
-            inference_request.trace = trace_context.begin(request.get(trace_context.FIELD), plane.sample_share)
+        if plane.traces is not None:
+            inference_request.trace = plane.traces.begin(request.get(trace_context.FIELD))
         placed = await plane.lifecycle.place(inference_request)
         await _Forwarding(request, inference_request, placed, downstream, plane).run()
     except Exception as error:

@@ -15,6 +15,7 @@ from router.http.sweeper import Sweeper
 from router.http.upstream_pool import UpstreamPool
 from router.lifecycle import Lifecycle
 from router.settings import RouterSettings
+from router.trace_context import TraceContexts
 
 _LONGEST_SWEEP_S = 0.5
 MAX_IDLE_CONNECTIONS = 256
@@ -44,8 +45,8 @@ class DataPlane:
     """None: pages of other origins may read nothing."""
     draining: Callable[[], bool]
     """While true, answers close their connections."""
-    sample_share: float | None
-    """Of the requests that are traced; None: the replica does not trace, and passes ``traceparent`` on as it came."""
+    traces: TraceContexts | None
+    """None: the replica does not trace, and passes ``traceparent`` on as it came."""
     upstream_authorization: bytes | None
     """``Authorization`` sent to instances; None: the client's, if that reaches them."""
     keeps_credentials: bool
@@ -96,7 +97,7 @@ def build_data_plane(
         observer=observer or NullObserver(),
         cors=CorsRule(settings.cors_origins) if settings.cors_origins else None,
         draining=draining,
-        sample_share=settings.tracing_share if settings.tracing_url is not None else None,
+        traces=TraceContexts(settings.tracing_share) if settings.tracing_url is not None else None,
         upstream_authorization=(
             f"Bearer {upstream_key.get_secret_value()}".encode() if upstream_key is not None else None
         ),

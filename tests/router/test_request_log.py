@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
-from router.request_log import FLUSH_S, RequestLog
+from router.request_log import FLUSH_S, LINES_AT_ONCE, RequestLog
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -94,3 +95,32 @@ async def test_a_file_that_hangs_delays_nobody_and_what_does_not_fit_is_counted(
     assert file.written.count(b"\n") == 4
     assert "dropped 2 lines" in caplog.text
     log.close()
+
+
+async def test_lines_are_made_together_and_each_request_has_its_own(
+    start_runtime: Any, tools: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    runtime = await start_runtime(instances=(tools.spec("a"),), request_log=str(path))
+    for number in range(LINES_AT_ONCE + 3):
+        (await runtime.lifecycle.place(tools.request(request_id=f"r{number}"))).finish(Outcome.COMPLETED)
+
+    await runtime.stop()
+
+    assert [line["request_id"] for line in lines(path)] == [f"r{number}" for number in range(LINES_AT_ONCE + 3)]
+
+
+async def test_a_request_that_cannot_be_written_costs_only_its_own_line(
+    start_runtime: Any, tools: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    explanation = (await runtime.lifecycle.place(tools.request(request_id="r"))).explain()
+    path = tmp_path / "requests.jsonl"
+    log = RequestLog(path.open("ab", buffering=0), lambda *_: None)
+
+    log.ended(replace(explanation, model="\ud800"), None)
+    log.ended(explanation, None)
+    log.close()
+
+    assert [line["model"] for line in lines(path)] == ["default"]
+    assert "has no line" in caplog.text

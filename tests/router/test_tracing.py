@@ -12,7 +12,7 @@ import pytest
 
 from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from router.settings import RouterSettings
-from router.trace_context import TraceContext, begin
+from router.trace_context import TraceContext, TraceContexts
 from router.tracing import TracingUnavailableError, open_tracing
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs opentelemetry-exporter-otlp-proto-http")
@@ -122,7 +122,7 @@ async def test_a_retry_is_an_event_and_a_failed_request_an_error(
 
 async def test_what_is_not_sampled_is_not_exported(collector: Collector, start_runtime: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),), tracing_url=collector.url)
-    for trace in (None, begin(None, 0.0)):
+    for trace in (None, TraceContexts(0.0).begin(None)):
         (await runtime.lifecycle.place(tools.request(trace=trace))).finish(Outcome.COMPLETED)
 
     await runtime.stop()

@@ -64,3 +64,37 @@ def test_a_table_of_figures_without_a_commit_is_named(repository: Path) -> None:
     (repository / "docs/research/page.md").write_text(f"# Page\n\n## Measured\n\n{table}\n## Told\n\n{words}")
 
     assert list(SCRIPT["without_commit"](repository)) == [("docs/research/page.md", "Measured")]
+
+
+def test_a_table_whose_results_name_their_commit_elsewhere_on_the_page_has_one(repository: Path) -> None:
+    table = "| a | b |\n| --- | --- |\n| 1.5 s | 20 % |\n| 2.5 s | **30 %** |\n"
+    page = repository / "docs/research/page.md"
+    page.write_text(
+        f"# Page\n\n<!-- laboratory runs: made -->\n\n## Measured\n\n<!-- laboratory runs: goodput -->\n{table}"
+    )
+    assert list(SCRIPT["without_commit"](repository)) == []
+
+    page.write_text(
+        f"# Page\n\n<!-- laboratory runs: made -->\n\n## Measured\n\n<!-- laboratory others: goodput -->\n{table}"
+    )
+    assert list(SCRIPT["without_commit"](repository)) == [("docs/research/page.md", "Measured")]
+
+
+def test_figures_that_a_test_holds_and_numbers_of_the_reference_need_no_commit(repository: Path) -> None:
+    table = "| a | b |\n| --- | --- |\n| 1.5 s | 20 % |\n| 2.5 s | **30 %** |\n"
+    (repository / "docs/research/page.md").write_text(f"# Page\n\n{table}\n`tests/test_traces.py` holds them.\n")
+    (repository / "docs/reference").mkdir()
+    (repository / "docs/reference/errors.md").write_text(f"# Errors\n\n{table}")
+    (repository / "docs/operate").mkdir()
+    (repository / "docs/operate/sizing.md").write_text(f"# Sizing\n\n{table}")
+
+    assert list(SCRIPT["without_commit"](repository)) == [("docs/operate/sizing.md", "Sizing")]
+
+
+def test_autoscaling_is_no_part_of_a_simulated_fleet_of_fixed_size(repository: Path) -> None:
+    fixed = publish(repository, "dualmap simulate --trace toolagent")
+    (repository / "scheduling" / "scale_plan.py").write_text("plan")
+    subprocess.run(["git", "add", "-A"], cwd=repository, check=True, timeout=20)
+
+    assert SCRIPT["why_stale"](fixed, repository) is None
+    assert "scale_plan" in SCRIPT["why_stale"](fixed._replace(command="dualmap evaluate"), repository)

@@ -1,0 +1,102 @@
+"""What request lines and tracing add to the router's CPU per request: routers of several modes, loaded in turns.
+
+All routers run at the same time, pinned to one core; only one is loaded at a time. Each turn gives every router the
+same requests, in an order that rotates, so that the machine's noise meets all modes alike. A turn's ratio compares a
+mode with the first one within that turn; +- is the 95 % interval of their median. The first mode stands twice by
+default: the second shows what the machine alone makes of it. What a router costs while idle, and what it cost to start,
+is measured apart: neither belongs to a request.
+
+    python benchmarks/overhead_in_turns.py [--modes full,full,logged,traced] [--turns 100] [--requests 1000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import time
+from contextlib import AsyncExitStack
+from itertools import pairwise
+
+import uvloop
+from router_overhead import CONNECTIONS, Router, closed_loop, request, running
+
+BYTES = 2048
+IDLE_S = 10.0
+
+
+async def measure(options: argparse.Namespace, core: int) -> list[dict[str, object]]:
+    modes = options.modes.split(",")
+    async with AsyncExitStack() as stack:
+        routers = [(await stack.enter_async_context(running(mode, core, options.instances)))[0] for mode in modes]
+        start_s = [router.cpu_s() for router in routers]
+        for router in routers:
+            await closed_loop(router.port, [request(BYTES, 10**9 + n) for n in range(500)], CONNECTIONS)
+        await asyncio.sleep(6)  # the first export connects
+        idle_s = await _idle(routers)
+        us = await _turns(routers, options, idle_s)
+    rows = []
+    for number, mode in enumerate(modes):
+        ratios = [each / base for each, base in zip(us[number], us[0], strict=True)]
+        middle, spread = statistics.median(ratios), statistics.stdev(ratios)
+        rows.append(
+            {
+                "mode": mode,
+                "us/request": round(statistics.median(us[number]), 1),
+                f"of {modes[0]}": round(middle, 3),
+                "+-": round(1.96 * 1.25 * spread / len(ratios) ** 0.5, 3),
+                "idle us/s": round(idle_s[number] * 1e6),
+                "start CPU s": round(start_s[number], 2),
+            }
+        )
+    return rows
+
+
+async def _idle(routers: list[Router]) -> list[float]:
+    """CPU seconds a second without load."""
+    before_s = [router.cpu_s() for router in routers]
+    await asyncio.sleep(IDLE_S)
+    return [(router.cpu_s() - each) / IDLE_S for router, each in zip(routers, before_s, strict=True)]
+
+
+async def _turns(routers: list[Router], options: argparse.Namespace, idle_s: list[float]) -> list[list[float]]:
+    """CPU per request of each router, in each turn, in us: from the start of its turn to the start of its next one,
+    less what it costs while idle. So what is written or exported later counts."""
+    order = list(range(len(routers)))
+    began: list[list[tuple[float, float]]] = [[] for _ in routers]
+    for turn in range(options.turns + 1):
+        wires = [request(BYTES, turn * options.requests + n) for n in range(options.requests)]
+        for number in order:
+            began[number].append((routers[number].cpu_s(), time.monotonic()))
+            if turn < options.turns:
+                await closed_loop(routers[number].port, wires, CONNECTIONS)
+        order = order[1:] + order[:1]
+    return [
+        [
+            (cpu_s - from_s - idle_s[number] * (now_s - then_s)) / options.requests * 1e6
+            for (from_s, then_s), (cpu_s, now_s) in pairwise(began[number])
+        ]
+        for number in range(len(routers))
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--modes", default="full,full,logged,traced", help="of router_overhead.py; the first is the base"
+    )
+    parser.add_argument("--turns", type=int, default=100)
+    parser.add_argument("--requests", type=int, default=1000, help="of each mode and turn")
+    parser.add_argument("--instances", type=int, default=8, help="all of them the one mock")
+    options = parser.parse_args()
+    cores = os.sched_getaffinity(0)
+    core = max(cores)
+    os.sched_setaffinity(0, cores - {core} or cores)
+    for row in uvloop.run(measure(options, core)):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
