@@ -5,34 +5,43 @@ chat template, one without. Each is given the same conversations of about 32 KB.
 from the body's bytes to the request's end, without the HTTP front, which costs both the same: CPU of this process.
 The two take turns batch by batch, and the median over the batches counts.
 
-    python benchmarks/tokenized_prompts.py [--conversations 400] [--prompt-bytes 32768] [--block-tokens 16]
+With ``--whole``, each replica is a router process of its own, with its HTTP front, and mock instances answer at once:
+CPU of the router's process, all threads.
+
+    python benchmarks/tokenized_prompts.py [--whole] [--conversations 400] [--prompt-bytes 32768] [--block-tokens 16]
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import multiprocessing
 import random
 import statistics
 import sysconfig
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import orjson
 import tokenizers
 import uvloop
+from router_overhead import MockInstance, Router, connect
 
 from router.inference_request import InferenceRequest, mint_request_id
 from router.outcome import Outcome
 from router.prompt import sent_prompt
 from router.runtime import Runtime
+from router.serve import serve
 from router.settings import RouterSettings
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.base import Store
 from statestore.connect import open_store
+from statestore.embedded import EmbeddedValkey
 from statestore.settings import PoolSettings, StoreSettings
 
 CHAT = "/v1/chat/completions"
@@ -64,7 +73,7 @@ def write_model(folder: Path, text: str) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
 
 
-def conversation(chance: random.Random, text: str, prompt_bytes: int) -> tuple[bytes, bytes]:
+def conversation(chance: random.Random, text: str, prompt_bytes: int, *, stream: bool = True) -> tuple[bytes, bytes]:
     """Two bodies: a conversation, and its next turn."""
 
     def words(count: int) -> str:
@@ -73,12 +82,12 @@ def conversation(chance: random.Random, text: str, prompt_bytes: int) -> tuple[b
 
     roles = ["system", *("user", "assistant") * MESSAGES]
     messages = [{"role": role, "content": words(prompt_bytes // MESSAGES)} for role in roles[:MESSAGES]]
-    first = {"model": "default", "stream": True, "messages": messages}
+    first = {"model": "default", "stream": stream, "messages": messages}
     more = [{"role": "assistant", "content": words(TURN_BYTES)}, {"role": "user", "content": words(TURN_BYTES)}]
     return orjson.dumps(first), orjson.dumps({**first, "messages": [*messages, *more]})
 
 
-async def serve(runtime: Runtime, body: bytes) -> int:
+async def serve_one(runtime: Runtime, body: bytes) -> int:
     """One request from its body to its end; the number of its prompt tokens."""
     prompt = sent_prompt(CHAT, orjson.loads(body))
     request = InferenceRequest(mint_request_id(), "default", CHAT, prompt, None, stream=True)
@@ -116,7 +125,7 @@ async def measure(conversations: int, prompt_bytes: int, block_tokens: int) -> d
             for turn, kept in ((0, first_us), (1, cpu_us)):
                 before_s = time.process_time()
                 for body in bodies:
-                    tokens = await serve(runtime, body[turn])
+                    tokens = await serve_one(runtime, body[turn])
                 if batch:
                     kept[name].append((time.process_time() - before_s) / BATCH * 1e6)
     for runtime in replicas.values():
@@ -128,13 +137,78 @@ async def measure(conversations: int, prompt_bytes: int, block_tokens: int) -> d
     return {name: round(value, 2) for name, value in found.items()} | {"prompt_tokens": tokens}
 
 
+# the whole router ------------------------------------------------------------------------------------------------
+def run_router(name: str, tokenizer: Path | None, store_url: str, ready: Connection) -> None:
+    """The child process: one replica, until SIGTERM."""
+    pool = PoolSettings(name=name, tokenizer=tokenizer)
+    settings = RouterSettings(port=0, settle_s=0.0, tokenize_timeout_s=10.0)
+    served = serve(
+        settings, SchedulingSettings(), StoreSettings(url=store_url), [pool], on_ready=lambda port, _: ready.send(port)
+    )
+    uvloop.run(served)
+
+
+async def measure_whole(conversations: int, prompt_bytes: int, block_tokens: int) -> dict[str, float]:
+    text, loop = library_text(), asyncio.get_running_loop()
+    folder = Path(tempfile.mkdtemp(prefix="dualmap-"))
+    write_model(folder, text)
+    mock = await loop.create_server(MockInstance, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{mock.sockets[0].getsockname()[1]}"
+    server = EmbeddedValkey(unix_socket=folder / "valkey.sock")
+    await asyncio.to_thread(server.start)
+    store = await open_store(StoreSettings(url=server.url), scheduling=SchedulingSettings())
+    context, routers, clients = multiprocessing.get_context("spawn"), {}, {}
+    for name, tokenizer in (("bytes", None), ("tokens", folder)):
+        for number in range(8):
+            spec = InstanceSpec(
+                f"i{number}", url, state=InstanceState.READY, block_tokens=block_tokens, prefill_tokens_per_s=1e7
+            )
+            await store.pool(name).put_instance(spec)
+        parent, child = context.Pipe()
+        process = context.Process(target=run_router, args=(name, tokenizer, server.url, child))
+        process.start()
+        if not await asyncio.to_thread(parent.poll, 30):
+            raise TimeoutError("the router did not start")
+        routers[name] = Router(process, parent.recv())
+        clients[name] = (await connect(routers[name].port, 1))[0]
+    chance = random.Random(1)
+    cpu_us: dict[str, list[float]] = {}
+
+    async def ask(name: str, bodies: list[bytes]) -> None:
+        for body in bodies:
+            await clients[name].ask(b"POST %b HTTP/1.1\r\nhost: h\r\n" % CHAT.encode() + _sized(body))
+
+    for batch in range(conversations // BATCH + 1):
+        pairs = [conversation(chance, text, prompt_bytes, stream=False) for _ in range(BATCH)]
+        for name, router in routers.items():
+            for turn, bodies in zip(("first", "next"), zip(*pairs, strict=True), strict=True):
+                spent_s = await router.cpu_of(ask(name, list(bodies)))
+                if batch:
+                    cpu_us.setdefault(f"{name}_{turn}_turn_us", []).append(spent_s / BATCH * 1e6)
+    for name, router in routers.items():
+        clients[name].close()
+        router.process.terminate()
+        await asyncio.to_thread(router.process.join, 20)
+    await store.close()
+    await asyncio.to_thread(server.stop)
+    mock.close()
+    found = {name: round(statistics.median(values), 2) for name, values in cpu_us.items()}
+    return found | {"next_turn_ratio": round(found["tokens_next_turn_us"] / found["bytes_next_turn_us"], 2)}
+
+
+def _sized(body: bytes) -> bytes:
+    return b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--conversations", type=int, default=400)
     parser.add_argument("--prompt-bytes", type=int, default=32 << 10)
     parser.add_argument("--block-tokens", type=int, default=16)
+    parser.add_argument("--whole", action="store_true", help="router processes, with their HTTP front")
     options = parser.parse_args()
-    found = uvloop.run(measure(options.conversations, options.prompt_bytes, options.block_tokens))
+    measured = measure_whole if options.whole else measure
+    found = uvloop.run(measured(options.conversations, options.prompt_bytes, options.block_tokens))
     print(json.dumps(found))
 
 

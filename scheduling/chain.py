@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scheduling.values import value
 
 SAMPLE_TOKENS = 1024
@@ -18,7 +20,9 @@ class Chain:
     prompt shorter than one block is listed as that one partial block: a chain is never empty.
     """
 
-    hashes: tuple[int, ...]
+    hashes: Sequence[int]
+    """A tuple, or an ``array`` of type ``Q``: chains of the engine's blocks are long, and as numbers of their own they
+    would be spread over the memory."""
     block_tokens: int
     """Tokens in one block; with text input this is an estimate (bytes of a block / bytes per token)."""
     prompt_tokens: int
@@ -31,7 +35,7 @@ class Chain:
     short for that: a popular prompt of some thousand tokens would have a key of hundreds of them."""
 
     @property
-    def key_hashes(self) -> tuple[int, ...]:
+    def key_hashes(self) -> Sequence[int]:
         """``hashes`` in full key blocks; of a chain shorter than one, its last hash."""
         stride, hashes = self.key_stride, self.hashes
         if stride == 1:

@@ -106,7 +106,7 @@ def engine_chain_in_steps(
     data = (token_ids if isinstance(token_ids, array) else array("I", token_ids)).tobytes()
     size, usual, at = block_tokens * TOKEN_BYTES, extras.usual, extras.at
     digest, parent = xxhash.xxh3_64_intdigest, ROOT
-    hashes: list[int] = []
+    hashes = array("Q")
     for place, end in enumerate(range(size, len(data) + 1, size)):
         if place and place % _STEP_BLOCKS == 0:
             yield
@@ -120,4 +120,4 @@ def engine_chain_in_steps(
     if not hashes:
         assert tail is not None
         return Chain((tail,), block_tokens, tokens, key_stride=key_stride(block_tokens))
-    return Chain(tuple(hashes), block_tokens, tokens, tail, key_stride(block_tokens))
+    return Chain(hashes, block_tokens, tokens, tail, key_stride(block_tokens))

@@ -19,6 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from router.tokens.content_format import content_format_of
 from router.tokens.conversation import ContentFormat, Message, TemplateInput, UntokenizedError, template_input
 
+_DICT_ATTRIBUTES = frozenset(dir({}))
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -130,10 +131,17 @@ class _Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Reads ``message.role`` of a dictionary at once: without, each such read raises an error inside first."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
     globals_: dict[str, Callable[..., Any]] = {"raise_exception": _refuse, "strftime_now": _strftime_now}
     environment.globals.update(globals_)

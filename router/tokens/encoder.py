@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +19,11 @@ from router.tokens.word_cache import word_cache_of
 
 log = logging.getLogger(__name__)
 
-WORDS_CHARS: Final = 4 << 10
-"""Texts up to this are tokenized by a cache of words."""
+SHORT_CHARS: Final = 4 << 10
+"""Texts up to this are tokenized by a cache of words, however many of them are new."""
+WORDS_CHARS: Final = 16 << 10
+"""A longer text is left to the library: to find its words would take the interpreter for more than half a
+millisecond."""
 
 
 class Encoder(Protocol):
@@ -61,9 +65,16 @@ class LocalEncoder:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         words = self._words
-        if words is not None and sum(map(len, texts)) <= WORDS_CHARS:
+        if words is None:
+            return self._encode(texts)
+        if sum(map(len, texts)) <= SHORT_CHARS:
             return [words.encode(text) for text in texts]
-        return self._encode(texts)
+        encoded = []
+        for text in texts:
+            ids = words.encode_known(text) if len(text) <= WORDS_CHARS and text.isascii() else None
+            encoded.append(self._encode((text,))[0] if ids is None else ids)
+            time.sleep(0)  # in a thread of its own, beside the event loop: who takes the interpreter has to offer it
+        return encoded
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]

@@ -23,7 +23,7 @@ import xxhash
 GRID_BYTES: Final = 2048
 _MAX_TAILS: Final = 8
 """Boundaries kept between two points of the grid; one of each conversation that branches off there."""
-_HASH_BYTES: Final = 40
+_HASH_BYTES: Final = 8
 _POINT_BYTES: Final = 400
 """Memory of a point, roughly."""
 
@@ -34,7 +34,7 @@ _digest = xxhash.xxh3_64_intdigest
 class Tokenized:
     """Block hashes of one tokenized text. Longer texts that begin alike share the numbers."""
 
-    hashes: tuple[int, ...] = ()
+    hashes: array[int] = field(default_factory=lambda: array("Q"))
     points: list[int] = field(default_factory=list)
     """Points of the cache that lead here."""
 

@@ -81,24 +81,22 @@ class _Growing:
         self._block_tokens = block_tokens
         self._extras = extras
         self._rest = array("I", first_ids if start is None else start.rest)
-        self._known: tuple[int, ...] = () if start is None else start.tokenized.hashes[: start.blocks]
-        self._hashes: list[int] = []
-        """Behind the known ones."""
+        self._hashes = array("Q") if start is None else start.tokenized.hashes[: start.blocks]
         self._marks: list[tuple[int, int, array[int]]] = []
 
     def take(self, ids: Sequence[int]) -> None:
         """Append token ids, and hash the blocks that they fill."""
         self._rest.extend(ids)
-        size, hashes, known = self._block_tokens, self._hashes, len(self._known)
+        size, hashes = self._block_tokens, self._hashes
         full = len(self._rest) // size
         if not full:
             return
         data = self._rest.tobytes()
         step, parent = size * TOKEN_BYTES, self._last()
         extras, at = self._extras.usual, self._extras.at
-        for place in range(full):
-            extra = at.get(known + len(hashes), extras) if at else extras
-            parent = block_hash(parent, data[place * step : (place + 1) * step], extra)
+        for end in range(step, full * step + 1, step):
+            extra = at.get(len(hashes), extras) if at else extras
+            parent = block_hash(parent, data[end - step : end], extra)
             hashes.append(parent)
         del self._rest[: full * size]
 
@@ -108,10 +106,10 @@ class _Growing:
 
     def _last(self) -> int:
         """Hash of the last full block."""
-        return self._hashes[-1] if self._hashes else self._known[-1] if self._known else ROOT
+        return self._hashes[-1] if self._hashes else ROOT
 
     def chain(self) -> Chain:
-        hashes, rest, size = (*self._known, *self._hashes), self._rest, self._block_tokens
+        hashes, rest, size = self._hashes, self._rest, self._block_tokens
         tokens = len(hashes) * size + len(rest)
         tail = None
         if rest or not hashes:
@@ -126,9 +124,8 @@ class _Growing:
         """The marked boundaries."""
         if not self._marks:
             return []
-        known = len(self._known)
-        tokenized = Tokenized((*self._known, *self._hashes[: self._marks[-1][1]]))
-        return [Known(end, known + more, rest, tokenized) for end, more, rest in self._marks]
+        tokenized = Tokenized(self._hashes[: self._marks[-1][1]])
+        return [Known(end, blocks, rest, tokenized) for end, blocks, rest in self._marks]
 
 
 def _seed(block_tokens: int, extras: BlockExtras, add_special_tokens: bool) -> int:

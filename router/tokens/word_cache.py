@@ -2,8 +2,8 @@
 
 A byte-level BPE splits a text into words by a regular expression, and turns each word into tokens on its own. The
 library does that at a few hundred nanoseconds a character, most of it to keep track of offsets, not needed here.
-The same expression and a dictionary of words take a fraction of it for a short text; for a long one the library is
-used, as it leaves the interpreter to others meanwhile.
+The same expression and a dictionary of words take a fraction of it where most words are known: a new word costs as much
+as the library takes for it.
 
 What a tokenizer must be for this is read from its description, and the result is compared with the library's on texts
 of all kinds before it is used at all.
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, Final
 from unicodedata import is_normalized
 
@@ -21,6 +22,10 @@ import regex  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
 
 _MAX_WORDS: Final = 50_000
+_NEW_WORDS_SHARE: Final = 10
+"""Of a long text, one in so many words may be new."""
+_LEARNED_AT_ONCE: Final = 100
+"""New words of a long text that is left to the library."""
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """What ``ByteLevel`` splits by unless it is told not to."""
 _ASCII: Final = {r"\p{L}": "A-Za-z", r"\p{N}": "0-9"}
@@ -56,25 +61,47 @@ class WordCache:
             if self._normal_form is not None and not is_normalized(self._normal_form, text):
                 return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
             find = self._find
+        words = self._split_words(text, find)
+        try:
+            return _joined(words, known)
+        except KeyError:
+            for word in set(words).difference(known):
+                self._learn(word, known)
+        self._bound()
+        return _joined(words, known)
+
+    def encode_known(self, text: str) -> list[int] | None:
+        """The same for an ASCII text; None if too many of its words are new. Some of these are learned then."""
+        words, known = self._split_words(text, self._find_ascii), self._words
+        new = set(words).difference(known)
+        if too_many := len(new) * _NEW_WORDS_SHARE > len(words):
+            new = set(islice(new, _LEARNED_AT_ONCE))
+        for word in new:
+            self._learn(word, known)
+        self._bound()
+        return None if too_many else _joined(words, known)
+
+    def _split_words(self, text: str, find: Callable[[str], list[str]]) -> list[str]:
         words: list[str] = []
         for place, part in enumerate(self._split(text)):
             if place % 2:  # a special token
                 words.append(part)
             else:
                 words += find(part)
-        ids: list[int] = []
-        for word in words:
-            found = known.get(word)
-            ids += self._learn(word) if found is None else found
-        if len(known) > _MAX_WORDS:
-            self._words = dict(self._specials)
-        return ids
+        return words
 
-    def _learn(self, word: str) -> tuple[int, ...]:
+    def _bound(self) -> None:
+        if len(self._words) > _MAX_WORDS:
+            self._words = dict(self._specials)
+
+    def _learn(self, word: str, known: dict[str, tuple[int, ...]]) -> None:
         """The ids of one word, by the model alone: its bytes as the letters that stand for them there."""
         letters = word.encode().decode("latin-1").translate(_BYTE_LETTERS)
-        ids = self._words[word] = tuple([token.id for token in self._model.tokenize(letters)])
-        return ids
+        known[word] = tuple([token.id for token in self._model.tokenize(letters)])
+
+
+def _joined(words: Sequence[str], known: Mapping[str, tuple[int, ...]]) -> list[int]:
+    return list(chain.from_iterable(map(known.__getitem__, words)))
 
 
 def _byte_letters() -> dict[int, int]:

@@ -48,9 +48,10 @@ class KvMetadata:
         """Enter the chain as the youngest, its first blocks as resident, evicting the oldest beyond capacity."""
         booked, confirmed = self._booked, self._confirmed
         for position in range(min(len(hashes), capacity_blocks) - 1, -1, -1):
-            if hashes[position] not in confirmed:
-                booked[hashes[position]] = (position < resident_blocks, self._term)
-                booked.move_to_end(hashes[position])
+            block = hashes[position]
+            if block not in confirmed:
+                booked[block] = (position < resident_blocks, self._term)
+                booked.move_to_end(block)
         for _ in range(len(booked) - capacity_blocks):
             booked.popitem(last=False)
 

@@ -234,7 +234,7 @@ class PoolState(Members):
 
     # the leader's logs and publications ---------------------------------------------------------------------
     def log_arrival(self, chain: Chain, now_ms: int) -> None:
-        self.arrival_log.add((now_ms, chain.key_hashes[: self.configured.max_key_blocks]))
+        self.arrival_log.add((now_ms, tuple(chain.key_hashes[: self.configured.max_key_blocks])))
 
     def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
         return [Arrival(entry_id, at_ms, head) for entry_id, (at_ms, head) in self.arrival_log.after(after, limit)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
@@ -33,6 +35,11 @@ HASH_BYTES = 8
 
 def pack_chain(hashes: Sequence[int]) -> bytes:
     """``HASH_BYTES`` a block, big-endian."""
+    if isinstance(hashes, array):
+        in_order = hashes[:]
+        if sys.byteorder == "little":
+            in_order.byteswap()
+        return in_order.tobytes()
     return struct.pack(f">{len(hashes)}Q", *hashes)
 
 

@@ -79,3 +79,12 @@ def test_a_template_that_refuses_or_fails_makes_a_prompt_untokenized() -> None:
 def test_a_broken_template_is_reported_at_the_start() -> None:
     with pytest.raises(TemplateSyntaxError):
         ChatTemplate("{% if %}", {}, {})
+
+
+def test_fields_named_like_methods_of_a_dictionary_are_read_as_jinja_reads_them() -> None:
+    source = (
+        "{% for m in messages %}{{ m.items is callable }}{{ m.name }}{{ m.role }}{{ m.lost is defined }}{% endfor %}"
+    )
+    template = ChatTemplate(source, {}, {})
+    body = {"messages": [{"role": "user", "content": "x", "name": "n", "items": "own"}]}
+    assert template.render(body) == "TruenuserFalse"

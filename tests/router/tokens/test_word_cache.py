@@ -86,3 +86,15 @@ def test_the_form_for_ascii_finds_what_the_pattern_finds() -> None:
         text = "".join(chance.choices("aZ09 \t\n\r'sd!#\x1c\x0b_", k=chance.randrange(20)))
         assert re.findall(ascii_pattern, text, re.ASCII) == regex.findall(QWEN, text), repr(text)
     assert ascii_form(r"\p{Lu}+|.") is None
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen"])
+def test_a_long_text_is_left_to_the_library_until_most_of_its_words_are_known(model_folder: Path, kind: str) -> None:
+    made = tokenizer_of(model_folder, kind)
+    cache = cache_of(made)
+    assert cache is not None
+    names = ["".join(chr(97 + int(digit)) for digit in str(number)) for number in range(400)]
+    text = " ".join(f"{name}\n<|im_start|>" for name in names)
+    found = [cache.encode_known(text) for _ in range(8)]
+    assert found[0] is None
+    assert found[-1] == made.encode(text, add_special_tokens=False).ids

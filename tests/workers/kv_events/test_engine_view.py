@@ -53,7 +53,7 @@ def test_extra_keys_lead_to_the_hashes_of_a_prompt_with_them() -> None:
 
     change, _ = apply(EngineView(), stored(1, 2, 3, extras=[extras.at[0], extras.usual, extras.usual]))
 
-    assert tuple(change.stored) == engine_chain(IDS, 4, extras).hashes
+    assert list(change.stored) == list(engine_chain(IDS, 4, extras).hashes)
 
 
 def test_a_removed_block_is_named_by_the_engine() -> None:
