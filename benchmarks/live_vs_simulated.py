@@ -33,7 +33,7 @@ from simulation.commands.options import policies_of
 from simulation.presets import find_preset
 from simulation.results import RunResult
 from simulation.routed_chains import routed_chains
-from simulation.scenario import Dispatch, Scenario
+from simulation.scenario import Scenario
 from simulation.simulate import simulate
 from simulation.sources import TraceSource
 
@@ -92,7 +92,6 @@ def _scenario(arguments: argparse.Namespace) -> Scenario:
         SchedulingSettings(policy=policy, queue_order=arguments.queue_order),
         find_preset(arguments.preset).engine,
         instances=arguments.instances,
-        dispatch=Dispatch.HOLD,
         max_queued_requests=InstanceSpec("", "").max_queued_requests,
         skip_requests=arguments.skip,
         instance_name="instance-{}",

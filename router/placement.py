@@ -10,7 +10,7 @@ from router.served_pool import ServedPool
 from scheduling.decision import RouteQuery
 from scheduling.granting import Grant
 from scheduling.instance import InstanceSpec
-from scheduling.placement import Placed, PlaceStatus, Search, SearchFailed
+from scheduling.placement import Placed, PlaceStatus, Search, SearchFailed, holds
 from scheduling.policies.pinned import Pinned
 from scheduling.request import Request, RequestState
 from scheduling.steps import drive
@@ -98,7 +98,8 @@ class StorePlacer:
         stall_s = pool.scheduling.decode_stall_s
         pinned_to = request.inference_request.pinned_to
         policy = pool.policy if pinned_to is None else Pinned(pool.policy, pinned_to)
-        return Search(policy, pool.fleet.order, query, record, pool.fleet, refuses, stall_s)
+        at_once = not holds(pool.policy, pool.fleet.order)
+        return Search(policy, pool.fleet.order, query, record, pool.fleet, refuses, stall_s, at_once=at_once)
 
     def _refusal(self, request: ScheduledRequest, failed: SearchFailed) -> RouterError:
         pool = request.pool

@@ -80,8 +80,8 @@ class Policy(Protocol):
 
     @property
     def holds(self) -> bool:
-        """Whether requests for which an instance has no room wait in the fleet, where they can migrate: DualMap's own
-        idea. The other policies' projects send at once, and so are simulated unless a run says otherwise."""
+        """Whether requests for which an instance has no room wait in the fleet, so that they can migrate: DualMap's own
+        idea. Any policy holds by deadline, see ``scheduling.placement.holds``."""
 
     @property
     def weighs(self) -> bool:

@@ -73,6 +73,8 @@ class Placement:
     """Its place in a queue, from ``enqueued_ms`` on, see ``scheduling.queue_order``."""
     defers: bool = False
     """Held rather than dispatched at once where it is expected to miss its SLO and work is left."""
+    at_once: bool = False
+    """Dispatched however full the dispatch window is, as long as the instance may run one more."""
     refuses: bool = False
     """MISSED instead of a reservation where it is expected to miss its SLO."""
     rebalances: bool = False
@@ -150,6 +152,12 @@ class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
         self.duplicate = duplicate
 
 
+def holds(policy: Policy, order: QueueOrder) -> bool:
+    """Whether requests wait in the fleet for the dispatch window of their instance: to be reordered, or to be moved.
+    Where neither happens, waiting there is a loss: steps of the engine that its own queue would fill are half empty."""
+    return order.by_deadline or policy.holds
+
+
 Judgement = tuple[Decision, Form]
 """A choice, and the features of the instance: what its first token is learned with."""
 
@@ -206,6 +214,8 @@ class Search:
     """Decides whether the request is split; None: it is served by one instance, whatever the pool's roles."""
     leg: Leg = Leg.WHOLE
     """DECODE for the second leg of a split request."""
+    at_once: bool = False
+    """Nothing is to be held for a dispatch window, see ``holds``."""
     rounds: list[Placed] = field(default_factory=list)
     """Every choice, the last one last."""
     # What starts the same for every search is its class's until it changes.
@@ -328,6 +338,7 @@ class Search:
             excluded,
             self.order.rank_ms(self.request.slo_ms),
             self.order.by_deadline,
+            self.at_once,
             self.refuses and not self._trusts_prior,
             policy.rebalances,
             0 if self._trusts_prior else most,

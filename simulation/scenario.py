@@ -8,7 +8,9 @@ from enum import StrEnum
 from typing import Literal
 
 from scheduling.instance import InstanceSpec, Role
+from scheduling.placement import holds
 from scheduling.policies import build_policy
+from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings
 from simulation.autoscale import Autoscale
 from simulation.engine_types import EngineConfig
@@ -97,20 +99,17 @@ class Scenario:
 
     @property
     def dispatch_of(self) -> Dispatch:
-        """How this run dispatches. Holding is DualMap's own idea; the other policies' projects send at once.
-
-        Deadline order chooses among held requests, so it holds them under any policy.
-        """
+        """How this run dispatches: as a live fleet does, unless it says otherwise."""
         if self.dispatch is not None:
             return self.dispatch
-        holds = build_policy(self.scheduling).holds or self.scheduling.granting_order == "deadline"
-        return Dispatch.HOLD if holds else Dispatch.DIRECT
+        held = holds(build_policy(self.scheduling), QueueOrder.of(self.scheduling))
+        return Dispatch.HOLD if held else Dispatch.DIRECT
 
     def spec(self, index: int) -> InstanceSpec:
         """The description of an instance, by number from 0. Raises RolesError."""
         spec = self.fleet[index] if self.fleet else self._made_up_spec(index)
         if self.dispatch_of is Dispatch.DIRECT:
-            return replace(spec, dispatch_window_tokens=UNLIMITED, max_running_requests=UNLIMITED)
+            return replace(spec, max_running_requests=UNLIMITED)
         return spec
 
     def _made_up_spec(self, index: int) -> InstanceSpec:

@@ -33,7 +33,7 @@ class DualMapLeastCost:
     kv_weight_s: float
     settings: LeastCostSettings = field(default_factory=LeastCostSettings)
     rebalances: ClassVar[bool] = False
-    holds: ClassVar[bool] = True
+    holds: ClassVar[bool] = False
     weighs: ClassVar[bool] = True
     beyond_from_s: ClassVar[float] = 0.1
 

@@ -68,8 +68,7 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--dispatch",
         choices=[dispatch.value for dispatch in Dispatch],
-        default=Dispatch.HOLD.value,
-        help="hold requests in the fleet as a live one does, or send them at once as the other policies' projects do",
+        help="hold requests in the fleet, or send them at once (none: hold them where they may be reordered or moved)",
     )
     fleet.add_argument(
         "--dispatch-window-tokens", type=int, help="dispatched, unprefilled tokens (none: the pool's instances')"
@@ -107,7 +106,7 @@ class FleetOptions:
     engine: EngineConfig
     fleet: tuple[InstanceSpec, ...]
     late_requests: Literal["serve", "refuse"]
-    dispatch: Dispatch
+    dispatch: Dispatch | None
     skip_requests: int
     instances: int
     autoscale: Autoscale | None = None
@@ -166,7 +165,7 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
         engine=engine,
         fleet=fleet,
         late_requests=configured.late_requests,
-        dispatch=Dispatch(arguments.dispatch),
+        dispatch=None if arguments.dispatch is None else Dispatch(arguments.dispatch),
         skip_requests=arguments.skip,
         instances=instances,
         autoscale=autoscale,

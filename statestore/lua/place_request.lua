@@ -111,7 +111,7 @@ local resident, enqueued_ms = resident_blocks(instance.id, chain, best.hit, best
 local tokens = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, resident)
 local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < described.kv_capacity_tokens
 local goes_now = decodes or instance.queued_requests == 0 and (
-  has_room(instance) and (is_idle or not (ask.defers and best.missed))
+  has_room(instance, ask.at_once and math.huge) and (is_idle or not (ask.defers and best.missed))
   or ask.defers and is_calm(instance, tokens, enqueued_ms + ask.rank_ms, now_ms))
 -- Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came: those
 -- that reserved them go before it.

@@ -54,12 +54,11 @@ class InstanceBook:
 
     def has_room(self, windows: int = 1) -> bool:
         """Whether one more request may be dispatched, into so many dispatch windows."""
-        spec = self.spec
-        return (
-            spec.state in SERVING
-            and self.dispatched_tokens < windows * spec.dispatch_window_tokens
-            and self.running_requests < spec.max_running_requests
-        )
+        return self.may_run() and self.dispatched_tokens < windows * self.spec.dispatch_window_tokens
+
+    def may_run(self) -> bool:
+        """Whether it serves, and fewer requests run than it takes."""
+        return self.spec.state in SERVING and self.running_requests < self.spec.max_running_requests
 
     def is_calm(self, tokens: int, deadline_ms: int, now_ms: int) -> bool:
         """Whether one more may be dispatched as no deadline is at stake, so many more tokens of work included."""

@@ -130,7 +130,7 @@ class Placing:
         if book.queue:
             return False
         if not self._placement.defers:
-            return book.has_room()
+            return book.may_run() if self._placement.at_once else book.has_room()
         is_idle = book.dispatched_tokens == 0 and chosen.load.kv_demand < 1.0
         if book.has_room() and (is_idle or not chosen.missed):
             return True

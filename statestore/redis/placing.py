@@ -36,7 +36,14 @@ def ask_json(placement: Placement) -> bytes:
         orjson.dumps(sample_depths(chain)),
         known,
         _side_json(placement.weights, placement.beyond_from_s, placement.leg, placement.roles, placement.decider),
-        _terms_json(request.slo_ms, placement.rank_ms, placement.defers, placement.refuses, placement.rebalances),
+        _terms_json(
+            request.slo_ms,
+            placement.rank_ms,
+            placement.defers,
+            placement.at_once,
+            placement.refuses,
+            placement.rebalances,
+        ),
     )
 
 
@@ -59,9 +66,9 @@ def _side_json(
 
 
 @lru_cache(maxsize=256)
-def _terms_json(slo_ms: int, rank_ms: int, defers: bool, refuses: bool, rebalances: bool) -> bytes:
+def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses: bool, rebalances: bool) -> bytes:
     terms: dict[str, object] = {"slo_s": slo_ms / 1000, "rank_ms": rank_ms}
-    flags = {"defers": defers, "refuses": refuses, "rebalances": rebalances}
+    flags = {"defers": defers, "at_once": at_once, "refuses": refuses, "rebalances": rebalances}
     return orjson.dumps(terms | {name: True for name, is_set in flags.items() if is_set})[1:-1]
 
 

@@ -8,6 +8,7 @@ from cli.main import main
 CONFIG = """
 scheduling:
   policy: preble
+  queue_order: deadline
 router:
   late_requests: refuse
 pools:

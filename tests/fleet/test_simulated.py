@@ -13,7 +13,7 @@ from scheduling.settings import SchedulingSettings
 from simulation.presets import find_preset
 from simulation.results import RunResult
 from simulation.routed_chains import routed_chains
-from simulation.scenario import Dispatch, Scenario
+from simulation.scenario import Scenario
 from simulation.simulate import simulate
 from simulation.sources import TraceSource
 
@@ -45,7 +45,6 @@ def simulated_figures(model: str) -> RunResult:
         SchedulingSettings(),
         find_preset("qwen2.5-7b-910b4").engine,
         instances=INSTANCES,
-        dispatch=Dispatch.HOLD,
         skip_requests=SKIP,
         instance_name=FLEET_INSTANCE_NAME,
         output_limits_known=True,

@@ -125,8 +125,9 @@ def test_a_split_fleet_tells_what_it_split(capsys: pytest.CaptureFixture[str]) -
     assert "and 50 ms" in capsys.readouterr().out
 
 
-def test_every_policy_holds_as_in_a_live_fleet_unless_told_otherwise() -> None:
-    assert options().scenario("preble").dispatch_of is Dispatch.HOLD
+def test_a_policy_holds_as_in_a_live_fleet_unless_told_otherwise() -> None:
+    assert options().scenario("dualmap").dispatch_of is Dispatch.HOLD
+    assert options("--dispatch", "hold").scenario("preble").dispatch_of is Dispatch.HOLD
     assert options("--dispatch", "direct").scenario("dualmap").dispatch_of is Dispatch.DIRECT
 
 

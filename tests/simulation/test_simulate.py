@@ -126,8 +126,10 @@ def test_time_held_in_the_fleet_counts_as_waiting() -> None:
     assert direct.ttft_s.p90 > 5.0
 
 
-def test_dualmap_holds_and_other_projects_send_at_once() -> None:
+def test_what_may_move_or_be_reordered_is_held_and_all_else_is_sent_at_once() -> None:
     assert scenario("dualmap-least-loaded").dispatch_of is Dispatch.HOLD
+    by_deadline = scenario(scheduling=SchedulingSettings(policy="preble", queue_order="deadline"))
+    assert by_deadline.dispatch_of is Dispatch.HOLD
     assert scenario("preble").dispatch_of is Dispatch.DIRECT
     assert scenario("preble", dispatch=Dispatch.HOLD).dispatch_of is Dispatch.HOLD
 
@@ -251,7 +253,7 @@ def test_a_request_held_too_long_is_refused(queue_order: Literal["fifo", "deadli
         policy="dualmap-least-cost", queue_order=queue_order, max_hold_s=15.0, max_deferred_s=3600
     )
 
-    result = simulate(CONVERSATION.at_rate(12.0), scenario(scheduling=settings))
+    result = simulate(CONVERSATION.at_rate(12.0), scenario(scheduling=settings, dispatch=Dispatch.HOLD))
 
     assert result.refused > 0
     assert 5.0 < result.longest_hold_s <= 16.01, "the sweep comes once a second"

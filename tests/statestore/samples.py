@@ -77,6 +77,7 @@ _PLACEMENT_FIELDS = (
     "excluded",
     "beyond_from_s",
     "defers",
+    "at_once",
     "refuses",
     "rebalances",
     "max_pending_tokens",

@@ -472,3 +472,12 @@ async def test_what_is_only_reserved_draws_requests_but_counts_for_those_alone_t
 
     assert (shares.status, shares.loads["a"].hit_blocks, shares.uncached_tokens) == (PlaceStatus.HELD, 4, tokens)
     assert (alone.status, alone.loads["a"].hit_blocks, alone.uncached_tokens) == (PlaceStatus.DISPATCHED, 4, 400)
+
+
+async def test_what_is_not_to_be_held_is_sent_however_full_the_window_is_until_enough_requests_run(
+    pool: PoolStore,
+) -> None:
+    await pool.put_instance(instance("a", dispatch_window_tokens=400, max_running_requests=3))
+
+    assert await statuses(pool, "one", "two", "three", "four", at_once=True) == [*["dispatched"] * 3, "held"]
+    await assert_sums_hold(pool)

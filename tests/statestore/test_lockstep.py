@@ -274,6 +274,7 @@ class Traffic:
             "excluded": frozenset(rng.sample(INSTANCES, rng.choice((0, 0, 0, 1, 2)))),
             "beyond_from_s": rng.choice((None, None, 0.0, 0.01)),
             "defers": rng.random() < 0.5,
+            "at_once": rng.random() < 0.3,
             "refuses": rng.random() < 0.2,
             "rebalances": rng.random() < 0.2,
             "max_pending_tokens": rng.choice((None, None, None, 600)),
