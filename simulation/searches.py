@@ -28,6 +28,8 @@ class Searches:
     policy: Policy
     order: QueueOrder
     refuses_late: bool
+    at_once: bool
+    """Nothing is held in the fleet."""
     _rule: SplitRule = field(init=False)
     _decode_legs: DecodeLegs = field(init=False)
 
@@ -39,8 +41,10 @@ class Searches:
     def of_request(self, request_id: str, chain: Chain, slo_s: float, output_limit: int) -> Search:
         """``output_limit`` 0: the request has none."""
         query, request = self._asked(request_id, chain, slo_s, output_limit)
-        stall_s = self.scheduling.decode_stall_s
-        return Search(self.policy, self.order, query, request, self.fleet, self.refuses_late, stall_s, self._rule)
+        stall_s, refuses = self.scheduling.decode_stall_s, self.refuses_late
+        return Search(
+            self.policy, self.order, query, request, self.fleet, refuses, stall_s, self._rule, at_once=self.at_once
+        )
 
     def of_decode_leg(self, leg_id: str, chain: Chain, slo_s: float, output_limit: int) -> Search:
         query, request = self._asked(leg_id, chain, slo_s, output_limit)

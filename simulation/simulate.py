@@ -92,7 +92,9 @@ class Simulation:
         self._fleet = SimulatedFleet(
             self._state, settings.scheduling, self._waiting if self._direct else None, self._kv_used_tokens
         )
-        self._searches = Searches(self._fleet, settings.scheduling, self._policy, self._order, self._refuses_late)
+        self._searches = Searches(
+            self._fleet, settings.scheduling, self._policy, self._order, self._refuses_late, self._direct
+        )
         self._events = EventQueue()
         self._reported = ReportedCaches(self._state.instances) if scenario.kv_events else None
         self._cluster = Cluster(

@@ -68,11 +68,16 @@ local function look_beyond(samples)
   end
 end
 
-local function weigh_side(samples)
-  best, second, known = nil, nil, {}
+local function excluded()
+  local ids = {}
   for _, id in ipairs(ask.excluded or {}) do
-    known[id] = true
+    ids[id] = true
   end
+  return ids
+end
+
+local function weigh_side(samples)
+  best, second, known = nil, nil, excluded()
   for _, id in ipairs(side.instances) do
     consider(id)
   end
@@ -87,6 +92,7 @@ if former then
   if former.told.replica_id ~= ask.told.replica_id or former.told.attempt ~= ask.told.attempt then
     return reply('duplicate')
   end
+  known = excluded()
   consider(former.instance_id)
   former.alternative_id = nil
   return reply(former.state == 'held' and 'held' or 'dispatched', former)

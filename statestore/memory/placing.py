@@ -129,10 +129,11 @@ class Placing:
             return True
         if book.queue:
             return False
+        has_room = book.may_run() if self._placement.at_once else book.has_room()
         if not self._placement.defers:
-            return book.may_run() if self._placement.at_once else book.has_room()
+            return has_room
         is_idle = book.dispatched_tokens == 0 and chosen.load.kv_demand < 1.0
-        if book.has_room() and (is_idle or not chosen.missed):
+        if has_room and (is_idle or not chosen.missed):
             return True
         chain, enqueued_ms = self._placement.chain, self._placement.request.enqueued_ms or self._now_ms
         tokens = chain.uncached_tokens(book.kv.resident_blocks(chain.hashes))

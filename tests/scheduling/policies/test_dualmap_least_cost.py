@@ -69,8 +69,8 @@ def test_reuse_that_would_miss_the_slo_yields_to_recompute_that_meets_it(choose:
     busy = load("busy", pending_tokens=3000, context_tokens=900_000)
     plain = {"crowding_weight": 0.0}
 
-    assert choose(NAME, busy, cached, least_cost=plain).instance_id == "busy", "a miss costs two SLOs"
-    assert choose(NAME, busy, cached, least_cost={**plain, "miss_penalty": 0.5}).instance_id == "cached"
+    assert choose(NAME, busy, cached, least_cost=plain).instance_id == "cached", "a miss costs half an SLO"
+    assert choose(NAME, busy, cached, least_cost={**plain, "miss_penalty": 2.0}).instance_id == "busy"
 
 
 def test_reuse_is_kept_when_all_miss_the_slo(choose: Choose, load: Load) -> None:
