@@ -112,7 +112,7 @@ class SplitSettings(BaseModel):
         200_000.0, gt=0, description="tokens whose KV is transferred between two instances in a second"
     )
     decode_delay_weight: float = Field(
-        0.25, ge=0, description="auto: cost of a second for which one running answer waits for a prefill, in seconds"
+        4.0, ge=0, description="auto: cost of a second for which one running answer waits for a prefill, in seconds"
     )
 
 

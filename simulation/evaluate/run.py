@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simulation.evaluate.autoscaling import autoscaling_section
 from simulation.evaluate.balance import balance_section
+from simulation.evaluate.disaggregation import disaggregation_section
 from simulation.evaluate.hotspots import hotspot_section
 from simulation.evaluate.orders import orders_section, prefill_first_section
 from simulation.evaluate.overhead import overhead_section
@@ -35,6 +36,7 @@ def evaluate(plan: Plan, worker: Worker) -> list[Section]:
         elasticity_section(plan, worker),
         autoscaling_section(plan, worker),
         scalability_section(plan, worker),
+        disaggregation_section(plan, worker),
         key_length_section(plan, worker),
         shared_prefix_section(plan),
         balance_section(plan, worker),

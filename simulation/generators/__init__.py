@@ -13,13 +13,13 @@ from types import MappingProxyType
 from simulation.errors import TraceError
 from simulation.generators.agents import agents
 from simulation.generators.coding import coding
-from simulation.generators.conversation import conversation, toolagent
+from simulation.generators.conversation import conversation, thinking, toolagent
 from simulation.generators.elastic import diurnal, flashcrowd, surge
 from simulation.generators.prefixes import fewshot, hotspot, reasoning, uniform, zipf
 from simulation.traces import Trace
 
 __all__ = ["DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "agents", "coding", "conversation", "diurnal", "fewshot"]
-__all__ += ["flashcrowd", "hotspot", "reasoning", "surge", "toolagent", "uniform", "zipf"]
+__all__ += ["flashcrowd", "hotspot", "reasoning", "surge", "thinking", "toolagent", "uniform", "zipf"]
 
 DEFAULT_SEED = 1
 DEFAULT_REQUESTS = 4000
@@ -38,6 +38,7 @@ GENERATORS: Mapping[str, Callable[..., Trace]] = MappingProxyType(
         "diurnal": diurnal,
         "flashcrowd": flashcrowd,
         "surge": surge,
+        "thinking": thinking,
     }
 )
 

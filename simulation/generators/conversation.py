@@ -12,7 +12,7 @@ in the real trace, whose hit rate rises from a cold start. Arrivals are released
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from simulation.generators.draft import Draft, Prompt
@@ -90,6 +90,14 @@ def toolagent(requests: int, seed: int) -> Trace:
     for tool in TOOLS:
         _draft_tool_calls(draft, rng, tool, span_s)
     return draft.finish("toolagent", requests)
+
+
+def thinking(requests: int, seed: int, answers: int = 4) -> Trace:
+    """Tool&Agent's requests with answers ``answers`` times as long, of which no more comes back in later prompts: a
+    model that thinks before it answers. Nothing about it was measured."""
+    trace = toolagent(requests, seed)
+    longer = tuple(replace(request, output_tokens=answers * request.output_tokens) for request in trace.requests)
+    return replace(trace, name="thinking", requests=longer)
 
 
 def _span_s(requests: int, rate_per_s: float) -> float:

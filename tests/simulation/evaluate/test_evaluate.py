@@ -51,7 +51,7 @@ def sections(steps: list[tuple[str, int, int]]) -> list[Section]:
 def test_every_experiment_of_the_paper_has_its_section(sections: list[Section]) -> None:
     assert [section.name for section in sections] == [
         "capacity", "goodput", "pareto", "ablation", "orders", "prefill_first", "hotspots", "elasticity",
-        "autoscaling", "scalability", "key_lengths", "prefixes", "balance", "overhead",
+        "autoscaling", "scalability", "disaggregation", "key_lengths", "prefixes", "balance", "overhead",
     ]  # fmt: skip
     assert all(section.tables for section in sections)
     for section in sections:

@@ -13,6 +13,7 @@ from simulation.generators import (
     fewshot,
     hotspot,
     reasoning,
+    thinking,
     toolagent,
     zipf,
 )
@@ -174,3 +175,11 @@ def test_a_generator_is_named_with_its_options() -> None:
 def test_a_wrong_generator_option_is_refused(text: str) -> None:
     with pytest.raises(TraceError, match=text):
         GeneratorSpec.parse(text)
+
+
+def test_thinking_is_toolagent_with_longer_answers() -> None:
+    plain, longer = toolagent(requests=200, seed=1), thinking(requests=200, seed=1, answers=3)
+
+    assert [one.output_tokens for one in longer.requests] == [3 * one.output_tokens for one in plain.requests]
+    assert [one.hash_ids for one in longer.requests] == [one.hash_ids for one in plain.requests]
+    assert longer.name == "thinking"
