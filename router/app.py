@@ -29,7 +29,7 @@ from router.errors import (
     from_exception,
 )
 from router.health import health_report
-from router.http.paths import INFERENCE_PATHS, similar_paths
+from router.http.paths import is_inference, similar_paths
 from router.listeners import is_loopback
 from router.runtime import Runtime, package_version
 from router.settings import RouterSettings
@@ -192,7 +192,7 @@ def _methods_at(path: str, request: Request) -> set[str]:
 def _path_hint(request: Request) -> str:
     """The path that a client with a wrong base URL probably meant."""
     for path in similar_paths(request.url.path):
-        if path in INFERENCE_PATHS or _methods_at(path, request):
+        if is_inference(path) or _methods_at(path, request):
             return f"did you mean {path}?"
     return "see /docs"
 

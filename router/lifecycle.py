@@ -13,7 +13,7 @@ import secrets
 from typing import Protocol
 
 from router.context import ReplicaContext
-from router.errors import from_exception
+from router.errors import NotFoundError, from_exception
 from router.failures import outcome_of
 from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
@@ -89,7 +89,7 @@ class Lifecycle:
         """
         scheduled: ScheduledRequest | None = None
         try:
-            route = self.pools.resolve(request.model)
+            route = self._route_of(request)
             if request.prompt is None:
                 return await self._pass_through(request, route)
             # Read before anything is entered: a bad body touches no state.
@@ -122,6 +122,15 @@ class Lifecycle:
                 raise
             raise refusal from error
 
+    def _route_of(self, request: InferenceRequest) -> Route[ServedPool]:
+        """Of the model that it names; of a request for what an instance has stored, the pool of that instance."""
+        if request.pinned_to is None or request.prompt is not None:
+            return self.pools.resolve(request.model)
+        for pool in self.pools.pools.values():
+            if request.pinned_to in pool.view.view.instances:
+                return Route(pool, pool.settings.model)
+        raise NotFoundError(f"instance {request.pinned_to!r}, which stored this response, is not in the fleet any more")
+
     async def _pass_through(self, request: InferenceRequest, route: Route[ServedPool]) -> PassthroughRequest:
         pool = route.pool
         passed = PassthroughRequest(
@@ -132,6 +141,7 @@ class Lifecycle:
             balancer=self._balancers[pool.settings.name],
             context=self._context,
             trace=request.trace,
+            pinned_to=request.pinned_to,
         )
         self._admit(passed)
         try:

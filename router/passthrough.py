@@ -56,8 +56,9 @@ class PassthroughRequest:
 
     def __init__(
         self, request_id: str, *, model: str, prompt_hash: int, pool: ServedPool, balancer: PassthroughBalancer,
-        context: ReplicaContext, trace: TraceContext | None = None,
+        context: ReplicaContext, trace: TraceContext | None = None, pinned_to: str | None = None,
     ) -> None:  # fmt: skip
+        """``pinned_to``: the only instance that can answer."""
         self.request_id = request_id
         self.model = model
         self.prompt_hash = prompt_hash
@@ -70,6 +71,7 @@ class PassthroughRequest:
         self._balancer = balancer
         self._context = context
         self._trace = trace
+        self._pinned_to = pinned_to
         self._started_s = context.clock.monotonic_s()
         self._failures: tuple[tuple[str, float], ...] = ()
         self._failed: set[str] = set()
@@ -97,11 +99,8 @@ class PassthroughRequest:
             UnavailableError: none is ready that has not failed.
         """
         view = self.pool.view.view
-        blocked = self.pool.breakers.blocked(self._context.clock.monotonic_s())
-        instance_id = self._balancer.pick(view.ready, self._failed | blocked)
-        if instance_id is None:
-            instance_id = self._balancer.pick(view.ready, self._failed)
-        if instance_id is None:
+        instance_id = self._pinned_to or self._pick(view.ready)
+        if instance_id is None or instance_id in self._failed or instance_id not in view.instances:
             raise nobody_ready(self.pool_name)
         spec = view.instances[instance_id]
         self.instance_id, self.instance_url, self.data_parallel_rank = instance_id, spec.url, spec.data_parallel_rank
@@ -109,6 +108,11 @@ class PassthroughRequest:
         self.pool.breakers.sending(instance_id, self._context.clock.monotonic_s())
         self._balancer.enter(instance_id)
         self._entered = True
+
+    def _pick(self, ready: tuple[str, ...]) -> str | None:
+        blocked = self.pool.breakers.blocked(self._context.clock.monotonic_s())
+        instance_id = self._balancer.pick(ready, self._failed | blocked)
+        return self._balancer.pick(ready, self._failed) if instance_id is None else instance_id
 
     def _leave_instance(self) -> None:
         if self._entered:

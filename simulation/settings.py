@@ -106,6 +106,9 @@ class EmulatorSettings(EngineSettings):
     model: str | None = Field(None, min_length=1, description="model name it serves (none: the preset's)")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8100, ge=0, le=65535, description="port of the first instance, the others follow; 0: any free")
+    store_responses: bool = Field(
+        False, description="keep responses to be read again, as vLLM with VLLM_ENABLE_RESPONSES_API_STORE"
+    )
     instances: int = Field(1, ge=1, le=1000, description="emulated instances in this process")
     time_scale: float = Field(
         1.0, gt=0, le=1000, description="engine seconds in one second of the clock; see also the replay's time scale"

@@ -8,9 +8,9 @@ import orjson
 from xxhash import xxh3_64_intdigest
 
 from router.api_keys import ApiKeys
-from router.errors import InvalidRequestError, MethodNotAllowedError, UnsupportedEncodingError
+from router.errors import InvalidRequestError, MethodNotAllowedError, NotFoundError, UnsupportedEncodingError
 from router.http.model_field import form_model
-from router.http.paths import INFERENCE_PATHS, needs_api_key
+from router.http.paths import is_inference, methods_of, needs_api_key, stored_response_id
 from router.http.request_reader import HeadCheck, Request
 from router.inference_request import (
     COMPLETIONS_PATHS,
@@ -36,13 +36,13 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
 
     def check_head(request: Request) -> int:
         path, method = request.path, request.method
-        inference = path in INFERENCE_PATHS
+        inference = is_inference(path)
         if method == "OPTIONS":  # a browser sends no key with it
             return OPS_BODY_BYTES
         if method == "CONNECT":
             raise MethodNotAllowedError("this is not a forward proxy: CONNECT is not supported")
-        if inference and method != "POST":
-            raise MethodNotAllowedError(f"{path} takes POST, not {method}")
+        if inference and method not in _allowed(path):
+            raise MethodNotAllowedError(f"{path} takes {' or '.join(_allowed(path))}, not {method}")
         if check_key is not None and (inference or needs_api_key(path)):
             check_key(request.get)
         encoding = request.get(b"content-encoding")
@@ -52,6 +52,29 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
         return max_body_bytes if inference else min(OPS_BODY_BYTES, max_body_bytes)
 
     return check_head
+
+
+def _allowed(path: str) -> list[str]:
+    return methods_of(path).split(", ")[:-1]
+
+
+def read_stored_request(request: Request, request_id: str) -> InferenceRequest | None:
+    """What a client asks for who names a stored response: its instance answers. None for any other request.
+
+    Raises:
+        NotFoundError: the id does not name an instance.
+    """
+    response = stored_response_id(request.path)
+    if response is None:
+        return None
+    instance_id = storing_instance(response)
+    if instance_id is None:
+        raise NotFoundError(f"response {response!r} not found: only ids that this fleet gave lead to a stored response")
+    stream = b"stream=true" in request.query.lower()
+    return InferenceRequest(
+        request_id, "", request.path, None, None, stream, body_hash=xxh3_64_intdigest(request.path.encode()),
+        pinned_to=instance_id,
+    )  # fmt: skip
 
 
 def read_inference_request(request: Request, request_id: str, *, max_parts: int = MAX_PARTS) -> InferenceRequest:

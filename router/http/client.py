@@ -19,7 +19,7 @@ from router.http.downstream import ByteSource
 from router.http.forward import serve_inference
 from router.http.half_closed import DepartureProbes
 from router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Header, error_answer, options_answer
-from router.http.paths import INFERENCE_PATHS
+from router.http.paths import is_inference
 from router.http.plane import DataPlane
 from router.http.request_reader import MAX_PIPELINED_REQUESTS, HeadCheck, Request, RequestReader
 from router.outcome import Outcome
@@ -126,7 +126,7 @@ class ClientConnection(asyncio.Protocol):
         if self._probes is not None:
             self._probes.stop()
         self._release_waiters()
-        if self._task is not None and self._request is not None and self._request.path in INFERENCE_PATHS:
+        if self._task is not None and self._request is not None and is_inference(self._request.path):
             self._task.cancel()  # frees the instance; an app hears of it by receive() and send()
 
     def eof_received(self) -> bool:
@@ -244,9 +244,9 @@ class ClientConnection(asyncio.Protocol):
     async def _answer(self, request: Request) -> None:
         if request.refusal is not None:
             self.refuse(request.refusal)
-        elif request.method == "OPTIONS" and (request.path in INFERENCE_PATHS or self.page_fields):
-            self.write_head(options_answer(close=not self.keeps_alive(), fields=self._own_fields()))
-        elif request.path not in INFERENCE_PATHS:
+        elif request.method == "OPTIONS" and (is_inference(request.path) or self.page_fields):
+            self.write_head(options_answer(request.path, close=not self.keeps_alive(), fields=self._own_fields()))
+        elif not is_inference(request.path):
             scope = build_scope(request, self._transport, self._app_state.copy())
             await serve_asgi(self._app, scope, request, self, self._own_fields())
         else:

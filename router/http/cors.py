@@ -34,7 +34,7 @@ class CorsRule:
             fields.append(_VARY)
         if request.method == "OPTIONS":
             fields += [
-                (b"access-control-allow-methods", b"GET, POST"),
+                (b"access-control-allow-methods", b"GET, POST, DELETE"),
                 (b"access-control-allow-headers", request.get(b"access-control-request-headers") or b"*"),
                 (b"access-control-max-age", _PREFLIGHT_KEPT_S),
             ]

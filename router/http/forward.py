@@ -10,7 +10,7 @@ import orjson
 
 from router import trace_context
 from router.errors import RouterError, UpstreamTimeoutError, from_exception
-from router.http.admission import is_form, read_form_request, read_inference_request
+from router.http.admission import is_form, read_form_request, read_inference_request, read_stored_request
 from router.http.attempt import ErrorAnswer, ExchangeResult, ExchangeTimes
 from router.http.downstream import Downstream
 from router.http.exchange import Exchange
@@ -41,7 +41,10 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
     try:
         if sent_id is not None:
             request_id = read_request_id(sent_id.decode("latin-1"))
-        if is_form(request):
+        stored = read_stored_request(request, request_id)
+        if stored is not None:
+            inference_request = stored
+        elif is_form(request):
             inference_request = read_form_request(request, request_id)
         elif len(request.body) > LONG_BODY_BYTES:
             inference_request = await plane.long_bodies.read(request, request_id)
@@ -190,7 +193,8 @@ class _Forwarding:
         rank, fields = placed.data_parallel_rank, self._fields
         if rank is not None:
             fields = b"x-data-parallel-rank: %d\r\n%b" % (rank, fields)
-        return b"POST %b%b%b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+        return b"%b %b%b%b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+            request.method.encode(),
             origin.base_path,
             request.path.encode("latin-1"),
             query,

@@ -10,7 +10,7 @@ import orjson
 
 from router import trace_context
 from router.errors import RouterError, error_body, error_headers
-from router.http.paths import INFERENCE_METHODS
+from router.http.paths import methods_of
 from router.trace_context import TraceContext
 
 Header = tuple[bytes, bytes]
@@ -144,15 +144,15 @@ def error_answer(
         *((name.encode(), value.encode("latin-1", "replace")) for name, value in error_headers(error).items()),
     ]
     if error.status == 405:
-        head.append((b"allow", INFERENCE_METHODS.encode()))
+        head.append((b"allow", methods_of(path).encode()))
     if close:
         head.append((b"connection", b"close"))
     return response_head(error.status, head) + (b"" if bodiless else body)
 
 
-def options_answer(*, close: bool, fields: Iterable[Header] = ()) -> bytes:
+def options_answer(path: str, *, close: bool, fields: Iterable[Header] = ()) -> bytes:
     """The answer to OPTIONS on an inference path."""
-    head: list[Header] = [(b"allow", INFERENCE_METHODS.encode()), *fields]
+    head: list[Header] = [(b"allow", methods_of(path).encode()), *fields]
     if close:
         head.append((b"connection", b"close"))
     return response_head(204, head)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from router.inference_request import SCHEDULED_PATHS
+from urllib.parse import unquote
+
+from router.inference_request import RESPONSES_PATH, SCHEDULED_PATHS
 
 PASSTHROUGH_PATHS = frozenset(
     {
@@ -20,15 +22,33 @@ PASSTHROUGH_PATHS = frozenset(
 """Paths of vLLM's own server that any suitable instance answers, without scheduling by prefix."""
 
 INFERENCE_PATHS = SCHEDULED_PATHS | PASSTHROUGH_PATHS
-"""Requests for these go to an instance."""
+"""Requests for these go to an instance, as do those for stored responses."""
 
-INFERENCE_METHODS = "POST, OPTIONS"
-"""The ``Allow`` of every inference path."""
+_STORED_RESPONSES = RESPONSES_PATH + "/"
+
+
+def is_inference(path: str) -> bool:
+    """Whether requests for the path go to an instance."""
+    return path in INFERENCE_PATHS or path.startswith(_STORED_RESPONSES)
+
+
+def stored_response_id(path: str) -> str | None:
+    """The response that ``/v1/responses/ID``, or a path below it, is about; None for any other path."""
+    if not path.startswith(_STORED_RESPONSES):
+        return None
+    return unquote(path[len(_STORED_RESPONSES) :].partition("/")[0])
+
+
+def methods_of(path: str) -> str:
+    """The ``Allow`` of an inference path."""
+    if stored_response_id(path) is None:
+        return "POST, OPTIONS"
+    return "POST, OPTIONS" if path.endswith("/cancel") else "GET, DELETE, OPTIONS"
 
 
 def needs_api_key(path: str) -> bool:
     """True for the paths of models' clients: inference, and the list of models that the ASGI app serves."""
-    return path in INFERENCE_PATHS or path == "/v1/models" or path.startswith("/v1/models/")
+    return is_inference(path) or path == "/v1/models" or path.startswith("/v1/models/")
 
 
 def similar_paths(path: str) -> list[str]:

@@ -14,7 +14,7 @@ import httptools
 from router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
 from router.http.body_budget import BodyBudget
 from router.http.heads import Header
-from router.http.paths import INFERENCE_PATHS
+from router.http.paths import is_inference
 
 MAX_HEADER_BYTES = 64 << 10
 """Of a head, and of a trailer."""
@@ -176,7 +176,7 @@ class RequestReader:
         return HeadersTooLargeError(f"the request {part} is over {self._max_header_bytes} bytes; shorten it")
 
     def _too_large(self, request: Request) -> BodyTooLargeError:
-        advice = "shorten it, or raise router.max_body_bytes" if request.path in INFERENCE_PATHS else "shorten it"
+        advice = "shorten it, or raise router.max_body_bytes" if is_inference(request.path) else "shorten it"
         return BodyTooLargeError(f"the request body is over {self._body_limit} bytes; {advice}")
 
     def _handed_over(self) -> None:

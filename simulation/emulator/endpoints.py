@@ -37,7 +37,7 @@ class Endpoints:
             crash_on=settings.crash_on.encode() if settings.crash_on is not None else None,
         )
         self.faults = Faults(generator, die)
-        inference = Inference(generator, limits, self.faults, VERSION)
+        inference = Inference(generator, limits, self.faults, VERSION, stores=settings.store_responses)
         self._stored_response = Route(inference.stored_response)
         self._routes: Routes = {
             **inference.routes(),

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from itertools import count
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from simulation.emulator.asks import Ask, Limits
 from simulation.emulator.connection import HttpRequest, Responder
-from simulation.emulator.errors import ApiError, unknown_response
+from simulation.emulator.errors import ApiError
 from simulation.emulator.faults import Faults
 from simulation.emulator.fields import Body, flag, read_json
 from simulation.emulator.generator import Generator
@@ -17,7 +18,7 @@ from simulation.emulator.messages_api import read_count, read_message
 from simulation.emulator.openai_api import read_chat, read_completion
 from simulation.emulator.pooling_api import read_embedding, read_rerank, read_score
 from simulation.emulator.replies import Reply, Stamp, StreamReply
-from simulation.emulator.responses_api import read_response
+from simulation.emulator.responses_api import ResponseReply, StoredResponses, read_response
 from simulation.emulator.routes import Route, Routes, send
 from simulation.tokenizer import count_tokens
 
@@ -28,11 +29,15 @@ Read = Callable[[Body, Limits, Stamp], tuple[Ask, R]]
 class Inference:
     """Reads requests, and has the generator answer them."""
 
-    def __init__(self, generator: Generator, limits: Limits, faults: Faults, version: str) -> None:
+    def __init__(
+        self, generator: Generator, limits: Limits, faults: Faults, version: str, *, stores: bool = False
+    ) -> None:
+        """``stores``: responses are kept, to be read again."""
         self._generator = generator
         self._limits = limits
         self._faults = faults
         self._fingerprint = f"vllm-{version}"
+        self._stored = StoredResponses(stores=stores)
         self._started = int(time.time())
         self._minted = count(1)
 
@@ -42,7 +47,7 @@ class Inference:
         return {
             "/v1/chat/completions": {"POST": self._generated(read_chat)},
             "/v1/completions": {"POST": self._generated(read_completion)},
-            "/v1/responses": {"POST": self._generated(read_response, own_id=True)},
+            "/v1/responses": {"POST": self._generated(self._read_response, own_id=True)},
             "/v1/messages": {"POST": messages},
             "/v1/messages/count_tokens": {"POST": Route(self._count_tokens, ApiError.anthropic_body)},
             "/v1/embeddings": {"POST": embeddings},
@@ -50,9 +55,20 @@ class Inference:
             **{path: {"POST": score} for path in ("/v1/score", "/score")},
         }
 
-    def stored_response(self, request: HttpRequest, _responder: Responder) -> None:
-        """``/v1/responses/ID``, and to cancel it: none is kept. Raises ApiError."""
-        raise unknown_response(request.path.split("/")[3])
+    def stored_response(self, request: HttpRequest, responder: Responder) -> None:
+        """``/v1/responses/ID``, and to cancel it. Raises ApiError."""
+        response_id, cancel = unquote(request.path.split("/")[3]), request.path.endswith("/cancel")
+        if request.method != ("POST" if cancel else "GET"):
+            responder.send(405, b'{"detail":"Method Not Allowed"}')
+        elif cancel:
+            self._stored.cancel(response_id)
+        else:
+            send(responder, self._stored.read(response_id))
+
+    def _read_response(self, payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, ResponseReply]:
+        ask, reply = read_response(payload, limits, stamp)
+        reply.keep = self._stored.keep_of(payload)
+        return ask, reply
 
     def _generated(
         self, read: Read[StreamReply], *, own_id: bool = False, error_body: Callable[[ApiError], bytes] = ApiError.body

@@ -1,8 +1,9 @@
-"""OpenAI's responses: reading them, and answering as vLLM does. Nothing is stored, as in vLLM by default."""
+"""OpenAI's responses: reading them, and answering as vLLM does."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,39 @@ _NO_STORE = (
     "This vLLM engine does not support `store=True` and therefore does not support the background mode. To enable "
     "these features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server."
 )
+
+
+MAX_STORED = 1000
+
+
+class StoredResponses:
+    """Whole responses by id, the last ``MAX_STORED``; empty unless ``stores``, as in vLLM by default."""
+
+    def __init__(self, *, stores: bool) -> None:
+        self._stores = stores
+        self._responses: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    def keep_of(self, payload: Body) -> Callable[[dict[str, Any]], None] | None:
+        """What is to be told of the whole response to a request; None if it is not to be stored."""
+        wanted = payload.get("store") is None or flag(payload, "store")
+        return self._keep if self._stores and wanted else None
+
+    def _keep(self, response: dict[str, Any]) -> None:
+        self._responses[response["id"]] = response
+        if len(self._responses) > MAX_STORED:
+            self._responses.popitem(last=False)
+
+    def read(self, response_id: str) -> dict[str, Any]:
+        """Raises ApiError."""
+        found = self._responses.get(response_id)
+        if found is None:
+            raise unknown_response(response_id)
+        return found
+
+    def cancel(self, response_id: str) -> None:
+        """Raises ApiError: what is stored is complete, as nothing runs in the background."""
+        self.read(response_id)
+        raise ApiError(400, "invalid_request_error", "Cannot cancel a synchronous response.", "response_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +113,8 @@ class ResponseReply:
         self._script = ask.choices[0].script
         self._stamp = stamp
         self._wanted = wanted
+        self.keep: Callable[[dict[str, Any]], None] | None = None
+        """Told of the whole response."""
         self._sequence_number = -1
 
     def opening(self) -> bytes:
@@ -126,7 +162,10 @@ class ResponseReply:
 
     def _complete(self, ended: Ended, usage: Usage) -> dict[str, Any]:
         status = {"length": "incomplete", "abort": "cancelled"}.get(ended.finish_reason, "completed")
-        return self._response(status, [self._item("completed", self._script.text(0, ended.tokens))], usage)
+        whole = self._response(status, [self._item("completed", self._script.text(0, ended.tokens))], usage)
+        if self.keep is not None:
+            self.keep(whole)
+        return whole
 
     def _item(self, status: str, said: str | None) -> dict[str, Any]:
         if self._wanted.call is not None:

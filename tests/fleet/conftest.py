@@ -11,7 +11,7 @@ from openai import OpenAI
 # Short leases, so that what follows a crash is seen soon.
 QUICK = (
     "--router.replica_lease_s", "1.5", "--worker.lease_ms", "800",
-    "--worker.health_interval_s", "0.3", "--status-interval-s", "0.2",
+    "--worker.health_interval_s", "0.3", "--status-interval-s", "0.2", "--emulator.store_responses", "true",
 )  # fmt: skip
 
 

@@ -81,6 +81,23 @@ def test_responses_are_created_and_streamed(fleet: Fleet, client: OpenAI) -> Non
         client.responses.create(model=fleet.model, input="Hello!", previous_response_id="resp_1")
 
 
+def test_stored_responses_are_read_where_they_are_stored(fleet: Fleet, client: OpenAI) -> None:
+    made = [client.responses.create(model=fleet.model, input=f"{n} Hello!", max_output_tokens=3) for n in range(6)]
+    assert len({each.id.rpartition("@")[2] for each in made}) > 1
+    for each in made:
+        assert client.responses.retrieve(each.id).output_text == each.output_text
+        with pytest.raises(openai.BadRequestError, match="synchronous"):
+            client.responses.cancel(each.id)
+        with pytest.raises(openai.APIStatusError) as refused:
+            client.responses.delete(each.id)  # vLLM has no such path
+        assert refused.value.status_code == 405
+    with pytest.raises(openai.NotFoundError, match="ids that this fleet gave"):
+        client.responses.retrieve("resp_1")
+    with pytest.raises(openai.NotFoundError, match="not in the fleet"):
+        client.responses.retrieve("resp_1@gone")
+    fleet.until_idle()
+
+
 def test_embeddings_are_made(fleet: Fleet, client: OpenAI) -> None:
     answer = client.embeddings.create(model=fleet.model, input=["one text", "another text"])
     assert len({len(each.embedding) for each in answer.data}) == 1

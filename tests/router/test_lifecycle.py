@@ -10,6 +10,7 @@ import pytest
 
 from router.errors import (
     HoldTimeoutError,
+    NotFoundError,
     QueueFullError,
     ReplicaFullError,
     RequestQuarantinedError,
@@ -941,6 +942,22 @@ async def test_a_response_is_continued_by_the_instance_that_stored_it(start_runt
 
     assert gone.instance_id in "abcd"
     gone.finish(Outcome.COMPLETED)
+
+
+async def test_a_stored_response_is_asked_of_the_instance_that_stored_it_and_of_no_other(
+    start_runtime: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
+    for wanted in "abcd":
+        stored = tools.request(path=f"/v1/responses/resp_1@{wanted}", model="", pinned_to=wanted)
+        placed = await runtime.lifecycle.place(stored)
+        assert placed.instance_id == wanted
+        with pytest.raises(UpstreamError):
+            await placed.reroute(REFUSED)
+
+    with pytest.raises(NotFoundError, match="not in the fleet"):
+        await runtime.lifecycle.place(tools.request(path="/v1/responses/resp_1@e", model="", pinned_to="e"))
+    assert len(runtime.context.live) == 0
 
 
 async def test_embeddings_go_by_load_and_claim_no_cache(start_runtime: Any, store: Any, tools: Any) -> None:

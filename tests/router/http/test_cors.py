@@ -40,7 +40,7 @@ async def test_a_preflight_request_needs_no_key_and_allows_what_the_page_asks_fo
     assert answer.status == 204
     assert told(answer) == {
         "access-control-allow-origin": ALLOWED,
-        "access-control-allow-methods": "GET, POST",
+        "access-control-allow-methods": "GET, POST, DELETE",
         "access-control-allow-headers": "authorization, x-y",
         "access-control-max-age": "600",
     }

@@ -1221,3 +1221,25 @@ async def test_a_response_gets_an_id_that_names_its_instance(fleet, kit) -> None
     sent = orjson.loads(instance.talks[0].body)
     assert sent["request_id"].startswith("resp_") and sent["request_id"].endswith("@i0")
     assert (sent["model"], sent["input"]) == ("m", "hi")
+
+
+async def test_a_stored_response_is_read_and_cancelled_with_the_clients_own_method(fleet, kit) -> None:
+    lifecycle, [instance], client = await fleet(whole_answer, settings={"api_keys": ("k1",)})
+    key = "authorization: Bearer k1\r\n"
+    for method, path in (
+        ("GET", "/v1/responses/resp_1%40i0?include=x"),
+        ("POST", "/v1/responses/resp_1@i0/cancel"),
+        ("DELETE", "/v1/responses/resp_1@i0"),
+    ):
+        client.request(path, method=method, headers=key)
+        assert (await client.answer()).status == 200
+        assert instance.talks[-1].head.startswith(f"{method} {path} HTTP/1.1\r\n".encode())
+    assert [request.pinned_to for request in lifecycle.requests] == ["i0"] * 3
+
+    client.request("/v1/responses/resp_1@i0", method="GET")
+    assert (await client.answer()).status == 401
+    client.request("/v1/responses/resp_1", method="GET", headers=key)
+    assert (await client.answer()).status == 404
+    client.request("/v1/responses/resp_1@i0", method="PUT", headers=key)
+    refused = await client.answer()
+    assert (refused.status, refused.headers["allow"]) == (405, "GET, DELETE, OPTIONS")

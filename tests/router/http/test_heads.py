@@ -67,4 +67,4 @@ def test_errors_are_openai_objects_with_the_fields_their_status_asks_for() -> No
 
 
 def test_options_has_no_body() -> None:
-    assert options_answer(close=False) == b"HTTP/1.1 204 No Content\r\nallow: POST, OPTIONS\r\n\r\n"
+    assert options_answer("/v1/embeddings", close=False) == b"HTTP/1.1 204 No Content\r\nallow: POST, OPTIONS\r\n\r\n"

@@ -133,3 +133,15 @@ async def test_the_stream_of_a_dying_engine_breaks_off(emulator: EmulatedInstanc
         emulator.die(abruptly=False, revive_after_s=None)
         with pytest.raises(httpx.RemoteProtocolError):
             await asking
+
+
+async def test_responses_are_kept_where_the_store_is_enabled(start_emulator: Any) -> None:
+    url = (await start_emulator(store_responses=True)).url
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=3)
+        assert await client.responses.retrieve(made.id) == made
+        with pytest.raises(openai.BadRequestError, match="synchronous"):
+            await client.responses.cancel(made.id)
+        unkept = await client.responses.create(model=MODEL, input="hello", max_output_tokens=3, store=False)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(unkept.id)
