@@ -89,12 +89,14 @@ class GoodputJob:
     tolerance: float = 0.01
 
 
-def run_goodput(search: GoodputJob) -> Goodput:
-    """Search in this process. Raises SimulationError."""
+def run_goodput(search: GoodputJob, tried: Callable[[float, float], None] = lambda rate_per_s, share: None) -> Goodput:
+    """Search in this process; ``tried`` is told each rate and the share on time at it. Raises SimulationError."""
     job = search.job
 
     def on_time_share(rate_per_s: float) -> float:
-        return RunJob(job.source, job.scenario, rate_per_s).run().effective_capacity
+        share = RunJob(job.source, job.scenario, rate_per_s).run().effective_capacity
+        tried(rate_per_s, share)
+        return share
 
     start = job.rate_per_s or job.source.load().rate_per_s
     return find_goodput(on_time_share, start, wanted_share=search.wanted_share, tolerance=search.tolerance)

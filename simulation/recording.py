@@ -7,7 +7,7 @@ of all replicas are sorted, their hashes become small numbers in order of appear
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -17,6 +17,8 @@ import orjson
 
 from simulation.errors import TraceError
 from simulation.traces import Trace, TraceRequest
+
+_TOLD_BYTES = 1 << 20
 
 
 class RecordedRequest(NamedTuple):
@@ -33,15 +35,18 @@ class RecordedRequest(NamedTuple):
     """What it asked for; 0: it left it to the fleet."""
 
 
-def merge_recordings(paths: Sequence[str | Path], name: str = "recording") -> Trace:
-    """One trace out of the recordings of all replicas.
+def merge_recordings(
+    paths: Sequence[str | Path], name: str = "recording", *, read: Callable[[int], None] = lambda count: None
+) -> Trace:
+    """One trace out of the recordings of all replicas; ``read`` is told how many bytes were read since the last
+    time.
 
     Raises:
         TraceError: a file cannot be read, a line is broken, salts differ, or all files are empty.
     """
     recorded: list[RecordedRequest] = []
     for path in map(Path, paths):
-        for number, request in _read(path):
+        for number, request in _read(path, read):
             if recorded and request.salt != recorded[0].salt:
                 raise TraceError(path, number, _OTHER_SALT)
             recorded.append(request)
@@ -77,8 +82,9 @@ def _mooncake_row(request: TraceRequest, block_tokens: int) -> dict[str, object]
     return row if request.slo_ttft_s is None else row | {"slo_ttft_ms": round(request.slo_ttft_s * 1000)}
 
 
-def _read(path: Path) -> Iterator[tuple[int, RecordedRequest]]:
+def _read(path: Path, read: Callable[[int], None]) -> Iterator[tuple[int, RecordedRequest]]:
     """Requests with the numbers of their lines."""
+    untold = 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -86,7 +92,12 @@ def _read(path: Path) -> Iterator[tuple[int, RecordedRequest]]:
                     request = _recorded_request(line)
                 except (ValueError, KeyError, TypeError) as error:
                     raise TraceError(path, number, f"no line of a recording: {error!r}") from error
+                untold += len(line)
+                if untold >= _TOLD_BYTES:
+                    read(untold)
+                    untold = 0
                 yield number, request
+        read(untold)
     except OSError as error:
         raise TraceError(path, None, f"cannot be read: {error.strerror or error}") from error
 

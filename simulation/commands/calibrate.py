@@ -12,6 +12,7 @@ from simulation.calibrate.fit import Fitted, fit_costs
 from simulation.calibrate.measure import CalibrationError, Engine, plan_for
 from simulation.calibrate.preset import Limits, preset_yaml
 from simulation.commands.options import OptionError, exit_code, write_whole
+from simulation.commands.progress import progress_bars
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +56,14 @@ async def _measured(arguments: argparse.Namespace, limits: Limits, api_key: str 
     )
     engine = Engine(arguments.url, limits.model, api_key=api_key)
     try:
-        prefills, decodes = await engine.measure(plan, console.print)
+        with progress_bars() as progress:
+            task = progress.add_task("measurements", total=len(plan.prompt_lengths) + len(plan.batches))
+
+            def told(line: str) -> None:
+                progress.advance(task)
+                console.print(line)
+
+            prefills, decodes = await engine.measure(plan, told)
     finally:
         engine.close()
     return fit_costs(prefills, decodes, limits.max_num_batched_tokens)

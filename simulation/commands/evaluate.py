@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from scheduling.settings import SchedulingSettings
 from simulation.commands.options import add_output_arguments, exit_code, policies_of, write_whole
+from simulation.commands.progress import by_name, progress_bars
 from simulation.evaluate.plan import FULL, QUICK, Plan
 from simulation.evaluate.report import render_html, render_json, rules_of
 from simulation.evaluate.run import evaluate
@@ -50,16 +50,8 @@ def _run(arguments: argparse.Namespace) -> int:
     require_matplotlib()
     plan = plan_of(arguments)
     plan.workloads()  # a broken trace is reported before anything long runs
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=arguments.quiet) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def on_step(name: str, done: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = progress.add_task(name, total=total)
-            progress.update(tasks[name], completed=done)
-
-        sections = evaluate(plan, Worker(arguments.workers, on_step))
+    with progress_bars(arguments.quiet, transient=False) as progress:
+        sections = evaluate(plan, Worker(arguments.workers, by_name(progress)))
     write_whole(arguments.out / "results.json", render_json(plan, sections))
     write_whole(arguments.out / "report.html", render_html(plan, sections, rules_of(plan)))
     console = Console()

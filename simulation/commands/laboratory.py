@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from scheduling.settings import SchedulingSettings
 from simulation.commands.options import OptionError, add_output_arguments, exit_code, write_whole
-from simulation.evaluate.work import OnStep, Worker
+from simulation.commands.progress import by_name, progress_bars
+from simulation.evaluate.work import Worker
 from simulation.laboratory.document import filled
 from simulation.laboratory.experiment import Experiment, run_experiment
 from simulation.laboratory.orders import order_tables
@@ -123,9 +123,8 @@ def _run(arguments: argparse.Namespace, scheduling: SchedulingSettings) -> int:
     if arguments.document is not None:
         raise OptionError("--document needs --from: it shows the results of a former run")
     suite, variants = suite_of(arguments), variants_of(arguments, scheduling)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=arguments.quiet) as progress:
-        worker = Worker(arguments.workers, _on_step(progress))
+    with progress_bars(arguments.quiet, transient=False) as progress:
+        worker = Worker(arguments.workers, by_name(progress))
         made = Provenance.here(sys.argv[1:])
         experiment = run_experiment(suite, variants, scheduling, RunCache(arguments.cache), worker)
         experiment = replace(experiment, made=made)
@@ -157,17 +156,6 @@ def _fill(document: Path, folder: str, experiment: Experiment) -> int:
         raise OptionError(f"{document}: cannot be read: {error.strerror or error}") from error
     write_whole(document, filled(text, folder, experiment))
     return 0
-
-
-def _on_step(progress: Progress) -> OnStep:
-    tasks: dict[str, TaskID] = {}
-
-    def on_step(name: str, done: int, total: int) -> None:
-        if name not in tasks:
-            tasks[name] = progress.add_task(name, total=total)
-        progress.update(tasks[name], completed=done)
-
-    return on_step
 
 
 def _show(experiment: Experiment) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from scheduling.settings import SchedulingSettings
 from simulation.commands.options import OptionError, exit_code, write_whole
+from simulation.commands.progress import progress_bars
 from simulation.generators.calibration import trace_figures
 from simulation.recording import merge_recordings, render_mooncake
 from simulation.settings import EngineSettings
@@ -30,9 +31,12 @@ def _run(arguments: argparse.Namespace) -> int:
     paths = [path for given in arguments.recording for path in _files(given)]
     if arguments.out in paths:
         raise OptionError(f"--out {arguments.out} is one of the recordings")
-    trace = merge_recordings(paths)
-    write_whole(arguments.out, render_mooncake(trace))
-    figures = trace_figures(trace)
+    with progress_bars() as progress:
+        task = progress.add_task("bytes read", total=sum(path.stat().st_size for path in paths if path.is_file()))
+        trace = merge_recordings(paths, read=lambda count: progress.advance(task, count))
+        progress.add_task("writing the trace", total=None)
+        write_whole(arguments.out, render_mooncake(trace))
+        figures = trace_figures(trace)
     Console().print(
         f"{figures.requests:,} requests at {figures.rate_per_s:.2f}/s, {trace.block_tokens} tokens a block, mean input "
         f"{figures.mean_input_tokens:,.0f} and output {figures.mean_output_tokens:,.0f} tokens, an endless cache would "

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from simulation.bounds import bounds_of, short_trace_note
 from simulation.commands.options import (
@@ -25,8 +25,9 @@ from simulation.commands.options import (
     trace_source,
     write_whole,
 )
+from simulation.commands.progress import progress_bars
 from simulation.commands.tables import changes_table, goodput_table, results_table
-from simulation.goodput import ON_TIME_SHARE, GoodputJob, run_goodput
+from simulation.goodput import ON_TIME_SHARE, Goodput, GoodputJob, run_goodput
 from simulation.results import RunResult
 from simulation.runs import RunJob, map_jobs, run_job
 from simulation.simulate import simulate
@@ -76,7 +77,7 @@ def _rates(
     if len(jobs) == 1:
         results = [_run_alone(jobs[0], arguments.quiet)]
     else:
-        with _progress(arguments.quiet) as progress:
+        with progress_bars(arguments.quiet) as progress:
             task = progress.add_task("runs", total=len(jobs))
             results = []
             for result in map_jobs(run_job, jobs, arguments.workers):
@@ -97,9 +98,10 @@ _JSON = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
 
 def _run_alone(job: RunJob, quiet: bool) -> RunResult:
     """One run in this process, its progress by requests."""
-    trace = job.source.load(job.rate_per_s)
-    with _progress(quiet) as progress:
-        task = progress.add_task("requests", total=len(trace.requests))
+    with progress_bars(quiet) as progress:
+        task = progress.add_task("reading the trace", total=None)
+        trace = job.source.load(job.rate_per_s)
+        progress.update(task, description="requests", total=len(trace.requests))
         hear: Callable[[int], None] = lambda arrived: progress.update(task, completed=arrived)  # noqa: E731
         result = simulate(trace, job.scenario, hear)
         progress.update(task, completed=len(trace.requests))
@@ -116,14 +118,19 @@ def _goodput(
         for policy in options.policies
     ]
     found = []
-    with _progress(arguments.quiet) as progress:
-        task = progress.add_task("searches", total=len(searches))
-        for policy, goodput in zip(options.policies, map_jobs(run_goodput, searches, arguments.workers), strict=True):
-            found.append((policy, goodput))
-            progress.advance(task)
-    slo_s = options.scheduling.slo_ttft_s
-    trace, engine, share, skip = source.load(), options.engine, arguments.on_time, arguments.skip
-    bounds = bounds_of(trace, engine, options.instances, slo_s, share=share, skip=skip)
+    with progress_bars(arguments.quiet) as progress:
+        if len(searches) == 1:
+            found.append((options.policies[0], _search_alone(searches[0], progress)))
+        else:
+            task = progress.add_task("searches", total=len(searches))
+            goodputs = map_jobs(run_goodput, searches, arguments.workers)
+            for policy, goodput in zip(options.policies, goodputs, strict=True):
+                found.append((policy, goodput))
+                progress.advance(task)
+        progress.add_task("bounds", total=None)
+        slo_s = options.scheduling.slo_ttft_s
+        trace, engine, share, skip = source.load(), options.engine, arguments.on_time, arguments.skip
+        bounds = bounds_of(trace, engine, options.instances, slo_s, share=share, skip=skip)
     Console().print(goodput_table(found, bounds))
     above = [policy for policy, goodput in found if goodput.rate_per_s > bounds.sustainable_per_s]
     if note := short_trace_note(above):
@@ -135,9 +142,14 @@ def _goodput(
     return 0
 
 
-def _progress(quiet: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True)
+def _search_alone(search: GoodputJob, progress: Progress) -> Goodput:
+    """One search in this process, its progress by the rates that it has tried."""
+    task = progress.add_task("rates tried", total=None)
+
+    def tried(rate_per_s: float, share: float) -> None:
+        progress.update(task, advance=1, description=f"rates tried, {rate_per_s:.2f}/s: {share:.1%} on time")
+
+    return run_goodput(search, tried)
 
 
 def _write_plots(results: list[RunResult], folder: Path) -> None:

@@ -20,6 +20,13 @@ def test_hosted_ci_runs_scripts_test_on_every_supported_python_and_builds_wheel_
         assert command in commands
 
 
+def test_hosted_ci_runs_the_tests_by_the_python_of_its_matrix() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
+    [tests] = [step for step in jobs["test"]["steps"] if step.get("run") == "scripts/test"]
+
+    assert tests["env"] == {"PYTHON": "python"}, "else scripts/test takes the newest Python of the runner"
+
+
 def test_pre_commit_runs_the_checks_of_scripts_test() -> None:
     configuration = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
     hooks = [hook for repository in configuration["repos"] for hook in repository["hooks"]]

@@ -49,8 +49,10 @@ def test_a_fleet_that_never_holds_has_no_goodput() -> None:
 
 
 def test_the_search_runs_the_simulator_and_stays_below_the_ideal() -> None:
-    found = run_goodput(GoodputJob(RunJob(SOURCE, SCENARIO, 2.0), tolerance=0.05))
+    told: list[tuple[float, float]] = []
+    found = run_goodput(GoodputJob(RunJob(SOURCE, SCENARIO, 2.0), tolerance=0.05), lambda *tried: told.append(tried))
 
+    assert tuple(sorted(told)) == found.tried
     at_rate = simulate(SOURCE.load(found.rate_per_s), SCENARIO)
     assert at_rate.effective_capacity >= 0.9
     assert 0 < found.rate_per_s < bounds_of(SOURCE.load(), ENGINE, 2, 5.0).ideal_goodput_per_s

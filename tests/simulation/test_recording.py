@@ -69,6 +69,15 @@ def test_blocks_of_text_that_do_not_match_the_tokens_still_make_a_readable_trace
     assert trace.requests[0].hash_ids[:2] == trace.requests[1].hash_ids[:2] == trace.requests[2].hash_ids
 
 
+def test_reading_tells_how_many_bytes_it_has_read(tmp_path: Path) -> None:
+    paths = [replica(tmp_path / f"{name}.jsonl", (1000.0, Chain(SHARED, 128, 300), 300, 40)) for name in "ab"]
+    read: list[int] = []
+
+    merge_recordings(paths, read=read.append)
+
+    assert sum(read) == sum(path.stat().st_size for path in paths)
+
+
 def test_hashes_are_salted(tmp_path: Path) -> None:
     recording = replica(tmp_path / "a.jsonl", (1.0, Chain(SHARED, 128, 256), 256, 1))
 
