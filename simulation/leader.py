@@ -67,7 +67,7 @@ class Leader:
     def give_idle_work(self) -> None:
         """Move what is late in its own queue to idle instances."""
         loads = self._state.loads()
-        idle = IdleWork(loads, self._scenario.scheduling.decode_stall_s)
+        idle = IdleWork(loads, self._scenario.scheduling.decode_stall_s, self._fleet.view.instances)
         for instance_id in plan_sweep(loads):
             if idle:
                 drive_now(give_idle_work(instance_id, self._order, idle, reason=IDLE), self.led)

@@ -20,18 +20,28 @@ from simulation.laboratory.provenance import Provenance
 from simulation.laboratory.report import render_markdown, report_tables
 from simulation.laboratory.results_file import RESULTS, read_experiment, render_json
 from simulation.laboratory.run_cache import RunCache
-from simulation.laboratory.suite import CROSSED, PRESET_SHORTHANDS, SUITES, Suite, Workload, recorded, workload_of
+from simulation.laboratory.suite import (
+    CROSSED,
+    PRESET_SHORTHANDS,
+    SUITES,
+    VARIANTS,
+    Suite,
+    Workload,
+    recorded,
+    workload_of,
+)
 from simulation.laboratory.summary import SUMMARY, summary_tables
 from simulation.laboratory.tables import rich_table
 from simulation.laboratory.targets import TARGETS, targets_of
 from simulation.laboratory.variants import Variant, parse_variant
 from simulation.presets import CHANGES, PRESETS, UnknownPresetError, find_preset
+from simulation.roles import roles_of
 from simulation.settings import EngineSettings
 
 REPORT = "report.md"
 _WHAT_RUNS = (
     "variant", "suite", "quick", "traces", "trace", "preset", "instances", "rates", "seeds", "requests_per_instance",
-    "no_goodput", "targets",
+    "no_goodput", "targets", "saturation_of",
 )  # fmt: skip
 """Options of the variants and the matrix, none of which has a meaning where nothing is run."""
 
@@ -39,7 +49,7 @@ _WHAT_RUNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--variant", action="append", metavar="NAME=POLICY[,SETTING=VALUE…]",
-        help="a competitor, the first is compared with the best other (none: all of the best with both queue orders)",
+        help="a competitor, the first is compared with the best other (none: the suite's, mostly all of the best with both queue orders)",
     )  # fmt: skip
     matrix = parser.add_argument_group("matrix (what is left out is the suite's)")
     matrix.add_argument("--suite", choices=[*SUITES], help="which traces, fleets, rates and seeds (none: standard)")
@@ -57,6 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     matrix.add_argument("--requests-per-instance", type=int, metavar="N", help="length of a trace")
     matrix.add_argument(
         "--targets", metavar="T[,T…]", help=f"what a goodput is the highest rate of: {', '.join(TARGETS)}"
+    )
+    matrix.add_argument(
+        "--saturation-of",
+        metavar="4P4D",
+        help="roles of the fleet whose saturation rates are multiples of (none: mixed)",
     )
     matrix.add_argument("--no-goodput", action="store_true", help="leave the goodput of the variants out")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write report.md and results.json here")
@@ -101,6 +116,9 @@ def suite_of(arguments: argparse.Namespace) -> Suite:
     if arguments.targets is not None:
         names = tuple(_words(arguments.targets, "--targets"))
         suite = replace(suite, targets=tuple(target.name for target in targets_of(names)))
+    if arguments.saturation_of is not None:
+        roles_of(arguments.saturation_of)
+        suite = replace(suite, saturation_of=arguments.saturation_of)
     if arguments.seeds is not None:
         suite = replace(suite, seeds=_count(arguments.seeds, "--seeds"))
     if arguments.requests_per_instance is not None:
@@ -110,8 +128,9 @@ def suite_of(arguments: argparse.Namespace) -> Suite:
 
 
 def variants_of(arguments: argparse.Namespace, base: SchedulingSettings) -> tuple[Variant, ...]:
-    """Raises OptionError or VariantError."""
-    variants = tuple(parse_variant(text, base) for text in arguments.variant or CROSSED)
+    """Those named, or the suite's. Raises OptionError or VariantError."""
+    texts = arguments.variant or VARIANTS.get(arguments.suite or "", CROSSED)
+    variants = tuple(parse_variant(text, base) for text in texts)
     names = [variant.name for variant in variants]
     for name in names:
         if names.count(name) > 1:

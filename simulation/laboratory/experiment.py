@@ -13,7 +13,7 @@ from simulation.laboratory.confidence import Mean
 from simulation.laboratory.figures import Figures
 from simulation.laboratory.provenance import Provenance
 from simulation.laboratory.run_cache import RunCache
-from simulation.laboratory.suite import PEERS, Fleet, Suite, fleets
+from simulation.laboratory.suite import Fleet, Suite, fleets, peers
 from simulation.laboratory.targets import MAIN, Target, targets_of
 from simulation.laboratory.trials import (
     BoundsTrial,
@@ -113,7 +113,8 @@ def run_experiment(
     rates = tuple(Rate.parse(text) for text in suite.rates)
     seeds = {fleet: fleet.seeds(suite.seeds) for fleet in fleets(suite)}
     places = [(fleet, seed) for fleet, own in seeds.items() for seed in own]
-    references = [parse_variant(text, base) for text in PEERS] if any(rate.of_saturation for rate in rates) else []
+    relative = any(rate.of_saturation for rate in rates)
+    references = [parse_variant(text, base) for text in peers(suite.saturation_of)] if relative else []
     targets = targets_of(suite.targets if suite.goodput else ())
     searched = [*(variants if suite.goodput else ()), *references]
     found = _Goodputs(places, searched, targets, suite.tolerance, cache, worker)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from simulation.laboratory.confidence import Comparison, Mean
 from simulation.laboratory.experiment import Experiment, Rate, RateResult
 from simulation.laboratory.orders import by_order
+from simulation.laboratory.suite import MIXED
 from simulation.laboratory.tables import ReportTable, shown
 from simulation.laboratory.targets import Target
 
@@ -44,7 +45,7 @@ def overview_tables(experiment: Experiment) -> list[ReportTable]:
     rates = dict.fromkeys(result.rate for result in experiment.rates)
     tables = [*(_goodputs(experiment, target) for target in targets), *(_lengths(experiment, rate) for rate in rates)]
     if any(variant.options.roles for variant in experiment.variants):
-        tables += [_split(experiment, rate) for rate in rates]
+        tables += [table(experiment, rate) for rate in rates for table in (_split, _by_fleet)]
     return tables
 
 
@@ -86,6 +87,31 @@ def _split(experiment: Experiment, rate: Rate) -> ReportTable:
     )
     columns = ("fleet", "requests/s", "variant", *SPLIT_COLUMNS)
     return ReportTable(f"Prefill and decode apart at {rate.label}", columns, tuple(rows), (note,))
+
+
+def _by_fleet(experiment: Experiment, rate: Rate) -> ReportTable:
+    """A row for variants of one name, the roles left out; a column for each fleet."""
+    fleets = dict.fromkeys(variant.options.roles or MIXED for variant in experiment.variants)
+    variants = {
+        (variant.name.replace(roles, "").strip(), roles): variant.name
+        for variant in experiment.variants
+        for roles in [variant.options.roles or MIXED]
+    }
+    rows = [
+        (result.fleet.title, row, *(_three(result, variants.get((row, fleet))) for fleet in fleets))
+        for result in experiment.rates
+        if result.rate == rate
+        for row in dict.fromkeys(row for row, _ in variants)
+    ]
+    note = "P90 TTFT in s / P90 TPOT in ms / percent of all requests on time and within 50 ms a token."
+    return ReportTable(f"Fleets at {rate.label}", ("fleet", "variant", *fleets), tuple(rows), (note,))
+
+
+def _three(result: RateResult, name: str | None) -> str:
+    if name is None:
+        return ""
+    figures = (("ttft_p90_s", 1, 2), ("tpot_p90_s", 1000, 0), ("both_tight", 100, 1))
+    return " / ".join(_cells(result, name, {figure: (figure, by, digits) for figure, by, digits in figures}))
 
 
 def _compared(experiment: Experiment, result: RateResult) -> list[str]:

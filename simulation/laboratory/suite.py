@@ -28,6 +28,13 @@ OWN_QUEUES = (
     "dynamo own=dynamo,queue_order=fifo,router_queue=dynamo-wspt",
 )
 """With the queues and orders that their own routers have, see ``simulation.router_queue``."""
+
+
+def peers(roles: str) -> tuple[str, ...]:
+    """``PEERS`` over a fleet with these roles, every request split."""
+    return tuple(f"{peer},roles={roles},split.mode=always" for peer in PEERS) if roles else PEERS
+
+
 CROSSED = tuple(
     f"{name} {order}={policy},queue_order={order}"
     for order in ORDERS
@@ -86,6 +93,8 @@ class Suite:
     requests_per_instance: int = 400
     tolerance: float = 0.01
     """Relative width of a goodput's bracket."""
+    saturation_of: str = ""
+    """Roles of the fleet whose saturation rates are multiples of, every request split; empty: all are mixed."""
 
 
 STANDARD = Suite("standard")
@@ -109,7 +118,48 @@ PUBLISHED = Suite(
     tolerance=0.02,
 )
 """What the tables of the documents come from."""
-SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in (STANDARD, QUICK, PUBLISHED)})
+SPLITS = Suite(
+    "splits",
+    workloads=WORKLOADS[:2],
+    presets=("qwen2.5-7b-910b4",),
+    sizes=(8,),
+    rates=("0.9x",),
+    goodput=False,
+    seeds=3,
+    requests_per_instance=150,
+    tolerance=0.02,
+    saturation_of="4P4D",
+)
+"""Prefill and decode apart: every policy over fleets of eight."""
+SPLIT_OR_WHOLE = replace(
+    SPLITS,
+    name="split-or-whole",
+    workloads=(*WORKLOADS[:2], Workload("thinking", "thinking", capped=True)),
+    rates=("0.5x", "0.75x", "0.9x"),
+)
+"""The default policy's choice between splitting a request and serving it whole, beside always and never."""
+SUITES: Mapping[str, Suite] = MappingProxyType(
+    {suite.name: suite for suite in (STANDARD, QUICK, PUBLISHED, SPLITS, SPLIT_OR_WHOLE)}
+)
+MIXED = "mixed"
+VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        SPLITS.name: tuple(
+            f"{policy} {roles}={policy}" + ("" if roles == MIXED else f",roles={roles},split.mode=always")
+            for roles in (MIXED, "4P4D", "5P3D", "6P2D")
+            for policy in ("dualmap-least-cost", *OTHERS, "least-loaded", "cache-affinity", "round-robin")
+        ),
+        SPLIT_OR_WHOLE.name: (
+            f"whole {MIXED}=dualmap-least-cost",
+            *(
+                f"{mode} {roles}=dualmap-least-cost,roles={roles},split.mode={mode}"
+                for roles in ("2P6D", "3P5D", "4P4D", "5P3D", "6P2D")
+                for mode in ("auto", "always", "never")
+            ),
+        ),
+    }
+)
+"""Of suites that compare other things than orders; the others have ``CROSSED``."""
 
 
 def workload_of(name: str, folder: Path | None) -> Workload:

@@ -6,6 +6,8 @@ import pytest
 
 from scheduling.settings import SchedulingSettings
 from simulation.commands import laboratory
+from simulation.errors import SimulationError
+from simulation.laboratory.suite import PEERS, peers
 from simulation.settings import EngineSettings
 
 TINY = ["--trace", "uniform", "--preset", "7b", "--instances", "2", "--seeds", "2", "--requests-per-instance", "30"]
@@ -64,6 +66,34 @@ def test_without_variants_every_policy_runs_with_both_orders() -> None:
     assert names[0] == "least-cost deadline"
     for policy in ("least-cost", "dualmap", "llm-d", "preble", "min-ttft", "dynamo", "sglang"):
         assert {f"{policy} deadline", f"{policy} fifo"} < set(names)
+
+
+@pytest.mark.parametrize("name", ["splits", "split-or-whole"])
+def test_suites_of_split_fleets_bring_their_own_variants(name: str) -> None:
+    parser = argparse.ArgumentParser()
+    laboratory.add_arguments(parser)
+    chosen = parser.parse_args(["--suite", name])
+
+    suite, variants = laboratory.suite_of(chosen), laboratory.variants_of(chosen, SchedulingSettings())
+
+    assert suite.saturation_of == "4P4D"
+    assert {None, "4P4D", "5P3D", "6P2D"} <= {variant.options.roles for variant in variants}
+    assert {variant.scheduling.split.mode for variant in variants if variant.options.roles} <= {
+        "always",
+        "never",
+        "auto",
+    }
+
+
+def test_saturation_can_be_that_of_a_split_fleet() -> None:
+    parser = argparse.ArgumentParser()
+    laboratory.add_arguments(parser)
+
+    assert laboratory.suite_of(parser.parse_args(["--saturation-of", "6P2D"])).saturation_of == "6P2D"
+    assert peers("6P2D")[0].endswith(",roles=6P2D,split.mode=always")
+    assert peers("") == PEERS
+    with pytest.raises(SimulationError, match="roles must read as"):
+        laboratory.suite_of(parser.parse_args(["--saturation-of", "half"]))
 
 
 def test_options_change_the_suite(tmp_path: Path) -> None:

@@ -20,11 +20,15 @@ def test_a_fleet_with_roles_is_told_with_both_slos_and_what_was_split() -> None:
     rate = replace(made.rates[0], figures={**made.rates[0].figures, **figures})
     made = replace(made, variants=(split, *made.variants[1:]), rates=(rate,))
 
-    table = overview_tables(made)[-1]
+    table, fleets = overview_tables(made)[-2:]
 
     assert table.title == "Prefill and decode apart at 1.5 × saturation"
     ours = dict(zip(table.columns, table.rows[0], strict=True))
     assert (ours["both SLOs"], ours["split"], ours["TTFT P90 s"], ours["TPOT P90 ms"]) == ("80.0", "50", "2.00", "80")
+    assert fleets.title == "Fleets at 1.5 × saturation"
+    cells = {row[1]: dict(zip(fleets.columns, row, strict=True)) for row in fleets.rows}
+    assert (cells["ours"]["4P4D"], cells["ours"]["mixed"]) == ("2.00 / 80 / 80.0", "")
+    assert (cells["peer"]["4P4D"], cells["peer"]["mixed"]) == ("", "2.00 / 80 / 0.0")
 
 
 def test_shares_are_told_by_length_and_by_tokens() -> None:
