@@ -208,8 +208,11 @@ class BlindRequest:
         self.request_id, self.model = request.request_id, request.model
         self.instance_id, self.instance_url = "instance-0", url
         self.expected_cached_tokens, self.attempts = 0, 1
+        self.data_parallel_rank: int | None = None
         self.expected_ttft_s: float | None = None
         self.loss_notifier = loss_notifier
+
+    def sent(self) -> None: ...
 
     def first_token(self) -> None: ...
 

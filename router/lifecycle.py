@@ -48,6 +48,9 @@ class PlacedRequest(Protocol):
     def loss_notifier(self) -> InstanceLossNotifier:
         """Notifies the exchange that waits for the first byte when ``instance_id`` is given up."""
 
+    def sent(self) -> None:
+        """The request is on its way to ``instance_id``: do what was put off so as not to delay it. Never waits."""
+
     def first_token(self) -> None:
         """The instance produced its first token. Never waits; repetitions change nothing."""
 

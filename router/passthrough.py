@@ -119,6 +119,9 @@ class PassthroughRequest:
             self._entered = False
             self._balancer.leave(self.instance_id)
 
+    def sent(self) -> None:
+        """Nothing was put off."""
+
     def first_token(self) -> None:
         if self.trial is not None:
             self.trial.passed.set()

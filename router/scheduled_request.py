@@ -57,6 +57,8 @@ class ScheduledRequest:
     """Whether the store was asked for a reservation, and has not said that it made none."""
     _placed: Placed | None = None
     """The last placement that took effect."""
+    _spec: InstanceSpec | None = None
+    """The instance that it was dispatched to."""
     _held_by: Grant | None = None
     """What dispatched it, if it was held."""
     held_s = 0.0
@@ -148,7 +150,7 @@ class ScheduledRequest:
         self.enqueued_ms = placed.reply.enqueued_ms
 
     def _count_reason(self) -> None:
-        """Once for every placement, when the request has been sent: judging it must not delay that."""
+        """Once for every placement. Judges what it means, for the head of the answer too."""
         if self._uncounted is not None:
             self.pool.metrics.reasons[self._uncounted.decision.reason].inc()
             self._uncounted = None
@@ -166,15 +168,20 @@ class ScheduledRequest:
     def dispatched(self, spec: InstanceSpec, uncached_tokens: int, *, held_by: Grant | None = None) -> None:
         """The request may be sent to the instance now."""
         self.pool.metrics.hold_s.observe(self.held_s)
-        self._held_by = held_by
+        self._spec, self._held_by = spec, held_by
         self._uncached_tokens = uncached_tokens
         self.instance_id, self.instance_url = spec.instance_id, spec.url
         self.data_parallel_rank = spec.data_parallel_rank
         self.expected_cached_tokens = max(0, self.chain.prompt_tokens - uncached_tokens)
         self.attempts += 1
         self._dispatched = True
-        if not self.inference_request.stream:
-            delay_s = self.pool.fleet.prefill_delay_s(spec, uncached_tokens, was_held=held_by is not None)
+
+    def sent(self) -> None:
+        self._count_reason()
+        spec, shows_first_token = self._spec, self.inference_request.stream
+        if spec is not None and not (shows_first_token or self._prefilled or self._release is not None):
+            was_held = self._held_by is not None
+            delay_s = self.pool.fleet.prefill_delay_s(spec, self._uncached_tokens, was_held=was_held)
             self._release = self._context.call_later(delay_s, self._prefill_presumed)
 
     def first_token(self) -> None:
@@ -194,7 +201,6 @@ class ScheduledRequest:
 
     def _send_first_token(self) -> None:
         self._prefilled = True
-        self._count_reason()
         first_token = partial(self.pool.fleet.first_token, self.request_id, self.instance_id, self._note())
         self._context.outbox.post(first_token)
 

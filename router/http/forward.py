@@ -165,10 +165,11 @@ class _Forwarding:
             port_refuses=plane.port_checks.refuses,
             hides_usage=self._asks_usage,
         )
-        plane.sweeper.add(exchange)
-        loss_notifier.watch(instance_id, exchange)
         try:
             self._send(connection, exchange)
+            plane.sweeper.add(exchange)
+            loss_notifier.watch(instance_id, exchange)
+            placed.sent()
             result = await exchange.done
         except BaseException:
             connection.abort()

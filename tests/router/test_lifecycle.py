@@ -130,6 +130,7 @@ async def test_an_answer_that_does_not_stream_is_released_when_its_prefill_shoul
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))  # 1000 tokens per second
     request = await runtime.lifecycle.place(tools.request(LONG, stream=False))
+    request.sent()
 
     await clock.advance(1.2)
     assert (await loads(store))["a"].pending_tokens == 1250

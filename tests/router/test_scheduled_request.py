@@ -99,8 +99,11 @@ async def test_the_timer_of_a_failed_try_does_not_release_the_next_one(
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.lifecycle.place(tools.request(LONG, stream=False))  # done after 1.25 s
+    request.sent()
     await clock.advance(1.0)
     await request.reroute(InstanceFailure(FailureKind.CLOSED))
+    request.sent()
+    request.sent()  # again, over a new connection: it has one timer
 
     async def pending_tokens() -> int:
         tokens: int = (await store.pool("default").snapshot()).loads[request.instance_id].pending_tokens
@@ -117,6 +120,7 @@ async def test_the_timer_of_a_failed_try_does_not_release_the_next_one(
 async def test_no_timer_outlives_its_request(start_runtime: Any, clock: Any, tools: Any, stream: bool) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     request = await runtime.lifecycle.place(tools.request(LONG, stream=stream))
+    request.sent()
     request.finish(Outcome.COMPLETED)
     await tools.settle()
     before = runtime.context.metrics.registry.get_sample_value(

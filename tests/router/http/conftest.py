@@ -66,6 +66,9 @@ class FakePlacedRequest:
     def loss_notifier(self) -> InstanceLossNotifier:
         return self.lifecycle.loss_notifier
 
+    def sent(self) -> None:
+        pass
+
     def first_token(self) -> None:
         self.first_tokens += 1
 
