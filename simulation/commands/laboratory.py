@@ -49,7 +49,7 @@ _WHAT_RUNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--variant", action="append", metavar="NAME=POLICY[,SETTING=VALUE…]",
-        help="a competitor, the first is compared with the best other (none: the suite's, mostly all of the best with both queue orders)",
+        help="a competitor, the first is compared with the best other (none: the suite's, or all in both orders)",
     )  # fmt: skip
     matrix = parser.add_argument_group("matrix (what is left out is the suite's)")
     matrix.add_argument("--suite", choices=[*SUITES], help="which traces, fleets, rates and seeds (none: standard)")
