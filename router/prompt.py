@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from router.errors import InvalidRequestError
 from router.inference_request import (
@@ -36,11 +36,18 @@ _UNKNOWN_TEXT: Final = ("truncate_prompt_tokens", "previous_response_id", "promp
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 
 
+TokenizedHow = Literal["exact", "bytes", "late", "busy"]
+"""What became of a prompt that a tokenizer was given. ``bytes``: its tokens cannot be computed."""
+
+
 class PromptTokenizer(Protocol):
     """Computes the engine's own blocks of prompts that are text."""
 
     async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None:
         """The prompt's chain of engine blocks; None if it cannot be had, or not in time."""
+
+    async def close(self) -> None:
+        """Let go of threads and connections."""
 
 
 @value

@@ -136,6 +136,9 @@ class Runtime:
         with contextlib.suppress(TimeoutError):  # a lease that is not given up runs out
             async with asyncio.timeout(LEAVING_S / 2):
                 await asyncio.gather(*(replica.retire() for replica in self.replicas.values()))
+        for pool in self.pools.pools.values():
+            if pool.tokenizer is not None:
+                await pool.tokenizer.close()
         if self.context.recorder is not None:
             self.context.recorder.close()
         self.context.ended = None
@@ -226,7 +229,9 @@ def _served_pool(
         metrics=context.metrics.pools[pool.name],
         blocks=BlockRule.of(scheduling),
         configured=scheduling,
-        tokenizer=build_tokenizer(pool, settings, context.metrics.pools[pool.name]),
+        tokenizer=build_tokenizer(
+            pool, settings, context.metrics.pools[pool.name], view=lambda: view.view, clock=clock
+        ),
     )
     view.follow = served.follow
     return served

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -149,10 +149,11 @@ class PoolSettings(BaseModel):
     loras: tuple[str, ...] = Field((), description="LoRA adapters the instances serve")
     instances: tuple[InstanceSettings, ...] = Field((), description="instances known from the start")
     autoscale: AutoscaleSettings | None = Field(None, description="how the pool changes its size (none: by hand)")
-    tokenizer: Path | None = Field(
+    tokenizer: Literal["instances"] | Path | None = Field(
         None,
         description="folder of the model's tokenizer files (tokenizer.json, tokenizer_config.json, chat template):"
-        " routers cut prompts into the engine's own blocks of tokens; none: by bytes",
+        " routers cut prompts into the engine's own blocks of tokens; instances: they are asked for the tokens of each"
+        " prompt; none: by bytes",
     )
     chat_template: Path | None = Field(
         None, description="file of the chat template, as vLLM's --chat-template (none: the model's own)"

@@ -11,9 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, Literal
+from typing import Final
 
 from router.inference_request import SentPrompt, TokenSource
+from router.prompt import TokenizedHow
 from router.tokens.conversation import UntokenizedError
 from router.tokens.encoder import Encoder
 from router.tokens.model_files import ChatTemplates
@@ -30,9 +31,6 @@ AT_ONCE_REST_BYTES: Final = 4 << 10
 """A rest up to this is tokenized there: about a millisecond at most."""
 MAX_WAITING: Final = 64
 """Prompts that wait for a thread; one more has byte blocks at once."""
-
-TokenizedHow = Literal["exact", "bytes", "late", "busy"]
-"""``bytes``: its tokens cannot be computed here."""
 
 
 class PoolTokenizer:
@@ -71,6 +69,9 @@ class PoolTokenizer:
             log.debug("prompt not tokenized: %s", error)
             self._count("bytes")
             return None
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _all(self, source: TokenSource, block_tokens: int, extras: BlockExtras) -> Chain:
         steps = self._steps(source, block_tokens, extras)

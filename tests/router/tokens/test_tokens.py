@@ -12,6 +12,8 @@ from router.settings import RouterSettings
 from router.tokens import NoTokenizerError, build_tokenizer
 from scheduling.blocks import BlockRule
 from scheduling.learned import Learned
+from scheduling.view import ClusterView
+from statestore.clock import RealClock
 from statestore.settings import PoolSettings
 
 BODY = {"messages": [{"role": "user", "content": "How many tokens? " * 20}]}
@@ -21,7 +23,9 @@ async def test_a_pool_with_a_folder_of_files_counts_exactly_and_one_without_esti
     metrics = RouterMetrics(["default"]).pools["default"]
     counts = []
     for folder in (model_folder, None):
-        tokenizer = build_tokenizer(PoolSettings(tokenizer=folder), RouterSettings(), metrics)
+        tokenizer = build_tokenizer(
+            PoolSettings(tokenizer=folder), RouterSettings(), metrics, view=ClusterView, clock=RealClock()
+        )
         read = await read_prompt(
             sent_prompt("/v1/chat/completions", BODY), model="m", lora=None, rule=BlockRule(16, 64),
             learned=Learned(), tokenizer=tokenizer,
@@ -47,7 +51,9 @@ def test_files_that_cannot_be_used_stop_the_start_by_name(
     (tmp_path / name).write_text(content, encoding="utf-8")
     metrics = RouterMetrics(["default"]).pools["default"]
     with pytest.raises(NoTokenizerError, match=complaint):
-        build_tokenizer(PoolSettings(tokenizer=tmp_path), RouterSettings(), metrics)
+        build_tokenizer(
+            PoolSettings(tokenizer=tmp_path), RouterSettings(), metrics, view=ClusterView, clock=RealClock()
+        )
 
 
 def test_a_template_file_replaces_the_models_own(model_folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,189 @@
+"""Token ids as an instance counts them, by its ``/tokenize``: for models whose files are not at hand.
+
+The instance renders the prompt by its own chat template and tokenizes it: the ids are exact whatever the model. It is
+asked for each new prompt as a whole, beside the request and for a set time: a request that has no ids by then has byte
+blocks, and the answer serves its retry, or the next request with the same prompt. Needs no extra of the package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import httpx
+import orjson
+import xxhash
+
+from router.inference_request import SentPrompt, TokenSource
+from router.prompt import TokenizedHow
+from scheduling.chain import Chain
+from scheduling.engine_blocks import TOKEN_BYTES, BlockExtras, engine_chain
+from scheduling.view import ClusterView
+from statestore.clock import Clock
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING: Final = 64
+"""Prompts whose tokens are awaited; one more has byte blocks at once."""
+MAX_ASKING: Final = 4
+"""Requests to instances at a time, of this replica: they take its servers' time from inference."""
+ASK_TIMEOUT_S: Final = 10.0
+ASK_AGAIN_S: Final = 30.0
+"""After an instance that has no ``/tokenize``, or did not answer."""
+MAX_TEXT_BYTES: Final = 1 << 20
+_ENTRY_BYTES: Final = 200
+_TEMPLATE_FIELDS: Final = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+
+
+class InstanceTokenizer:
+    """Of one pool, on one replica."""
+
+    def __init__(
+        self, model: str, view: Callable[[], ClusterView], *, clock: Clock, timeout_s: float, max_bytes: int,
+        count: Callable[[TokenizedHow], None], authorization: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:  # fmt: skip
+        """``count`` is told what became of each prompt; ``max_bytes`` bounds what is kept; ``transport`` replaces the
+        network in tests."""
+        self._model = model
+        self._view = view
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
+        self._count = count
+        self._headers = {"content-type": "application/json"}
+        if authorization is not None:
+            self._headers["authorization"] = authorization
+        self._transport = transport
+        self._client: httpx.AsyncClient | None = None
+        self._known: OrderedDict[int, array[int]] = OrderedDict()
+        self._known_bytes = 0
+        self._asked: dict[int, asyncio.Task[array[int] | None]] = {}
+        self._turn = asyncio.Semaphore(MAX_ASKING)
+        self._not_before_s = 0.0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._known_bytes
+
+    async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None:
+        source = sent.source
+        question = _question(source, lora or self._model) if source is not None else None
+        if question is None:
+            self._count("bytes")
+            return None
+        key = xxhash.xxh3_64_intdigest(question)
+        ids = self._known.get(key)
+        if ids is None:
+            ids = await self._await(key, question)
+            if ids is None:
+                return None
+        else:
+            self._known.move_to_end(key)
+        self._count("exact")
+        return engine_chain(ids, block_tokens, BlockExtras.of(lora, sent.salt))
+
+    async def close(self) -> None:
+        for task in self._asked.values():
+            task.cancel()
+        await asyncio.gather(*self._asked.values(), return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    async def _await(self, key: int, question: bytes) -> array[int] | None:
+        """What the instance answers in time; callers with the same prompt share one question."""
+        task = self._asked.get(key)
+        if task is None:
+            if self._clock.monotonic_s() < self._not_before_s:
+                self._count("bytes")
+                return None
+            if len(self._asked) >= MAX_WAITING:
+                self._count("busy")
+                return None
+            task = self._asked[key] = asyncio.create_task(self._learn(key, question))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                ids = await asyncio.shield(task)
+        except TimeoutError:
+            self._count("late")
+            return None
+        if ids is None:
+            self._count("bytes")
+        return ids
+
+    async def _learn(self, key: int, question: bytes) -> array[int] | None:
+        try:
+            async with self._turn:
+                ids = await self._ask(question)
+        finally:
+            del self._asked[key]
+        if ids is not None:
+            self._keep(key, ids)
+        return ids
+
+    async def _ask(self, question: bytes) -> array[int] | None:
+        view = self._view()
+        if not view.ready:
+            return None
+        url = view.instances[random.choice(view.ready)].url
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                headers=self._headers, trust_env=False, transport=self._transport, timeout=ASK_TIMEOUT_S
+            )
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                answer = await self._client.post(f"{url}/tokenize", content=question)
+            if answer.status_code == 400:  # this prompt is at fault, and the request itself will be told so
+                return None
+            answer.raise_for_status()
+            # The emulator gives a partial last token a length above its 32 bits.
+            return array("I", [token & 0xFFFFFFFF for token in orjson.loads(answer.content)["tokens"]])
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError, TypeError) as error:
+            self._not_before_s = self._clock.monotonic_s() + ASK_AGAIN_S
+            log.warning("%s/tokenize does not count: %r; prompts are cut by bytes for %.0f s", url, error, ASK_AGAIN_S)
+            return None
+
+    def _keep(self, key: int, ids: array[int]) -> None:
+        self._known[key] = ids
+        self._known_bytes += _ENTRY_BYTES + TOKEN_BYTES * len(ids)
+        while self._known_bytes > self._max_bytes:
+            _, oldest = self._known.popitem(last=False)
+            self._known_bytes -= _ENTRY_BYTES + TOKEN_BYTES * len(oldest)
+
+
+def _question(source: TokenSource, model: str) -> bytes | None:
+    """What ``/tokenize`` is asked; None for a prompt that it cannot be asked for."""
+    if source.text_bytes > MAX_TEXT_BYTES:
+        return None
+    body = source.body()
+    special = bool(body.get("add_special_tokens", source.adds_special_tokens))
+    if source.path == "/v1/completions":
+        asked: dict[str, Any] = {"prompt": body["prompt"]}
+    elif body.get("chat_template") is not None:
+        return None
+    else:
+        asked = {name: body[name] for name in _TEMPLATE_FIELDS if body.get(name) is not None}
+        asked["chat_template_kwargs"] = _variables(body)
+    try:
+        return orjson.dumps({"model": model, "add_special_tokens": special, **asked})
+    except orjson.JSONEncodeError:  # a lone surrogate
+        return None
+
+
+def _variables(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of the chat template that chat completions take from fields of their own, which ``/tokenize`` lacks."""
+    own = body.get("chat_template_kwargs")
+    variables = dict(own) if isinstance(own, Mapping) else {}
+    effort = body.get("reasoning_effort")
+    if effort is not None and "enable_thinking" not in variables:
+        variables["enable_thinking"] = effort != "none"
+    for name in ("documents", "reasoning_effort"):
+        if body.get(name) is not None:
+            variables[name] = body[name]
+    return variables

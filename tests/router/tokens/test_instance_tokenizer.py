@@ -1,0 +1,154 @@
+"""Token ids that an instance counts."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from router.prompt import sent_prompt
+from router.tokens.instance_tokenizer import ASK_AGAIN_S, MAX_WAITING, InstanceTokenizer
+from scheduling.chain import Chain
+from scheduling.engine_blocks import BlockExtras, engine_chain
+from simulation.emulator.instance import EmulatedInstance
+from simulation.emulator.serve import emulated_instances
+from simulation.settings import EmulatorSettings
+
+BLOCK_TOKENS = 4
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class Instance(httpx.AsyncBaseTransport):
+    """Its tokens are the lengths of the messages, or of the prompt's words."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.status = 200
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        asked = orjson.loads(request.content)
+        self.asked.append(asked)
+        await self.open.wait()
+        given = asked.get("prompt", "").split() or [message["content"] for message in asked["messages"]]
+        return httpx.Response(self.status, json={"tokens": [len(each) for each in given]})
+
+
+@pytest.fixture
+async def instance() -> Instance:
+    return Instance()
+
+
+@pytest.fixture
+def results() -> list[str]:
+    return []
+
+
+@pytest.fixture
+async def tokenizer(instance: Instance, results: list[str], clock: Any, tools: Any) -> Any:
+    view: Any = SimpleNamespace(ready=("a",), instances={"a": tools.spec("a")})
+    made = InstanceTokenizer(
+        "m", lambda: view, clock=clock, timeout_s=0.05, max_bytes=2000, count=results.append, transport=instance
+    )
+    yield made
+    await made.close()
+
+
+async def chain_of(tokenizer: InstanceTokenizer, path: str, body: dict[str, Any], lora: Any = None) -> Chain | None:
+    return await tokenizer.chain(sent_prompt(path, body), lora=lora, block_tokens=BLOCK_TOKENS)
+
+
+def chat(*contents: str, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content} for content in contents], **fields}
+
+
+async def test_a_prompt_is_asked_for_once_and_separated_by_adapter_and_salt(
+    tokenizer: InstanceTokenizer, instance: Instance, results: list[str]
+) -> None:
+    body = {"prompt": "a bb ccc dddd eeeee"}
+    for salt in (None, "s", None):
+        sent = body if salt is None else {**body, "cache_salt": salt}
+        expected = engine_chain([1, 2, 3, 4, 5], BLOCK_TOKENS, BlockExtras.of(None, salt))
+        assert await chain_of(tokenizer, COMPLETIONS, sent) == expected
+    assert instance.asked == [{"model": "m", "add_special_tokens": True, "prompt": body["prompt"]}]
+    assert await chain_of(tokenizer, COMPLETIONS, body, "sql") == engine_chain(
+        [1, 2, 3, 4, 5], 4, BlockExtras.of("sql")
+    )
+    assert instance.asked[1]["model"] == "sql"
+    assert results == ["exact"] * 4
+
+
+async def test_a_chat_is_asked_for_with_all_that_its_template_may_see(
+    tokenizer: InstanceTokenizer, instance: Instance
+) -> None:
+    fields = {"tools": [{"type": "function"}], "chat_template_kwargs": {"x": 1}, "reasoning_effort": "low"}
+    await chain_of(tokenizer, CHAT, chat("hi", max_tokens=3, **fields))
+    asked = instance.asked[0]
+    assert (asked["tools"], asked["add_special_tokens"]) == (fields["tools"], False)
+    assert asked["chat_template_kwargs"] == {"x": 1, "enable_thinking": True, "reasoning_effort": "low"}
+    assert "max_tokens" not in asked
+
+
+async def test_a_late_answer_serves_the_next_request_with_the_prompt(
+    tokenizer: InstanceTokenizer, instance: Instance, results: list[str]
+) -> None:
+    instance.open.clear()
+    assert await asyncio.gather(*[chain_of(tokenizer, CHAT, chat("one", "two")) for _ in range(3)]) == [None] * 3
+    instance.open.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert await chain_of(tokenizer, CHAT, chat("one", "two")) == engine_chain([3, 3], BLOCK_TOKENS)
+    assert (len(instance.asked), results) == (1, ["late"] * 3 + ["exact"])
+
+
+async def test_prompts_beyond_the_bound_have_byte_blocks_at_once(
+    tokenizer: InstanceTokenizer, instance: Instance, results: list[str]
+) -> None:
+    instance.open.clear()
+    asking = [asyncio.create_task(chain_of(tokenizer, CHAT, chat(str(number)))) for number in range(MAX_WAITING)]
+    await asyncio.sleep(0)
+    assert await chain_of(tokenizer, CHAT, chat("one more")) is None
+    assert results == ["busy"]
+    await asyncio.gather(*asking)
+
+
+async def test_an_instance_that_cannot_count_is_left_alone_for_a_while(
+    tokenizer: InstanceTokenizer, instance: Instance, results: list[str], clock: Any
+) -> None:
+    instance.status = 404
+    assert [await chain_of(tokenizer, CHAT, chat(text)) for text in ("a", "b")] == [None, None]
+    assert len(instance.asked) == 1
+    instance.status = 200
+    clock.now_s += ASK_AGAIN_S
+    assert await chain_of(tokenizer, CHAT, chat("a")) is not None
+    assert results == ["bytes", "bytes", "exact"]
+
+
+async def test_what_is_kept_is_bounded(tokenizer: InstanceTokenizer, instance: Instance) -> None:
+    for number in range(50):
+        assert await chain_of(tokenizer, CHAT, chat(str(number))) is not None
+        assert tokenizer.memory_bytes <= 2000
+    await chain_of(tokenizer, CHAT, chat("49"))
+    assert len(instance.asked) == 50
+    await chain_of(tokenizer, CHAT, chat("0"))
+    assert len(instance.asked) == 51
+
+
+async def test_an_emulated_instance_counts_as_it_reports(tools: Any, clock: Any) -> None:
+    async with emulated_instances(EmulatorSettings(port=0)) as [server]:
+        assert isinstance(server, EmulatedInstance)
+        view: Any = SimpleNamespace(ready=("a",), instances={"a": SimpleNamespace(url=server.url)})
+        tokenizer = InstanceTokenizer(
+            "qwen2.5-7b", lambda: view, clock=clock, timeout_s=10, max_bytes=1 << 20, count=lambda _: None
+        )
+        body = {"model": "qwen2.5-7b", **chat("How many tokens are there?", "Many.")}
+        found = await chain_of(tokenizer, CHAT, body)
+        async with httpx.AsyncClient() as client:
+            answer = (await client.post(f"{server.url}{CHAT}", json={**body, "max_tokens": 1})).json()
+        await tokenizer.close()
+    assert found is not None and found.prompt_tokens == answer["usage"]["prompt_tokens"]
