@@ -9,8 +9,10 @@ they do not count as work ahead until the next plan.
 A request that could not meet its deadline even if it were next is *deferred*: it waits behind all that can, and is
 dispatched when none of them is waiting, the engine has no prefill left, and running requests leave KV memory. (Where
 decoding fills the memory, prefill queues are empty most of the time. Late work that is dispatched whenever they are
-empty would take the memory, and with it the steps, that requests on time need.) What is still deferred
-``max_deferred_s`` after its deadline is refused.
+empty would take the memory, and with it the steps, that requests on time need.) One that has no more than a dispatch
+window to prefill, its prefix being cached, does not wait for memory: it takes next to nothing, and if it were refused,
+its session would lose the cache that it lives on. What is still deferred ``max_deferred_s`` after its deadline is
+refused.
 
 While no deadline is at stake, holding gains nothing: an engine is given ``CALM_WINDOWS`` dispatch windows, so that its
 steps are full. None is at stake while all work is done before the next deadline, in whatever order (``is_calm``).
@@ -142,10 +144,10 @@ class _Room:
             and self._running < load.max_running_requests
         )
 
-    @property
-    def spares_late_work(self) -> bool:
-        """Whether late work would take nothing from requests on time."""
-        return bool(self) and self.dispatched_tokens == 0 and self._load.kv_demand < 1.0
+    def spares(self, late: QueueEntry) -> bool:
+        """Whether a late request would take nothing, or next to nothing, from requests on time."""
+        takes_little = late.uncached_tokens <= self._load.dispatch_window_tokens
+        return bool(self) and self.dispatched_tokens == 0 and (takes_little or self._load.kv_demand < 1.0)
 
     def take(self, entry: QueueEntry) -> PlanStep:
         self.dispatched_tokens += entry.uncached_tokens
@@ -187,7 +189,7 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
             steps.append(room.take(waiting.pop(0)))
     if not waiting:
         for entry in queue.entries:
-            if entry.deferred and room.spares_late_work:
+            if entry.deferred and room.spares(entry):
                 steps.append(room.take(entry))
     return steps, plan.passed_over_tokens
 

@@ -235,7 +235,13 @@ def test_deferred_requests_go_in_their_order_when_nobody_on_time_waits(load: Loa
 def test_deferred_work_needs_an_idle_engine_and_kv_memory_that_is_left(
     load: Load, figures: dict[str, int], goes: bool
 ) -> None:
-    assert bool(plan(load, deferred("late", -900, 100), **figures)) is goes
+    assert bool(plan(load, deferred("late", -900, 4097), **figures)) is goes
+
+
+def test_a_short_late_request_goes_before_a_long_one_where_decoding_fills_the_memory(load: Load) -> None:
+    steps = plan(load, deferred("long", -900, 4097), deferred("short", -800, 4096), context_tokens=1_000_000)
+
+    assert dispatched(steps) == ["short"]
 
 
 def test_deferred_work_waits_behind_all_that_are_on_time(load: Load) -> None:
@@ -295,7 +301,8 @@ def test_whatever_waits_a_plan_holds_its_promises(
     # then a deferred one goes alone, to an idle engine, with no request on time left
     if any(by_id[name].deferred for name in gone):
         left = [each for each in entries if not each.deferred and each.request_id not in {s.request_id for s in steps}]
-        assert (len(gone), on_engine, left) == (1, 0, []) and kv_share < 1.0
+        assert (len(gone), on_engine, left) == (1, 0, [])
+        assert kv_share < 1.0 or by_id[gone[0]].uncached_tokens <= 4096
 
 
 @pytest.mark.parametrize(("order", "rank_ms"), [(FIFO, 1000), (DEADLINE, 6000)])
