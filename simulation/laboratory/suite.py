@@ -144,10 +144,17 @@ SUITES: Mapping[str, Suite] = MappingProxyType(
 MIXED = "mixed"
 VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        SPLITS.name: tuple(
-            f"{policy} {roles}={policy}" + ("" if roles == MIXED else f",roles={roles},split.mode=always")
-            for roles in (MIXED, "4P4D", "5P3D", "6P2D")
-            for policy in ("dualmap-least-cost", *OTHERS, "least-loaded", "cache-affinity", "round-robin")
+        SPLITS.name: (
+            *(
+                f"{policy} {roles}={policy}" + ("" if roles == MIXED else f",roles={roles},split.mode=always")
+                for roles in (MIXED, "4P4D", "5P3D", "6P2D")
+                for policy in ("dualmap-least-cost", *OTHERS, "least-loaded", "cache-affinity", "round-robin")
+            ),
+            "dualmap-least-cost fifo 4P4D=dualmap-least-cost,queue_order=fifo,roles=4P4D,split.mode=always",
+            *(
+                f"{policy} deadline 4P4D={policy},queue_order=deadline,roles=4P4D,split.mode=always"
+                for policy in OTHERS
+            ),
         ),
         SPLIT_OR_WHOLE.name: (
             f"whole {MIXED}=dualmap-least-cost",

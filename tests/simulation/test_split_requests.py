@@ -68,6 +68,7 @@ def test_the_ways_to_serve_are_as_the_settings_say() -> None:
     always, never, auto = (simulate(TRACE.at_rate(3.0), scenario(mode=mode)) for mode in ("always", "never", "auto"))
 
     assert (always.split_share, never.split_share, never.moved_tokens) == (1.0, 0.0, 0)
+    assert {"i003", "i004"} == never.by_instance.keys(), "whole requests stay where they can be decoded"
     assert 0 < auto.split_share < 1
     assert 0 < auto.moved_tokens < always.moved_tokens
 
