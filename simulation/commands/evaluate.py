@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.console import Console
 
 from scheduling.settings import SchedulingSettings
-from simulation.commands.options import add_output_arguments, exit_code, policies_of, write_whole
+from simulation.commands.options import OptionError, add_output_arguments, exit_code, policies_of, write_whole
 from simulation.commands.progress import by_name, progress_bars
 from simulation.evaluate.plan import FULL, QUICK, Plan
 from simulation.evaluate.report import render_html, render_json, rules_of
-from simulation.evaluate.run import evaluate
+from simulation.evaluate.run import EXPERIMENTS, evaluate
 from simulation.evaluate.work import Worker
 from simulation.generators import DEFAULT_SEED
 from simulation.plots import require_matplotlib
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--conversation", default="conversation", help="Conversation trace: file or generator")
     parser.add_argument("--toolagent", default="toolagent", help="Tool&Agent trace: file or generator")
     parser.add_argument("--policy", default="all", metavar="P[,P…]", help="policies in the comparisons")
+    parser.add_argument("--section", default="all", metavar="S[,S…]", help=f"only these of {', '.join(EXPERIMENTS)}")
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of generated traces")
     parser.add_argument("--out", type=Path, default=Path("evaluation"), metavar="DIR", help="report.html, results.json")
     add_output_arguments(parser)
@@ -46,12 +47,21 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     )
 
 
+def sections_of(text: str) -> tuple[str, ...]:
+    """The experiments that ``text`` names. Raises OptionError."""
+    wanted = tuple(EXPERIMENTS) if text == "all" else tuple(word.strip() for word in text.split(","))
+    for name in wanted:
+        if name not in EXPERIMENTS:
+            raise OptionError(f"--section: there is no {name!r}; known are {', '.join(EXPERIMENTS)}")
+    return wanted
+
+
 def _run(arguments: argparse.Namespace) -> int:
     require_matplotlib()
-    plan = plan_of(arguments)
+    plan, wanted = plan_of(arguments), sections_of(arguments.section)
     plan.workloads()  # a broken trace is reported before anything long runs
     with progress_bars(arguments.quiet, transient=False) as progress:
-        sections = evaluate(plan, Worker(arguments.workers, by_name(progress)))
+        sections = evaluate(plan, Worker(arguments.workers, by_name(progress)), wanted)
     write_whole(arguments.out / "results.json", render_json(plan, sections))
     write_whole(arguments.out / "report.html", render_html(plan, sections, rules_of(plan)))
     console = Console()

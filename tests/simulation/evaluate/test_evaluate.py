@@ -8,6 +8,7 @@ import pytest
 
 from scheduling.settings import PolicyName, SchedulingSettings
 from simulation.commands import evaluate as command
+from simulation.commands.options import OptionError
 from simulation.evaluate import overhead, scaling
 from simulation.evaluate.plan import DEFAULT_POLICY, FULL, QUICK, Plan, scheduling_for
 from simulation.evaluate.rates import goodput_finding
@@ -58,6 +59,18 @@ def test_every_experiment_of_the_paper_has_its_section(sections: list[Section]) 
         for table in section.tables:
             assert table.rows
             assert {len(row) for row in table.rows} == {len(table.columns)}, f"{section.name}: {table.title}"
+
+
+def test_single_experiments_are_run_alone() -> None:
+    wanted = command.sections_of("overhead, balance")
+    heard: list[str] = []
+
+    found = evaluate(TINY, Worker(1, lambda name, done, total: heard.append(name)), wanted)
+
+    assert [section.name for section in found] == ["balance", "overhead"], "in the order of the report"
+    assert "policies over rates" not in heard
+    with pytest.raises(OptionError, match="there is no 'metadata'"):
+        command.sections_of("metadata")
 
 
 def test_all_policies_rates_traces_and_presets_are_compared(sections: list[Section]) -> None:
