@@ -35,7 +35,7 @@ class Receiver:
         task = asyncio.current_task()
         assert task is not None
         self.serving.add(task)
-        with contextlib.closing(writer):
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError):  # the caller gave up
             await self._answer(reader, writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
