@@ -19,7 +19,7 @@ from simulation.event_queue import EventQueue, Priority
 from simulation.leader import Leader
 from simulation.scalers import planner_of
 from simulation.simulated_fleet import SimulatedFleet
-from statestore.led_scaling import LedScaling
+from statestore.led import LedScaling
 from statestore.memory.state import PoolState
 
 INTERVAL_S = 1.0

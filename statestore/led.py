@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from scheduling.hotness import HotnessTree
-from scheduling.learned import Learned
-from scheduling.queue_order import QueuePlan
-from scheduling.request import Request
+from scheduling.scale_record import ScaleRecord
 from statestore.base import PoolStore
 from statestore.memory.state import PoolState
 
 
+def _is_fenced(method: Any) -> bool:
+    fence = inspect.signature(method).parameters.get("fence")
+    return fence is not None and fence.kind is fence.KEYWORD_ONLY
+
+
+_FENCED = frozenset(name for name, method in inspect.getmembers(PoolStore, inspect.isfunction) if _is_fenced(method))
+
+
 class LedPool:
-    """The fleet of ``scheduling.leader_jobs``.
+    """The fleet of ``scheduling.leader_jobs``: the store's own calls, with the fence where they take one.
 
     Each call returns what the store's returns: an awaitable of a ``PoolStore``, the answer itself of a ``PoolState``.
     """
@@ -23,26 +30,18 @@ class LedPool:
         self._pool = pool
         self._fence = fence
 
-    def queue(self, instance_id: str) -> Any:
-        return self._pool.queue(instance_id)
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._pool, name)
+        return partial(call, fence=self._fence) if name in _FENCED else call
 
-    def queue_head(self, instance_id: str) -> Any:
-        return self._pool.queue_head(instance_id)
 
-    def commit(self, plan: QueuePlan) -> Any:
-        return self._pool.commit(plan)
+class LedScaling(LedPool):
+    """The fleet of ``scheduling.scale_job``."""
 
-    def migrate(self, request: Request, target_id: str, *, reason: str) -> Any:
-        return self._pool.migrate(request, target_id, reason=reason, fence=self._fence)
-
-    def arrivals(self, after: str, limit: int) -> Any:
-        return self._pool.arrivals(after, limit)
-
-    def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int]) -> Any:
-        return self._pool.publish_tree(tree, counts, fence=self._fence)
-
-    def samples(self, after: str, limit: int) -> Any:
-        return self._pool.samples(after, limit)
-
-    def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float]) -> Any:
-        return self._pool.publish_learned(learned, tokens_per_s, fence=self._fence)
+    def __init__(
+        self, pool: PoolStore | PoolState, fence: int, *, now: Callable[[], Any], actuate: Callable[[ScaleRecord], Any]
+    ) -> None:
+        """``now`` gives a ``FleetNow``, ``actuate`` an ``ActuatorReply`` or None while the actuator works."""
+        super().__init__(pool, fence)
+        self.now = now
+        self.actuate = actuate

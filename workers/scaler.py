@@ -11,7 +11,7 @@ from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
 from statestore.base import PoolStore
 from statestore.clock import Clock
-from statestore.led_scaling import LedScaling
+from statestore.led import LedScaling
 from statestore.settings import PoolSettings
 from workers.actuators import Asking, actuator_of
 from workers.metrics import WorkerMetrics

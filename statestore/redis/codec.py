@@ -247,8 +247,7 @@ def learned_from(pairs: Mapping[bytes, bytes], prior: Learned) -> Learned:
     if b"ttft_weights" not in pairs:
         return prior
     ratio, weights = float(pairs[b"bytes_per_token"]), tuple(orjson.loads(pairs[b"ttft_weights"]))
-    answers = pairs.get(b"answer_tokens")  # missing where a former version published
-    return Learned(ratio, weights, prior.answer_tokens if answers is None else tuple(orjson.loads(answers)))
+    return Learned(ratio, weights, tuple(orjson.loads(pairs[b"answer_tokens"])))
 
 
 # the rest ----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
 ) -> None:
     class LeavesMeanwhile(LedPool):
         async def queue(self, instance_id):
-            read = await super().queue(instance_id)
+            read = await pool.queue(instance_id)
             await pool.finish("r7")
             return read
 
