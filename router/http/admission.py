@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 from router.api_keys import ApiKeys
 from router.errors import InvalidRequestError, MethodNotAllowedError, NotFoundError, UnsupportedEncodingError
 from router.http.model_field import form_model
-from router.http.paths import is_inference, methods_of, needs_api_key, stored_response_id
+from router.http.paths import INFERENCE_PATHS, is_inference, methods_of, needs_api_key, stored_response_id
 from router.http.request_reader import HeadCheck, Request
 from router.inference_request import (
     COMPLETIONS_PATHS,
@@ -41,7 +41,7 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
             return OPS_BODY_BYTES
         if method == "CONNECT":
             raise MethodNotAllowedError("this is not a forward proxy: CONNECT is not supported")
-        if inference and method not in _allowed(path):
+        if inference and not (method == "POST" and path in INFERENCE_PATHS) and method not in _allowed(path):
             raise MethodNotAllowedError(f"{path} takes {' or '.join(_allowed(path))}, not {method}")
         if check_key is not None and (inference or needs_api_key(path)):
             check_key(request.get)
