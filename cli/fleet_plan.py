@@ -15,6 +15,7 @@ from cli.admin_api import base_url, endpoint
 from cli.errors import CommandError
 from cli.processes import ChildSpec
 from cli.settings import Settings
+from scheduling.instance import Role
 from scheduling.scale_settings import AutoscaleSettings
 from simulation.settings import EmulatorSettings
 from simulation.time_scale import scaled_scheduling
@@ -37,6 +38,15 @@ class FleetSize:
     instances: int
     autoscale: AutoscaleSettings | None = None
     """Instances are its maximum then, and those beyond its minimum are spares."""
+    prefill: int = 0
+    decode: int = 0
+    """Emulated as well, beside the ``instances``, which do both."""
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Of the emulated instances."""
+        counts = ((Role.MIXED, self.instances), (Role.PREFILL, self.prefill), (Role.DECODE, self.decode))
+        return tuple(role for role, count in counts for _ in range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +92,11 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
         size = replace(size, instances=size.autoscale.max_instances)
     emulated = not instance_urls and not any(known.instances for known in settings.pools)
     if emulated:
-        first_port = first_of_free_ports(emulator.port or 8100, size.instances, emulator.host, taken=(port, *ops_ports))
+        count = len(size.roles)
+        first_port = first_of_free_ports(emulator.port or 8100, count, emulator.host, taken=(port, *ops_ports))
         model = pool.model if "model" in pool.model_fields_set else emulator.served_model
-        emulator = emulator.model_copy(update={"instances": size.instances, "port": first_port, "model": model})
-        pool = emulated_pool(pool, emulator)
+        emulator = emulator.model_copy(update={"instances": count, "port": first_port, "model": model})
+        pool = emulated_pool(pool, emulator, size.roles)
     elif instance_urls:
         pool = pool.model_copy(update={"instances": given_instances(instance_urls)})
     if size.autoscale is not None:
@@ -157,23 +168,26 @@ def _sped_up(settings: Settings, time_scale: float) -> dict[str, Any]:
     }
 
 
-def emulated_pool(pool: PoolSettings, emulator: EmulatorSettings) -> PoolSettings:
-    """The pool with emulated instances, described by the figures of their engine.
+def emulated_pool(pool: PoolSettings, emulator: EmulatorSettings, roles: Sequence[Role] = ()) -> PoolSettings:
+    """The pool with emulated instances, described by the figures of their engine; mixed ones unless ``roles`` are
+    given, one for each.
 
     Raises:
         CommandError: the figures of the emulator are beyond what an instance may have.
     """
     engine = emulator.engine_config()
+    roles = roles or (Role.MIXED,) * emulator.instances
     try:
         instances = tuple(
             InstanceSettings(
-                id=f"instance-{number}",
+                id=f"{'instance' if role is Role.MIXED else role}-{1 + roles[: number - 1].count(role)}",
+                role=role,
                 url=f"http://127.0.0.1:{emulator.port + number - 1}",
                 prefill_tokens_per_s=engine.prefill_tokens_per_s() * emulator.time_scale,
                 kv_capacity_tokens=engine.kv_capacity_tokens,
                 max_running_requests=engine.max_num_seqs,
             )
-            for number in range(1, emulator.instances + 1)
+            for number, role in enumerate(roles, 1)
         )
     except ValidationError as error:
         wrong = error.errors()[0]

@@ -46,7 +46,14 @@ SHORTHANDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replicas", type=_count, default=3, metavar="N", help="router replicas on the one port")
     parser.add_argument("--workers", type=_count, default=2, metavar="N", help="workers, of which one leads")
-    parser.add_argument("--instances", type=_count, default=4, metavar="N", help="emulated instances")
+    parser.add_argument(
+        "--instances",
+        type=_count,
+        metavar="N",
+        help="emulated instances that prefill and decode, by default 4; none beside --prefill or --decode",
+    )
+    parser.add_argument("--prefill", type=_count, default=0, metavar="N", help="emulated prefill instances")
+    parser.add_argument("--decode", type=_count, default=0, metavar="N", help="emulated decode instances")
     parser.add_argument(
         "--autoscale",
         type=_bounds,
@@ -126,7 +133,9 @@ class StopSignals:
 async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path) -> int:
     signals = StopSignals()
     stopping = signals.stopping
-    size = FleetSize(arguments.replicas, arguments.workers, arguments.instances, arguments.autoscale)
+    prefill, decode = arguments.prefill, arguments.decode
+    mixed = arguments.instances or (0 if prefill or decode else 4)
+    size = FleetSize(arguments.replicas, arguments.workers, mixed, arguments.autoscale, prefill, decode)
     config = directory / "fleet.yaml"
     plan = plan_fleet(settings, size, arguments.instance_url, str(config))
     started_s = time.monotonic()

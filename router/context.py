@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,8 +28,9 @@ class Live(Protocol):
     @property
     def pool_name(self) -> str: ...
 
-    def record(self, now_ms: int) -> Request | None:
-        """The request as the store should know it, at ``now_ms`` of the store's clock; None if it needs not."""
+    def records(self, now_ms: int) -> Sequence[Request]:
+        """The request as the store should know it, at ``now_ms`` of the store's clock; one for each leg, none if it
+        needs not."""
 
     def explain(self) -> Explanation | None:
         """Its story so far; None if it was passed on without a decision."""

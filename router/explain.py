@@ -8,6 +8,7 @@ from itertools import islice
 
 from scheduling.decision import Decision
 from scheduling.instance import InstanceLoad
+from scheduling.legs import Leg
 from scheduling.placement import Placed, PlaceStatus
 from scheduling.values import value
 
@@ -83,6 +84,15 @@ class Explanation:
     """Tokens of a block of its chain."""
     key_tokens: int = 1
     """Tokens of a key block, the unit of ``key_blocks``."""
+    leg: Leg = Leg.WHOLE
+    """PREFILL: it was split. ``instance_id`` prefilled it, and another one answered."""
+    prefilled_s: float | None = None
+    """When the prefill leg had answered."""
+    decode_instance_id: str | None = None
+    decode_placed_s: float | None = None
+    decode_rounds: tuple[PlacementRound, ...] = ()
+    transferred_tokens: int | None = None
+    """Of the prompt, whose KV the decode instance was not believed to hold."""
 
 
 class DecisionLog:

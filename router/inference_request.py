@@ -123,6 +123,8 @@ class InferenceRequest:
     """It streams, and has no ``stream_options``: only the fleet uses its usage."""
     leaves_id_open: bool = False
     """Its response is to be found again by an id that the fleet may give it."""
+    may_split: bool = False
+    """Another instance than the one that prefills it can answer it."""
     pinned_to: str | None = None
     """The instance that has stored what it continues."""
     model_span: tuple[int, int] | None = None

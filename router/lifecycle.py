@@ -24,6 +24,7 @@ from router.pools import PoolDirectory, Route
 from router.prompt import read_prompt
 from router.scheduled_request import ScheduledRequest
 from router.served_pool import ServedPool
+from scheduling.legs import Leg
 
 
 class PlacedRequest(Protocol):
@@ -39,6 +40,12 @@ class PlacedRequest(Protocol):
     """Of the server at that URL; None for the whole server."""
     expected_cached_tokens: int
     attempts: int
+    leg: Leg
+    """PREFILL: what its instance answers is for the instance of its decode leg."""
+
+    @property
+    def answering_id(self) -> str:
+        """The instance whose answer the client gets, or is to get."""
 
     @property
     def expected_ttft_s(self) -> float | None:
@@ -70,6 +77,10 @@ class PlacedRequest(Protocol):
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         """The request is over, however it went: release everything. Never waits; only the first call counts."""
+
+
+SplitRequest = ScheduledRequest
+"""A placed request that can have two legs."""
 
 
 class Lifecycle:

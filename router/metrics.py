@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from router.instruments import Counter, Histogram, Instruments
 from router.outcome import FailureKind, Outcome
 from scheduling.decision import Reason
+from scheduling.legs import Leg
 from statestore.errors import StoreError
 
 T = TypeVar("T")
@@ -59,6 +60,12 @@ class PoolMetrics:
         self.outcomes = {outcome: metrics.requests.labels(pool, outcome.value) for outcome in Outcome}
         self.reasons = {reason: metrics.decisions.labels(pool, reason.value) for reason in Reason}
         self.retries = {kind: metrics.retries.labels(pool, kind.value) for kind in FailureKind}
+        self.split = metrics.legs.labels(pool, Leg.PREFILL.value)
+        self.whole = metrics.legs.labels(pool, Leg.WHOLE.value)
+        self.transfer_s = metrics.transfer_s.labels(pool)
+        self.unstaged = metrics.unstaged.labels(pool)
+        self.decode_retries = metrics.decode_retries.labels(pool)
+        self.freed = metrics.freed.labels(pool)
         self.ttft_s = metrics.ttft_s.labels(pool)
         self.estimate_error_s = metrics.estimate_error_s.labels(pool)
         self.estimate_error_ratio = metrics.estimate_error_ratio.labels(pool)
@@ -79,6 +86,15 @@ class PoolMetrics:
         self._cached_is_reported = False
         self.tokenized = {how: metrics.tokenized.labels(pool, how) for how in TOKENIZED}
         self.miscounted = metrics.miscounted.labels(pool)
+
+    def count_ttft(self, ttft_s: float, slo_s: float, expected_s: float | None) -> None:
+        """Of one first token; None: no TTFT was expected."""
+        self.ttft_s.observe(ttft_s)
+        (self.slo_met if ttft_s <= slo_s else self.slo_missed).inc()
+        if expected_s is not None and ttft_s > 0:
+            error_s = abs(expected_s - ttft_s)
+            self.estimate_error_s.observe(error_s)
+            self.estimate_error_ratio.observe(error_s / ttft_s)
 
     def compare_cached(self, expected_tokens: int, reported_tokens: int | None) -> None:
         """Of one answer with usage. vLLM reports none where nothing was cached: that is 0, once any were reported."""
@@ -106,6 +122,23 @@ class RouterMetrics:
         self.refusals = make.counter("dualmap_refusals", "Requests answered with an error of the router", "code")
         self.decisions = make.counter("dualmap_decisions", "Placements by the policy's reason", "pool", "reason")
         self.retries = make.counter("dualmap_retries", "Tries on another instance", "pool", "failure")
+        self.legs = make.counter(
+            "dualmap_legs", "Placements by leg: whole, or prefill of a split request", "pool", "leg"
+        )
+        self.transfer_s = make.histogram(
+            "dualmap_transfer_seconds",
+            "Decode leg sent to its first token, streamed answers: transfer, wait and a step",
+            "pool", bounds=_WAIT_BOUNDS_S,
+        )  # fmt: skip
+        self.unstaged = make.counter(
+            "dualmap_unstaged_prefills", "Prefill legs whose answer named no KV to transfer", "pool"
+        )
+        self.decode_retries = make.counter(
+            "dualmap_decode_retries", "Decode legs tried again with the same staged KV", "pool"
+        )
+        self.freed = make.counter(
+            "dualmap_freed_transfers", "Staged KV that was taken over for nobody, as its client had left", "pool"
+        )
         self.slo = make.counter("dualmap_slo", "First tokens within the TTFT SLO, or past it", "pool", "slo")
         self.prompt_tokens = make.counter(
             "dualmap_prompt_tokens", "Prompt tokens: expected by the router, reported by instances", "pool", "by"

@@ -51,7 +51,11 @@ class FailureKind(StrEnum):
     DOWN = "down"
     """The fleet took it down, or removed it, while the first byte of the answer was due."""
     PROTOCOL = "protocol"
-    """It answered something that is not HTTP."""
+    """It answered something that is not HTTP, or nothing."""
+    RECOMPUTED = "recomputed"
+    """A decoder gave the request back: its memory ran out, and the prompt is to be prefilled again."""
+    NO_DECODER = "no_decoder"
+    """No instance takes the decode leg."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class InstanceFailure:
     @property
     def server_fault(self) -> bool:
         """True when the fault is the instance's: it counts for the circuit breaker. 4xx, 501 and 505 never do."""
+        if self.kind in (FailureKind.RECOMPUTED, FailureKind.NO_DECODER):
+            return False
         return self.kind is not FailureKind.STATUS or is_server_fault(self.status)
 
     @property

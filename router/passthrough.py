@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from router.context import ReplicaContext
 from router.errors import UnavailableError, nobody_ready
@@ -14,6 +15,7 @@ from router.outcome import InstanceFailure, Outcome, Usage
 from router.quarantine import Trial
 from router.served_pool import ServedPool
 from router.trace_context import TraceContext
+from scheduling.legs import Leg
 from scheduling.request import Request
 
 # The golden ratio as a stride: with the turn itself it picks two instances, in ever different pairs.
@@ -68,6 +70,7 @@ class PassthroughRequest:
         self.instance_url = ""
         self.data_parallel_rank: int | None = None
         self.attempts = 0
+        self.leg = Leg.WHOLE
         self._balancer = balancer
         self._context = context
         self._trace = trace
@@ -86,8 +89,12 @@ class PassthroughRequest:
     def loss_notifier(self) -> InstanceLossNotifier:
         return self.pool.loss_notifier
 
-    def record(self, now_ms: int) -> Request | None:
-        return None
+    @property
+    def answering_id(self) -> str:
+        return self.instance_id
+
+    def records(self, now_ms: int) -> Sequence[Request]:
+        return ()
 
     def explain(self) -> None:
         return None

@@ -13,6 +13,7 @@ from scheduling.instance import InstanceSpec
 from scheduling.placement import Placed, PlaceStatus, Search, SearchFailed, holds
 from scheduling.policies.pinned import Pinned
 from scheduling.request import Request, RequestState
+from scheduling.split import SplitRule
 from scheduling.steps import drive
 
 
@@ -94,12 +95,13 @@ class StorePlacer:
             slo_ms,
             request.enqueued_ms,
         )
+        rule = SplitRule(pool.scheduling.split) if request.inference_request.may_split else None
         refuses = self._context.settings.late_requests == "refuse" and request.store_attempt == 1
         stall_s = pool.scheduling.decode_stall_s
         pinned_to = request.inference_request.pinned_to
         policy = pool.policy if pinned_to is None else Pinned(pool.policy, pinned_to)
         at_once = not holds(pool.policy, pool.fleet.order)
-        return Search(policy, pool.fleet.order, query, record, pool.fleet, refuses, stall_s, at_once=at_once)
+        return Search(policy, pool.fleet.order, query, record, pool.fleet, refuses, stall_s, rule=rule, at_once=at_once)
 
     def _refusal(self, request: ScheduledRequest, failed: SearchFailed) -> RouterError:
         pool = request.pool

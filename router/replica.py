@@ -10,6 +10,7 @@ from router.context import ReplicaContext
 from router.metrics import measured
 from router.served_pool import ServedPool
 from router.traffic import INFO_FIELD, TrafficCounts
+from scheduling.legs import request_id_of
 from scheduling.request import Request
 from statestore.base import PoolSnapshot
 from statestore.errors import StoreError
@@ -86,12 +87,12 @@ class Replica:
             log.warning("pool %s: released %d requests of the past", self._settings.name, recovered.released)
         if recovered.adopted:
             log.warning("pool %s: entered %d live requests again", self._settings.name, recovered.adopted)
-        self._release([record for record in live if record.request_id not in self._context.live])
+        self._release([record for record in live if request_id_of(record.request_id) not in self._context.live])
 
     def _live(self, now_ms: int) -> list[Request]:
         """The live requests of this replica in this pool, as the store should know them."""
-        records = (live.record(now_ms) for live in self._context.live if live.pool_name == self._settings.name)
-        return [record for record in records if record is not None]
+        ours = (live for live in self._context.live if live.pool_name == self._settings.name)
+        return [record for live in ours for record in live.records(now_ms)]
 
     async def _put_missing_members(self) -> None:
         """Fill a store that has no members with those last seen there, else with the configured ones."""
@@ -175,7 +176,7 @@ class Replica:
         return [
             record
             for record in stored
-            if record.replica_id == context.replica_id and context.live.is_free(record.request_id)
+            if record.replica_id == context.replica_id and context.live.is_free(request_id_of(record.request_id))
         ]
 
     def _release(self, leftover: Sequence[Request]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
 import orjson
 
 from router.context import ReplicaContext
+from router.decode_leg import DecodeLeg
 from router.errors import UnavailableError, from_exception
-from router.explain import Explanation, PlacementRound
 from router.failures import end_trial, nobody_left, outcome_of, spend_retry
 from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
@@ -19,11 +20,14 @@ from router.outcome import InstanceFailure, Outcome, Usage
 from router.pools import Route
 from router.prompt import ReadPrompt
 from router.quarantine import Trial
+from router.request_story import RequestStory
 from router.served_pool import ServedPool
+from router.stored_record import stored_record
 from router.timers import TimerHandle
 from scheduling.granting import Grant
 from scheduling.instance import InstanceSpec
 from scheduling.learning import features_to_note, finished_note
+from scheduling.legs import Leg
 from scheduling.placement import Placed
 from scheduling.request import Request, RequestState
 from scheduling.slo import slo_s
@@ -34,7 +38,7 @@ class Placer(Protocol):
         """Find an instance for the request's present attempt, and wait until it may be sent there."""
 
 
-class ScheduledRequest:
+class ScheduledRequest(RequestStory):
     """A request that the method placed. Its transitions go to the store through the outbox, in order.
 
     It is the only owner of what it reserved: every end calls ``finish``, which releases once.
@@ -68,20 +72,16 @@ class ScheduledRequest:
     _uncached_tokens = 0
     """What its instance has to prefill, once it is dispatched."""
     _prefilled = False
+    _staged_kv_gone = False
+    """The decode leg has it: what was reserved for the prefill leg is released."""
+    leg = Leg.WHOLE
+    """PREFILL: it is split, and its decode leg answers."""
+    decode: DecodeLeg | None = None
+    """Once its prompt was prefilled for it."""
     _done = False
     _release: TimerHandle | None = None
-    # Its story, see ``Explanation``.
-    _failures: tuple[str, ...] = ()
-    _failed_after_s: tuple[float, ...] = ()
-    placed_s: float | None = None
-    _estimate: Placed | None = None
-    """The last placement: its TTFT is expected, also after it was lost."""
     _uncounted: Placed | None = None
     """The last placement, until its reason is counted."""
-    _first_token_s: float | None = None
-    _ended_s: float | None = None
-    _outcome: Outcome | None = None
-    _reported = Usage()
 
     def __init__(
         self, inference_request: InferenceRequest, request_id: str, route: Route[ServedPool], prompt: ReadPrompt,
@@ -103,10 +103,6 @@ class ScheduledRequest:
         self._seen_tree, self._max_key_blocks = view.tree, pool.scheduling.max_key_blocks
         self._context = context
         self._placer = placer
-
-    @property
-    def pool_name(self) -> str:
-        return self.pool.settings.name
 
     @property
     def prompt_hash(self) -> int:
@@ -147,7 +143,8 @@ class ScheduledRequest:
         """A reservation was made; its TTFT is expected from now on."""
         self._count_reason()
         self._placed = self._estimate = self._uncounted = placed
-        self.enqueued_ms = placed.reply.enqueued_ms
+        self.enqueued_ms, self.leg = placed.reply.enqueued_ms, placed.reply.leg
+        (self.pool.metrics.split if self.leg is Leg.PREFILL else self.pool.metrics.whole).inc()
 
     def _count_reason(self) -> None:
         """Once for every placement. Judges what it means, for the head of the answer too."""
@@ -178,20 +175,44 @@ class ScheduledRequest:
 
     def sent(self) -> None:
         self._count_reason()
-        spec, shows_first_token = self._spec, self.inference_request.stream
+        spec, shows_first_token = self._spec, self.inference_request.stream or self.leg is Leg.PREFILL
         if spec is not None and not (shows_first_token or self._prefilled or self._release is not None):
             was_held = self._held_by is not None
             delay_s = self.pool.fleet.prefill_delay_s(spec, self._uncached_tokens, was_held=was_held)
             self._release = self._context.call_later(delay_s, self._prefill_presumed)
 
     def first_token(self) -> None:
-        if self._done or self._prefilled:
+        if self._done or self._first_token_s is not None:
             return
         if self.trial is not None:
             self.trial.passed.set()
         self._count_ttft()
+        self.pool.breakers.succeeded(self.answering_id)
+        if self.decode is not None:
+            if self.decode.placed_s is not None:
+                self.pool.metrics.transfer_s.observe(self.age_s - self.decode.placed_s)
+            self._release_staged()
+        elif not self._prefilled:
+            self._send_first_token()
+
+    @property
+    def answering_id(self) -> str:
+        """The instance whose answer the client gets, or is to get."""
+        return (self.decode and self.decode.instance_id) or self.instance_id
+
+    def prefill_done(self) -> DecodeLeg:
+        """The prefill leg has answered. Its decode leg, which is to be placed."""
         self.pool.breakers.succeeded(self.instance_id)
-        self._send_first_token()
+        self.decode = DecodeLeg(self, self._context)
+        if not self._done:
+            self._prefilled_s = self.age_s
+            self._send_first_token()
+        return self.decode
+
+    def _release_staged(self) -> None:
+        """The decode leg has the KV: what the prefill leg reserved is free."""
+        self._staged_kv_gone = True
+        self._context.outbox.post(partial(self.pool.fleet.finish, self.request_id, self.store_attempt))
 
     def _prefill_presumed(self) -> None:
         """An answer that does not stream shows no first token: its expected time is taken instead."""
@@ -207,7 +228,7 @@ class ScheduledRequest:
     def _note(self) -> str:
         """The sample of its first token (``scheduling.learning``); empty where that is presumed, or the end of the
         whole answer. Its TTFT is part of it only if the request went where it was placed, at the first try."""
-        if not self.inference_request.stream:
+        if not self.inference_request.stream and self.leg is Leg.WHOLE:
             return ""
         placed, held_by = self._placed, self._held_by
         if placed is None or self.store_attempt > 1 or placed.decision.instance_id != self.instance_id:
@@ -217,24 +238,20 @@ class ScheduledRequest:
         return orjson.dumps({"features": features_to_note(placed.features)}).decode()
 
     def _count_ttft(self) -> None:
-        ttft_s = self.age_s
-        metrics = self.pool.metrics
-        metrics.ttft_s.observe(ttft_s)
-        (metrics.slo_met if ttft_s <= self.slo_s else metrics.slo_missed).inc()
-        self._first_token_s = ttft_s
-        expected_s = self.expected_ttft_s
-        if expected_s is not None and ttft_s > 0:
-            error_s = abs(expected_s - ttft_s)
-            metrics.estimate_error_s.observe(error_s)
-            metrics.estimate_error_ratio.observe(error_s / ttft_s)
+        self._first_token_s = self.age_s
+        self.pool.metrics.count_ttft(self._first_token_s, self.slo_s, self.expected_ttft_s)
 
     async def reroute(self, failure: InstanceFailure) -> None:
-        failed_id = self.instance_id
+        failed_id, decode = self.instance_id, self.decode
         self._stop_release_timer()
         self._dispatched, self._placed = False, None
-        if failure.server_fault:
-            self.pool.breakers.failed(failed_id, self._context.clock.monotonic_s())
-        self.failed |= {failed_id}
+        if decode is not None:
+            decode.give_up(failure)
+            self.failed, failed_id, self.decode = self.failed | decode.failed, decode.last_instance_id, None
+        else:
+            if failure.server_fault:
+                self.pool.breakers.failed(failed_id, self._context.clock.monotonic_s())
+            self.failed |= {failed_id}
         self._failures += (f"{failed_id}: {failure}",)
         self._failed_after_s += (self.age_s,)
         try:
@@ -243,7 +260,7 @@ class ScheduledRequest:
             # Release what the failed attempt had reserved, before the next one reserves.
             await self.pool.fleet.finish(self.request_id, self.store_attempt)
             self.try_again()
-            self._prefilled = False
+            self._prefilled = self._staged_kv_gone = False
             await self._place_again(failure)
         except BaseException as error:
             self.finish(outcome_of(error))
@@ -258,7 +275,7 @@ class ScheduledRequest:
             raise nobody_left(failure, self.attempts) from error
 
     def engine_died(self) -> None:
-        self.pool.quarantine.died(self.prompt_hash, self.instance_id, self.request_id)
+        self.pool.quarantine.died(self.prompt_hash, self.answering_id, self.request_id)
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         if self._done:
@@ -279,6 +296,9 @@ class ScheduledRequest:
     def _send_finish(self, note: str) -> None:
         live, request_id = self._context.live, self.request_id
         live.releasing(request_id)
+        if self.decode is not None:
+            self.decode.release(note)
+            note = ""
         finish = partial(self.pool.fleet.finish, request_id, self.store_attempt, note)
         self._context.outbox.post(finish, partial(live.released, request_id))
 
@@ -296,7 +316,7 @@ class ScheduledRequest:
         metrics.outcomes[outcome].inc()
         self._outcome, self._ended_s = outcome, self.age_s
         if self._dispatched:
-            self.pool.breakers.record(self.instance_id, outcome, self._context.clock.monotonic_s())
+            self.pool.breakers.record(self.answering_id, outcome, self._context.clock.monotonic_s())
         if outcome is Outcome.COMPLETED:
             metrics.prompt_tokens_expected.inc(self.chain.prompt_tokens)
             metrics.hit_tokens_expected.inc(self.expected_cached_tokens)
@@ -324,77 +344,23 @@ class ScheduledRequest:
             self._release.cancel()
             self._release = None
 
-    # its story --------------------------------------------------------------------------------------------------
-    def note_round(self, placed: Placed) -> None:
-        self._rounds.append((placed, self.store_attempt))
-
-    @property
-    def rounds(self) -> tuple[PlacementRound, ...]:
-        """Every decision on it."""
-        return tuple([PlacementRound.of(placed, attempt) for placed, attempt in self._rounds])
-
-    def explain(self) -> Explanation:
-        """What has happened so far."""
-        chain = self.chain
-        key_blocks = self._seen_tree.key_blocks(chain, self._max_key_blocks)
-        return Explanation(
-            request_id=self.request_id,
-            model=self.inference_request.model,
-            pool=self.pool_name,
-            policy=self.pool.policy.name,
-            slo_s=self.slo_s,
-            prompt_tokens=chain.prompt_tokens,
-            chain_blocks=len(chain.hashes),
-            key_blocks=key_blocks,
-            hash_key=chain.prefix_hash(key_blocks),
-            tree_version=self._seen_tree_version,
-            epoch=self._seen_epoch,
-            received_unix_s=self._received_unix_s,
-            rounds=self.rounds,
-            failures=self._failures,
-            failed_after_s=self._failed_after_s,
-            instance_id=self.instance_id or None,
-            placed_s=self.placed_s,
-            held_s=self._held_until_now_s() if self.attempts or self._placed else None,
-            expected_ttft_s=self._expected_s,
-            first_token_s=self._first_token_s,
-            done_s=self._ended_s,
-            outcome=self._outcome,
-            expected_cached_tokens=self.expected_cached_tokens,
-            reported_cached_tokens=self._reported.cached_tokens,
-            reported_prompt_tokens=self._reported.prompt_tokens,
-            output_tokens=self._reported.output_tokens,
-            block_tokens=chain.block_tokens,
-            key_tokens=chain.block_tokens * chain.key_stride,
-        )
-
     @property
     def _received_unix_s(self) -> float:
         return time.time() - self.age_s
 
-    # its record -------------------------------------------------------------------------------------------------
-    def record(self, now_ms: int) -> Request | None:
-        """The request as the store should know it; None if it needs not."""
-        placed = self._placed
-        if placed is None or self._done:
+    # its records ------------------------------------------------------------------------------------------------
+    def records(self, now_ms: int) -> Sequence[Request]:
+        """What the store should know of it: one for each leg that is reserved."""
+        if self._done:
+            return ()
+        own, decode = self._record_of(now_ms), self.decode
+        other = None if decode is None else decode.record(now_ms, self._context.replica_id)
+        return tuple([record for record in (own, other) if record is not None])
+
+    def _record_of(self, now_ms: int) -> Request | None:
+        placed, state = self._placed, RequestState.HELD
+        if placed is None or self._staged_kv_gone:
             return None
-        decision, state = placed.decision, RequestState.HELD
         if self._dispatched:
             state = RequestState.PREFILLED if self._prefilled else RequestState.DISPATCHED
-        moved = self._dispatched and self.instance_id != decision.instance_id
-        return Request(
-            request_id=self.request_id,
-            replica_id=self._context.replica_id,
-            instance_id=self.instance_id if self._dispatched else decision.instance_id,
-            state=state,
-            attempt=self.store_attempt,
-            uncached_tokens=self._uncached_tokens if self._dispatched else decision.uncached_tokens,
-            prompt_tokens=self.chain.prompt_tokens,
-            expected_output_tokens=self.prompt.expected_output_tokens,
-            slo_ms=round(self.slo_s * 1000),
-            enqueued_ms=now_ms - round(self.age_s * 1000),
-            dispatched_ms=now_ms if self._dispatched else 0,
-            prefilled_ms=now_ms if self._prefilled else 0,
-            alternative_id=decision.instance_id if moved else decision.alternative_id,
-            alternative_uncached_tokens=decision.uncached_tokens if moved else decision.alternative_uncached_tokens,
-        )
+        return stored_record(self, placed, state, self._context.replica_id, self._uncached_tokens, now_ms)

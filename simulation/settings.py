@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -128,6 +128,9 @@ class EmulatorSettings(EngineSettings):
         le=32_767,
         description="KV events are published on an instance's port plus this, and replayed on that plus twice this"
         " (none: they are not)",
+    )
+    kv_load_failure_policy: Literal["fail", "recompute"] = Field(
+        "fail", description="what a decode leg whose KV cannot be had does: fail with 500, or prefill here"
     )
     crash_on: str | None = Field(
         None, min_length=1, description="a prompt that contains this text kills the engine (none: no prompt does)"

@@ -162,6 +162,12 @@ class PoolSettings(BaseModel):
         {}, description="variables of the chat template, as vLLM's --default-chat-template-kwargs"
     )
     kv_events: KvEventSettings | None = Field(None, description="where instances publish KV events; none: nowhere")
+    staged_timeout_s: float = Field(
+        240.0,
+        gt=0,
+        description="time for which a prefill instance surely keeps KV that is to be transferred, seconds: less than"
+        " the connector's own timeout (480 s in vLLM); then a prompt is prefilled again",
+    )
 
     @property
     def has_kv_events(self) -> bool:

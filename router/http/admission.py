@@ -9,6 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from router.api_keys import ApiKeys
 from router.errors import InvalidRequestError, MethodNotAllowedError, NotFoundError, UnsupportedEncodingError
+from router.http.leg_bodies import may_split
 from router.http.model_field import form_model
 from router.http.paths import INFERENCE_PATHS, is_inference, methods_of, needs_api_key, stored_response_id
 from router.http.request_reader import HeadCheck, Request
@@ -142,6 +143,7 @@ def inference_request_of(
         stream=bool(stream),
         body_hash=0 if prompt is not None else xxh3_64_intdigest(request.body),
         leaves_usage_open=bool(stream) and path in COMPLETIONS_PATHS and "stream_options" not in body,
+        may_split=prompt is not None and may_split(path, body),
     )
     if path == RESPONSES_PATH:
         read.leaves_id_open = "request_id" not in body

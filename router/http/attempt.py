@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,11 +58,29 @@ class ExchangeTimes:
     """Absolute: when the whole request is over."""
 
 
+GIVEN_BACK: Final = InstanceFailure(FailureKind.RECOMPUTED, "the decoder ran out of memory (stop_reason: recomputed)")
+_GIVEN_BACK: Final = re.compile(rb'"stop_reason"\s*:\s*"recomputed"')
+
+
+def gives_back(data: bytes) -> bool:
+    """Whether a decoder of vLLM-Ascend asks to prefill the prompt again, in an event or a whole answer."""
+    return _GIVEN_BACK.search(data) is not None
+
+
+def failure_of_whole(body: bytes) -> InstanceFailure | None:
+    """The failure that the whole answer of a leg shows: it is empty, or gives the request back."""
+    if not body.strip():
+        return InstanceFailure(FailureKind.PROTOCOL, "an empty answer")
+    return GIVEN_BACK if gives_back(body) else None
+
+
 def failure_in(event: bytes) -> InstanceFailure | None:
     """The failure that a first event announces; None for an event that should reach the client.
 
     An error with a code of a client error is passed on, as a plain answer of that status is.
     """
+    if gives_back(event):
+        return GIVEN_BACK
     status = error_status(event_object(event))
     if status is None or not is_retried(status):
         return None

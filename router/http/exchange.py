@@ -15,7 +15,14 @@ from collections.abc import Callable
 from typing import Final
 
 from router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
-from router.http.attempt import ErrorAnswer, ExchangeResult, ExchangeTimes, failure_in, is_retried
+from router.http.attempt import (
+    ErrorAnswer,
+    ExchangeResult,
+    ExchangeTimes,
+    failure_in,
+    failure_of_whole,
+    is_retried,
+)
 from router.http.downstream import Downstream
 from router.http.heads import Header, fields_for_client, response_head
 from router.http.sse import (
@@ -49,8 +56,10 @@ class Exchange:
     """Sink of one answer. ``done`` gets the result; the caller gives connection and downstream, and releases them.
 
     ``on_commit`` is called when the answer begins to be sent, and returns the fleet's fields for its head. With
-    ``hides_usage`` the client does not see a stream's usage event. ``port_refuses`` returns, without waiting, whether
-    the port of an instance is known to refuse connections.
+    ``hides_usage`` the client does not see a stream's usage event. With ``awaits_output`` nothing is sent before the
+    first token, or before the whole of an answer that does not stream: until then another instance can answer, and a
+    decoder that takes KV over may fail, or give the request back, after its head. ``port_refuses`` returns, without
+    waiting, whether the port of an instance is known to refuse connections.
     """
 
     def __init__(
@@ -63,6 +72,7 @@ class Exchange:
         on_first_token: Callable[[], None],
         port_refuses: Callable[[str], bool],
         hides_usage: bool = False,
+        awaits_output: bool = False,
     ) -> None:
         self.done: asyncio.Future[ExchangeResult] = connection.loop.create_future()
         self._connection = connection
@@ -82,6 +92,7 @@ class Exchange:
         self._receive: Callable[[Exchange, bytes, list[bytes]], None] = Exchange._hold_event
         self._port_refuses = port_refuses
         self._hides_usage = hides_usage
+        self._awaits_output = awaits_output
         self._usage: UsageRemover | None = None
         self._reframe: Callable[[list[bytes]], bytes] | None = None
         """Body bytes in the client's framing, when it is not the instance's; None: spliced as they come."""
@@ -103,6 +114,8 @@ class Exchange:
             self._splitter = EventSplitter(MAX_HELD_BYTES)
             self._last_reads = deque(maxlen=STREAM_TAIL_READS)
             self._receive = Exchange._hold_event
+        elif self._awaits_output:
+            self._receive = Exchange._hold_plain
         else:
             self._receive = Exchange._begin_plain
 
@@ -165,9 +178,26 @@ class Exchange:
             if failure is not None:
                 self._fail_by_event(failure, events[0])
                 return
+            if self._awaits_output and self._held_bytes <= MAX_HELD_BYTES and self._still_held(events):
+                return
             self._commit()
             self._receive = Exchange._watch
             self._look_for_output(events)
+
+    def _still_held(self, events: list[bytes]) -> bool:
+        """Whether no token is among the events of a decode leg, or one of them ends it."""
+        for event in events:
+            if (failure := failure_in(event)) is not None:
+                self._fail_by_event(failure, event)
+                return True
+        return not any(starts_output(event_object(event)) for event in events)
+
+    def _hold_plain(self, wire: bytes, pieces: list[bytes]) -> None:
+        """The answer of a leg that does not stream, until it is whole."""
+        self._hold(wire, pieces)
+        if self._held_bytes > MAX_HELD_BYTES:
+            self._commit()
+            self._receive = Exchange._pass
 
     def _begin_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         self._hold(wire, pieces)
@@ -256,7 +286,11 @@ class Exchange:
             return
         if not self._downstream.committed:
             if self._event_stream:
-                self._fail(InstanceFailure(FailureKind.PROTOCOL, "the stream ended before its first event"))
+                what = "token" if self._awaits_output else "event"
+                self._fail(InstanceFailure(FailureKind.PROTOCOL, f"the stream ended before its first {what}"))
+                return
+            if self._awaits_output and head.status < 400 and (failure := self._no_answer()) is not None:
+                self._fail(failure)
                 return
             self._commit()
         if self._usage is not None and self._usage.rest:
@@ -265,6 +299,10 @@ class Exchange:
             self._downstream.write(b"0\r\n\r\n")
         ending = read_ending(self._tail(), streamed=self._event_stream)
         self._settle(ExchangeResult(head.status, ending))
+
+    def _no_answer(self) -> InstanceFailure | None:
+        """What a whole answer of a leg lacks."""
+        return failure_of_whole(b"".join(piece for _, pieces in self._held for piece in pieces))
 
     def _fail(self, failure: InstanceFailure, *, answer: ErrorAnswer | None = None, overdue: bool = False) -> None:
         if self.done.done():
@@ -288,9 +326,9 @@ class Exchange:
         self._fail(failure, answer=answer)
 
     def _fail_by_event(self, failure: InstanceFailure, event: bytes) -> None:
-        body = event_data(event)
         fields = [(b"content-type", b"application/json")]
-        self._fail(failure, answer=ErrorAnswer(failure.status or 500, fields, body))
+        answer = ErrorAnswer(failure.status, fields, event_data(event)) if failure.status is not None else None
+        self._fail(failure, answer=answer)
 
     def _break_off(self, error: RouterError) -> None:
         """Let the client detect it: no end of the framing, and in a stream an error event where one fits."""

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from collections.abc import Callable
 
 import orjson
 
 from router import trace_context
 from router.errors import RouterError, UpstreamTimeoutError, from_exception
 from router.http.admission import is_form, read_form_request, read_inference_request, read_stored_request
-from router.http.attempt import ErrorAnswer, ExchangeResult, ExchangeTimes
+from router.http.attempt import ErrorAnswer, ExchangeResult
 from router.http.downstream import Downstream
-from router.http.exchange import Exchange
-from router.http.heads import Header, fields_for_instance, response_head
+from router.http.heads import Header, response_head
 from router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
 from router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
+from router.http.sending import Sender, Sending, Target
+from router.http.split_forward import SplitTry
 from router.http.stream_usage import id_edit, usage_edit
-from router.http.upstream import UpstreamConnection
-from router.http.upstream_pool import ConnectError, parse_origin
 from router.inference_request import InferenceRequest, mint_request_id, read_request_id, response_id
-from router.lifecycle import PlacedRequest
+from router.lifecycle import PlacedRequest, SplitRequest
 from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from scheduling.breaker import is_server_fault
+from scheduling.legs import Leg
 
 _log = logging.getLogger(__name__)
-
-IDLE_DEATH_S: Final = 1.0
-"""A kept connection that breaks later than this was alive, and its instance at work on the request."""
 
 
 async def serve_inference(request: Request, downstream: Downstream, plane: DataPlane) -> None:
@@ -74,22 +71,16 @@ class _Forwarding:
         downstream: Downstream,
         plane: DataPlane,
     ) -> None:
-        self._request = request
+        self.request = request
         self._inference_request = inference_request
         self._placed = placed
-        self._downstream = downstream
-        self._plane = plane
+        self.downstream = downstream
+        self.plane = plane
         self._asks_usage = inference_request.leaves_usage_open and plane.settings.ask_usage
         self._deadline_s = downstream.asked_s + plane.settings.total_timeout_s
-        # A field the router checks itself, or replaces, must not reach an instance.
-        self._fields = fields_for_instance(
-            request.fields,
-            keep_credentials=plane.keeps_credentials,
-            http_10=request.http_10,
-            trace=inference_request.trace,
+        self.sender = Sender(
+            request, inference_request, placed.request_id, plane, placed.loss_notifier, self._deadline_s
         )
-        if plane.upstream_authorization is not None:
-            self._fields += b"authorization: %b\r\n" % plane.upstream_authorization
 
     async def run(self) -> None:
         """Raises RouterError when no instance answered and nothing was sent."""
@@ -98,7 +89,7 @@ class _Forwarding:
             result = await self._try_instances()
             outcome, usage = self._outcome(result), self._usage(result)
         except asyncio.CancelledError:
-            outcome = Outcome.CLIENT_GONE if self._downstream.gone else Outcome.CUT_OFF
+            outcome = Outcome.CLIENT_GONE if self.downstream.gone else Outcome.CUT_OFF
             raise
         except UpstreamTimeoutError:
             outcome = Outcome.TIMED_OUT
@@ -114,7 +105,7 @@ class _Forwarding:
         while True:
             result = await self._try_instance()
             failure = result.failure
-            if failure is None or self._downstream.committed:
+            if failure is None or self.downstream.committed:
                 if result.engine_died:
                     self._placed.engine_died()
                 return result
@@ -130,91 +121,49 @@ class _Forwarding:
             except RouterError:
                 if result.error_answer is None:
                     raise
-                self._pass_on(result.error_answer)
+                self.pass_on(result.error_answer)
                 return result
 
     async def _try_instance(self) -> ExchangeResult:
-        """One instance. A kept connection that had died is replaced once by a new connection to the same instance,
-        without counting as an attempt."""
-        upstreams, url = self._plane.upstreams, self._placed.instance_url
-        try:
-            connection = upstreams.take_idle(url) or await upstreams.connect(url)
-        except ConnectError as error:
-            return ExchangeResult(failure=error.failure)
-        sent_s = connection.loop.time()
-        result = await self._exchange(connection)
-        if not (connection.reused and _died_idle(result, connection, sent_s)):
-            return result
-        try:
-            connection = await upstreams.connect(url)
-        except ConnectError:
-            return result  # the instance itself has died, perhaps while it held the request
-        return await self._exchange(connection)
-
-    async def _exchange(self, connection: UpstreamConnection) -> ExchangeResult:
-        plane, settings = self._plane, self._plane.settings
+        """One instance, or the two of a split request."""
         placed = self._placed
-        loss_notifier, instance_id = placed.loss_notifier, placed.instance_id
-        times = ExchangeTimes(settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s)
-        exchange = Exchange(
-            connection,
-            self._downstream,
-            times,
-            on_commit=self._begin_answer,
-            on_first_token=placed.first_token,
-            port_refuses=plane.port_checks.refuses,
-            hides_usage=self._asks_usage,
-        )
-        try:
-            self._send(connection, exchange)
-            plane.sweeper.add(exchange)
-            loss_notifier.watch(instance_id, exchange)
-            placed.sent()
-            result = await exchange.done
-        except BaseException:
-            connection.abort()
-            raise
-        finally:
-            plane.sweeper.discard(exchange)
-            loss_notifier.unwatch(instance_id, exchange)
-            self._downstream.set_source(None)
-        plane.upstreams.release(connection)
-        return result
+        if placed.leg is Leg.PREFILL and isinstance(placed, SplitRequest):
+            return await SplitTry(placed, self).run()
+        return await self.sender.send(self.to_client(placed, placed.sent))
 
-    def _send(self, connection: UpstreamConnection, exchange: Exchange) -> None:
-        """Apart from waiting for the answer, which would keep the body for as long."""
-        body = self._body()
-        connection.start(exchange, [self._head(sum(map(len, body))), *body])
+    def to_client(self, target: Target, on_sent: Callable[[], None] = lambda: None) -> Sending:
+        """The client's request to an instance whose answer it gets."""
+        return Sending(
+            target,
+            self.body,
+            self.downstream,
+            self._begin_answer,
+            self._placed.first_token,
+            self._asks_usage,
+            on_sent=on_sent,
+        )
 
     # what goes to the instance -------------------------------------------------------------------------------
-    def _head(self, body_bytes: int) -> bytes:
-        request, placed = self._request, self._placed
-        origin = parse_origin(placed.instance_url)
-        query = b"?" + request.query if request.query else b""
-        rank, fields = placed.data_parallel_rank, self._fields
-        if rank is not None:
-            fields = b"x-data-parallel-rank: %d\r\n%b" % (rank, fields)
-        return b"%b %b%b%b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
-            request.method.encode(),
-            origin.base_path,
-            request.path.encode("latin-1"),
-            query,
-            origin.authority,
-            fields,
-            placed.request_id.encode(),
-            body_bytes,
-        )
+    @property
+    def other_model(self) -> str | None:
+        """What instances call the model, where the client uses another name."""
+        model, asked = self._placed.model, self._inference_request.model
+        return model if asked and model != asked else None
 
-    def _body(self) -> list[BodyPart]:
+    @property
+    def streams(self) -> bool:
+        return self._inference_request.stream
+
+    def body(self, *more: Edit) -> list[BodyPart]:
         """The client's own bytes, unless it uses another name of the model than the instance, or the router asks for
         usage or for the response's id."""
-        inference_request, body, model = self._inference_request, self._request.body, self._placed.model
-        edits: list[Edit] = []
+        inference_request, body, model = self._inference_request, self.request.body, self.other_model
+        edits: list[Edit] = [*more]
         if inference_request.leaves_id_open:
             edits.append(id_edit(body, response_id(self._placed.request_id, self._placed.instance_id)))
         if self._asks_usage:
             edits.append(usage_edit(body))
-        if inference_request.model and model != inference_request.model:
+        if model is not None:
             if inference_request.form:
                 edits.append((form_model_span(body), model.encode()))
             else:
@@ -224,29 +173,31 @@ class _Forwarding:
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> list[Header]:
         """There is no other try from here on: drop the body, and add the fleet's fields to the answer's."""
-        self._request.drop_body()
+        self.request.drop_body()
         return self._fleet_fields()
 
     def _fleet_fields(self) -> list[Header]:
         placed = self._placed
         fields: list[Header] = [
             (b"x-request-id", placed.request_id.encode()),
-            (b"x-dualmap-instance", placed.instance_id.encode()),
+            (b"x-dualmap-instance", placed.answering_id.encode()),
             (b"x-dualmap-cached-tokens", b"%d" % placed.expected_cached_tokens),
             (b"x-dualmap-attempts", b"%d" % placed.attempts),
         ]
+        if placed.answering_id != placed.instance_id:
+            fields.append((b"x-dualmap-prefill-instance", placed.instance_id.encode()))
         expected_s = placed.expected_ttft_s
         if expected_s is not None:
             fields.append((b"x-dualmap-expected-ttft-ms", b"%.1f" % (1000.0 * expected_s)))
-        fields += self._downstream.page_fields
+        fields += self.downstream.page_fields
         return fields
 
-    def _pass_on(self, answer: ErrorAnswer) -> None:
+    def pass_on(self, answer: ErrorAnswer) -> None:
         """No instance took the request: the last one's own error says more than the router's would."""
         fields = [*answer.fields, *self._fleet_fields(), (b"content-length", b"%d" % len(answer.body))]
-        if not self._downstream.keeps_alive():
+        if not self.downstream.keeps_alive():
             fields.append((b"connection", b"close"))
-        self._downstream.write_head(response_head(answer.status, fields) + answer.body)
+        self.downstream.write_head(response_head(answer.status, fields) + answer.body)
 
     # what is counted -----------------------------------------------------------------------------------------
     def _outcome(self, result: ExchangeResult) -> Outcome:
@@ -269,10 +220,3 @@ class _Forwarding:
             cached_tokens=ending.cached_tokens,
             output_tokens=ending.output_tokens,
         )
-
-
-def _died_idle(result: ExchangeResult, connection: UpstreamConnection, sent_s: float) -> bool:
-    """Whether the connection was dead when the request was sent: it broke at once and without a byte."""
-    failure = result.failure
-    closed = failure is not None and failure.kind is FailureKind.CLOSED and connection.silent
-    return closed and connection.loop.time() - sent_s < IDLE_DEATH_S

@@ -56,6 +56,7 @@ _TRACED: Final = {
 FLEET_FIELDS: Final = frozenset(
     {
         b"x-dualmap-instance",
+        b"x-dualmap-prefill-instance",
         b"x-dualmap-cached-tokens",
         b"x-dualmap-attempts",
         b"x-dualmap-expected-ttft-ms",

@@ -12,6 +12,7 @@ from router.http.long_bodies import LongBodies
 from router.http.observer import NullObserver, Observer
 from router.http.port_checks import PortChecks
 from router.http.sweeper import Sweeper
+from router.http.transfers import Transfers
 from router.http.upstream_pool import UpstreamPool
 from router.lifecycle import Lifecycle
 from router.settings import RouterSettings
@@ -35,6 +36,7 @@ class DataPlane:
     settings: RouterSettings
     lifecycle: Lifecycle
     upstreams: UpstreamPool
+    transfers: Transfers
     port_checks: PortChecks
     sweeper: Sweeper
     bodies: BodyBudget
@@ -54,6 +56,7 @@ class DataPlane:
 
     def close(self) -> None:
         """Close idle connections to instances and stop the timer; call after the server has shut down."""
+        self.transfers.close()
         self.port_checks.close()
         self.upstreams.close()
         self.sweeper.close()
@@ -88,6 +91,7 @@ def build_data_plane(
         settings=settings,
         lifecycle=lifecycle,
         upstreams=upstreams,
+        transfers=Transfers(upstreams),
         port_checks=PortChecks(upstreams),
         sweeper=sweeper,
         bodies=bodies,

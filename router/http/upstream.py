@@ -146,6 +146,13 @@ class UpstreamConnection(asyncio.Protocol):
         if self._sink is not None:
             self._sink.probe()
 
+    def redirect(self, sink: AnswerSink) -> None:
+        """Another receiver of the rest of an answer. A dead connection reports that soon."""
+        if self._sink is None or self.closed:
+            self.loop.call_soon(sink.failed, InstanceFailure(FailureKind.CLOSED, "the connection was closed"))
+            return
+        self._sink = sink
+
     def give_up(self, error: RouterError) -> None:
         """Close, and let the sink end its answer with ``error``."""
         sink = self._sink

@@ -10,6 +10,7 @@ import xxhash
 
 from simulation.emulator.errors import ApiError, bad_request
 from simulation.emulator.fields import Body, flag, integer, number, texts
+from simulation.emulator.kv_ask import KvAsk
 from simulation.emulator.scripts import GivenText, MadeUpText, Script
 from simulation.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
 
@@ -55,6 +56,8 @@ class Ask:
     """One request."""
 
     choices: tuple[Choice, ...]
+    kv: KvAsk | None = None
+    """None: its KV stays where it is."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -43,6 +43,7 @@ class Endpoints:
             **inference.routes(),
             **ServerInfo(generator, limits, VERSION).routes(),
             **self.faults.routes(),
+            **generator.kv_legs.routes(),
         }
 
     def handle(self, request: HttpRequest, responder: Responder) -> None:

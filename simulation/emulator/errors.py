@@ -62,6 +62,10 @@ def unknown_response(response_id: str) -> ApiError:
     return ApiError(404, "invalid_request_error", f"Response with id '{response_id}' not found.", "response_id")
 
 
+def kv_load_failed(why: str) -> ApiError:
+    return ApiError(500, "InternalServerError", f"KV load failure: {why}.")
+
+
 def queue_full(limit: int) -> ApiError:
     return ApiError(503, "ServiceUnavailableError", f"The waiting queue is full ({limit} requests); try again later.")
 

@@ -7,10 +7,28 @@ from dataclasses import asdict
 from typing import Any
 
 from simulation.emulator.connection import HttpRequest, Responder
-from simulation.emulator.errors import bad_request, engine_dead, plain
+from simulation.emulator.errors import ApiError, bad_request, engine_dead, plain
 from simulation.emulator.fields import read_json
 from simulation.emulator.generator import Generator
 from simulation.emulator.routes import Route, Routes, send
+
+
+class OddAnswerError(ApiError):
+    """An answer of status 200 that is none."""
+
+    def __init__(self, text: bytes) -> None:
+        super().__init__(200, "", "")
+        self._text = text
+
+    def body(self) -> bytes:
+        return self._text
+
+
+_ANSWERS = {
+    "empty": OddAnswerError(b""),
+    "recomputed": OddAnswerError(b'{"choices":[{"index":0,"text":"","stop_reason":"recomputed"}]}'),
+}
+"""What failed decoders of vLLM-Ascend answer."""
 
 
 class Faults:
@@ -28,6 +46,7 @@ class Faults:
         self._die = die
         self._fail_next = 0
         self._fail_status = 500
+        self._answer = "error"
 
     def routes(self) -> Routes:
         generator = self._generator
@@ -49,7 +68,7 @@ class Faults:
             raise engine_dead()
         if self._fail_next > 0:
             self._fail_next -= 1
-            raise plain(self._fail_status)
+            raise _ANSWERS.get(self._answer) or plain(self._fail_status)
 
     def _statistics(self, _request: HttpRequest, responder: Responder) -> None:
         send(responder, asdict(self._generator.engine.statistics()))
@@ -61,6 +80,10 @@ class Faults:
     def _take_failures(self, request: HttpRequest, responder: Responder) -> None:
         payload = read_json(request.body or b"{}")
         count, status = _number(payload, "count", 1), _number(payload, "status", 500)
+        answer = payload.get("answer", "error")
+        if answer not in ("error", *_ANSWERS):
+            raise bad_request("answer must be error, empty or recomputed.", "answer")
+        self._answer = answer
         if not 400 <= status <= 599:
             raise bad_request("status must be an error status.", "status")
         self.order_failures(count, status)

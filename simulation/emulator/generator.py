@@ -16,8 +16,9 @@ from itertools import count
 from simulation.emulator.asks import Ask, Choice
 from simulation.emulator.clock import EngineClock
 from simulation.emulator.connection import Responder
-from simulation.emulator.errors import engine_dead, queue_full
+from simulation.emulator.errors import engine_dead, kv_load_failed, queue_full
 from simulation.emulator.kv_events import KvEventLog
+from simulation.emulator.kv_legs import KvLegs
 from simulation.emulator.metrics import InstanceMetrics
 from simulation.emulator.replies import Ended, Reply, StreamReply, Usage
 from simulation.engine import Engine
@@ -89,6 +90,7 @@ class Generator:
         self.clock = EngineClock(time.monotonic, settings.time_scale)
         self._settings = settings
         self._crash = crash
+        self.kv_legs = KvLegs(self, self.config.transfer, self._wall_s)
         self._boot()
         self._ids = count()
         self._calls: dict[Call, list[str]] = {}
@@ -127,10 +129,15 @@ class Generator:
         call = Call(ask, reply, stream, responder, arrived_s=now_s)
         self._calls[call] = [str(next(self._ids)) for _ in ask.choices]
         for number, (engine_id, choice) in enumerate(zip(self._calls[call], ask.choices, strict=True)):
-            prompt = choice.prompt
+            prompt, kv = choice.prompt, ask.kv
+            stages = kv is not None and kv.stages and kv.source is None and _ends_at_once(ask)
+            awaits = kv is not None and kv.awaits
             self._engine.submit(
-                EngineRequest(engine_id, prompt.tokens, choice.script.tokens, prompt.block_hashes), now_s
+                EngineRequest(engine_id, prompt.tokens, choice.script.tokens, prompt.block_hashes, stages, awaits),
+                now_s,
             )
+            if kv is not None and awaits:
+                self.kv_legs.enter(engine_id, kv)
             self._generations[engine_id] = Generation(call, number)
             if self.kv_events is not None:
                 self.kv_events.enter(engine_id, prompt)
@@ -193,6 +200,7 @@ class Generator:
         self._boot()
 
     def _boot(self) -> None:
+        self.kv_legs.reboot()
         journal = None if self.kv_events is None else self.kv_events.journal
         self._engine = Engine(self.config, KvPool(self.config.kv_blocks, journal))
         self.metrics = InstanceMetrics(
@@ -253,8 +261,12 @@ class Generator:
                 self._crash()
         elif event.kind is EventKind.FIRST_TOKEN:
             self._first_token(event, generation)
+        elif event.kind is EventKind.PULLING:
+            assert generation.call.ask.kv is not None
+            self.kv_legs.pull(event.request_id, generation.call.ask.kv, event.tokens)
         elif event.kind is EventKind.FINISHED:
             self._count_tokens(generation, event.tokens - max(1, generation.sent_tokens), event.time_s)
+            self._stage(event.request_id, generation)
             self._end(event.request_id, generation, Ended(event.tokens, generation.choice.script.finish_reason))
             self.metrics.request_latency_s.observe(self._wall_s(event.time_s - generation.call.arrived_s))
 
@@ -271,6 +283,44 @@ class Generator:
         self._begin(call, call.stream)
         if choice.script.tokens > 1:
             self._write_tokens(generation, 1)
+
+    def _stage(self, engine_id: str, generation: Generation) -> None:
+        """The answer of a prefill leg says where its KV is."""
+        ask, tokens = generation.call.ask, generation.choice.prompt.tokens
+        if ask.kv is None or not ask.kv.stages or not _ends_at_once(ask):
+            return
+        if ask.kv.source is not None:
+            self.kv_legs.send(ask.kv.source, tokens)
+        else:
+            ask.kv.returned = self.kv_legs.staged(engine_id, tokens, self.config.block_tokens)
+
+    # KV of other servers ------------------------------------------------------------------------------------
+    def has_staged(self, engine_id: str) -> bool:
+        self._pump()
+        return self._engine.has_staged(engine_id)
+
+    def release_staged(self, engine_id: str) -> None:
+        self._engine.release_staged(engine_id, self.clock.now_s())
+        self._arm()
+
+    def receive(self, engine_id: str) -> None:
+        self._pump()
+        self._engine.receive(engine_id, self.clock.now_s())
+        self._arm()
+
+    def lose(self, engine_id: str, why: str) -> None:
+        """The KV of a decode leg will not come. Its request fails, or its prompt is computed here."""
+        self._pump()
+        if self._settings.kv_load_failure_policy == "recompute":
+            self._engine.lose_kv(engine_id, self.clock.now_s())
+        elif (generation := self._generations.get(engine_id)) is not None:
+            call, error = generation.call, kv_load_failed(why)
+            self._drop(call)
+            if call.stream is None:
+                call.responder.send(error.status, call.reply.refusal(error))
+            else:
+                call.responder.end_stream(call.stream.broken(error))
+        self._arm()
 
     def _end(self, engine_id: str, generation: Generation, ended: Ended) -> None:
         """Complete an answer, and with the last one the request."""
@@ -313,6 +363,7 @@ class Generator:
 
     def _forget(self, engine_id: str) -> None:
         del self._generations[engine_id]
+        self.kv_legs.leave(engine_id)
         if self.kv_events is not None:
             self.kv_events.publish(time.time())
             self.kv_events.leave(engine_id)
@@ -337,3 +388,9 @@ class Generator:
 
     def _wall_s(self, engine_s: float) -> float:
         return max(0.0, engine_s) / self.clock.time_scale
+
+
+def _ends_at_once(ask: Ask) -> bool:
+    """Whether its length ends it with its first token: vLLM stages the KV of no other request."""
+    script = ask.choices[0].script
+    return len(ask.choices) == 1 and script.tokens == 1 and script.finish_reason == "length"

@@ -46,6 +46,7 @@ class EmulatedInstance:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._connection, self._settings.host, self._port, backlog=1024)
         self._port = self._server.sockets[0].getsockname()[1]
+        self.generator.kv_legs.host, self.generator.kv_legs.port = self._settings.host, self._port
         offset = self._settings.kv_events_port_offset
         if offset is not None:
             self.kv_events = self._publisher(offset)
@@ -91,6 +92,7 @@ class EmulatedInstance:
         if self._server is not None:
             self._server.close()
             self._server = None
+        await self.generator.kv_legs.close()
         await self._connections.close(CLOSE_TIMEOUT_S)
         if self.kv_events is not None:
             await self.kv_events.close()

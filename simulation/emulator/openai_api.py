@@ -9,6 +9,7 @@ from dataclasses import replace
 from simulation.emulator.asks import Ask, Limits, generation, read_max_tokens, read_sampling
 from simulation.emulator.errors import ApiError, bad_request, invalid, not_emulated, unknown_model
 from simulation.emulator.fields import Body, flag, mapping, required, text
+from simulation.emulator.kv_ask import read_kv_ask
 from simulation.emulator.logprobs import read_chat_logprobs, read_completion_logprobs
 from simulation.emulator.openai_replies import ChatReply, CompletionReply, StreamOptions
 from simulation.emulator.replies import Stamp
@@ -35,6 +36,7 @@ def read_chat(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, ChatRep
     given = call.tool.arguments if call is not None else read_output_format(payload)
     options, logprobs = _read_stream_options(payload), read_chat_logprobs(payload)
     ask = generation([prompt], replace(sampling, given=given), limits, _salt(payload))
+    ask = replace(ask, kv=read_kv_ask(payload, stamp.request_id))
     return ask, ChatReply(ask, stamp, options, logprobs, call)
 
 
@@ -52,7 +54,7 @@ def read_completion(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, C
     sampling = read_sampling(payload, DEFAULT_COMPLETION_TOKENS if wanted is None else wanted)
     options, logprobs = _read_stream_options(payload), read_completion_logprobs(payload)
     sampling = replace(sampling, given=read_output_format(payload))
-    ask = generation(prompts, sampling, limits, _salt(payload))
+    ask = replace(generation(prompts, sampling, limits, _salt(payload)), kv=read_kv_ask(payload, stamp.request_id))
     echoes = [token_texts(prompt) if echo else [] for prompt in prompts for _ in range(sampling.answers)]
     return ask, CompletionReply(ask, stamp, options, logprobs, echoes)
 

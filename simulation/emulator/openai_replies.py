@@ -111,7 +111,7 @@ class OpenAiReply:
                 "service_tier": None,
                 "system_fingerprint": self._stamp.fingerprint,
                 "usage": _usage(usage),
-                "kv_transfer_params": None,
+                "kv_transfer_params": None if self._ask.kv is None else self._ask.kv.returned,
             }
         )
 

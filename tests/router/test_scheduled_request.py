@@ -23,9 +23,9 @@ async def test_a_scheduled_request_describes_itself_as_it_is(start_runtime: Any,
     other = "b" if request.instance_id == "a" else "a"
     await clock.advance(1.5)
 
-    dispatched = request.record(now_ms=50_000)
+    dispatched = request.records(now_ms=50_000)[0]
     request.first_token()
-    prefilled = request.record(now_ms=50_000)
+    prefilled = request.records(now_ms=50_000)[0]
     request.finish(Outcome.COMPLETED)
 
     assert (dispatched.state, dispatched.instance_id, dispatched.alternative_id) == (
@@ -35,7 +35,7 @@ async def test_a_scheduled_request_describes_itself_as_it_is(start_runtime: Any,
     )
     assert (dispatched.enqueued_ms, dispatched.slo_ms, dispatched.uncached_tokens) == (48_500, 2000, 1250)
     assert prefilled.state is RequestState.PREFILLED
-    assert request.record(now_ms=50_000) is None
+    assert request.records(now_ms=50_000) == ()
 
 
 @pytest.mark.parametrize("scheduling", [BY_LENGTH])
@@ -48,7 +48,7 @@ async def test_a_request_without_an_slo_of_its_own_has_that_of_its_length(
     request = await runtime.lifecycle.place(tools.request(LONG, slo_s=header_slo_s))
 
     assert (request.chain.prompt_tokens, request.slo_s) == (1250, slo_s)
-    assert request.record(now_ms=50_000).slo_ms == slo_s * 1000
+    assert request.records(now_ms=50_000)[0].slo_ms == slo_s * 1000
     request.finish(Outcome.COMPLETED)
 
 
@@ -86,7 +86,7 @@ async def test_a_migrated_request_describes_where_it_is_now(start_runtime: Any, 
         request.finish(Outcome.COMPLETED)
     moved = await asyncio.wait_for(placing, 5)
 
-    told = moved.record(now_ms=1)
+    told = moved.records(now_ms=1)[0]
     known = (await pool.records(["moved"]))["moved"]
 
     assert (told.instance_id, told.alternative_id) == (known.instance_id, known.alternative_id)

@@ -24,6 +24,7 @@ from router.instance_loss import InstanceLossNotifier
 from router.outcome import InstanceFailure, Outcome, Usage
 from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
+from scheduling.legs import Leg
 from statestore.clock import RealClock
 
 CHAT = "/v1/chat/completions"
@@ -57,6 +58,7 @@ class FakePlacedRequest:
     expected_cached_tokens: int = 128
     expected_ttft_s: float | None = 0.25
     attempts: int = 1
+    leg: Leg = Leg.WHOLE
     first_tokens: int = 0
     engine_deaths: int = 0
     failures: list[InstanceFailure] = field(default_factory=list)
@@ -68,6 +70,10 @@ class FakePlacedRequest:
 
     def sent(self) -> None:
         pass
+
+    @property
+    def answering_id(self) -> str:
+        return self.instance_id
 
     def first_token(self) -> None:
         self.first_tokens += 1

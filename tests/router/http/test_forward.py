@@ -570,7 +570,7 @@ async def test_a_request_that_nobody_answers_is_refused_by_the_id_that_the_fleet
 def died_unseen(start_instance, start_router, kit, monkeypatch):
     """A router with a kept connection that its instance has reset, which it does not see before it writes again; and
     the instance, which goes on listening or does not."""
-    monkeypatch.setattr("router.http.forward.IDLE_DEATH_S", math.inf)  # however slow this machine is
+    monkeypatch.setattr("router.http.sending.IDLE_DEATH_S", math.inf)  # however slow this machine is
 
     async def start(*, listens: bool):
         instance = await start_instance(whole_answer)
@@ -611,7 +611,7 @@ async def test_a_kept_connection_that_broke_and_cannot_be_replaced_may_have_carr
 async def test_a_request_that_was_computed_on_a_kept_connection_is_not_sent_to_the_same_instance_again(
     fleet, monkeypatch
 ) -> None:
-    monkeypatch.setattr("router.http.forward.IDLE_DEATH_S", 0.0)  # however soon it broke, it was not at once
+    monkeypatch.setattr("router.http.sending.IDLE_DEATH_S", 0.0)  # however soon it broke, it was not at once
 
     async def answer_once_per_connection(talk):
         await talk.answer({"ok": 1})

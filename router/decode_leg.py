@@ -1,0 +1,194 @@
+"""The second leg of a split request: where it is answered, once its prompt was prefilled elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from router.context import ReplicaContext
+from router.explain import PlacementRound
+from router.failures import spend_retry
+from router.outcome import FailureKind, InstanceFailure
+from router.prompt import ReadPrompt
+from router.quarantine import Trial
+from router.served_pool import ServedPool
+from scheduling.chain import Chain
+from scheduling.decision import RouteQuery
+from scheduling.legs import Leg, decode_leg_id
+from scheduling.placement import Placed, Search, SearchFailed
+from scheduling.policies.decode_legs import DecodeLegs
+from scheduling.request import Request, RequestState
+from scheduling.split import SplitRule
+from scheduling.steps import drive
+
+
+class Owner(Protocol):
+    """The request that it is a leg of."""
+
+    request_id: str
+    pool: ServedPool
+    prompt: ReadPrompt
+    chain: Chain
+    slo_s: float
+    attempts: int
+    trial: Trial | None
+
+    @property
+    def prompt_hash(self) -> int: ...
+
+    @property
+    def age_s(self) -> float: ...
+
+
+class DecodeLeg:
+    """Its reservation is its owner's: it is placed, perhaps again, and released once with every end of the request."""
+
+    instance_id = ""
+    """Empty while it is not placed."""
+    instance_url = ""
+    data_parallel_rank: int | None = None
+    cached_tokens = 0
+    """Of the prompt, believed to be there already: the rest is transferred."""
+    placed_s: float | None = None
+
+    def __init__(self, owner: Owner, context: ReplicaContext) -> None:
+        self.request_id = decode_leg_id(owner.request_id)
+        self.failed: frozenset[str] = frozenset()
+        self.rounds: list[tuple[Placed, int]] = []
+        self._owner = owner
+        self._context = context
+        self._attempt = 0
+        self._placed: Placed | None = None
+
+    def loop_time(self) -> float:
+        return self._context.clock.monotonic_s()
+
+    async def place(self) -> InstanceFailure | None:
+        """Reserve an instance; None once that is done, else why there is none. Raises StoreUnavailableError."""
+        owner, pool = self._owner, self._owner.pool
+        self._attempt += 1
+        rule = SplitRule(pool.scheduling.split)
+        policy = DecodeLegs(pool.scheduling.max_key_blocks, pool.scheduling.kv_weight_s, rule)
+        query = RouteQuery(owner.chain, owner.slo_s, 0, owner.prompt.expected_output_tokens, self.failed)
+        search = Search(
+            policy, pool.fleet.order, query, self._request(), pool.fleet, False, pool.scheduling.decode_stall_s,
+            leg=Leg.DECODE,
+        )  # fmt: skip
+        self._reserved = True
+        try:
+            placed = await drive(search.run(), pool.fleet)
+        except SearchFailed:
+            return InstanceFailure(FailureKind.NO_DECODER, "no instance takes the decode leg")
+        spec = pool.view.view.instances.get(placed.instance_id)
+        if spec is None:
+            spec = (await pool.view.refresh()).instances.get(placed.instance_id)
+        if spec is None:
+            return InstanceFailure(FailureKind.NO_DECODER, f"instance {placed.instance_id!r} was just removed")
+        self._placed = placed
+        self.rounds.append((placed, self._attempt))
+        self.instance_id, self.instance_url = spec.instance_id, spec.url
+        self.data_parallel_rank = spec.data_parallel_rank
+        self.cached_tokens = max(0, owner.chain.prompt_tokens - placed.reply.uncached_tokens)
+        self.placed_s = owner.age_s
+        return None
+
+    _reserved = False
+    """Whether the store was asked for a reservation that has not been released."""
+
+    def _request(self) -> Request:
+        owner = self._owner
+        return Request(
+            self.request_id,
+            self._context.replica_id,
+            "",
+            RequestState.HELD,
+            self._attempt,
+            0,
+            owner.chain.prompt_tokens,
+            owner.prompt.expected_output_tokens,
+            round(owner.slo_s * 1000),
+        )
+
+    async def retry(self, failure: InstanceFailure) -> None:
+        """Its instance failed before the first token: release it, and take another try from what is left of these.
+
+        Raises:
+            RouterError: none is left.
+        """
+        self.give_up(failure)
+        await spend_retry(failure, _Tried(self._owner, self.last_instance_id), self._context)
+        self._owner.attempts += 1
+
+    last_instance_id = ""
+
+    def give_up(self, failure: InstanceFailure) -> None:
+        """Count the failure of its instance, and release its reservation."""
+        if self.instance_id:
+            self.failed |= {self.instance_id}
+            if failure.server_fault:
+                self._owner.pool.breakers.failed(self.instance_id, self._context.clock.monotonic_s())
+        self.release()
+
+    def release(self, note: str = "", then: Callable[[], None] | None = None) -> None:
+        """Release the reservation, if there is one; ``then`` is called once the store knows."""
+        if self.instance_id:
+            self.last_instance_id = self.instance_id
+        self.instance_id, self._placed = "", None
+        if not self._reserved:
+            if then is not None:
+                then()
+            return
+        self._reserved = False
+        finish = partial(self._owner.pool.fleet.finish, self.request_id, self._attempt, note)
+        if then is None:
+            self._context.outbox.post(finish)
+        else:
+            self._context.outbox.post(finish, then)
+
+    def story(self) -> dict[str, Any]:
+        """Its part of the request's explanation."""
+        return {
+            "decode_instance_id": self.instance_id or self.last_instance_id or None,
+            "decode_placed_s": self.placed_s,
+            "decode_rounds": tuple([PlacementRound.of(placed, attempt) for placed, attempt in self.rounds]),
+            "transferred_tokens": self._owner.chain.prompt_tokens - self.cached_tokens,
+        }
+
+    def record(self, now_ms: int, replica_id: str) -> Request | None:
+        """The leg as the store should know it; None while it is not placed."""
+        if self._placed is None:
+            return None
+        owner = self._owner
+        return Request(
+            request_id=self.request_id,
+            replica_id=replica_id,
+            instance_id=self.instance_id,
+            state=RequestState.PREFILLED,
+            attempt=self._attempt,
+            uncached_tokens=owner.chain.prompt_tokens - self.cached_tokens,
+            prompt_tokens=owner.chain.prompt_tokens,
+            expected_output_tokens=owner.prompt.expected_output_tokens,
+            slo_ms=round(owner.slo_s * 1000),
+            enqueued_ms=now_ms - round(owner.age_s * 1000),
+            dispatched_ms=now_ms,
+            prefilled_ms=now_ms,
+            leg=Leg.DECODE,
+        )
+
+
+class _Tried:
+    """The owner with the instance of its decode leg, for ``spend_retry``."""
+
+    def __init__(self, owner: Owner, instance_id: str) -> None:
+        self._owner = owner
+        self.request_id, self.pool, self.attempts = owner.request_id, owner.pool, owner.attempts
+        self.instance_id, self.prompt_hash = instance_id, owner.prompt_hash
+
+    @property
+    def trial(self) -> Trial | None:
+        return self._owner.trial
+
+    @trial.setter
+    def trial(self, trial: Trial | None) -> None:
+        self._owner.trial = trial

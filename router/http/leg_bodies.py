@@ -1,0 +1,76 @@
+"""The bodies of the two legs of a split request, made from the client's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from router.http.model_field import BodyPart, Edit
+from router.inference_request import COMPLETIONS_PATHS
+
+_NOT_SPLIT: Final = ("echo", "prompt_logprobs", "use_beam_search", "kv_transfer_params")
+"""Fields with which an answer needs the computed prompt itself, or with which the client transfers KV on its own."""
+_LIMITS: Final = {
+    "/v1/chat/completions": ("max_tokens", "max_completion_tokens", "min_tokens"),
+    "/v1/completions": ("max_tokens", "min_tokens"),
+}
+_OPTIONAL: Final = (b'"stream_options"', b'"max_tokens"', b'"max_completion_tokens"', b'"min_tokens"', b'"stream"')
+
+
+def may_split(path: str, body: Mapping[str, Any]) -> bool:
+    """Whether one instance can prefill the request's prompt and another one answer it: one prompt, one answer of more
+    than a token."""
+    if path not in COMPLETIONS_PATHS or any(body.get(name) for name in _NOT_SPLIT):
+        return False
+    if body.get("n") not in (None, 1) or (body.get("best_of") or 1) != 1:
+        return False
+    if 1 in (body.get("max_tokens"), body.get("max_completion_tokens")) or body.get("max_tokens") == 0:
+        return False
+    prompt = body.get("prompt")
+    return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
+
+
+def prefill_body(path: str, body: bytes, params: Mapping[str, Any], model: str | None) -> bytes:
+    """One token, not streamed: with ``min_tokens`` it ends by its length in any case, and no other end stages KV."""
+    wanted = {**dict.fromkeys(_LIMITS[path], 1), "stream": False, "kv_transfer_params": params}
+    if model is None and not any(name in body for name in _OPTIONAL):
+        return _extended(body, wanted)
+    value = orjson.loads(body)
+    value.pop("stream_options", None)
+    if model is not None:
+        value["model"] = model
+    return orjson.dumps(value | wanted)
+
+
+def _extended(body: bytes, fields: Mapping[str, Any]) -> bytes:
+    """A JSON object that has fields, with some more."""
+    end = body.rindex(b"}")
+    return b"".join((body[:end], b",", orjson.dumps(fields)[1:]))
+
+
+def params_edit(body: bytes, params: Mapping[str, Any]) -> Edit:
+    """Adds what tells a decode leg where its KV is. The body must be a JSON object that has fields."""
+    start = body.index(b"{") + 1
+    return (start, start), b'"kv_transfer_params":%b,' % orjson.dumps(params)
+
+
+def freeing_body(path: str, parts: list[BodyPart]) -> bytes:
+    """A decode leg that only takes its KV over: one token for nobody."""
+    value = orjson.loads(b"".join(parts))
+    value.pop("stream_options", None)
+    return orjson.dumps(value | dict.fromkeys(_LIMITS[path], 1) | {"stream": False})
+
+
+def transfer_params(answer: bytes) -> dict[str, Any] | None:
+    """What the answer of a prefill leg says of its KV, handed on as it is; None: nothing was staged.
+
+    Raises:
+        ValueError: it is not an answer.
+    """
+    value = orjson.loads(answer)
+    if not isinstance(value, dict) or "choices" not in value:
+        raise ValueError("not a completion")
+    params = value.get("kv_transfer_params")
+    return params if isinstance(params, dict) else None

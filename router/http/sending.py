@@ -1,0 +1,161 @@
+"""One try of a request on one instance: a connection, the bytes that go there, and the answer's way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from router.http.attempt import ExchangeResult, ExchangeTimes
+from router.http.downstream import Downstream
+from router.http.exchange import Exchange
+from router.http.heads import Header, fields_for_instance
+from router.http.model_field import BodyPart
+from router.http.plane import DataPlane
+from router.http.request_reader import Request
+from router.http.upstream import UpstreamConnection
+from router.http.upstream_pool import ConnectError, parse_origin
+from router.inference_request import InferenceRequest
+from router.instance_loss import InstanceLossNotifier
+from router.outcome import FailureKind
+
+IDLE_DEATH_S: Final = 1.0
+"""A kept connection that breaks later than this was alive, and its instance at work on the request."""
+
+
+class Target(Protocol):
+    """Where it goes."""
+
+    @property
+    def instance_id(self) -> str: ...
+
+    @property
+    def instance_url(self) -> str: ...
+
+    @property
+    def data_parallel_rank(self) -> int | None: ...
+
+
+def _nothing() -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What is sent, and who gets the answer; see ``Exchange``."""
+
+    target: Target
+    body: Callable[[], list[BodyPart]]
+    """Made for every try, and not kept while its answer is awaited."""
+    downstream: Downstream
+    on_commit: Callable[[], list[Header]]
+    on_first_token: Callable[[], None]
+    hides_usage: bool = False
+    awaits_output: bool = False
+    on_sent: Callable[[], None] = _nothing
+    abandoned: Callable[[UpstreamConnection], None] = UpstreamConnection.abort
+    """Closes the connection of a try that was cancelled."""
+
+
+class Sender:
+    """Sends one client's request, to any number of instances."""
+
+    def __init__(
+        self,
+        request: Request,
+        inference_request: InferenceRequest,
+        request_id: str,
+        plane: DataPlane,
+        loss_notifier: InstanceLossNotifier,
+        deadline_s: float,
+    ) -> None:
+        self._request = request
+        self._request_id = request_id
+        self._plane = plane
+        self._loss_notifier = loss_notifier
+        self._deadline_s = deadline_s
+        # A field the router checks itself, or replaces, must not reach an instance.
+        self._fields = fields_for_instance(
+            request.fields,
+            keep_credentials=plane.keeps_credentials,
+            http_10=request.http_10,
+            trace=inference_request.trace,
+        )
+        if plane.upstream_authorization is not None:
+            self._fields += b"authorization: %b\r\n" % plane.upstream_authorization
+
+    async def send(self, sending: Sending) -> ExchangeResult:
+        """The result of one instance. A kept connection that had died is replaced once by a new connection to the same
+        instance, without counting as an attempt."""
+        upstreams, url = self._plane.upstreams, sending.target.instance_url
+        try:
+            connection = upstreams.take_idle(url) or await upstreams.connect(url)
+        except ConnectError as error:
+            return ExchangeResult(failure=error.failure)
+        sent_s = connection.loop.time()
+        result = await self._exchange(sending, connection)
+        if not (connection.reused and _died_idle(result, connection, sent_s)):
+            return result
+        try:
+            connection = await upstreams.connect(url)
+        except ConnectError:
+            return result  # the instance itself has died, perhaps while it held the request
+        return await self._exchange(sending, connection)
+
+    async def _exchange(self, sending: Sending, connection: UpstreamConnection) -> ExchangeResult:
+        plane, settings = self._plane, self._plane.settings
+        loss_notifier, instance_id = self._loss_notifier, sending.target.instance_id
+        times = ExchangeTimes(settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s)
+        exchange = Exchange(
+            connection,
+            sending.downstream,
+            times,
+            on_commit=sending.on_commit,
+            on_first_token=sending.on_first_token,
+            port_refuses=plane.port_checks.refuses,
+            hides_usage=sending.hides_usage,
+            awaits_output=sending.awaits_output,
+        )
+        try:
+            connection.start(exchange, self.parts(sending.target, sending.body()))
+            plane.sweeper.add(exchange)
+            loss_notifier.watch(instance_id, exchange)
+            sending.on_sent()
+            result = await exchange.done
+        except BaseException:
+            sending.abandoned(connection)
+            raise
+        finally:
+            plane.sweeper.discard(exchange)
+            loss_notifier.unwatch(instance_id, exchange)
+            sending.downstream.set_source(None)
+        plane.upstreams.release(connection)
+        return result
+
+    def parts(self, target: Target, body: list[BodyPart]) -> list[BodyPart]:
+        """The request as bytes, its head first."""
+        return [self._head(target, sum(map(len, body))), *body]
+
+    def _head(self, target: Target, body_bytes: int) -> bytes:
+        request = self._request
+        origin = parse_origin(target.instance_url)
+        query = b"?" + request.query if request.query else b""
+        rank, fields = target.data_parallel_rank, self._fields
+        if rank is not None:
+            fields = b"x-data-parallel-rank: %d\r\n%b" % (rank, fields)
+        return b"%b %b%b%b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+            request.method.encode(),
+            origin.base_path,
+            request.path.encode("latin-1"),
+            query,
+            origin.authority,
+            fields,
+            self._request_id.encode(),
+            body_bytes,
+        )
+
+
+def _died_idle(result: ExchangeResult, connection: UpstreamConnection, sent_s: float) -> bool:
+    """Whether the connection was dead when the request was sent: it broke at once and without a byte."""
+    failure = result.failure
+    closed = failure is not None and failure.kind is FailureKind.CLOSED and connection.silent
+    return closed and connection.loop.time() - sent_s < IDLE_DEATH_S

@@ -1,0 +1,189 @@
+"""One try of a split request: its prefill leg, then its decode leg, which the client sees.
+
+    prefill ── 4xx ──▶ the client        ── failure ──▶ another try: prefill elsewhere, or the whole
+       │ staged
+    decode ── first token ──▶ the client's answer, to its end
+       └── failure ──▶ decode once more from the same KV, else another try, which prefills again
+
+Whatever way it ends, staged KV is taken over by somebody (``router.http.transfers``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from router.connectors import PREFILL_PARAMS
+from router.decode_leg import DecodeLeg
+from router.errors import RouterError
+from router.http.attempt import ErrorAnswer, ExchangeResult
+from router.http.downstream import Downstream
+from router.http.heads import Header
+from router.http.leg_answer import LegAnswer
+from router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
+from router.http.model_field import BodyPart, Edit
+from router.http.plane import DataPlane
+from router.http.request_reader import Request
+from router.http.sending import Sender, Sending, Target
+from router.http.upstream import UpstreamConnection
+from router.lifecycle import SplitRequest
+from router.outcome import FailureKind, InstanceFailure
+from scheduling.instance import InstanceSpec
+from scheduling.legs import Leg
+
+FREEING_TRIES = 2
+
+
+class Forwarding(Protocol):
+    """What a try needs of the request's forwarding."""
+
+    request: Request
+    downstream: Downstream
+    plane: DataPlane
+    sender: Sender
+
+    @property
+    def other_model(self) -> str | None: ...
+
+    @property
+    def streams(self) -> bool: ...
+
+    def body(self, *more: Edit) -> list[BodyPart]: ...
+
+    def to_client(self, target: Target) -> Sending: ...
+
+    def pass_on(self, answer: ErrorAnswer) -> None: ...
+
+
+class SplitTry:
+    """Lives for one try."""
+
+    def __init__(self, placed: SplitRequest, forwarding: Forwarding) -> None:
+        self._placed = placed
+        self._forwarding = forwarding
+        self._staged_body: list[BodyPart] | None = None
+        """What a decode leg is sent to take the staged KV over; None once a decoder has it, or where there is none."""
+        self._decodes = 0
+
+    async def run(self) -> ExchangeResult:
+        """With a failure if the request may be tried again."""
+        forwarding = self._forwarding
+        answer = LegAnswer(forwarding.request.path, forwarding.downstream.asked_s)
+        result = await forwarding.sender.send(
+            Sending(
+                self._placed,
+                self._prefill_body,
+                answer,
+                list[Header],
+                _nothing,
+                awaits_output=True,
+                on_sent=self._placed.sent,
+            )
+        )
+        if result.failure is not None:
+            return result
+        if result.status >= 400:
+            forwarding.pass_on(answer.as_error(result.status))
+            return result
+        try:
+            params = transfer_params(answer.body)
+        except ValueError as error:
+            detail = f"the prefill leg's answer is no completion: {error}"
+            return ExchangeResult(failure=InstanceFailure(FailureKind.PROTOCOL, detail))
+        if params is None:
+            self._placed.pool.metrics.unstaged.inc()
+        else:
+            self._staged_body = forwarding.body(params_edit(forwarding.request.body, params))
+        decode = self._placed.prefill_done()
+        try:
+            return await self._decode(decode)
+        finally:
+            if self._staged_body is not None:
+                self._free(decode, self._staged_body)
+
+    # the legs ------------------------------------------------------------------------------------------------
+    def _prefill_body(self) -> list[BodyPart]:
+        request = self._forwarding.request
+        return [prefill_body(request.path, request.body, PREFILL_PARAMS, self._forwarding.other_model)]
+
+    async def _decode(self, decode: DecodeLeg) -> ExchangeResult:
+        loop = decode.loop_time
+        staged_until_s = loop() + self._placed.pool.settings.staged_timeout_s
+        while True:
+            failure = await decode.place()
+            result = await self._answer(decode) if failure is None else ExchangeResult(failure=failure)
+            failure = result.failure
+            if failure is None or self._forwarding.downstream.committed or result.overdue:
+                return result
+            if failure.kind is FailureKind.TIMEOUT and not self._forwarding.streams:
+                return result
+            gone = failure.kind in (FailureKind.NO_DECODER, FailureKind.RECOMPUTED) or loop() > staged_until_s
+            if self._staged_body is None or gone or self._decodes > 1:
+                if failure.kind in (FailureKind.STATUS, FailureKind.RECOMPUTED):
+                    self._staged_body = None  # a decoder had it, or found that it is gone
+                return result
+            try:
+                await decode.retry(failure)
+            except RouterError:
+                return result
+            self._placed.pool.metrics.decode_retries.inc()
+
+    async def _answer(self, decode: DecodeLeg) -> ExchangeResult:
+        """One try of the decode leg."""
+        self._decodes += 1
+        forwarding = self._forwarding
+        sending = replace(
+            forwarding.to_client(decode),
+            body=lambda: self._staged_body or forwarding.body(),
+            on_first_token=self._first_token,
+            awaits_output=True,
+            abandoned=self._abandoned,
+        )
+        result = await forwarding.sender.send(sending)
+        if result.failure is None and result.status < 400:
+            self._staged_body = None
+        return result
+
+    def _first_token(self) -> None:
+        """The decoder has the KV."""
+        self._staged_body = None
+        self._placed.first_token()
+
+    # the client has left -------------------------------------------------------------------------------------
+    def _abandoned(self, connection: UpstreamConnection) -> None:
+        """The decode leg was sent. It takes the KV over before it is closed."""
+        if self._staged_body is None:
+            connection.abort()
+        else:
+            self._placed.pool.metrics.freed.inc()
+            self._forwarding.plane.transfers.wait_out(connection)
+        self._staged_body = None
+
+    def _free(self, decode: DecodeLeg, staged_body: list[BodyPart]) -> None:
+        """No decode leg took the KV over."""
+        view, forwarding = self._placed.pool.view.view, self._forwarding
+        ready = [view.instances[name] for name in view.of(Leg.DECODE).ready if name not in decode.failed]
+        ready.sort(key=lambda spec: spec.instance_id != decode.last_instance_id)
+        body = freeing_body(forwarding.request.path, staged_body)
+        tries = [(spec.url, _parts(forwarding.sender, spec, body)) for spec in ready[:FREEING_TRIES]]
+        self._placed.pool.metrics.freed.inc()
+        forwarding.plane.transfers.free(tries)
+
+
+def _parts(sender: Sender, spec: InstanceSpec, body: bytes) -> Callable[[], list[BodyPart]]:
+    return lambda: sender.parts(_Instance(spec), [body])
+
+
+class _Instance:
+    """A target without a reservation."""
+
+    def __init__(self, spec: InstanceSpec) -> None:
+        self.instance_id, self.instance_url, self.data_parallel_rank = (
+            spec.instance_id,
+            spec.url,
+            spec.data_parallel_rank,
+        )
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,47 @@
+"""What a leg of a split request asks of its KV: ``kv_transfer_params``, as vLLM's connectors read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from simulation.emulator.errors import bad_request
+from simulation.emulator.fields import Body, mapping
+
+_FIELDS = ("remote_engine_id", "remote_host", "remote_port", "remote_request_id")
+
+
+@dataclass(slots=True)
+class KvAsk:
+    """What a request asks of its KV."""
+
+    request_id: str
+    """Its client's."""
+    stages: bool = False
+    """A prefill leg."""
+    awaits: bool = False
+    """A decode leg."""
+    source: dict[str, Any] | None = None
+    """Where a decode leg finds its KV; of a layerwise prefill leg, where its KV goes."""
+    metaserver: str | None = None
+    """Whom a layerwise decode leg tells that it has its blocks."""
+    returned: dict[str, Any] | None = None
+    """``kv_transfer_params`` of the answer."""
+
+
+def read_kv_ask(payload: Body, request_id: str) -> KvAsk | None:
+    """From ``kv_transfer_params``; None where KV stays. Raises ApiError."""
+    params = mapping(payload, "kv_transfer_params")
+    if params is None:
+        return None
+    stages, awaits = params.get("do_remote_decode"), params.get("do_remote_prefill")
+    if stages and awaits:
+        raise bad_request("a request cannot both prefill and decode for another instance.", "kv_transfer_params")
+    complete = all(params.get(name) is not None for name in _FIELDS)
+    source = {name: params[name] for name in _FIELDS} if complete else None
+    if stages:
+        return KvAsk(request_id, stages=True, source=source)
+    metaserver = params.get("metaserver")
+    if awaits and (source is not None or isinstance(metaserver, str)):
+        return KvAsk(request_id, awaits=True, source=source, metaserver=metaserver if source is None else None)
+    return None  # vLLM warns of an incomplete source, and computes
