@@ -11,7 +11,7 @@ plane   the data plane alone, over a life cycle that decides nothing
 relay   copies bytes without HTTP: the floor of this machine at this hour, to compare the others with
 
     python benchmarks/router_overhead.py [--modes full,logged,traced,plane,relay] [--repetitions 3] [--requests 3000]
-        [--tcp] [--profile DIR]
+        [--tcp] [--rate 20] [--awake] [--profile DIR]
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ import random
 import signal
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
@@ -391,10 +392,11 @@ async def measure_once(router: Router, requests: int, seed: int) -> dict[str, fl
     return figures
 
 
-async def added_latency_ms(router: Router, mock_port: int, requests: int) -> dict[str, float]:
+async def added_latency_ms(router: Router, mock_port: int, requests: int, rate_per_s: float) -> dict[str, float]:
     wires = [request(2048, n) for n in range(requests)]
-    direct_s = await open_loop(mock_port, wires, 20.0)
-    through_s = await open_loop(router.port, wires, 20.0)
+    await closed_loop(router.port, [request(2048, 10**6 + n) for n in range(200)], 4)  # connections and caches
+    direct_s = await open_loop(mock_port, wires, rate_per_s)
+    through_s = await open_loop(router.port, wires, rate_per_s)
     ranks = {"added ms P50": requests // 2, "added ms P99": int(requests * 0.99)}
     return {name: (through_s[rank] - direct_s[rank]) * 1000 for name, rank in ranks.items()}
 
@@ -427,14 +429,29 @@ async def running(
         mock.close()
 
 
+@contextlib.contextmanager
+def awake(core: int) -> Iterator[None]:
+    """A core that never sleeps: a process of the lowest priority keeps it busy."""
+    spin = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+    spinning = subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{core}}})\n{spin}"])
+    try:
+        yield
+    finally:
+        spinning.kill()
+        spinning.wait()
+
+
 async def measure(mode: str, core: int, options: argparse.Namespace) -> dict[str, object]:
     started = running(mode, core, options.instances, tcp=options.tcp, profile=options.profile)
     async with started as (router, mock_port):
         rss_mb = router.rss_mb()
-        await measure_once(router, 200, seed=10**6)
+        if options.repetitions:
+            await measure_once(router, 200, seed=10**6)
         runs = [await measure_once(router, options.requests, n * 10**7) for n in range(options.repetitions)]
-        medians = {name: round(statistics.median(run[name] for run in runs), 1) for name in runs[0]}
-        latency = await added_latency_ms(router, mock_port, options.latency_requests)
+        names = runs[0] if runs else ()
+        medians = {name: round(statistics.median(run[name] for run in runs), 1) for name in names}
+        with awake(core) if options.awake else contextlib.nullcontext():
+            latency = await added_latency_ms(router, mock_port, options.latency_requests, options.rate)
         rounded = {name: round(value, 2) for name, value in latency.items()}
         return {"mode": mode, **medians, **rounded, "RSS MB": f"{rss_mb:.0f} -> {router.rss_mb():.0f}"}
 
@@ -442,9 +459,11 @@ async def measure(mode: str, core: int, options: argparse.Namespace) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modes", default="full,plane,relay")
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=3, help="0: the added latency alone")
     parser.add_argument("--requests", type=int, default=3000, help="of each size and repetition")
     parser.add_argument("--latency-requests", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=20.0, help="requests per second of the latency")
+    parser.add_argument("--awake", action="store_true", help="keep the router's core awake while latency is measured")
     parser.add_argument("--instances", type=int, default=8, help="all of them the one mock")
     parser.add_argument("--tcp", action="store_true", help="the store over TCP, else over a Unix socket")
     parser.add_argument("--profile", type=Path, help="write cProfile files here (and measure slower figures)")
