@@ -110,6 +110,9 @@ class EmulatorSettings(EngineSettings):
         False, description="keep responses to be read again, as vLLM with VLLM_ENABLE_RESPONSES_API_STORE"
     )
     instances: int = Field(1, ge=1, le=1000, description="emulated instances in this process")
+    data_parallel_size: int = Field(
+        1, ge=1, le=64, description="engines behind each instance's port, named by X-data-parallel-rank"
+    )
     time_scale: float = Field(
         1.0, gt=0, le=1000, description="engine seconds in one second of the clock; see also the replay's time scale"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from simulation.emulator.asks import Limits
 from simulation.emulator.connection import HttpRequest, Responder
@@ -19,15 +19,17 @@ _RESPONSES = "/v1/responses/"
 
 
 class Endpoints:
-    """Answers the requests of one emulated server.
+    """Answers the requests of one emulated server for one of its engines.
 
     Args:
+        generators: of all its engines, by rank; ``generator`` is one of them.
         die: see ``Faults``.
     """
 
     def __init__(
-        self, settings: EmulatorSettings, generator: Generator, die: Callable[[bool, float | None], None]
-    ) -> None:
+        self, settings: EmulatorSettings, generator: Generator, generators: Sequence[Generator],
+        die: Callable[[bool, float | None], None],
+    ) -> None:  # fmt: skip
         limits = Limits(
             model=settings.served_model,
             max_model_len=generator.config.max_request_tokens,
@@ -41,7 +43,7 @@ class Endpoints:
         self._stored_response = Route(inference.stored_response)
         self._routes: Routes = {
             **inference.routes(),
-            **ServerInfo(generator, limits, VERSION).routes(),
+            **ServerInfo(generators, limits, VERSION).routes(),
             **self.faults.routes(),
             **generator.kv_legs.routes(),
         }

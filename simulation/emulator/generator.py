@@ -80,10 +80,12 @@ class Generator:
     """Runs one engine. Everything happens on one event loop; no call blocks.
 
     Args:
+        rank: of data parallelism.
         crash: called when a prompt kills the engine; it must call ``kill``.
     """
 
-    def __init__(self, settings: EmulatorSettings, crash: Callable[[], None]) -> None:
+    def __init__(self, settings: EmulatorSettings, crash: Callable[[], None], *, rank: int = 0) -> None:
+        self._rank = rank
         self.config = settings.engine_config()
         self.kv_events: KvEventLog | None = None
         """Where it publishes what its cache does; set it before the engine has work."""
@@ -204,7 +206,12 @@ class Generator:
         journal = None if self.kv_events is None else self.kv_events.journal
         self._engine = Engine(self.config, KvPool(self.config.kv_blocks, journal))
         self.metrics = InstanceMetrics(
-            self._settings.served_model, self.config, self._engine.statistics, started_s=time.time()
+            self._settings.served_model,
+            self.config,
+            self._engine.statistics,
+            started_s=time.time(),
+            rank=self._rank,
+            ranks=self._settings.data_parallel_size,
         )
 
     # the clock ----------------------------------------------------------------------------------------------

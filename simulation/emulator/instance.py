@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from simulation.emulator.connection import Connections, HttpConnection
+from simulation.emulator.connection import Connections, HttpConnection, HttpRequest, Responder
 from simulation.emulator.endpoints import Endpoints
+from simulation.emulator.errors import bad_request
 from simulation.emulator.generator import Generator
 from simulation.emulator.kv_events import KvEventLog
 from simulation.settings import EmulatorSettings
@@ -26,15 +27,28 @@ class EmulatedInstance:
     """Owns a listening socket and all its connections."""
 
     def __init__(self, settings: EmulatorSettings, port: int) -> None:
-        self.generator = Generator(settings, crash=lambda: self.die(abruptly=False, revive_after_s=None))
-        self.endpoints = Endpoints(settings, self.generator, self.die)
+        ranks = range(settings.data_parallel_size)
+        self.generators = [Generator(settings, crash=self._crash, rank=rank) for rank in ranks]
+        """By rank of data parallelism."""
+        self._endpoints = [Endpoints(settings, each, self.generators, self.die) for each in self.generators]
         self._settings = settings
         self._port = port
         self._server: asyncio.Server | None = None
         self._connections = Connections()
         self._timers: list[asyncio.TimerHandle] = []
         self._reopening: asyncio.Task[None] | None = None
-        self.kv_events: KvEventPublisher | None = None
+        self.kv_events: list[KvEventPublisher] = []
+        """By rank; none while nothing is published."""
+
+    @property
+    def generator(self) -> Generator:
+        """The only one, or the first."""
+        return self.generators[0]
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """Of the first engine."""
+        return self._endpoints[0]
 
     @property
     def url(self) -> str:
@@ -49,17 +63,19 @@ class EmulatedInstance:
         self.generator.kv_legs.host, self.generator.kv_legs.port = self._settings.host, self._port
         offset = self._settings.kv_events_port_offset
         if offset is not None:
-            self.kv_events = self._publisher(offset)
-            self.generator.publish_cache(KvEventLog(self.generator.config.block_tokens, self.kv_events))
+            for rank, generator in enumerate(self.generators):
+                publisher = self._publisher(offset, rank)
+                self.kv_events.append(publisher)
+                generator.publish_cache(KvEventLog(generator.config.block_tokens, publisher))
 
-    def _publisher(self, offset: int) -> KvEventPublisher:
-        """As an instance started by ``vllm serve`` with these endpoints."""
+    def _publisher(self, offset: int, rank: int) -> KvEventPublisher:
+        """As an instance started by ``vllm serve`` with these endpoints, whose ports each rank adds its number to."""
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
-        endpoint, replay_endpoint = (f"tcp://{host}:{self._port + ports}" for ports in (offset, 2 * offset))
+        endpoint, replay_endpoint = (f"tcp://{host}:{self._port + ports + rank}" for ports in (offset, 2 * offset))
         from simulation.emulator.kv_publisher import KvEventPublisher  # with ZeroMQ, loaded only where it is used
 
         topic = f"kv@{host}:{self._port}@{self._settings.served_model}"
-        return KvEventPublisher(endpoint, replay_endpoint, topic)
+        return KvEventPublisher(endpoint, replay_endpoint, topic, rank=rank)
 
     def die(self, abruptly: bool, revive_after_s: float | None) -> None:
         """Go down: abruptly, as when the process is killed, or as when only the engine dies.
@@ -69,17 +85,18 @@ class EmulatedInstance:
         loop = asyncio.get_running_loop()
         if abruptly:
             self._timers.append(loop.call_later(ORDER_ANSWERED_S, self._drop_port))
-            self._timers.append(loop.call_later(ORDER_ANSWERED_S, self.generator.kill))
+            self._timers.append(loop.call_later(ORDER_ANSWERED_S, self._kill))
         else:
-            self.generator.kill()
+            self._kill()
             self._timers.append(loop.call_later(PORT_CLOSES_AFTER_S, self._drop_port))
         if revive_after_s is not None:
             self._timers.append(loop.call_later(PORT_CLOSES_AFTER_S + revive_after_s, self._revive))
 
     async def shut_down(self) -> None:
         """What SIGTERM does: let running requests finish if there is time for that, abort the rest, close."""
-        self.endpoints.faults.draining = True
-        await self.generator.wait_idle(self._settings.shutdown_timeout_s)
+        for endpoints in self._endpoints:
+            endpoints.faults.draining = True
+        await asyncio.gather(*(each.wait_idle(self._settings.shutdown_timeout_s) for each in self.generators))
         await self.close()
 
     async def close(self) -> None:
@@ -88,17 +105,40 @@ class EmulatedInstance:
             timer.cancel()
         if self._reopening is not None:
             self._reopening.cancel()
-        self.generator.abort_all()
+        for generator in self.generators:
+            generator.abort_all()
         if self._server is not None:
             self._server.close()
             self._server = None
         await self.generator.kv_legs.close()
         await self._connections.close(CLOSE_TIMEOUT_S)
-        if self.kv_events is not None:
-            await self.kv_events.close()
+        await self._close_events()
+
+    async def _close_events(self) -> None:
+        while self.kv_events:
+            await self.kv_events.pop().close()
 
     def _connection(self) -> HttpConnection:
-        return HttpConnection(self.endpoints.handle, self._connections)
+        return HttpConnection(self._handle, self._connections)
+
+    def _handle(self, request: HttpRequest, responder: Responder) -> None:
+        """By the engine that the request names, else by the one with the fewest requests."""
+        named, count = request.headers.get("x-data-parallel-rank"), len(self.generators)
+        if named is None:
+            rank = min(range(count), key=lambda each: self.generators[each].active)
+        elif named.isdecimal() and int(named) < count:
+            rank = int(named)
+        else:
+            wrong = bad_request(f"data_parallel_rank {named} is out of range [0, {count}).")
+            return responder.send(wrong.status, wrong.body())
+        return self._endpoints[rank].handle(request, responder)
+
+    def _crash(self) -> None:
+        self.die(abruptly=False, revive_after_s=None)
+
+    def _kill(self) -> None:
+        for generator in self.generators:
+            generator.kill()
 
     def _drop_port(self) -> None:
         if self._server is not None:
@@ -107,10 +147,10 @@ class EmulatedInstance:
         self._connections.abort()
 
     def _revive(self) -> None:
-        self.generator.restart()
+        for generator in self.generators:
+            generator.restart()
         self._reopening = asyncio.get_running_loop().create_task(self._reopen())
 
     async def _reopen(self) -> None:
-        if self.kv_events is not None:
-            await self.kv_events.close()
+        await self._close_events()
         await self.open()

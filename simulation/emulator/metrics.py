@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -48,14 +48,22 @@ class Histogram:
 
 
 class InstanceMetrics(Collector):
-    """What one emulated server counts, and its page under ``/metrics``.
+    """What one emulated engine counts.
 
     Args:
         started_s: when its process started, Unix time.
+        rank: of data parallelism, among ``ranks``.
     """
 
     def __init__(
-        self, model: str, config: EngineConfig, statistics: Callable[[], EngineStatistics], *, started_s: float
+        self,
+        model: str,
+        config: EngineConfig,
+        statistics: Callable[[], EngineStatistics],
+        *,
+        started_s: float,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.time_to_first_token_s = Histogram(_TTFT_BUCKETS_S)
         self.inter_token_s = Histogram(_TOKEN_BUCKETS_S)
@@ -63,16 +71,11 @@ class InstanceMetrics(Collector):
         self.request_latency_s = Histogram(_REQUEST_BUCKETS_S)
         self.finished: Counter[str] = Counter()
         self.prompt_tokens = 0
-        self._labels = {"model_name": model, "engine": "0"}
+        self._labels = {"model_name": model, "engine": str(rank)}
+        self._ranks = ranks
         self._config = config
         self._started_s = started_s
         self._statistics = statistics
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-
-    def render(self) -> bytes:
-        """The page in Prometheus text format."""
-        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         now = self._statistics()
@@ -101,7 +104,8 @@ class InstanceMetrics(Collector):
             "KV cache configuration.",
             labels=("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
         )
-        config.add_metric(("0", str(self._config.block_tokens), str(self._config.kv_blocks), "True"), 1.0)
+        blocks = str(self._config.kv_blocks * self._ranks)  # of all ranks together, at each of them
+        config.add_metric((self._labels["engine"], str(self._config.block_tokens), blocks, "True"), 1.0)
         yield config
         yield GaugeMetricFamily(
             "process_start_time_seconds", "Start time of the process since unix epoch in seconds.", self._started_s
@@ -122,3 +126,24 @@ class InstanceMetrics(Collector):
         buckets, total = histogram.cumulative()
         family.add_metric(tuple(self._labels.values()), buckets=buckets, sum_value=total)
         return family
+
+
+class _Page(Collector):
+    def __init__(self, engines: Sequence[InstanceMetrics]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for engine in self._engines:
+            for metric in engine.collect():
+                family = families.setdefault(metric.name, metric)
+                if family is not metric and metric.name.startswith("vllm"):
+                    family.samples += metric.samples
+        yield from families.values()
+
+
+def render(engines: Sequence[InstanceMetrics]) -> bytes:
+    """The page of a server under ``/metrics``, in Prometheus text format."""
+    registry = CollectorRegistry()
+    registry.register(_Page(engines))
+    return generate_latest(registry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -11,16 +12,17 @@ from simulation.emulator.connection import HttpRequest, Responder
 from simulation.emulator.errors import invalid
 from simulation.emulator.fields import flag, read_json, required
 from simulation.emulator.generator import Generator
+from simulation.emulator.metrics import render
 from simulation.emulator.openai_api import chat_prompt, check_model, completion_prompts, token_bytes, token_texts
 from simulation.emulator.routes import Route, Routes, send
 from simulation.tokenizer import encode
 
 
 class ServerInfo:
-    """Of one emulated server."""
+    """Of one emulated server, all its engines."""
 
-    def __init__(self, generator: Generator, limits: Limits, version: str) -> None:
-        self._generator = generator
+    def __init__(self, generators: Sequence[Generator], limits: Limits, version: str) -> None:
+        self._generators = generators
         self._limits = limits
         self._version = version
         self._created = int(time.time())
@@ -34,7 +36,7 @@ class ServerInfo:
             "/health": {"GET": health},
             "/ping": {"GET": health, "POST": health},
             "/version": {"GET": Route(lambda _, responder: send(responder, {"version": self._version}))},
-            "/load": {"GET": Route(lambda _, responder: send(responder, {"server_load": self._generator.active}))},
+            "/load": {"GET": Route(self._load)},
             "/metrics": {"GET": Route(self._metrics)},
             "/reset_prefix_cache": {"POST": Route(self._reset_prefix_cache)},
         }
@@ -51,8 +53,11 @@ class ServerInfo:
         }
         send(responder, {"object": "list", "data": [model]})
 
+    def _load(self, _request: HttpRequest, responder: Responder) -> None:
+        send(responder, {"server_load": sum(each.active for each in self._generators)})
+
     def _metrics(self, _request: HttpRequest, responder: Responder) -> None:
-        responder.send(200, self._generator.metrics.render(), CONTENT_TYPE_LATEST)
+        responder.send(200, render([each.metrics for each in self._generators]), CONTENT_TYPE_LATEST)
 
     def _tokenize(self, request: HttpRequest, responder: Responder) -> None:
         payload = read_json(request.body)
@@ -76,5 +81,6 @@ class ServerInfo:
         send(responder, {"prompt": token_bytes(tokens, "tokens").decode("utf-8", "replace")})
 
     def _reset_prefix_cache(self, _request: HttpRequest, responder: Responder) -> None:
-        self._generator.engine.clear_cache()
+        for each in self._generators:
+            each.engine.clear_cache()
         responder.send(200, b"")

@@ -17,13 +17,14 @@ OPTIONS = (
 )  # fmt: skip
 
 
-def complete(fleet: Fleet, ids: list[int]) -> tuple[int, int]:
-    """Expected and reported cached tokens."""
+def complete(fleet: Fleet, ids: list[int]) -> tuple[int, int, str]:
+    """Expected and reported cached tokens, and the instance."""
     body = json.dumps({"model": fleet.model, "prompt": ids, "max_tokens": 2}).encode()
     request = urllib.request.Request(f"{fleet.endpoint}/v1/completions", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         usage = json.loads(answer.read())["usage"]
-        return int(answer.headers["x-dualmap-cached-tokens"]), usage["prompt_tokens_details"]["cached_tokens"]
+        expected, instance_id = int(answer.headers["x-dualmap-cached-tokens"]), answer.headers["x-dualmap-instance"]
+        return expected, usage["prompt_tokens_details"]["cached_tokens"], instance_id
 
 
 def views(fleet: Fleet) -> set[str]:
@@ -43,7 +44,7 @@ def test_expected_cached_tokens_are_those_that_instances_report_under_eviction(t
         for turn in range(1, 8):
             for session in range(6):
                 ids = [1000 + session] * BLOCK_TOKENS + list(range(2 * BLOCK_TOKENS * turn))
-                expected, cached = complete(fleet, ids)
+                expected, cached, _ = complete(fleet, ids)
                 reported += cached
                 if abs(expected - cached) > 16:
                     wrong.append((session, turn, expected, cached))

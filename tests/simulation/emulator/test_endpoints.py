@@ -407,3 +407,23 @@ async def test_a_killed_server_cuts_its_connections(emulator: EmulatedInstance, 
             await asking
         with pytest.raises(httpx.TransportError):
             await client.get("/health")
+
+
+async def test_ranks_are_engines_of_their_own_behind_one_port(start_emulator: Any) -> None:
+    server = await start_emulator(data_parallel_size=2)
+    async with httpx.AsyncClient(base_url=server.url, timeout=10) as client:
+
+        async def ask(rank: int | None) -> httpx.Response:
+            headers = {} if rank is None else {"x-data-parallel-rank": str(rank)}
+            body = {"model": MODEL, "prompt": "x" * 4096, "max_tokens": 1}
+            return await client.post("/v1/completions", json=body, headers=headers)
+
+        found = [(await ask(rank)).json()["usage"]["prompt_tokens_details"]["cached_tokens"] for rank in (0, 1, 1, 0)]
+        refused, page = await ask(2), (await client.get("/metrics")).text
+
+    assert found[:2] == [0, 0]
+    assert found[2] == found[3] > 0
+    assert refused.status_code == 400 and "out of range" in refused.json()["error"]["message"]
+    samples = [line for line in page.splitlines() if line.startswith("vllm:prompt_tokens_total")]
+    assert [line.rpartition(" ")[2] for line in samples] == ["2048.0", "2048.0"]
+    assert page.count("# HELP vllm:prompt_tokens_total") == 1
