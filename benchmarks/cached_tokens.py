@@ -57,7 +57,8 @@ async def ask(client: httpx.AsyncClient, model: str, session: Session, turn: int
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
     }
-    sent_s, first_s, answer, usage = time.monotonic(), 0.0, [], None
+    sent_s, first_s, usage = time.monotonic(), 0.0, None
+    answer: list[int] = []
     async with client.stream("POST", "/v1/completions", json=body) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():

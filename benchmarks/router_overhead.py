@@ -273,7 +273,7 @@ class Relay(asyncio.Protocol):
 
     def __init__(self, instance_url: str) -> None:
         parts = urlsplit(instance_url)
-        self._address = parts.hostname, parts.port
+        self._host, self._port = parts.hostname or "", parts.port or 80
         self._upstream: asyncio.Transport | None = None
         self._early: list[bytes] = []
 
@@ -282,7 +282,7 @@ class Relay(asyncio.Protocol):
 
     async def _connect(self, client: asyncio.Transport) -> None:
         loop = asyncio.get_running_loop()
-        upstream, _ = await loop.create_connection(lambda: RelayUpstream(client), *self._address)
+        upstream, _ = await loop.create_connection(lambda: RelayUpstream(client), self._host, self._port)
         upstream.writelines(self._early)
         self._upstream = upstream
 
