@@ -18,9 +18,10 @@ end
 local function dispatch(request)
   local chain = read_chain(request.id)
   if chain then
-    local resident = resident_blocks(instance.id, chain.hashes, hit_blocks(instance.id, chain.hashes))
+    local hit, stamp = hit_blocks(instance.id, chain.hashes)
+    local resident = resident_blocks(instance.id, chain.hashes, hit, stamp)
     request.uncached_tokens = uncached_tokens(request.told.prompt_tokens, chain.block_tokens, resident)
-    stamp_chain(instance, chain.hashes, chain.block_tokens, #chain.hashes / 8)
+    stamp_chain(instance, chain.hashes, chain.block_tokens, #chain.hashes / 8, settled_blocks(hit, stamp))
     redis.call('HDEL', keys.request .. request.id, 'chain', 'block_tokens')
   end
   request.state, request.deferred, request.dispatched_ms = 'dispatched', false, now_ms

@@ -148,7 +148,7 @@ else
 end
 enter(instance, request, request.enqueued_ms + ask.rank_ms, now_ms)
 instance.assigned_tokens = instance.assigned_tokens + (decodes and 0 or request.uncached_tokens)
-stamp_chain(instance, chain, ask.block_tokens, resident)
+stamp_chain(instance, chain, ask.block_tokens, resident, settled_blocks(best.hit, best.stamp))
 write_instance(instance)
 if not decodes then
   stamp_samples(samples, instance.id)

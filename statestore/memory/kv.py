@@ -45,9 +45,12 @@ class KvMetadata:
         return bisect_left(hashes, True, key=lambda each: not booked.get(each, _NOT)[0] and each not in confirmed)
 
     def stamp(self, hashes: Sequence[int], resident_blocks: int, capacity_blocks: int) -> None:
-        """Enter the chain as the youngest, its first blocks as resident, evicting the oldest beyond capacity."""
+        """Enter the chain as the youngest, its first blocks as resident, evicting the oldest beyond capacity. What is
+        listed of it is left alone where the engine has confirmed the last of that."""
         booked, confirmed = self._booked, self._confirmed
-        for position in range(min(len(hashes), capacity_blocks) - 1, -1, -1):
+        hit = self.hit_blocks(hashes) if confirmed else 0
+        settled = hit if hit and hashes[hit - 1] in confirmed else 0
+        for position in range(min(len(hashes), capacity_blocks) - 1, settled - 1, -1):
             block = hashes[position]
             if block not in confirmed:
                 booked[block] = (position < resident_blocks, self._term)

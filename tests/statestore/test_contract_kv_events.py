@@ -102,6 +102,20 @@ async def test_a_request_is_counted_by_what_is_booked_and_what_is_confirmed(pool
     assert (first.uncached_tokens, second.uncached_tokens) == (200, 200)
 
 
+async def test_a_placement_books_what_follows_the_confirmed_head(pool: PoolStore) -> None:
+    fence = await claimed(pool)
+    await pool.apply_kv_events("a", fence, KvChange(0, 1.0, CHAIN.hashes[:3]))
+    longer = chain(*CHAIN.hashes[:3], 15, 16)
+    await place(pool, "first", "a", chain=longer)
+
+    found = await pool.observe(["a"], longer)
+    assert (found.loads["a"].hit_blocks, found.loads["a"].cached_blocks) == (5, 5)
+
+    await pool.apply_kv_events("a", fence, KvChange(1, 1.0, (), CHAIN.hashes[2:3]))
+    assert (await pool.loads())["a"].cached_blocks == 4
+    assert await hit_of(pool) == 2
+
+
 async def test_the_engine_confirms_what_was_booked(pool: PoolStore) -> None:
     fence = await claimed(pool)
     await place(pool, "first", "a", chain=CHAIN)

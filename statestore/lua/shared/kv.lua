@@ -48,13 +48,18 @@ local function uncached_tokens(prompt_tokens, block_tokens, hit)
   return prompt_tokens - math.min(hit, math.floor((prompt_tokens - 1) / block_tokens)) * block_tokens
 end
 
--- Enters a chain as the youngest: its first blocks as resident, the others as reserved. Evicts the oldest beyond capacity,
--- which what is confirmed does not count in.
-local function stamp_chain(instance, chain, block_tokens, resident)
+-- Of so many listed blocks, the last with this stamp, those that a placement need not stamp: no stamp is above theirs.
+local function settled_blocks(hit, stamp)
+  return stamp == CONFIRMED and hit or 0
+end
+
+-- Enters a chain, but for its settled blocks, as the youngest: its first blocks as resident, the others as reserved. Evicts
+-- the oldest beyond capacity, which what is confirmed does not count in.
+local function stamp_chain(instance, chain, block_tokens, resident, settled)
   local capacity = math.floor(instance.described.kv_capacity_tokens / block_tokens)
   local blocks, kv_key = math.min(#chain / 8, capacity), keys.kv .. instance.id
   instance.kv_stamp = instance.kv_stamp + blocks
-  for first = 0, blocks - 1, BLOCKS_PER_CALL do
+  for first = settled, blocks - 1, BLOCKS_PER_CALL do
     local stamped, place = {}, 0
     for block = first, math.min(first + BLOCKS_PER_CALL, blocks) - 1 do
       stamped[place + 1] = instance.kv_stamp - block + (block < resident and 0 or 0.5)
