@@ -10,17 +10,17 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import count
 
-from simulation.emulator.asks import Ask, Choice
+from simulation.emulator.asks import Ask
+from simulation.emulator.calls import Call, Generation
 from simulation.emulator.clock import EngineClock
 from simulation.emulator.connection import Responder
 from simulation.emulator.errors import engine_dead, kv_load_failed, queue_full
 from simulation.emulator.kv_events import KvEventLog
 from simulation.emulator.kv_legs import KvLegs
 from simulation.emulator.metrics import InstanceMetrics
-from simulation.emulator.replies import Ended, Reply, StreamReply, Usage
+from simulation.emulator.replies import Ended, Reply, StreamReply
 from simulation.engine import Engine
 from simulation.engine_types import EngineRequest, Event, EventKind
 from simulation.kv_pool import KvPool
@@ -29,51 +29,6 @@ from simulation.settings import EmulatorSettings
 _MIN_TICK_S = 0.0005
 FLUSH_INTERVAL_S = 0.005
 """Chunks are written at most this often."""
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One request under way: one or more answers, one response."""
-
-    ask: Ask
-    reply: Reply
-    stream: StreamReply | None
-    """The same reply, where its pieces are sent as they come."""
-    responder: Responder
-    arrived_s: float
-    """Engine time, as all times here."""
-    ends: dict[int, Ended] = field(default_factory=dict)
-    cached_tokens: int = 0
-    begun: bool = False
-
-    def write(self, data: bytes) -> None:
-        """A piece of the stream, unless it is empty."""
-        if data:
-            self.responder.write(data)
-
-    def all_ends(self) -> list[Ended]:
-        """Of a complete request, in the order of its choices."""
-        return [self.ends[number] for number in range(len(self.ask.choices))]
-
-    def usage(self) -> Usage:
-        completion_tokens = sum(ended.tokens for ended in self.ends.values())
-        return Usage(self.ask.prompt_tokens, completion_tokens, self.cached_tokens)
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """One answer under way."""
-
-    call: Call
-    number: int
-    """Among the choices of the request."""
-    started_s: float = math.nan
-    last_token_s: float = math.nan
-    sent_tokens: int = 0
-
-    @property
-    def choice(self) -> Choice:
-        return self.call.ask.choices[self.number]
 
 
 class Generator:
@@ -205,13 +160,14 @@ class Generator:
         self.kv_legs.reboot()
         journal = None if self.kv_events is None else self.kv_events.journal
         self._engine = Engine(self.config, KvPool(self.config.kv_blocks, journal))
-        self.metrics = InstanceMetrics(
+        model, ranks, statistics = (
             self._settings.served_model,
-            self.config,
+            self._settings.data_parallel_size,
             self._engine.statistics,
-            started_s=time.time(),
-            rank=self._rank,
-            ranks=self._settings.data_parallel_size,
+        )
+        started_s = time.time()
+        self.metrics = InstanceMetrics(
+            model, self.config, statistics, started_s=started_s, rank=self._rank, ranks=ranks
         )
 
     # the clock ----------------------------------------------------------------------------------------------

@@ -1,0 +1,55 @@
+"""Requests under way in an emulated engine, and their answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from simulation.emulator.asks import Ask, Choice
+from simulation.emulator.connection import Responder
+from simulation.emulator.replies import Ended, Reply, StreamReply, Usage
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request under way: one or more answers, one response."""
+
+    ask: Ask
+    reply: Reply
+    stream: StreamReply | None
+    """The same reply, where its pieces are sent as they come."""
+    responder: Responder
+    arrived_s: float
+    """Engine time, as all times here."""
+    ends: dict[int, Ended] = field(default_factory=dict)
+    cached_tokens: int = 0
+    begun: bool = False
+
+    def write(self, data: bytes) -> None:
+        """A piece of the stream, unless it is empty."""
+        if data:
+            self.responder.write(data)
+
+    def all_ends(self) -> list[Ended]:
+        """Of a complete request, in the order of its choices."""
+        return [self.ends[number] for number in range(len(self.ask.choices))]
+
+    def usage(self) -> Usage:
+        completion_tokens = sum(ended.tokens for ended in self.ends.values())
+        return Usage(self.ask.prompt_tokens, completion_tokens, self.cached_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One answer under way."""
+
+    call: Call
+    number: int
+    """Among the choices of the request."""
+    started_s: float = math.nan
+    last_token_s: float = math.nan
+    sent_tokens: int = 0
+
+    @property
+    def choice(self) -> Choice:
+        return self.call.ask.choices[self.number]
