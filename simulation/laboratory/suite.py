@@ -126,7 +126,7 @@ SPLITS = Suite(
     rates=("0.9x",),
     goodput=False,
     seeds=3,
-    requests_per_instance=150,
+    requests_per_instance=100,
     tolerance=0.02,
     saturation_of="4P4D",
 )
@@ -135,7 +135,7 @@ SPLIT_OR_WHOLE = replace(
     SPLITS,
     name="split-or-whole",
     workloads=(*WORKLOADS[:2], Workload("thinking", "thinking", capped=True)),
-    rates=("0.5x", "0.75x", "0.9x"),
+    rates=("0.5x", "0.9x"),
 )
 """The default policy's choice between splitting a request and serving it whole, beside always and never."""
 SUITES: Mapping[str, Suite] = MappingProxyType(

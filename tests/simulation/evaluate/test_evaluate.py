@@ -171,6 +171,24 @@ def test_the_cost_of_every_step_is_measured(policy: PolicyName) -> None:
     assert min(costs.searching_us, costs.placing_us, costs.releasing_us) > 0
 
 
+def test_splits_stand_beside_mixed_instances_under_every_policy_and_way(sections: list[Section]) -> None:
+    section = next(section for section in sections if section.name == "disaggregation")
+    policies, ways = section.tables
+
+    labels = ("Conversation, 7B", "Tool&Agent, 7B")
+    assert [tuple(row[:3]) for row in policies.rows] == [
+        (label, fleet, policy)
+        for label in labels
+        for fleet in ("8M", "4P4D", "5P3D", "6P2D")
+        for policy in TINY.policies
+    ]
+    told = {(row[1], row[3]): row[4] for row in ways.rows if row[0] == "Tool&Agent, long answers"}
+    assert {fleet for fleet, _ in told} == {"8M", "4P4D", "5P3D", "6P2D", "2P6D"}
+    assert (told["4P4D", "always"], told["4P4D", "never"], told["8M", "-"]) == (100.0, 0.0, 0.0)
+    assert sum("P90 TTFT over 4P4D" in finding for finding in section.findings) == 2
+    assert sum("the decider is at worst" in finding for finding in section.findings) == 3
+
+
 def test_two_choices_balance_better_than_one(sections: list[Section]) -> None:
     table = next(section for section in sections if section.name == "balance").tables[0]
 
