@@ -43,6 +43,10 @@ def tell(story: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [head]
     for number, each in enumerate(story["rounds"], 1):
         parts += ["", *_round(number, each)]
+    decode = story.get("decode")
+    if decode is not None:
+        for number, each in enumerate(decode["rounds"], 1):
+            parts += ["", "Decode leg:", *_round(number, each)[1:]]
     for failure in story["failures"]:
         parts.append(f"failed: {failure}")
     return Group(*parts, "", _ending(story))
@@ -82,7 +86,16 @@ def _ending(story: dict[str, Any]) -> str:
         return "–" if value is None else f"{value:.3f} s"
 
     expected, reported = story["expected_cached_tokens"], story["reported_cached_tokens"]
-    return (
+    decode = story.get("decode")
+    legs = (
+        ""
+        if decode is None
+        else (
+            f"Split: prefilled by {story['instance_id']} until {seconds('prefilled_s')}, answered by"
+            f" {decode['instance_id']}, {decode['transferred_tokens']:,} tokens to transfer\n"
+        )
+    )
+    return legs + (
         f"Went to {story['instance_id'] or 'no instance'}: held {seconds('held_s')}, "
         f"first token {seconds('first_token_s')} (expected {seconds('expected_ttft_s')}), "
         f"done {seconds('done_s')}, outcome {story['outcome'] or 'still open'}\n"

@@ -28,6 +28,7 @@ _ACTIONS = {
     "add": "add an instance; it serves as soon as its health check passes",
     "drain": "send it nothing new; what it has is finished, what is held for it moves",
     "resume": "put it back into service",
+    "role": "change what it serves: mixed, prefill or decode",
     "remove": "drain it, wait until it has nothing left, forget it",
 }
 
@@ -43,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action_parser.add_argument(
                 "--timeout-s", type=float, default=60.0, help="how long to wait for its requests"
             )
+        if action == "role":
+            action_parser.add_argument("role", choices=("mixed", "prefill", "decode"))
         if action == "add":
             action_parser.add_argument("instance_url", metavar="INSTANCE_URL", help="base URL of the vLLM server")
             action_parser.add_argument("--role", default="mixed", choices=("mixed", "prefill", "decode"))
@@ -63,6 +66,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         if added.get("warning"):  # a replica of another version may not know it
             print(f"dualmap instances: warning: {added['warning']}", file=sys.stderr)
         print(f"{arguments.id} added; it is ready once its health check passes")
+    elif arguments.action == "role":
+        changed = api.call("PATCH", f"/instances/{quote(arguments.id, safe='')}", {"role": arguments.role})
+        print(f"{arguments.id} serves as {changed['role']}")
     elif arguments.action == "remove":
         remove(api, arguments.id, arguments.timeout_s)
         print(f"{arguments.id} removed")

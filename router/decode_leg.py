@@ -31,7 +31,7 @@ class Owner(Protocol):
     prompt: ReadPrompt
     chain: Chain
     slo_s: float
-    attempts: int
+    failed: frozenset[str]
     trial: Trial | None
 
     @property
@@ -54,7 +54,10 @@ class DecodeLeg:
 
     def __init__(self, owner: Owner, context: ReplicaContext) -> None:
         self.request_id = decode_leg_id(owner.request_id)
-        self.failed: frozenset[str] = frozenset()
+        self.failed = owner.failed
+        """Instances that failed, this leg or the request before."""
+        self.lost = False
+        """Its last instance did not find the KV, or gave the request back: another prefill is needed."""
         self.rounds: list[tuple[Placed, int]] = []
         self._owner = owner
         self._context = context
@@ -79,6 +82,9 @@ class DecodeLeg:
         try:
             placed = await drive(search.run(), pool.fleet)
         except SearchFailed:
+            if self.failed:  # one that failed before is better than none
+                self.failed = frozenset()
+                return await self.place()
             return InstanceFailure(FailureKind.NO_DECODER, "no instance takes the decode leg")
         spec = pool.view.view.instances.get(placed.instance_id)
         if spec is None:
@@ -117,14 +123,14 @@ class DecodeLeg:
             RouterError: none is left.
         """
         self.give_up(failure)
-        await spend_retry(failure, _Tried(self._owner, self.last_instance_id), self._context)
-        self._owner.attempts += 1
+        await spend_retry(failure, _Tried(self._owner, self.last_instance_id, self._attempt), self._context)
 
     last_instance_id = ""
 
     def give_up(self, failure: InstanceFailure) -> None:
         """Count the failure of its instance, and release its reservation."""
         if self.instance_id:
+            self.lost = failure.kind in (FailureKind.STATUS, FailureKind.RECOMPUTED)
             self.failed |= {self.instance_id}
             if failure.server_fault:
                 self._owner.pool.breakers.failed(self.instance_id, self._context.clock.monotonic_s())
@@ -180,9 +186,9 @@ class DecodeLeg:
 class _Tried:
     """The owner with the instance of its decode leg, for ``spend_retry``."""
 
-    def __init__(self, owner: Owner, instance_id: str) -> None:
+    def __init__(self, owner: Owner, instance_id: str, attempts: int) -> None:
         self._owner = owner
-        self.request_id, self.pool, self.attempts = owner.request_id, owner.pool, owner.attempts
+        self.request_id, self.pool, self.attempts = owner.request_id, owner.pool, attempts
         self.instance_id, self.prompt_hash = instance_id, owner.prompt_hash
 
     @property

@@ -247,7 +247,9 @@ class ScheduledRequest(RequestStory):
         self._dispatched, self._placed = False, None
         if decode is not None:
             decode.give_up(failure)
-            self.failed, failed_id, self.decode = self.failed | decode.failed, decode.last_instance_id, None
+            # What is not found is prefilled elsewhere: its source may be what failed. Decoders are not at fault then.
+            self.failed |= {self.instance_id} if decode.lost else decode.failed
+            failed_id, self.decode = decode.last_instance_id or failed_id, None
         else:
             if failure.server_fault:
                 self.pool.breakers.failed(failed_id, self._context.clock.monotonic_s())

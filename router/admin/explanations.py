@@ -93,11 +93,24 @@ def _story(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
     for told, each in zip(story["rounds"], explanation.rounds, strict=True):
         told["loads"] = {instance_id: asdict(load) for instance_id, load in each.loads.items()}
         told["costs"] = costs_of(explanation, each, pool)
+    story["decode"] = _decode_leg(story, explanation)
     return {
         "replica_id": runtime.context.replica_id,
         **story,
         "hash_key": f"{explanation.hash_key:016x}",
     }
+
+
+def _decode_leg(story: dict[str, Any], explanation: Explanation) -> dict[str, Any] | None:
+    """The second leg of a split request, in a part of its own; None while there is none."""
+    told = {name: story.pop(f"decode_{name}") for name in ("instance_id", "placed_s", "rounds")} | {
+        "transferred_tokens": story.pop("transferred_tokens")
+    }
+    if told["placed_s"] is None:
+        return None
+    for each, kept in zip(told["rounds"], explanation.decode_rounds, strict=True):
+        each["loads"] = {instance_id: asdict(load) for instance_id, load in kept.loads.items()}
+    return told
 
 
 async def _live_record(runtime: Runtime, request_id: str) -> RequestRecord | None:

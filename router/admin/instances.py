@@ -13,7 +13,7 @@ from router.admin.scope import PoolParam, PoolsParam, RuntimeParam, pool_of
 from router.errors import ConflictError, InvalidRequestError, NotFoundError
 from router.served_pool import ServedPool
 from scheduling.errors import TransitionError
-from scheduling.instance import InstanceLoad, InstanceSpec
+from scheduling.instance import InstanceLoad, InstanceSpec, Role
 from scheduling.lifecycle import InstanceEvent, next_state
 from statestore.settings import (
     BaseUrl,
@@ -40,6 +40,7 @@ class InstanceChanges(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: BaseUrl | None = Field(None, description="base URL of the vLLM server")
+    role: Role | None = Field(None, description="mixed, prefill or decode: what new requests it serves")
     prefill_tokens_per_s: PrefillRate | None = Field(None, description="prior of the learned prefill rate")
     kv_capacity_tokens: KvCapacity | None = Field(None, description="KV cache size in tokens")
     dispatch_window_tokens: DispatchWindow | None = Field(None, description="room for dispatched, unprefilled tokens")

@@ -68,9 +68,10 @@ def gives_back(data: bytes) -> bool:
 
 
 def failure_of_whole(body: bytes) -> InstanceFailure | None:
-    """The failure that the whole answer of a leg shows: it is empty, or gives the request back."""
-    if not body.strip():
-        return InstanceFailure(FailureKind.PROTOCOL, "an empty answer")
+    """The failure that the whole answer of a leg shows: it is none, or gives the request back."""
+    if b'"choices"' not in body:
+        what = body[:200].decode("utf-8", "replace") if body.strip() else "an empty answer"
+        return InstanceFailure(FailureKind.PROTOCOL, what)
     return GIVEN_BACK if gives_back(body) else None
 
 

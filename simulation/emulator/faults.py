@@ -13,20 +13,23 @@ from simulation.emulator.generator import Generator
 from simulation.emulator.routes import Route, Routes, send
 
 
-class OddAnswerError(ApiError):
+class EmptyAnswerError(ApiError):
     """An answer of status 200 that is none."""
 
-    def __init__(self, text: bytes) -> None:
-        super().__init__(200, "", "")
-        self._text = text
+    def body(self) -> bytes:
+        return b""
+
+
+class GivenBackError(ApiError):
+    """A request that a decoder gives back, once its memory has run out."""
 
     def body(self) -> bytes:
-        return self._text
+        return b'{"choices":[{"index":0,"text":"","stop_reason":"recomputed"}]}'
 
 
 _ANSWERS = {
-    "empty": OddAnswerError(b""),
-    "recomputed": OddAnswerError(b'{"choices":[{"index":0,"text":"","stop_reason":"recomputed"}]}'),
+    "empty": EmptyAnswerError(200, "", ""),
+    "recomputed": GivenBackError(200, "", ""),
 }
 """What failed decoders of vLLM-Ascend answer."""
 

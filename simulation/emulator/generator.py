@@ -136,6 +136,7 @@ class Generator:
         """The engine dies: streams end with an error event under the status they have, others get 500."""
         self._dead = True
         self._disarm()
+        self.kv_legs.reboot()  # a dead process frees nothing elsewhere
         error = engine_dead()
         for call in list(self._calls):
             self._drop(call)

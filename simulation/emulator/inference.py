@@ -11,9 +11,10 @@ from urllib.parse import unquote
 from simulation.emulator.asks import Ask, Limits
 from simulation.emulator.connection import HttpRequest, Responder
 from simulation.emulator.errors import ApiError
-from simulation.emulator.faults import Faults
+from simulation.emulator.faults import Faults, GivenBackError
 from simulation.emulator.fields import Body, flag, read_json
 from simulation.emulator.generator import Generator
+from simulation.emulator.kv_ask import read_kv_ask
 from simulation.emulator.messages_api import read_count, read_message
 from simulation.emulator.openai_api import read_chat, read_completion
 from simulation.emulator.pooling_api import read_embedding, read_rerank, read_score
@@ -71,17 +72,28 @@ class Inference:
         return ask, reply
 
     def _generated(
-        self, read: Read[StreamReply], *, own_id: bool = False, error_body: Callable[[ApiError], bytes] = ApiError.body
+        self,
+        read: Read[StreamReply],
+        *,
+        own_id: bool = False,
+        error_body: Callable[[ApiError], bytes] = lambda error: error.body(),
     ) -> Route:
         """``own_id``: the answer's id is the server's own, not the client's."""
 
         def handle(request: HttpRequest, responder: Responder) -> None:
-            self._faults.fail_if_ordered()
             payload = read_json(request.body)
+            self._fail_if_ordered(payload)
             ask, reply = read(payload, self._limits, self._stamp(request, payload, own_id=own_id))
             self._generator.start(ask, reply, responder, reply if flag(payload, "stream") else None)
 
         return Route(handle, error_body)
+
+    def _fail_if_ordered(self, payload: dict[str, Any]) -> None:
+        try:
+            self._faults.fail_if_ordered()
+        except GivenBackError:
+            self._generator.kv_legs.take(read_kv_ask(payload, ""))  # such a decoder had the KV
+            raise
 
     def _pooled(self, read: Read[Reply]) -> Route:
         def handle(request: HttpRequest, responder: Responder) -> None:

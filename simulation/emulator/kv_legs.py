@@ -132,6 +132,13 @@ class KvLegs:
         self._tasks.pop(engine_id, None)  # it is this task that runs
         self._engine.lose(engine_id, why)
 
+    def take(self, ask: KvAsk | None) -> None:
+        """Take the KV of a decode leg over at once, and compute nothing."""
+        if ask is not None and ask.source is not None:
+            release = asyncio.get_running_loop().create_task(self._let_go(ask.source))
+            self._releasing.add(release)
+            release.add_done_callback(self._releasing.discard)
+
     def leave(self, engine_id: str) -> None:
         """A decode leg has ended. Where its KV had not come, the prefill instance is told to free it."""
         task = self._tasks.pop(engine_id, None)

@@ -11,6 +11,12 @@ import orjson
 from simulation.emulator.connection import HttpRequest, Responder
 from simulation.emulator.errors import ApiError
 
+ErrorBody = Callable[[ApiError], bytes]
+
+
+def error_body(error: ApiError) -> bytes:
+    return error.body()
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -18,7 +24,7 @@ class Route:
 
     handler: Callable[[HttpRequest, Responder], None]
     """May raise ApiError."""
-    error_body: Callable[[ApiError], bytes] = ApiError.body
+    error_body: ErrorBody = error_body
     """How its API formats errors."""
 
 

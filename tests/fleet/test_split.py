@@ -1,4 +1,4 @@
-"""Split requests over real processes: two instances serve one request, and nothing outlives it."""
+"""Split requests over real processes: two instances serve one, and nothing outlives it, whichever of them fails."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import http.client
 import json
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,9 +17,9 @@ from fleet_process import Fleet, running_fleet, until
 PREFILL, DECODE = ("prefill-1", "prefill-2"), ("decode-1", "decode-2")
 SPLIT = (
     "--prefill", "2", "--decode", "2", "--replicas", "1", "--workers", "1",
-    "--scheduling.split.mode", "always", "--emulator.transfer.latency_ms", "2000",
+    "--scheduling.split.mode", "always", "--emulator.transfer.latency_ms", "6000",
 )  # fmt: skip
-"""At a time scale of 20, a transfer takes 0.1 s."""
+"""At a time scale of 20, a transfer takes 0.3 s."""
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,11 @@ def nothing_outlives_its_request(split_fleet: Fleet) -> Iterator[None]:
     assert statistics(split_fleet, "expired") == 0
 
 
+URLS: dict[str, str] = {}
+
+
 def emulator(fleet: Fleet, instance_id: str, path: str, order: dict[str, Any] | None = None) -> Any:
-    url = fleet.instances()[instance_id]["url"] + path
+    url = URLS.setdefault(instance_id, fleet.instances()[instance_id]["url"]) + path
     data = None if order is None else json.dumps(order).encode()
     with urllib.request.urlopen(urllib.request.Request(url, data), timeout=5) as answer:
         return json.loads(answer.read())
@@ -112,6 +116,17 @@ def test_chats_are_split_too(split_fleet: Fleet) -> None:
     assert answer.body.endswith(b"data: [DONE]\n\n")
 
 
+def test_both_legs_are_explained(split_fleet: Fleet) -> None:
+    answer = ask(split_fleet, {"prompt": prompt(3), "max_tokens": 4})
+
+    told = split_fleet.get(f"/admin/explain/{answer.headers['x-request-id']}")
+
+    assert told["leg"] == "prefill"
+    assert told["instance_id"] == answer.headers["x-dualmap-prefill-instance"]
+    assert told["decode"]["instance_id"] == answer.headers["x-dualmap-instance"]
+    assert told["decode"]["transferred_tokens"] > 100
+
+
 @pytest.mark.parametrize("change", [{"temperature": -1}, {"max_tokens": 5, "min_tokens": 9}])
 def test_what_an_engine_refuses_reaches_the_client(split_fleet: Fleet, change: dict[str, Any]) -> None:
     answer = ask(split_fleet, {"prompt": prompt(4), "max_tokens": 4, **change})
@@ -130,3 +145,127 @@ def test_a_prefill_that_fails_is_tried_on_the_other_instance_and_then_whole(spli
     assert answer.headers["x-dualmap-instance"] in DECODE
     assert answer.headers["x-dualmap-prefill-instance"] is None
     assert answer.headers["x-dualmap-attempts"] == "3"
+
+
+@pytest.mark.parametrize("number", [600, 700])
+@pytest.mark.parametrize("order", [{"status": 500}, {"answer": "empty"}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_decoder_that_fails_is_replaced_with_the_same_kv(
+    split_fleet: Fleet, order: dict[str, Any], stream: bool, number: int
+) -> None:
+    first = number + 50 * stream + 20 * ("answer" in order)
+    prefilled, retried = statistics(split_fleet, "prefill_tokens"), metric(split_fleet, "dualmap_decode_retries_total")
+    failing = DECODE[number == 700]
+    emulator(split_fleet, failing, "/emulator/fail", {"count": 1, **order})
+
+    answers = [
+        ask(split_fleet, {"prompt": prompt(n), "max_tokens": 4, "stream": stream}) for n in range(first, first + 12)
+    ]
+
+    assert [answer.status for answer in answers] == [200] * 12
+    assert metric(split_fleet, "dualmap_decode_retries_total") == retried + 1
+    assert statistics(split_fleet, "prefill_tokens") - prefilled < 13 * 620
+
+
+def test_a_request_that_its_decoder_gives_back_is_prefilled_again(split_fleet: Fleet) -> None:
+    for instance_id in DECODE:
+        emulator(split_fleet, instance_id, "/emulator/fail", {"count": 0})
+    emulator(split_fleet, DECODE[0], "/emulator/fail", {"count": 1, "answer": "recomputed"})
+    emulator(split_fleet, DECODE[1], "/emulator/fail", {"count": 1, "answer": "recomputed"})
+
+    answer = ask(split_fleet, {"prompt": prompt(7), "max_tokens": 4}, timeout_s=20)
+
+    assert answer.status == 200
+    assert int(answer.headers["x-dualmap-attempts"]) > 1
+    for instance_id in DECODE:
+        emulator(split_fleet, instance_id, "/emulator/fail", {"count": 0})
+
+
+def test_a_decoder_that_dies_during_the_transfer_is_replaced(split_fleet: Fleet) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, split_fleet, {"prompt": prompt(8), "max_tokens": 4, "stream": True})
+        busy = until(lambda: [name for name in DECODE if pulling(split_fleet, name)], "a transfer is under way")
+        emulator(split_fleet, busy[0], "/emulator/die", {"abruptly": True, "revive_after_s": 0.5})
+
+    answer = asked.result()
+    assert answer.status == 200, answer.body
+    assert answer.headers["x-dualmap-instance"] != busy[0]
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+
+
+def pulling(fleet: Fleet, instance_id: str) -> bool:
+    return bool(emulator(fleet, instance_id, "/emulator/statistics")["pulling"])
+
+
+def test_a_prefill_instance_that_dies_during_the_transfer_costs_another_prefill(split_fleet: Fleet) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, split_fleet, {"prompt": prompt(9), "max_tokens": 4})
+        until(lambda: any(pulling(split_fleet, name) for name in DECODE), "a transfer is under way")
+        staged = [name for name in PREFILL if emulator(split_fleet, name, "/emulator/statistics")["staged"]]
+        emulator(split_fleet, staged[0], "/emulator/die", {"abruptly": True, "revive_after_s": 0.5})
+
+    assert asked.result().status == 200
+
+
+def test_a_decoder_that_dies_in_mid_stream_ends_the_stream_with_an_error(split_fleet: Fleet) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, split_fleet, {"prompt": prompt(10), "max_tokens": 3000, "stream": True})
+        busy = until(lambda: [name for name in DECODE if decoding(split_fleet, name)], "an answer has begun")
+        emulator(split_fleet, busy[0], "/emulator/die", {"revive_after_s": 0.5})
+
+    body = asked.result().body
+    assert b'"error"' in body
+
+
+def decoding(fleet: Fleet, instance_id: str) -> bool:
+    told = emulator(fleet, instance_id, "/emulator/statistics")
+    return told["running"] > 0 and told["pulling"] == 0
+
+
+def leave(fleet: Fleet, number: int, *, stream: bool, after: str) -> None:
+    """A client that leaves once this is seen in an instance."""
+    at = urlsplit(fleet.endpoint)
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=10)
+    body = {"model": fleet.model, "prompt": prompt(number, 8000), "max_tokens": 2000, "stream": stream}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    try:
+        until(lambda: any(seen(fleet, name, after) for name in (*PREFILL, *DECODE)), f"an instance is {after}")
+    finally:
+        connection.close()
+
+
+def seen(fleet: Fleet, instance_id: str, what: str) -> bool:
+    told = emulator(fleet, instance_id, "/emulator/statistics")
+    return bool(told[what]) and (what != "running" or instance_id in PREFILL)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("after", ["running", "staged", "pulling"])
+def test_a_client_that_leaves_leaves_nothing_behind(split_fleet: Fleet, after: str, stream: bool) -> None:
+    leave(split_fleet, 11, stream=stream, after=after)
+
+    # what must not be there is looked for after every test
+    split_fleet.until_idle()
+
+
+def test_the_kv_of_a_client_that_left_between_the_legs_is_taken_over(split_fleet: Fleet) -> None:
+    freed = metric(split_fleet, "dualmap_freed_transfers_total")
+
+    leave(split_fleet, 12, stream=True, after="pulling")
+
+    until(lambda: metric(split_fleet, "dualmap_freed_transfers_total") == freed + 1, "the transfer went on")
+
+
+def test_a_change_of_roles_moves_new_requests(split_fleet: Fleet) -> None:
+    spec = split_fleet.instances()["decode-1"]
+    split_fleet.dualmap("instances", "role", "decode-1", "prefill", "--url", split_fleet.endpoint)
+    until(lambda: split_fleet.instances()["decode-1"]["role"] == "prefill", "the role has changed")
+    try:
+        where = {
+            ask(split_fleet, {"prompt": prompt(n), "max_tokens": 2}).headers["x-dualmap-instance"]
+            for n in range(900, 904)
+        }
+    finally:
+        split_fleet.dualmap("instances", "role", "decode-1", spec["role"], "--url", split_fleet.endpoint)
+
+    assert where == {"decode-2"}
