@@ -60,6 +60,12 @@ class Ask:
     """None: its KV stays where it is."""
 
     @property
+    def ends_at_once(self) -> bool:
+        """Whether its length ends it with its first token: vLLM stages the KV of no other request."""
+        script = self.choices[0].script
+        return len(self.choices) == 1 and script.tokens == 1 and script.finish_reason == "length"
+
+    @property
     def prompt_tokens(self) -> int:
         return sum(choice.prompt.tokens for choice in self.choices if choice.first_of_prompt)
 

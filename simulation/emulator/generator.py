@@ -87,7 +87,7 @@ class Generator:
         self._calls[call] = [str(next(self._ids)) for _ in ask.choices]
         for number, (engine_id, choice) in enumerate(zip(self._calls[call], ask.choices, strict=True)):
             prompt, kv = choice.prompt, ask.kv
-            stages = kv is not None and kv.stages and kv.source is None and _ends_at_once(ask)
+            stages = kv is not None and kv.stages and kv.source is None and ask.ends_at_once
             awaits = kv is not None and kv.awaits
             self._engine.submit(
                 EngineRequest(engine_id, prompt.tokens, choice.script.tokens, prompt.block_hashes, stages, awaits),
@@ -251,7 +251,7 @@ class Generator:
     def _stage(self, engine_id: str, generation: Generation) -> None:
         """The answer of a prefill leg says where its KV is."""
         ask, tokens = generation.call.ask, generation.choice.prompt.tokens
-        if ask.kv is None or not ask.kv.stages or not _ends_at_once(ask):
+        if ask.kv is None or not ask.kv.stages or not ask.ends_at_once:
             return
         if ask.kv.source is not None:
             self.kv_legs.send(ask.kv.source, tokens)
@@ -352,9 +352,3 @@ class Generator:
 
     def _wall_s(self, engine_s: float) -> float:
         return max(0.0, engine_s) / self.clock.time_scale
-
-
-def _ends_at_once(ask: Ask) -> bool:
-    """Whether its length ends it with its first token: vLLM stages the KV of no other request."""
-    script = ask.choices[0].script
-    return len(ask.choices) == 1 and script.tokens == 1 and script.finish_reason == "length"
