@@ -11,7 +11,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
@@ -101,25 +101,24 @@ class Engine:
     async def measure(
         self, plan: Plan, told: Callable[[str], None] = lambda line: None
     ) -> tuple[list[PrefillTime], list[DecodeTime]]:
-        """All of the plan; ``told`` is called with a line for each result.
+        """All of the plan, in rounds, so that what disturbs the machine for a while disturbs no length or batch more
+        than others; then the medians. ``told`` is called with a line for each round and result.
 
         Raises:
             CalibrationError: the instance refuses, or breaks off.
         """
         for _ in range(3):
             await self._answer(64, 4)  # connections, lazy imports, first steps
-        prefills = []
-        for length in plan.prompt_lengths:
-            ttft_s = statistics.median([await self._ttft_s(length) for _ in range(plan.repetitions)])
-            prefills.append(PrefillTime(length, ttft_s))
-            told(f"prompt of {length} tokens: first token after {1000 * ttft_s:.1f} ms")
-        decodes = []
-        for sequences, prompt in plan.batches:
-            steps = [await self._step(sequences, prompt, plan) for _ in range(max(1, plan.repetitions // 2))]
-            step = sorted(steps, key=lambda each: each.step_s)[len(steps) // 2]
-            decodes.append(step)
-            told(f"batch of {sequences}, {step.context_tokens} tokens of context: {1000 * step.step_s:.2f} ms a step")
-        return prefills, decodes
+        ttfts_s: dict[int, list[float]] = {length: [] for length in plan.prompt_lengths}
+        steps: dict[tuple[int, int], list[DecodeTime]] = {batch: [] for batch in plan.batches}
+        for repetition in range(plan.repetitions):
+            for length, times_s in ttfts_s.items():
+                times_s.append(await self._ttft_s(length))
+            if repetition % 2 == 0:
+                for (sequences, prompt), found in steps.items():
+                    found.append(await self._step(sequences, prompt, plan))
+            told(f"round {repetition + 1} of {plan.repetitions} is done")
+        return medians_of(ttfts_s, steps, told)
 
     async def _ttft_s(self, prompt_tokens: int) -> float:
         started_s = time.perf_counter()
@@ -163,3 +162,18 @@ class Engine:
             text = said[:300].decode(errors="replace")
             raise CalibrationError(f"a prompt of {prompt_tokens} tokens is answered with {response.status}: {text}")
         return stream
+
+
+def medians_of(
+    ttfts_s: Mapping[int, Sequence[float]],
+    steps: Mapping[tuple[int, int], Sequence[DecodeTime]],
+    told: Callable[[str], None],
+) -> tuple[list[PrefillTime], list[DecodeTime]]:
+    prefills = [PrefillTime(length, statistics.median(times_s)) for length, times_s in ttfts_s.items()]
+    decodes = [sorted(found, key=lambda each: each.step_s)[len(found) // 2] for found in steps.values()]
+    for prefill in prefills:
+        told(f"prompt of {prefill.prompt_tokens} tokens: first token after {1000 * prefill.ttft_s:.1f} ms")
+    for step in decodes:
+        about = f"batch of {step.sequences}, {step.context_tokens} tokens of context"
+        told(f"{about}: {1000 * step.step_s:.2f} ms a step")
+    return prefills, decodes

@@ -19,7 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="the instance itself, http://HOST:PORT; it should be idle")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a file for --config, as YAML")
     parser.add_argument("--model", help="model name to ask for (default: the first that the instance serves)")
-    parser.add_argument("--repetitions", type=int, default=5, help="times that each prompt length is measured")
+    parser.add_argument(
+        "--repetitions",
+        type=int,
+        default=5,
+        help="rounds over all prompt lengths; batches are measured in every second one",
+    )
     parser.add_argument(
         "--batched-tokens", type=int, default=None, metavar="TOKENS",
         help="the server's --max-num-batched-tokens, if it does not report it",

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from simulation.calibrate.measure import CalibrationError, Engine, Plan, plan_for
+from simulation.calibrate.fit import DecodeTime, PrefillTime
+from simulation.calibrate.measure import CalibrationError, Engine, Plan, medians_of, plan_for
 
 
 def test_a_plan_reaches_the_longest_prompt_and_stays_within_memory() -> None:
@@ -30,7 +31,7 @@ async def test_an_engine_is_measured_with_prompts_that_no_cache_knows(start_emul
     assert [each.sequences for each in decodes] == [1, 3]
     assert decodes[1].context_tokens > 3 * 600
     assert all(each.ttft_s > 0 for each in prefills) and all(each.step_s > 0 for each in decodes)
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert emulator.generator.engine.statistics().hit_tokens == 0
 
 
@@ -42,3 +43,12 @@ async def test_a_server_that_refuses_is_quoted(start_emulator: Any) -> None:
             await engine.measure(Plan((32,), (), 8192))
     finally:
         engine.close()
+
+
+def test_the_middle_of_all_rounds_counts() -> None:
+    steps = {(2, 32): [DecodeTime(2, context, step_s) for context, step_s in ((90, 0.9), (70, 0.1), (80, 0.2))]}
+
+    prefills, decodes = medians_of({64: [0.5, 9.0, 0.1]}, steps, lambda _: None)
+
+    assert prefills == [PrefillTime(64, 0.5)]
+    assert decodes == [DecodeTime(2, 80, 0.2)]
