@@ -27,10 +27,11 @@ from cli.configuration import load_settings
 from cli.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGURATIONS = [ROOT / "deploy" / "fleet.yaml", ROOT / "deploy" / "fleet-ascend.yaml"]
+CONFIGURATIONS = [ROOT / "deploy" / name for name in ("fleet.yaml", "fleet-ascend.yaml", "fleet-ascend-pd.yaml")]
 COMPOSE = ROOT / "docker-compose.yml"
 ASCEND = ROOT / "docker-compose.ascend.yml"
 ASCEND_A3 = ROOT / "docker-compose.ascend-a3.yml"
+ASCEND_PD = ROOT / "docker-compose.ascend-pd.yml"
 STACKS = [(COMPOSE,), (COMPOSE, ASCEND), (COMPOSE, ASCEND, ASCEND_A3)]
 HAPROXY = ROOT / "deploy" / "haproxy" / "haproxy.cfg"
 
@@ -205,6 +206,25 @@ def test_no_npu_is_given_to_two_instances_and_on_a3_each_has_both_of_its_dies() 
         assert [len(devices) for devices in given] == [dies] * len(INSTANCES)
         assert list(itertools.chain(*given)) == [f"/dev/davinci{number}" for number in range(dies * len(INSTANCES))]
     assert services(ASCEND_A3)["instance-1"]["image"] == services(ASCEND)["instance-1"]["image"] + "-a3"
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_an_instance_of_one_role_has_the_connector_of_that_role(name: str) -> None:
+    """The fleet knows its role and port; transfers find the NPU's address, and each service has ports of its own."""
+    given = services(ASCEND_PD)
+    service, pool = given[name], load_settings((), {}, CONFIGURATIONS[2]).pools[0]
+    instance = next(instance for instance in pool.instances if instance.id == name)
+    connectors = {each: json.loads(option(given[each]["command"], "kv-transfer-config")) for each in INSTANCES}
+
+    assert service["command"][2] == pool.model
+    assert urlsplit(instance.url).port == int(option(service["command"], "port"))
+    assert connectors[name]["kv_role"] == {"prefill": "kv_producer", "decode": "kv_consumer"}[instance.role]
+    assert connectors[name]["kv_load_failure_policy"] == "recompute"
+    assert len({each["kv_port"] for each in connectors.values()}) == len(INSTANCES)
+    assert len({each["engine_id"] for each in connectors.values()}) == len(INSTANCES)
+    assert service["environment"]["PYTHONHASHSEED"] == "0"
+    assert "/etc/hccn.conf:/etc/hccn.conf:ro" in service["volumes"]
+    assert instance.dispatch_window_tokens == 2 * int(option(service["command"], "max-num-batched-tokens"))
 
 
 FAKE_DOCKER = """#!/bin/sh
