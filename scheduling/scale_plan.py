@@ -13,7 +13,8 @@ needs more instances, as on a slow rise. *KV memory*: running requests fill it.
 
 Down, slowly, one instance at a time: only when the highest load of the last minutes fits one instance less, and is
 below what the last step up was made for; clearly below, where that took back a step down. So a constant load causes no
-more than one change back.
+more than one change back. What a crowd was given is given back sooner: once the load is far below the crowd's, down to
+the size before it.
 
 What is seen is of the whole fleet. One hot prefix that overloads one instance is no reason to scale: rebalancing and
 longer keys spread it.
@@ -27,11 +28,13 @@ from math import ceil, sqrt
 
 from scheduling.values import value
 
-UP_MARGIN = 0.4
+UP_MARGIN = 0.1
 """Instances beyond the load, per square root of it."""
-DOWN_MARGIN = 0.55
+DOWN_MARGIN = 0.35
 """The same for one instance less: the difference keeps a load between two sizes from flapping."""
-KV_TARGET = 0.5
+SPARE = 0.15
+"""Instances beyond that: arrivals in bursts are harder on small fleets than random ones."""
+KV_TARGET = 0.55
 """KV demand of an instance at most: above it decoding slows, contexts stay longer, and demand grows by itself."""
 WORK_SURPLUS_S = 6.0
 """Surplus work per instance that is an overload: a little more than a queue digests within the usual TTFT SLO."""
@@ -44,7 +47,7 @@ TROUGH_S = 4.0
 """A surplus lasts for so long, or it was one burst."""
 BASE_S = 15.0
 """The latest looks that are no part of the usual load."""
-LEVEL_S = 120.0
+LEVEL_S = 240.0
 """Window of the mean that a level is judged by."""
 PEAK_S = 60.0
 """Means over so long are what the highest load is taken from."""
@@ -56,6 +59,16 @@ SLACK_S = 180.0
 """So long the highest load must fit one instance less."""
 DOWN_GAP_S = 30.0
 """Between two steps down."""
+CALM_S = 75.0
+"""So long the load must be far below a crowd's before the crowd is over."""
+CROWD_GAP_S = 10.0
+"""Between two steps down after a crowd."""
+CROWD_OVER, CROWD_LASTED = 0.75, 0.8
+"""Shares of a crowd's load: below the one it is over, if the mean of a minute was above the other."""
+SURPLUS_S = 10.0
+"""The load of a surplus is a mean of so long at least: bursts of seconds tell little of the size."""
+WARM_S = 120.0
+"""Of the first looks, which tell no level: caches are cold and rates are not learned yet, so requests seem larger."""
 LATE_S = 60.0
 """Late work is to be gone after so long."""
 BELOW = 0.88
@@ -108,12 +121,12 @@ class Plan:
 
 def staffing(load: float, margin: float) -> int:
     """Instances that carry a load with its noise."""
-    return max(1, ceil(load + margin * sqrt(load) - 1e-9)) if load > 0 else 1
+    return max(1, ceil(SPARE + load + margin * sqrt(load) - 1e-9)) if load > 0 else 1
 
 
 def carried(instances: int, margin: float) -> float:
     """The largest load that so many instances carry, see ``staffing``."""
-    return (sqrt(margin * margin / 4 + instances) - margin / 2) ** 2
+    return (sqrt(margin * margin / 4 + instances - SPARE) - margin / 2) ** 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +167,8 @@ class Surplus:
 
     @property
     def load(self) -> float:
-        """Instances' worth of work that arrives since the surplus began."""
-        return self.work_s / max(1e-9, self.elapsed_s)
+        """Instances' worth of work that arrives since the surplus began, or in ``SURPLUS_S`` if that is longer."""
+        return self.work_s / max(SURPLUS_S, self.elapsed_s)
 
     def trough_s(self, at_s: float) -> float:
         """The least surplus of the last looks; 0 before they span ``TROUGH_S``."""
@@ -187,12 +200,23 @@ class Span:
         self.least_size = min(self.least_size, now.size)
 
 
+@value
+class Crowd:
+    """What a crowd made of the fleet."""
+
+    size: int
+    """Before it."""
+    load: float
+
+
 @dataclass(slots=True)
 class ScalePlanner:
     """The memory of one leader. A new one begins without: it scales up within seconds, and down after minutes."""
 
     rule: ScaleRule
     _now: FleetFigures = field(default_factory=lambda: FleetFigures(float("-inf"), 0))
+    _level_from_s: float = 0.0
+    """What was seen before tells no level: caches were cold, or a crowd was there."""
     _spans: deque[Span] = field(default_factory=deque)
     """What was seen in the last minutes."""
     _work: Surplus = field(default_factory=Surplus)
@@ -200,10 +224,13 @@ class ScalePlanner:
     _last_down_s: float = float("-inf")
     _floors: list[tuple[int, float]] = field(default_factory=list)
     """(size, load) of the last step up: such a size is kept while the load is above that."""
+    _crowd_served: Crowd | None = None
+    """The last one, until what it was given is given back."""
 
     def observe(self, now: FleetFigures) -> None:
         """Take in one look at the fleet; looks come about once a second."""
         if now.at_s - self._now.at_s > LONGEST_GAP_S:
+            self._level_from_s = now.at_s + WARM_S
             self._spans.clear()
             self._work, self._crowd = Surplus(), Surplus()
         self._now = now
@@ -231,19 +258,26 @@ class ScalePlanner:
         now = self._now
         if now.size < self.rule.min_instances:
             return Plan(self.rule.min_instances, f"{now.size} of at least {self.rule.min_instances} instances")
-        more = max(self._ways_up(now), key=lambda plan: plan.wanted)
+        if self._crowd_served is not None and now.size <= self._crowd_served.size:
+            self._crowd_served = None
+        crowd, *others = self._ways_up(now)
+        more = max((crowd, *others), key=lambda plan: plan.wanted)
         if more.wanted > now.size:
-            return self._up(now, more)
+            return self._up(now, more, crowd=more is crowd)
         if now.size > self.rule.max_instances:
             return Plan(self.rule.max_instances, f"{now.size} of at most {self.rule.max_instances} instances")
         return self._down(now)
 
     # up ----------------------------------------------------------------------------------------------------------
-    def _up(self, now: FleetFigures, more: Plan) -> Plan:
+    def _up(self, now: FleetFigures, more: Plan, *, crowd: bool) -> Plan:
         wanted = self.rule.bounded(more.wanted)
         if wanted <= now.size:
             return Plan(now.size, f"{more.reason}; at the maximum", more.load)
         load = max(more.load, self.mean_load(LEVEL_S))
+        if self._crowd_served is not None:
+            self._crowd_served = Crowd(self._crowd_served.size, load)  # it grows still
+        elif crowd:
+            self._crowd_served = Crowd(now.size, load)
         self._floors = [(wanted, BELOW * load)]
         if self._shrank_lately(now):
             self._floors.append((now.size + 1, CLEARLY_BELOW * min(load, carried(now.size, self.rule.up_margin))))
@@ -273,17 +307,15 @@ class ScalePlanner:
         return now.late_s / LATE_S if 2 * now.late_instances > now.ready else 0.0
 
     def _by_level(self, now: FleetFigures) -> Plan:
-        if self._span_s() < LEVEL_S:
+        if self._known_s() < LEVEL_S:
             return Plan(0, "")
         load = self.mean_load(LEVEL_S)
-        # Over an hour the noise of a constant load reaches once what it was just below when the fleet shrank.
-        margin = self.rule.up_margin / 2 if self._shrank_lately(self._now) else self.rule.up_margin
-        wanted = staffing(load, margin)
+        wanted = staffing(load, self.rule.up_margin)
         return Plan(wanted, f"work for {load:.1f} instances arrived in the last {LEVEL_S:.0f} s", load)
 
     def _by_kv(self, now: FleetFigures) -> Plan:
-        recent = self._since(PEAK_S / 2)
-        if sum(each.elapsed_s for each in recent) < PEAK_S / 4:
+        recent = self._since(PEAK_S)
+        if sum(each.elapsed_s for each in recent) < PEAK_S / 2:
             return Plan(0, "")
         demand = sum(each.kv_demand for each in recent) / sum(each.looks for each in recent)
         wanted = min(ceil(demand / KV_TARGET), ceil(1.5 * now.size))
@@ -293,32 +325,50 @@ class ScalePlanner:
     def _down(self, now: FleetFigures) -> Plan:
         load = self.mean_load(LEVEL_S)
         stay = Plan(now.size, f"work for {load:.1f} instances", load)
-        if now.starting or now.ready <= self.rule.min_instances or now.late_s > 0 or self._grew_lately(now):
+        if now.starting or now.ready <= self.rule.min_instances or now.late_s > 0:
             return stay
-        if self._span_s() < SLACK_S or now.at_s - self._last_down_s < DOWN_GAP_S:
+        if self._crowd_is_over(now):
+            self._level_from_s = max(self._level_from_s, now.at_s - CALM_S)
+            return self._smaller(now, CALM_S, CROWD_GAP_S, "the crowd is over") or stay
+        if self._known_s() < SLACK_S or self._grew_since(now, SLACK_S):
             return stay
-        peak = self.peak_load()
+        return self._smaller(now, SLACK_S + PEAK_S, DOWN_GAP_S, "slack") or stay
+
+    def _smaller(self, now: FleetFigures, window_s: float, gap_s: float, why: str) -> Plan | None:
+        """One instance less, if the highest load of the window fits it."""
+        peak = self.peak_load(window_s)
+        if now.at_s - self._last_down_s < gap_s:
+            return None
         if any(now.ready <= size and peak > load for size, load in self._floors):
-            return stay
-        if staffing(peak, self.rule.down_margin) >= now.ready or self._kv_peak() > KV_SLACK * (now.ready - 1):
-            return stay
+            return None
+        kv_peak = max(each.kv_demand / each.looks for each in self._since(window_s))
+        # Fewer instances run larger batches, so the same requests are more work to them, and run for longer.
+        more = sqrt(now.ready / (now.ready - 1))
+        if staffing(more * peak, self.rule.down_margin) >= now.ready or more * kv_peak > KV_SLACK * (now.ready - 1):
+            return None
         self._last_down_s = now.at_s
-        told = f"slack: at most work for {peak:.1f} instances in the last {SLACK_S:.0f} s, {now.ready} serve"
+        told = f"{why}: at most work for {peak:.1f} instances in the last {window_s:.0f} s, {now.ready} serve"
         return Plan(now.ready - 1, told, peak)
+
+    def _crowd_is_over(self, now: FleetFigures) -> bool:
+        """Whether the load is far below the crowd's that the fleet is still larger for."""
+        served = self._crowd_served
+        if served is None or self._grew_since(now, CALM_S):
+            return False
+        lasted = self.peak_load(SLACK_S + PEAK_S) > CROWD_LASTED * served.load
+        return lasted and self.peak_load(CALM_S) < CROWD_OVER * served.load
 
     def _shrank_lately(self, now: FleetFigures) -> bool:
         return now.at_s - self._last_down_s < REVERSAL_S
 
-    def _grew_lately(self, now: FleetFigures) -> bool:
-        """Whether the fleet grew within the slack time: newcomers first show what they do."""
-        return any(each.least_size < now.size for each in self._since(SLACK_S))
-
-    def _kv_peak(self) -> float:
-        return max(each.kv_demand / each.looks for each in self._spans)
+    def _grew_since(self, now: FleetFigures, window_s: float) -> bool:
+        """Whether the fleet grew within the window: newcomers first show what they do."""
+        return any(each.least_size < now.size for each in self._since(window_s))
 
     # what was seen -----------------------------------------------------------------------------------------------
-    def _span_s(self) -> float:
-        return self._now.at_s - self._spans[0].begin_s
+    def _known_s(self) -> float:
+        """How long the level has been seen."""
+        return self._now.at_s - max(self._spans[0].begin_s, self._level_from_s)
 
     def _since(self, window_s: float) -> list[Span]:
         return [each for each in self._spans if self._now.at_s - each.at_s < window_s]
@@ -328,11 +378,11 @@ class ScalePlanner:
         recent = self._since(window_s)
         return sum(each.work_s for each in recent) / max(1e-9, sum(each.elapsed_s for each in recent))
 
-    def peak_load(self) -> float:
-        """The highest mean over ``PEAK_S`` of what is remembered."""
+    def peak_load(self, window_s: float) -> float:
+        """The highest mean over ``PEAK_S`` in the window."""
         peak = work_s = elapsed_s = 0.0
         window: deque[Span] = deque()
-        for each in self._spans:
+        for each in self._since(window_s):
             window.append(each)
             work_s, elapsed_s = work_s + each.work_s, elapsed_s + each.elapsed_s
             while each.at_s - window[0].begin_s > PEAK_S + SPAN_S:

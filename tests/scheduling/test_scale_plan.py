@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from scheduling.scale_plan import (
     DOWN_GAP_S,
+    LEVEL_S,
     LONGEST_GAP_S,
     SLACK_S,
+    WARM_S,
     FleetFigures,
     ScalePlanner,
     ScaleRule,
@@ -105,7 +107,7 @@ def test_late_work_of_one_instance_alone_is_no_reason() -> None:
 
 def test_kv_memory_that_fills_is_a_reason_of_its_own() -> None:
     fleet = Fleet(4)
-    fleet.run(60, lambda _: 1.0, kv_demand=2.6)
+    fleet.run(60, lambda _: 1.0, kv_demand=3.0)
     assert fleet.changes[0][2] == 6
     assert "KV memory" in fleet.changes[0][3]
 
@@ -118,6 +120,53 @@ def test_slack_takes_one_instance_at_a_time_and_takes_its_time() -> None:
     assert [(before, after) for _, before, after, _ in fleet.changes] == [(8, 7), (7, 6), (6, 5), (5, 4), (4, 3)]
     assert times[0] >= SLACK_S
     assert all(later - at_s >= DOWN_GAP_S for at_s, later in itertools.pairwise(times))
+
+
+def test_what_a_crowd_was_given_is_given_back_soon_after_it_is_over_and_no_more() -> None:
+    fleet = Fleet(4)
+    fleet.run(400, lambda _: 3.0)
+    fleet.run(300, lambda _: 6.0)
+    assert fleet.size >= 7
+    fleet.changes = []
+
+    fleet.run(240, lambda _: 2.6)
+
+    assert fleet.size == 4
+    assert all("the crowd is over" in reason for _, _, _, reason in fleet.changes)
+    assert fleet.changes[-1][0] - 700 < SLACK_S, "slack would begin later"
+
+
+def test_a_crowd_that_did_not_last_is_no_reason_to_hurry() -> None:
+    fleet = Fleet(4)
+    fleet.run(400, lambda _: 3.0)
+    fleet.run(16, lambda _: 6.5)
+    assert fleet.size > 4
+    grown_s = fleet.changes[-1][0]
+    fleet.changes = []
+
+    fleet.run(600, lambda _: 2.6)
+
+    assert fleet.changes[0][0] - grown_s >= SLACK_S
+    assert "slack" in fleet.changes[0][3]
+
+
+def test_the_first_minutes_tell_no_level_as_caches_are_cold() -> None:
+    fleet = Fleet(4)
+    fleet.run(int(WARM_S), lambda _: 3.9)
+    fleet.run(1200, lambda _: 3.2)
+    assert fleet.changes == []
+
+    fleet.run(int(LEVEL_S) + 60, lambda _: 3.9)
+    assert [after for _, _, after, _ in fleet.changes] == [5]
+
+
+@pytest.mark.parametrize("load", [0.8, 1.6, 3.0, 4.4, 7.5])
+def test_a_constant_load_changes_nothing_where_the_size_is_right(load: float) -> None:
+    rng, fleet = Random(7), Fleet(staffing(load, 0.4))
+
+    fleet.run(3600, lambda _: noisy(rng, load))
+
+    assert fleet.changes == []
 
 
 def test_nothing_leaves_while_work_is_late_or_instances_start() -> None:
