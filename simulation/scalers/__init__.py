@@ -24,9 +24,12 @@ SCALERS: dict[str, Callable[[AutoscaleSettings, Mapping[str, Any]], Planner]] = 
     "hpa-queue": lambda settings, options: Hpa(settings, "queue", **{"target": 4.0, **options}),
     "hpa-kv": lambda settings, options: Hpa(settings, "kv", **{"target": 0.15, **options}),
     "apa": lambda settings, options: Apa(settings, **{"target": 0.15, **options}),
-    "dynamo": lambda settings, options: DynamoPlanner(settings, **options),
+    "dynamo": lambda settings, options: DynamoPlanner(
+        settings, **{"queue_up": 1.0, "queue_down": 0.5, "kv_up": 0.3, "kv_down": 0.12, **options}
+    ),
 }
-"""Targets by default are those at which each is best on the simulated day."""
+"""Targets and thresholds by default are those at which each has the fewest instance-hours on the simulated day with as
+many on time as the fleet's own plan; with their projects' defaults they are late or take more."""
 
 
 def planner_of(name: str, settings: AutoscaleSettings, options: Mapping[str, Any]) -> Planner:
