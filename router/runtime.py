@@ -23,6 +23,7 @@ from router.outcome import Outcome
 from router.pool_fleet import PoolFleet
 from router.pools import PoolDirectory
 from router.quarantine import Quarantine
+from router.recent_answers import RecentAnswers
 from router.recording import open_recorder
 from router.replica import Replica
 from router.request_log import RequestLog, open_request_log
@@ -228,6 +229,7 @@ def _served_pool(
         quarantine=Quarantine(clock, context.call_later),
         metrics=context.metrics.pools[pool.name],
         blocks=BlockRule.of(scheduling),
+        recent_answers=RecentAnswers(clock),
         configured=scheduling,
         tokenizer=build_tokenizer(
             pool, settings, context.metrics.pools[pool.name], view=lambda: view.view, clock=clock

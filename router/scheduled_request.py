@@ -169,7 +169,7 @@ class ScheduledRequest(RequestStory):
         self._uncached_tokens = uncached_tokens
         self.instance_id, self.instance_url = spec.instance_id, spec.url
         self.data_parallel_rank = spec.data_parallel_rank
-        self.expected_cached_tokens = max(0, self.chain.prompt_tokens - uncached_tokens)
+        self.expected_cached_tokens = self.pool.recent_answers.cached(spec.instance_id, self.chain, uncached_tokens)
         self.attempts += 1
         self._dispatched = True
 
@@ -322,6 +322,8 @@ class ScheduledRequest(RequestStory):
         if outcome is Outcome.COMPLETED:
             metrics.prompt_tokens_expected.inc(self.chain.prompt_tokens)
             metrics.hit_tokens_expected.inc(self.expected_cached_tokens)
+            if self.leg is Leg.WHOLE:
+                self.pool.recent_answers.ended(self.instance_id, self.chain, usage or Usage())
             self._record(usage or Usage())
         if usage is not None and usage.prompt_tokens is not None:
             self._reported = usage

@@ -14,6 +14,7 @@ from router.metrics import PoolMetrics
 from router.pool_fleet import PoolFleet
 from router.prompt import PromptTokenizer
 from router.quarantine import Quarantine
+from router.recent_answers import RecentAnswers
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
 from scheduling.decision import Policy
@@ -40,6 +41,7 @@ class ServedPool:
     quarantine: Quarantine
     metrics: PoolMetrics
     blocks: BlockRule
+    recent_answers: RecentAnswers
     configured: SchedulingSettings
     """``scheduling`` as it was at the start."""
     tokenizer: PromptTokenizer | None = None

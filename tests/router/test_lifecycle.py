@@ -961,6 +961,20 @@ async def test_a_stored_response_is_asked_of_the_instance_that_stored_it_and_of_
     assert len(runtime.context.live) == 0
 
 
+async def test_a_turn_at_once_is_expected_to_find_the_answer_before_it(start_runtime: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    ids = list(range(1000))
+    first = await runtime.lifecycle.place(tools.request(body={"prompt": ids}))
+    first.first_token()
+    first.finish(Outcome.COMPLETED, Usage(prompt_tokens=1000, output_tokens=300))
+    await tools.settle()
+
+    second = await runtime.lifecycle.place(tools.request(body={"prompt": [*ids, *range(5000, 5500)]}))
+
+    assert second.expected_cached_tokens == 1299 // second.chain.block_tokens * second.chain.block_tokens
+    second.finish(Outcome.COMPLETED)
+
+
 async def test_embeddings_go_by_load_and_claim_no_cache(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     body = {"input": ["some text"] * 10}
