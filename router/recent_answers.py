@@ -15,8 +15,8 @@ from router.outcome import Usage
 from scheduling.chain import Chain
 from statestore.clock import Clock
 
-KEPT_S: Final = 1.0
-"""Longer than events take, where they come."""
+KEPT_S: Final = 0.1
+"""Longer than events take to the store; later they know better, as what is evicted meanwhile is gone."""
 MAX_KEPT: Final = 4096
 _MAX_BLOCKS: Final = 128
 """Blocks of an answer at most that are looked through for the end of the prompt before it."""
@@ -52,7 +52,7 @@ class RecentAnswers:
         if not self._ended or not isinstance(hashes, array):
             return expected
         known = -(-expected // chain.block_tokens)
-        for blocks in range(min(known + 1, len(hashes)), max(0, known - _MAX_BLOCKS), -1):
+        for blocks in range(min(known, len(hashes)), max(0, known - _MAX_BLOCKS), -1):
             found = self._ended.get((instance_id, hashes[blocks - 1]))
             if found is not None:
                 return max(expected, chain.hit_tokens(found[1] // chain.block_tokens))

@@ -51,3 +51,37 @@ def test_expected_cached_tokens_are_those_that_instances_report_under_eviction(t
 
     assert reported > 0
     assert len(wrong) <= 2, wrong  # an event may come later than the next request
+
+
+def chat(fleet: Fleet, messages: list[dict[str, str]]) -> tuple[int, int, str]:
+    """Expected and reported cached tokens, and the answer."""
+    body = json.dumps({"model": fleet.model, "messages": messages, "max_tokens": 8}).encode()
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{fleet.endpoint}/v1/chat/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        said = json.loads(answer.read())
+        cached = said["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return int(answer.headers["x-dualmap-cached-tokens"]), cached, said["choices"][0]["message"]["content"]
+
+
+def test_chats_that_instances_tokenize_are_expected_to_find_what_they_find(tmp_path: Path) -> None:
+    config = tmp_path / "fleet.yaml"
+    config.write_text(f"pools: [{{name: default, tokenizer: instances, kv_events: {EVENTS}}}]\n")
+    patient = ("--router.tokenize_timeout_s", "10")
+    with running_fleet(tmp_path, ("--config", str(config), *OPTIONS, *patient)) as fleet:
+        until(lambda: views(fleet) == {"exact"}, "both instances are followed", 20.0)
+        found = []
+        for session in range(3):
+            messages = [{"role": "system", "content": f"{session} You help. " * 60}]
+            for turn in range(4):
+                messages.append({"role": "user", "content": f"Question {turn}? " * 50})
+                expected, cached, said = chat(fleet, messages)
+                found.append((expected, cached))
+                messages.append({"role": "assistant", "content": said})
+        with urllib.request.urlopen(f"{fleet.endpoint}/metrics", timeout=5) as answer:
+            page = answer.read().decode()
+
+    wrong = [pair for pair in found if abs(pair[0] - pair[1]) > 16]
+    assert sum(cached for _, cached in found) > 1000
+    assert len(wrong) <= 1, found  # an event may come later than the next request
+    assert 'dualmap_miscounted_prompts_total{pool="default"} 0.0' in page

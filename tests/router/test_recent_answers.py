@@ -26,6 +26,13 @@ def test_the_next_turn_is_expected_to_find_all_blocks_that_the_answer_filled(clo
     assert recent.cached("a", chain(30), 30 - 20) == 20
 
 
+def test_an_answer_whose_prompt_is_listed_no_more_is_gone_too(clock: Any) -> None:
+    recent = RecentAnswers(clock)
+    recent.ended("a", chain(10), Usage(output_tokens=9))
+
+    assert recent.cached("a", chain(30), 30 - 4) == 4
+
+
 def test_other_instances_and_other_prompts_are_left_as_they_are(clock: Any) -> None:
     recent = RecentAnswers(clock)
     recent.ended("a", chain(10), Usage(output_tokens=9))
