@@ -190,6 +190,29 @@ async def test_a_policy_that_chooses_observes_first_and_chooses_again_what_was_s
     placing.cancel()
 
 
+@pytest.mark.parametrize(
+    ("scheduling", "held"),
+    [
+        (SchedulingSettings(policy="dualmap", block_tokens=16), 2),
+        (SchedulingSettings(policy="preble", block_tokens=16), 0),
+        (SchedulingSettings(policy="preble", queue_order="deadline", block_tokens=16), 2),
+        (SchedulingSettings(queue_order="fifo", block_tokens=16), 0),
+    ],
+    ids=["may move", "neither", "may be reordered", "the default policy, neither"],
+)
+async def test_only_what_may_be_reordered_or_moved_waits_for_the_dispatch_window(
+    start_runtime: Any, store: Any, tools: Any, held: int
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a", dispatch_window_tokens=16, prefill_tokens_per_s=100.0),))
+
+    placing = [asyncio.create_task(runtime.lifecycle.place(tools.request(f"{n}" * 1600))) for n in range(3)]
+    await tools.settle()
+
+    assert (await store.pool("default").loads())["a"].queued_requests == held
+    for task in placing:
+        task.cancel()
+
+
 async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica(
     start_replica: StartReplica, tools: Any
 ) -> None:
