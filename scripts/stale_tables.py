@@ -27,9 +27,14 @@ _LABORATORY = re.compile(r"<!-- laboratory ([\w-]+): (\S+) -->")
 """Above each table that `dualmap laboratory` fills in: the results' name, and which table; `made` is the sentence."""
 _SCALING = tuple(
     f":(exclude){path}"
-    for path in ("scheduling/scale_*.py", "simulation/autoscale*.py", "simulation/scalers", "simulation/evaluate")
+    for path in (
+        "scheduling/scale_*.py",
+        "simulation/autoscale*.py",
+        "simulation/scalers",
+        "simulation/evaluate/autoscaling.py",
+    )
 )
-"""Not run by a simulation of a fleet of fixed size."""
+"""Not run by a fleet of fixed size."""
 _SIMULATED = ("scheduling", "simulation", "statestore/memory")
 _MEASURES = {
     "dualmap simulate": _SIMULATED,
@@ -84,8 +89,8 @@ def measured_by(command: str) -> tuple[str, ...]:
     """The paths whose change makes a command's figures stale."""
     words = command.removeprefix("python ").removeprefix("-m ")
     paths = next(paths for beginning, paths in _MEASURES.items() if words.startswith(beginning))
-    fixed_size = words.startswith(("dualmap simulate", "dualmap laboratory")) and "--autoscale" not in words
-    return (*paths, *_SCALING) if fixed_size else paths
+    scales = "autoscal" in words or (words.startswith("dualmap evaluate") and "--section" not in words)
+    return paths if scales else (*paths, *_SCALING)
 
 
 def why_stale(figures: Figures, root: Path = ROOT) -> str | None:
