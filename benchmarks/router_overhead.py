@@ -7,6 +7,7 @@ full    the product: scheduling on an embedded Valkey
 logged  the same with a request log
 traced  the same with tracing of 1 % of the requests, exported to a receiver that accepts everything
 traced10  the same with 10 %: what a sampled request costs
+split   the same where each request has two legs: instances prefill or decode, and every prompt is transferred
 plane   the data plane alone, over a life cycle that decides nothing
 relay   copies bytes without HTTP: the floor of this machine at this hour, to compare the others with
 
@@ -53,8 +54,8 @@ from router.outcome import InstanceFailure, Outcome, Usage
 from router.retry_budget import RetryBudget
 from router.serve import serve
 from router.settings import RouterSettings
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
+from scheduling.instance import InstanceSpec, InstanceState, Role
+from scheduling.settings import SchedulingSettings, SplitSettings
 from statestore.clock import RealClock
 from statestore.connect import open_store
 from statestore.embedded import EmbeddedValkey
@@ -76,8 +77,11 @@ ANSWER = orjson.dumps(
         "object": "chat.completion",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "word " * 50}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 600, "completion_tokens": 50, "total_tokens": 650},
+        "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [*range(5)], "remote_engine_id": "e"},
     }
 )
+PREFILL_LEG = b'"do_remote_decode":true'
+SPLIT_ROLES = (Role.PREFILL, Role.DECODE)
 
 
 # the mock instance -----------------------------------------------------------------------------------------------
@@ -95,8 +99,8 @@ class MockInstance(asyncio.Protocol):
             total = end + 4 + int(_field(head, b"content-length") or 0)
             if len(self._buffer) < total:
                 return
-            self._buffer = self._buffer[total:]
-            self._answer(_field(head, b"x-mock"))
+            body, self._buffer = self._buffer[end:total], self._buffer[total:]
+            self._answer(None if PREFILL_LEG in body else _field(head, b"x-mock"))
 
     def _answer(self, mock: bytes | None) -> None:
         if mock is None:
@@ -326,9 +330,8 @@ def run_router(
             await serve_plane(instance_url, on_ready)
         else:
             settings = RouterSettings(port=0, settle_s=0.0, **extra)
-            await serve(
-                settings, SchedulingSettings(), StoreSettings(url=store_url), [PoolSettings()], on_ready=on_ready
-            )
+            scheduling = SchedulingSettings(split=SplitSettings(mode="always" if mode == "split" else "auto"))
+            await serve(settings, scheduling, StoreSettings(url=store_url), [PoolSettings()], on_ready=on_ready)
 
     if profile is None:
         uvloop.run(run())
@@ -415,7 +418,8 @@ async def running(
     store = await open_store(StoreSettings(url=server.url), scheduling=SchedulingSettings())
     try:
         for number in range(instances):
-            spec = InstanceSpec(f"instance-{number}", url, state=InstanceState.READY, prefill_tokens_per_s=1e7)
+            role = SPLIT_ROLES[number % 2] if mode == "split" else Role.MIXED
+            spec = InstanceSpec(f"instance-{number}", url, role, InstanceState.READY, prefill_tokens_per_s=1e7)
             await store.pool("default").put_instance(spec)
         router = await asyncio.to_thread(start_router, mode, core, url, server.url, start_collector(), profile)
         try:
