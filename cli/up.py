@@ -60,6 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MIN:MAX",
         help="the fleet changes its size itself: MIN instances are ready at the start, up to MAX wait as spares",
     )
+    parser.add_argument(
+        "--connector",
+        choices=("nixl", "mooncake", "mooncake-layerwise"),
+        help="how KV moves from prefill to decode instances, by default nixl",
+    )
     for option, setting in SHORTHANDS.items():
         parser.add_argument(option, default=argparse.SUPPRESS, help=f"short for --{setting}")
     parser.add_argument(
@@ -137,6 +142,9 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
     mixed = arguments.instances or (0 if prefill or decode else 4)
     size = FleetSize(arguments.replicas, arguments.workers, mixed, arguments.autoscale, prefill, decode)
     config = directory / "fleet.yaml"
+    if arguments.connector is not None:
+        pools = [pool.model_copy(update={"connector": arguments.connector}) for pool in settings.pools]
+        settings = settings.model_copy(update={"pools": tuple(pools)})
     plan = plan_fleet(settings, size, arguments.instance_url, str(config))
     started_s = time.monotonic()
     with LiveStatus(Console(), _LINE_EVERY) as status:

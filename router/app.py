@@ -31,6 +31,7 @@ from router.errors import (
 from router.health import health_report
 from router.http.paths import is_inference, similar_paths
 from router.listeners import is_loopback
+from router.metaserver import PATH as METASERVER
 from router.runtime import Runtime, package_version
 from router.settings import RouterSettings
 from router.ui.routes import add_ui
@@ -113,6 +114,13 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
     async def version() -> dict[str, str]:
         """Version of this replica's package."""
         return {"version": package_version()}
+
+    @app.post(METASERVER, include_in_schema=False)
+    async def metaserver(params: dict[str, Any]) -> dict[str, bool]:
+        """A decoder of a layerwise connector asks for the prefill leg of its request."""
+        if not runtime.context.metaserver.ask(params):
+            raise NotFoundError("no request of this replica waits for such a prefill leg", param="request_id")
+        return {"found": True}
 
     @app.get("/load", tags=["operation"])
     async def load() -> dict[str, int]:

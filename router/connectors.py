@@ -14,3 +14,9 @@ PREFILL_PARAMS: Final[dict[str, Any]] = {
 }
 """Of a prefill leg whose decoder pulls: vLLM's NixlConnector and MooncakeConnector, vLLM-Ascend's MooncakeConnectorV1.
 The answer has what the decode leg gets, whatever the connector puts there."""
+
+
+def layerwise_decode_params(metaserver_url: str) -> dict[str, Any]:
+    """Of a decode leg that goes first and asks for its prefill leg: vLLM-Ascend's MooncakeLayerwiseConnector. What it
+    posts there is what the prefill leg gets."""
+    return {"do_remote_decode": False, "do_remote_prefill": True, "metaserver": metaserver_url}

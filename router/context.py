@@ -8,6 +8,7 @@ from typing import Protocol
 
 from router.errors import ReplicaFullError
 from router.explain import DecisionLog, Explanation
+from router.metaserver import Metaserver
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
 from router.outcome import Outcome
@@ -115,5 +116,6 @@ class ReplicaContext:
     recorder: TrafficRecorder | None = field(default=None)
     ended: Callable[[Explanation, TraceContext | None], None] | None = field(default=None)
     """Told of every request that ended, while somebody wants to know: the request log, tracing."""
+    metaserver: Metaserver = field(default_factory=Metaserver)
     draining: bool = field(default=False)
     """Set once the replica is to stop: /ready is off, requests are still served until the port closes."""

@@ -80,6 +80,7 @@ class Runtime:
             [_served_pool(pool, store, scheduling, self.context) for pool in pools]
         )
         self.lifecycle = Lifecycle(self.pools, self.context)
+        self.context.metaserver.base_url = (info or {}).get("ops_url", "")
         self.replicas = {
             name: Replica(pool, self.context, {"version": package_version(), **(info or {})})
             for name, pool in self.pools.pools.items()

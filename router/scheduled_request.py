@@ -16,6 +16,7 @@ from router.errors import UnavailableError, from_exception
 from router.failures import end_trial, nobody_left, outcome_of, spend_retry
 from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
+from router.metaserver import Metaserver
 from router.outcome import InstanceFailure, Outcome, Usage
 from router.pools import Route
 from router.prompt import ReadPrompt
@@ -200,14 +201,29 @@ class ScheduledRequest(RequestStory):
         """The instance whose answer the client gets, or is to get."""
         return (self.decode and self.decode.instance_id) or self.instance_id
 
+    def begin_decode(self) -> DecodeLeg:
+        """Its decode leg, which is to be placed."""
+        if self.decode is None:
+            self.decode = DecodeLeg(self, self._context)
+        return self.decode
+
+    def drop_decode(self) -> None:
+        """The prefill leg failed before its decode leg, which was placed first, could answer."""
+        if self.decode is not None:
+            self.decode.release()
+            self.decode = None
+
     def prefill_done(self) -> DecodeLeg:
-        """The prefill leg has answered. Its decode leg, which is to be placed."""
+        """The prefill leg has answered. Its decode leg, which is to be placed if it is not."""
         self.pool.breakers.succeeded(self.instance_id)
-        self.decode = DecodeLeg(self, self._context)
-        if not self._done:
+        if not (self._done or self._prefilled):
             self._prefilled_s = self.age_s
             self._send_first_token()
-        return self.decode
+        return self.begin_decode()
+
+    @property
+    def metaserver(self) -> Metaserver:
+        return self._context.metaserver
 
     def _release_staged(self) -> None:
         """The decode leg has the KV: what the prefill leg reserved is free."""

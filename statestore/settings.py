@@ -162,6 +162,11 @@ class PoolSettings(BaseModel):
         {}, description="variables of the chat template, as vLLM's --default-chat-template-kwargs"
     )
     kv_events: KvEventSettings | None = Field(None, description="where instances publish KV events; none: nowhere")
+    connector: Literal["nixl", "mooncake", "mooncake-layerwise"] = Field(
+        "nixl",
+        description="KV connector of prefill and decode instances: the decoder pulls (nixl, mooncake), or it goes first"
+        " and is sent the KV layer by layer (mooncake-layerwise)",
+    )
     staged_timeout_s: float = Field(
         240.0,
         gt=0,

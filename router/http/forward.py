@@ -14,6 +14,7 @@ from router.http.admission import is_form, read_form_request, read_inference_req
 from router.http.attempt import ErrorAnswer, ExchangeResult
 from router.http.downstream import Downstream
 from router.http.heads import Header, response_head
+from router.http.layerwise_forward import LayerwiseTry
 from router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
 from router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
 from router.http.plane import DataPlane
@@ -128,7 +129,8 @@ class _Forwarding:
         """One instance, or the two of a split request."""
         placed = self._placed
         if placed.leg is Leg.PREFILL and isinstance(placed, SplitRequest):
-            return await SplitTry(placed, self).run()
+            layerwise = placed.pool.settings.connector == "mooncake-layerwise"
+            return await (LayerwiseTry if layerwise else SplitTry)(placed, self).run()
         return await self.sender.send(self.to_client(placed, placed.sent))
 
     def to_client(self, target: Target, on_sent: Callable[[], None] = lambda: None) -> Sending:

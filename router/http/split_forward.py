@@ -76,7 +76,7 @@ class SplitTry:
                 self._prefill_body,
                 answer,
                 list[Header],
-                _nothing,
+                nothing,
                 awaits_output=True,
                 on_sent=self._placed.sent,
             )
@@ -186,4 +186,4 @@ class _Instance:
         )
 
 
-def _nothing() -> None: ...
+def nothing() -> None: ...

@@ -269,3 +269,47 @@ def test_a_change_of_roles_moves_new_requests(split_fleet: Fleet) -> None:
         split_fleet.dualmap("instances", "role", "decode-1", spec["role"], "--url", split_fleet.endpoint)
 
     assert where == {"decode-2"}
+
+
+@pytest.fixture(scope="module")
+def layerwise_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    options = (*QUICK, *SPLIT, "--connector", "mooncake-layerwise")
+    with running_fleet(tmp_path_factory.mktemp("layerwise"), options) as fleet:
+        yield fleet
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_decoder_that_goes_first_is_sent_its_kv(layerwise_fleet: Fleet, path: str, stream: bool) -> None:
+    text = prompt(1300 + stream)
+    body = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    computed = decoded_prefill(layerwise_fleet)
+
+    answer = ask(layerwise_fleet, {**body, "max_tokens": 6, "stream": stream}, path)
+
+    assert answer.status == 200, answer.body
+    assert answer.headers["x-dualmap-instance"] in DECODE
+    assert answer.headers["x-dualmap-prefill-instance"] in PREFILL
+    assert decoded_prefill(layerwise_fleet) - computed < 20
+    layerwise_fleet.until_idle()
+
+
+def decoded_prefill(fleet: Fleet) -> int:
+    urls = [fleet.instances()[name]["url"] for name in DECODE]
+    told = [json.loads(urllib.request.urlopen(f"{url}/emulator/statistics", timeout=5).read()) for url in urls]
+    return sum(int(each["prefill_tokens"]) for each in told)
+
+
+def test_a_prefill_leg_that_fails_ends_the_decode_leg_that_waits_for_it(layerwise_fleet: Fleet) -> None:
+    for name in PREFILL:
+        order = urllib.request.Request(
+            f"{layerwise_fleet.instances()[name]['url']}/emulator/fail",
+            json.dumps({"count": 1, "status": 500}).encode(),
+        )
+        urllib.request.urlopen(order, timeout=5).read()
+
+    answer = ask(layerwise_fleet, {"prompt": prompt(1400), "max_tokens": 4})
+
+    assert answer.status == 200, answer.body
+    assert answer.headers["x-dualmap-prefill-instance"] is None
+    layerwise_fleet.until_idle()

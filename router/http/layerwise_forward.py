@@ -1,0 +1,88 @@
+"""One try of a split request by a layerwise connector: the decode leg goes first, and asks for its prefill leg.
+
+    decode sent ── it has memory ──▶ prefill sent ── layer by layer ──▶ first token ──▶ the client's answer
+         └── failure ───────────────────┴── failure ──▶ another try; the other leg is aborted
+
+Nothing is staged: the prefill instance sends KV to a decoder that waits for it. A leg that is aborted frees its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+from router.connectors import layerwise_decode_params
+from router.decode_leg import DecodeLeg
+from router.http.attempt import ExchangeResult
+from router.http.heads import Header
+from router.http.leg_answer import LegAnswer
+from router.http.leg_bodies import params_edit, prefill_body
+from router.http.model_field import BodyPart
+from router.http.sending import Sending
+from router.http.split_forward import Forwarding, nothing
+from router.lifecycle import SplitRequest
+
+
+class LayerwiseTry:
+    """Lives for one try."""
+
+    def __init__(self, placed: SplitRequest, forwarding: Forwarding) -> None:
+        self._placed = placed
+        self._forwarding = forwarding
+        self._body = forwarding.request.body  # of the prefill leg, which is made when the answer may have begun
+
+    async def run(self) -> ExchangeResult:
+        """With a failure if the request may be tried again."""
+        placed = self._placed
+        decode = placed.begin_decode()
+        failure = await decode.place()
+        if failure is not None:
+            return ExchangeResult(failure=failure)
+        asked = placed.metaserver.expect(placed.request_id)
+        answering = asyncio.ensure_future(self._answer(decode))
+        try:
+            await asyncio.wait((asked, answering), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                return await self._prefill(asked.result(), answering)
+            return await answering
+        finally:
+            placed.metaserver.forget(placed.request_id)
+            await _end(answering)
+
+    async def _prefill(self, params: dict[str, Any], answering: asyncio.Future[ExchangeResult]) -> ExchangeResult:
+        """Send the prefill leg, and wait for the answer of the decode leg."""
+        placed, forwarding = self._placed, self._forwarding
+        answer = LegAnswer(forwarding.request.path, forwarding.downstream.asked_s)
+        body: list[BodyPart] = [prefill_body(forwarding.request.path, self._body, params, forwarding.other_model)]
+        sending = Sending(placed, lambda: body, answer, list[Header], nothing, awaits_output=True, on_sent=placed.sent)
+        prefilling = asyncio.ensure_future(forwarding.sender.send(sending))
+        try:
+            await asyncio.wait((prefilling, answering), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                result = await prefilling
+                if result.failure is not None or result.status >= 400:
+                    await _end(answering)
+                    placed.drop_decode()
+                    if result.failure is None:
+                        forwarding.pass_on(answer.as_error(result.status))
+                    return result
+                placed.prefill_done()
+            return await answering
+        finally:
+            await _end(prefilling)
+
+    async def _answer(self, decode: DecodeLeg) -> ExchangeResult:
+        forwarding, url = self._forwarding, self._placed.metaserver.url
+        edit = params_edit(forwarding.request.body, layerwise_decode_params(url))
+        sending = replace(forwarding.to_client(decode), body=lambda: forwarding.body(edit), awaits_output=True)
+        return await forwarding.sender.send(sending)
+
+
+async def _end(leg: asyncio.Future[ExchangeResult]) -> None:
+    """Abort a leg that is still under way."""
+    if not leg.done():
+        leg.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await leg
