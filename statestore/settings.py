@@ -167,12 +167,22 @@ class PoolSettings(BaseModel):
         description="KV connector of prefill and decode instances: the decoder pulls (nixl, mooncake), or it goes first"
         " and is sent the KV layer by layer (mooncake-layerwise)",
     )
+    move_roles: bool | None = Field(
+        None,
+        description="whether the leader gives instances of a prefill or decode side that has room to the other while"
+        " that one starves (none: with connector nixl, whose instances can do both)",
+    )
     staged_timeout_s: float = Field(
         240.0,
         gt=0,
         description="time for which a prefill instance surely keeps KV that is to be transferred, seconds: less than"
         " the connector's own timeout (480 s in vLLM); then a prompt is prefilled again",
     )
+
+    @property
+    def moves_roles(self) -> bool:
+        """Whether the leader changes roles."""
+        return self.connector == "nixl" if self.move_roles is None else self.move_roles
 
     @property
     def has_kv_events(self) -> bool:

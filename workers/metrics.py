@@ -47,6 +47,9 @@ class WorkerMetrics:
             registry=self.registry,
             buckets=_TICK_BUCKETS_S,
         )
+        self.role_changes = Counter(
+            "dualmap_worker_role_changes", "Changes of an instance's role", ["pool", "role"], registry=self.registry
+        )
         self.migrations = Counter(
             "dualmap_worker_migrations",
             "Migrations requested by this worker, by reason and by the store's reply",

@@ -31,6 +31,7 @@ from workers.reaper import Reaper
 from workers.rebalancer import SWEEP_INTERVAL_S, Rebalancer
 from workers.registrar import Registrar
 from workers.repairer import Repairer
+from workers.role_mover import RoleMover
 from workers.scaler import Scaler
 from workers.settings import WorkerSettings
 from workers.settings_watch import SettingsChangedError, SettingsWatch
@@ -168,6 +169,8 @@ class PoolWorker:
             Sweeper(pool, fence, reader, order, metrics=metrics),
             Learner(pool, fence, reader, metrics=metrics),
         ]
+        if self._settings.moves_roles:
+            jobs.append(RoleMover(pool, fence, reader, slo_s=scheduling.slo_ttft_s, clock=clock, metrics=metrics))
         if build_policy(scheduling).rebalances:
             rebalancer = Rebalancer(
                 pool,

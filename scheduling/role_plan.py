@@ -1,0 +1,94 @@
+"""When an instance changes its role: one side of a split pool starves while the other has room.
+
+A side is starved by what its requests wait for: prefill by queued work, in TTFT SLOs; decode by KV memory and sequences
+in use. An instance is moved only if the other side could do with one less, and only after the same imbalance has
+lasted, so that a burst that is digested in time moves nobody. One instance at a time, then a pause: the new size has to
+show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from scheduling.instance import InstanceLoad, InstanceSpec, Role
+from scheduling.legs import Leg
+from scheduling.values import value
+from scheduling.view import takers
+
+STARVED_PREFILL = 0.5
+"""Queued work on a prefill-capable instance, in TTFT SLOs, in the mean."""
+STARVED_DECODE = 0.85
+"""KV memory or sequences in use on a decode-capable instance, whichever is more, in the mean."""
+ROOM = 0.6
+"""The other side has room where its pressure, carried by one instance less, is under this share of being starved."""
+HOLDS_MS = 10_000
+PAUSE_MS = 60_000
+
+
+@value
+class RoleChange:
+    """Give this instance that role, and why."""
+
+    instance_id: str
+    role: Role
+    reason: str
+
+
+@value
+class RoleState:
+    """What one plan leaves to the next."""
+
+    starved: Role | None = None
+    """The side that was starved, PREFILL or DECODE."""
+    since_ms: int = 0
+    changed_ms: int = -PAUSE_MS
+    """The last change."""
+
+
+def prefill_pressure(loads: Sequence[InstanceLoad], slo_s: float) -> float:
+    """Of the prefill-capable instances; 1 where each is starved by itself."""
+    waits_s = [(load.pending_tokens - load.overtaken_tokens) / load.prefill_tokens_per_s for load in loads]
+    return fmean(waits_s) / slo_s / STARVED_PREFILL if waits_s else 0.0
+
+
+def decode_pressure(loads: Sequence[InstanceLoad]) -> float:
+    """Of the decode-capable instances; 1 where each is starved by itself."""
+    used = [max(load.kv_demand, load.running_requests / load.max_running_requests) for load in loads]
+    return fmean(used) / STARVED_DECODE if used else 0.0
+
+
+def plan_roles(
+    state: RoleState,
+    instances: Mapping[str, InstanceSpec],
+    loads: Mapping[str, InstanceLoad],
+    slo_s: float,
+    now_ms: int,
+) -> tuple[RoleState, RoleChange | None]:
+    """The change of now, if one is due. Nothing changes in a pool without both roles, and no side loses its last."""
+    sides = {
+        role: [loads[name] for name in sorted(takers(instances, leg)) if name in loads]
+        for role, leg in ((Role.PREFILL, Leg.PREFILL), (Role.DECODE, Leg.DECODE))
+    }
+    pressures = {
+        Role.PREFILL: prefill_pressure(sides[Role.PREFILL], slo_s),
+        Role.DECODE: decode_pressure(sides[Role.DECODE]),
+    }
+    starved = next((role for role in sides if pressures[role] > 1.0), None)
+    giving = None if starved is None else (Role.DECODE if starved is Role.PREFILL else Role.PREFILL)
+    donors = [] if giving is None else [load for load in sides[giving] if instances[load.instance_id].role is giving]
+    if giving is None or not donors or len(sides[giving]) < 2 or _without_one(sides[giving], pressures[giving]) > ROOM:
+        return replace(state, starved=None), None
+    if state.starved is not starved:
+        return replace(state, starved=starved, since_ms=now_ms), None
+    if now_ms - state.since_ms < HOLDS_MS or now_ms - state.changed_ms < PAUSE_MS:
+        return state, None
+    assert starved is not None
+    donor = min(donors, key=lambda load: (load.context_tokens + load.pending_tokens, load.instance_id))
+    reason = f"{starved} side starved: {pressures[starved]:.2f}, {giving} side {pressures[giving]:.2f}"
+    return RoleState(changed_ms=now_ms), RoleChange(donor.instance_id, starved, reason)
+
+
+def _without_one(side: Sequence[InstanceLoad], pressure: float) -> float:
+    return pressure * len(side) / (len(side) - 1)

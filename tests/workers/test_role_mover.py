@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from scheduling.instance import Role
+from scheduling.legs import Leg
+from scheduling.role_plan import HOLDS_MS, PAUSE_MS
+from statestore.errors import LeaseLostError
+from tests.statestore.samples import placement
+from workers.role_mover import RoleMover
+
+
+@pytest.fixture
+async def starving(pool, add_instance) -> None:
+    """Two prefill instances with more queued than they serve within the SLO, and two idle decode instances."""
+    for number in range(2):
+        await add_instance(f"p{number}", role=Role.PREFILL, prefill_tokens_per_s=100.0)
+        await add_instance(f"d{number}", role=Role.DECODE)
+        await pool.place(placement(f"r{number}", f"p{number}", tokens=5000, leg=Leg.PREFILL))
+
+
+async def roles(pool) -> list[str]:
+    return [spec.role.value for _, spec in sorted((await pool.membership()).instances.items())]
+
+
+async def test_the_leader_gives_a_starving_side_an_instance_of_the_other(
+    pool, fence, clock, metrics, starving, value
+) -> None:
+    mover = RoleMover(pool, fence, pool, slo_s=5.0, clock=clock, metrics=metrics)
+    for _ in range((PAUSE_MS + HOLDS_MS) // 1000 + 1):
+        await mover.tick()
+        clock.jump(1.0)
+
+    assert (await roles(pool)).count("prefill") == 3
+    assert value("dualmap_worker_role_changes_total", role="prefill") == 1
+
+
+async def test_a_deposed_leader_changes_no_role(pool, fence, clock, metrics, starving) -> None:
+    mover = RoleMover(pool, fence - 1, pool, slo_s=5.0, clock=clock, metrics=metrics)
+
+    with pytest.raises(LeaseLostError):
+        for _ in range((PAUSE_MS + HOLDS_MS) // 1000 + 1):
+            await mover.tick()
+            clock.jump(1.0)
+
+    assert (await roles(pool)).count("prefill") == 2

@@ -1,0 +1,48 @@
+"""Role mover: gives an instance of one side of a split pool to the other side while that starves."""
+
+from __future__ import annotations
+
+import logging
+
+from scheduling.role_plan import RoleState, plan_roles
+from statestore.base import PoolStore
+from statestore.clock import Clock
+from workers.metrics import WorkerMetrics
+from workers.pool_reader import PoolReader
+
+log = logging.getLogger(__name__)
+
+
+class RoleMover:
+    """Its memory is of one term: a new leader watches anew before it moves anything."""
+
+    name = "role mover"
+    interval_s = 1.0
+
+    def __init__(
+        self, pool: PoolStore, fence: int, reader: PoolReader, *, slo_s: float, clock: Clock, metrics: WorkerMetrics
+    ) -> None:
+        self._pool = pool
+        self._fence = fence
+        self._reader = reader
+        self._slo_s = slo_s
+        self._clock = clock
+        self._metrics = metrics
+        self._state = RoleState(changed_ms=round(clock.monotonic_s() * 1000))
+
+    async def tick(self) -> None:
+        """Plan, and change one role if that is due. Raises StoreUnavailableError, LeaseLostError."""
+        loads, instances = await self._reader.loads(), (await self._reader.membership()).instances
+        now_ms = round(self._clock.monotonic_s() * 1000)
+        self._state, change = plan_roles(self._state, instances, loads, self._slo_s, now_ms)
+        if change is None:
+            return
+        if await self._pool.update_instance(change.instance_id, {"role": change.role}, fence=self._fence):
+            self._metrics.role_changes.labels(self._pool.name, change.role.value).inc()
+            log.warning(
+                "role changed pool=%s instance=%s role=%s: %s",
+                self._pool.name,
+                change.instance_id,
+                change.role,
+                change.reason,
+            )
