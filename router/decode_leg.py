@@ -130,7 +130,7 @@ class DecodeLeg:
     def give_up(self, failure: InstanceFailure) -> None:
         """Count the failure of its instance, and release its reservation."""
         if self.instance_id:
-            self.lost = failure.kind in (FailureKind.STATUS, FailureKind.RECOMPUTED)
+            self.lost = failure.lost_kv
             self.failed |= {self.instance_id}
             if failure.server_fault:
                 self._owner.pool.breakers.failed(self.instance_id, self._context.clock.monotonic_s())

@@ -77,6 +77,11 @@ class InstanceFailure:
         return self.kind in (FailureKind.CLOSED, FailureKind.DOWN) or ENGINE_DEATH in self.detail
 
     @property
+    def lost_kv(self) -> bool:
+        """Of a decode leg: True when its instance had the KV, or found that it is gone."""
+        return self.kind is FailureKind.RECOMPUTED or (self.status == 500 and not self.engine_died)
+
+    @property
     def wasted_work(self) -> bool:
         """False when the instance never got the request, so that another try repeats nothing."""
         return self.kind is not FailureKind.CONNECT

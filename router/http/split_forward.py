@@ -26,6 +26,7 @@ from router.http.model_field import BodyPart, Edit
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
 from router.http.sending import Sender, Sending, Target
+from router.http.transfers import Try
 from router.http.upstream import UpstreamConnection
 from router.lifecycle import SplitRequest
 from router.outcome import FailureKind, InstanceFailure
@@ -100,7 +101,8 @@ class SplitTry:
             return await self._decode(decode)
         finally:
             if self._staged_body is not None:
-                self._free(decode, self._staged_body)
+                self._placed.pool.metrics.freed.inc()
+                forwarding.plane.transfers.free(self._freeing(self._staged_body))
 
     # the legs ------------------------------------------------------------------------------------------------
     def _prefill_body(self) -> list[BodyPart]:
@@ -120,8 +122,8 @@ class SplitTry:
                 return result
             gone = failure.kind in (FailureKind.NO_DECODER, FailureKind.RECOMPUTED) or loop() > staged_until_s
             if self._staged_body is None or gone or self._decodes > 1:
-                if failure.kind in (FailureKind.STATUS, FailureKind.RECOMPUTED):
-                    self._staged_body = None  # a decoder had it, or found that it is gone
+                if failure.lost_kv:
+                    self._staged_body = None
                 return result
             try:
                 await decode.retry(failure)
@@ -157,18 +159,22 @@ class SplitTry:
             connection.abort()
         else:
             self._placed.pool.metrics.freed.inc()
-            self._forwarding.plane.transfers.wait_out(connection)
+            self._forwarding.plane.transfers.wait_out(connection, self._freeing(self._staged_body))
         self._staged_body = None
 
-    def _free(self, decode: DecodeLeg, staged_body: list[BodyPart]) -> None:
-        """No decode leg took the KV over."""
-        view, forwarding = self._placed.pool.view.view, self._forwarding
-        ready = [view.instances[name] for name in view.of(Leg.DECODE).ready if name not in decode.failed]
-        ready.sort(key=lambda spec: spec.instance_id != decode.last_instance_id)
-        body = freeing_body(forwarding.request.path, staged_body)
-        tries = [(spec.url, _parts(forwarding.sender, spec, body)) for spec in ready[:FREEING_TRIES]]
-        self._placed.pool.metrics.freed.inc()
-        forwarding.plane.transfers.free(tries)
+    def _freeing(self, staged_body: list[BodyPart]) -> Callable[[], list[Try]]:
+        """Decode legs that take the KV over for nobody, to try one after the other."""
+        pool, decode, path = self._placed.pool, self._placed.begin_decode(), self._forwarding.request.path
+        sender = self._forwarding.sender
+        body, last_id, failed = freeing_body(path, staged_body), decode.last_instance_id, decode.failed
+
+        def tries() -> list[Try]:
+            view = pool.view.view
+            ready = [view.instances[name] for name in view.of(Leg.DECODE).ready]
+            ready.sort(key=lambda spec: (spec.instance_id in failed, spec.instance_id != last_id))
+            return [(spec.url, _parts(sender, spec, body)) for spec in ready[:FREEING_TRIES]]
+
+        return tries
 
 
 def _parts(sender: Sender, spec: InstanceSpec, body: bytes) -> Callable[[], list[BodyPart]]:

@@ -16,14 +16,19 @@ from router.http.leg_answer import Unwanted
 from router.http.model_field import BodyPart
 from router.http.upstream import UpstreamConnection
 from router.http.upstream_pool import ConnectError, UpstreamPool
-from router.outcome import InstanceFailure
 
 _log = logging.getLogger(__name__)
 
 FREE_WITHIN_S: Final = 30.0
 """A decoder with a long queue takes longer; the connector's own timeout frees what is left."""
+PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Before each round of tries to free staged KV."""
 MOST: Final = 512
 """Under way at a time; more are left to the connector's timeout."""
+
+
+Try = tuple[str, Callable[[], list[BodyPart]]]
+"""A URL, and the request to send there."""
 
 
 class Transfers:
@@ -36,14 +41,15 @@ class Transfers:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def wait_out(self, connection: UpstreamConnection) -> None:
+    def wait_out(self, connection: UpstreamConnection, tries: Callable[[], Sequence[Try]]) -> None:
         """A decode leg was sent, and its client has left: close its connection once its first token has come, since
-        the decoder has the KV then. The head of a stream may come before."""
-        if not self._start(self._await_first_bytes(connection)):
+        the decoder has the KV then. The head of a stream may come before. If it fails, ``free`` follows."""
+        if not self._start(self._await_first_bytes(connection, tries)):
             connection.abort()
 
-    def free(self, tries: Sequence[tuple[str, Callable[[], list[BodyPart]]]]) -> None:
-        """No decode leg was sent: have one take the KV over for nobody, at the first of these URLs that does."""
+    def free(self, tries: Callable[[], Sequence[Try]]) -> None:
+        """No decode leg took the KV over: have one do so for nobody, at the first of these that does. They are asked
+        for again after a pause: decoders that are away may come back."""
         self._start(self._free(tries))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> bool:
@@ -55,42 +61,46 @@ class Transfers:
         task.add_done_callback(self._tasks.discard)
         return True
 
-    async def _await_first_bytes(self, connection: UpstreamConnection) -> None:
-        sink = Unwanted(whole=False)
+    async def _await_first_bytes(self, connection: UpstreamConnection, tries: Callable[[], Sequence[Try]]) -> None:
+        sink, failure = Unwanted(whole=False), None
         connection.redirect(sink)
         try:
             async with asyncio.timeout(FREE_WITHIN_S):
-                await sink.done
+                failure = await sink.done
         except TimeoutError:
             _log.warning("a decode leg without a client did not begin its answer within %g s", FREE_WITHIN_S)
         finally:
             connection.abort()
+        if failure is not None:
+            await self._free(tries)
 
-    async def _free(self, tries: Sequence[tuple[str, Callable[[], list[BodyPart]]]]) -> None:
-        for url, parts in tries:
-            try:
-                async with asyncio.timeout(FREE_WITHIN_S):
-                    failure = await self._send(url, parts)
-            except TimeoutError:
-                _log.warning("%s took over no KV within %g s", url, FREE_WITHIN_S)
-                return
-            if failure is None:
-                return
+    async def _free(self, tries: Callable[[], Sequence[Try]]) -> None:
+        for pause_s in PAUSES_S:
+            await asyncio.sleep(pause_s)
+            for url, parts in tries():
+                try:
+                    async with asyncio.timeout(FREE_WITHIN_S):
+                        if await self._send(url, parts):
+                            return
+                except TimeoutError:
+                    _log.warning("%s took over no KV within %g s", url, FREE_WITHIN_S)
+                    return
 
-    async def _send(self, url: str, parts: Callable[[], list[BodyPart]]) -> InstanceFailure | None:
+    async def _send(self, url: str, parts: Callable[[], list[BodyPart]]) -> bool:
+        """Whether there is nothing more to try: it was taken over, or is refused everywhere."""
         sink, connection = Unwanted(whole=True), None
         try:
             connection = await self._upstreams.connect(url)
             connection.start(sink, parts())
             failure = await sink.done
-        except ConnectError as error:
-            return error.failure
+        except ConnectError:
+            return False
         except BaseException:
             if connection is not None:
                 connection.abort()
             raise
         self._upstreams.release(connection)
-        return failure
+        return failure is None and sink.status < 500
 
     def close(self) -> None:
         for task in self._tasks:
