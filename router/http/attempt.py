@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.http.heads import Header
-from router.http.sse import NO_ENDING, Ending, error_status, event_object
+from router.http.sse import NO_ENDING, Ending, error_status, event_data, event_object
 from router.outcome import FailureKind, InstanceFailure
 from scheduling.breaker import is_server_fault
 from scheduling.values import value
@@ -58,6 +58,11 @@ class ExchangeTimes:
     """Absolute: when the whole request is over."""
 
 
+STREAM_TAIL_READS: Final = 16
+"""The end of a stream is searched in so many last reads, as its last events may come one by one; of any other answer,
+in the last two, which may be large."""
+
+
 GIVEN_BACK: Final = InstanceFailure(FailureKind.RECOMPUTED, "the decoder ran out of memory (stop_reason: recomputed)")
 _GIVEN_BACK: Final = re.compile(rb'"stop_reason"\s*:\s*"recomputed"')
 
@@ -86,3 +91,10 @@ def failure_in(event: bytes) -> InstanceFailure | None:
     if status is None or not is_retried(status):
         return None
     return InstanceFailure(FailureKind.STATUS, event[:200].decode("utf-8", "replace"), status)
+
+
+def error_of_event(failure: InstanceFailure, event: bytes) -> ErrorAnswer | None:
+    """The answer that an event with an error stands for; None where it carries no status."""
+    if failure.status is None:
+        return None
+    return ErrorAnswer(failure.status, [(b"content-type", b"application/json")], event_data(event))

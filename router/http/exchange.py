@@ -16,19 +16,22 @@ from typing import Final
 
 from router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
 from router.http.attempt import (
+    GIVEN_BACK,
+    STREAM_TAIL_READS,
     ErrorAnswer,
     ExchangeResult,
     ExchangeTimes,
+    error_of_event,
     failure_in,
     failure_of_whole,
+    gives_back,
     is_retried,
 )
 from router.http.downstream import Downstream
-from router.http.heads import Header, fields_for_client, response_head
+from router.http.heads import Header, as_chunk, fields_for_client, response_head
 from router.http.sse import (
     EventSplitter,
     error_event,
-    event_data,
     event_object,
     read_ending,
     starts_output,
@@ -46,10 +49,6 @@ ERROR_BODY_S: Final = 2.0
 SILENT_S: Final = 5.0
 """An answer that has begun, of an instance that is down or whose port refuses, is broken off once no byte of it has
 come for this time: its server may just be finishing."""
-
-STREAM_TAIL_READS: Final = 16
-"""The end of a stream is searched in so many last reads, as its last events may come one by one; of any other answer,
-in the last two, which may be large."""
 
 
 class Exchange:
@@ -213,6 +212,13 @@ class Exchange:
         elif events:
             self._look_for_output(events)
 
+    def _pass_unless_given_back(self, wire: bytes, pieces: list[bytes]) -> None:
+        """An answer that its decoder gives back in mid-stream is not whole, though the stream ends as if it were."""
+        if not gives_back(wire):
+            return self._pass(wire, pieces)
+        self._connection.abort()
+        return self._fail(GIVEN_BACK)
+
     def _pass(self, wire: bytes, pieces: list[bytes]) -> None:
         self._downstream.write(wire if self._reframe is None else self._reframe(pieces))
         self._last_wire = wire
@@ -223,6 +229,9 @@ class Exchange:
     def _hold(self, wire: bytes, pieces: list[bytes]) -> None:
         self._held.append((wire, pieces))
         self._held_bytes += len(wire)
+
+    def _held_body(self) -> bytes:
+        return b"".join(piece for _, pieces in self._held for piece in pieces)
 
     def _split(self, pieces: list[bytes]) -> list[bytes] | None:
         """Events that are complete now; None when one is too long to be read."""
@@ -237,7 +246,7 @@ class Exchange:
             self._first_token()
 
     def _first_token(self) -> None:
-        self._receive = Exchange._pass
+        self._receive = Exchange._pass_unless_given_back if self._awaits_output else Exchange._pass
         self._splitter = None
         self._on_first_token()
 
@@ -274,7 +283,7 @@ class Exchange:
             return []
         if head.framing is Framing.UNTIL_CLOSE or self._usage is not None:
             self._chunks = True
-            self._reframe = lambda pieces: _as_chunk(read(pieces))
+            self._reframe = lambda pieces: as_chunk(read(pieces))
         return [(b"transfer-encoding", b"chunked")]
 
     # ends ----------------------------------------------------------------------------------------------------
@@ -282,27 +291,27 @@ class Exchange:
         head = self._head
         assert head is not None
         if self._failing_status:
-            self._fail_by_status(b"".join(piece for _, pieces in self._held for piece in pieces))
+            self._fail_by_status(self._held_body())
             return
         if not self._downstream.committed:
             if self._event_stream:
                 what = "token" if self._awaits_output else "event"
                 self._fail(InstanceFailure(FailureKind.PROTOCOL, f"the stream ended before its first {what}"))
                 return
-            if self._awaits_output and head.status < 400 and (failure := self._no_answer()) is not None:
+            if (
+                self._awaits_output
+                and head.status < 400
+                and (failure := failure_of_whole(self._held_body())) is not None
+            ):
                 self._fail(failure)
                 return
             self._commit()
         if self._usage is not None and self._usage.rest:
-            self._downstream.write(_as_chunk(self._usage.rest) if self._chunks else self._usage.rest)
+            self._downstream.write(as_chunk(self._usage.rest) if self._chunks else self._usage.rest)
         if self._chunks:
             self._downstream.write(b"0\r\n\r\n")
         ending = read_ending(self._tail(), streamed=self._event_stream)
         self._settle(ExchangeResult(head.status, ending))
-
-    def _no_answer(self) -> InstanceFailure | None:
-        """What a whole answer of a leg lacks."""
-        return failure_of_whole(b"".join(piece for _, pieces in self._held for piece in pieces))
 
     def _fail(self, failure: InstanceFailure, *, answer: ErrorAnswer | None = None, overdue: bool = False) -> None:
         if self.done.done():
@@ -326,9 +335,7 @@ class Exchange:
         self._fail(failure, answer=answer)
 
     def _fail_by_event(self, failure: InstanceFailure, event: bytes) -> None:
-        fields = [(b"content-type", b"application/json")]
-        answer = ErrorAnswer(failure.status, fields, event_data(event)) if failure.status is not None else None
-        self._fail(failure, answer=answer)
+        self._fail(failure, answer=error_of_event(failure, event))
 
     def _break_off(self, error: RouterError) -> None:
         """Let the client detect it: no end of the framing, and in a stream an error event where one fits."""
@@ -349,7 +356,7 @@ class Exchange:
         if self._downstream.http_10:
             return event
         if self._chunks or (self._connection.between_chunks and self._last_wire.endswith(b"\r\n")):
-            return _as_chunk(event)
+            return as_chunk(event)
         return b""
 
     def _tail(self) -> list[bytes]:
@@ -391,7 +398,3 @@ class Exchange:
     def _time_out(self, detail: str, *, overdue: bool) -> None:
         self._connection.abort()
         self._fail(InstanceFailure(FailureKind.TIMEOUT, detail), overdue=overdue)
-
-
-def _as_chunk(body: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(body), body) if body else b""

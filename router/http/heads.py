@@ -97,6 +97,11 @@ def response_head(status: int, fields: Iterable[Header]) -> bytes:
     return b"".join([_STATUS_LINES[status], *[b"%b: %b\r\n" % field for field in fields], b"\r\n"])
 
 
+def as_chunk(body: bytes) -> bytes:
+    """A chunk of a chunked body; nothing for nothing, which would end the body."""
+    return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+
+
 def connection_tokens(fields: Iterable[Header]) -> frozenset[bytes]:
     """Names that ``Connection`` declares to be of this hop only; almost always empty."""
     tokens: set[bytes] = set()

@@ -1,0 +1,119 @@
+"""What a leg's exchange holds back, and what it makes of answers that are none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from router.http.attempt import ExchangeResult, ExchangeTimes
+from router.http.exchange import Exchange
+from router.http.leg_answer import LegAnswer
+from router.http.upstream import AnswerHead, Framing
+from router.outcome import FailureKind
+
+FOREVER = ExchangeTimes(1e9, 1e9, 1e9)
+
+
+class Connection:
+    """Of an instance whose answer a test makes up."""
+
+    url, reusable, between_chunks, paused = "http://x", True, True, False
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def event(text: str = "", **fields: Any) -> bytes:
+    return b"data: " + orjson.dumps({"choices": [{"index": 0, "text": text, **fields}]}) + b"\n\n"
+
+
+def exchange(kind: bytes) -> tuple[Exchange, LegAnswer, Connection]:
+    connection, answer = Connection(), LegAnswer("/v1/completions", 0.0)
+    made = Exchange(
+        connection,  # type: ignore[arg-type]
+        answer,
+        FOREVER,
+        on_commit=list,
+        on_first_token=lambda: None,
+        port_refuses=lambda _: False,
+        awaits_output=True,
+    )
+    made.head_received(AnswerHead(200, [(b"content-type", kind)], Framing.CHUNKED, {b"content-type": kind}))
+    return made, answer, connection
+
+
+def receive(made: Exchange, *events: bytes, complete: bool = False) -> ExchangeResult | None:
+    for data in events:
+        made.body_received(b"%x\r\n%b\r\n" % (len(data), data), [data], False)
+    if complete and not made.done.done():
+        made.body_received(b"0\r\n\r\n", [], True)
+    return made.done.result() if made.done.done() else None
+
+
+async def test_nothing_of_a_stream_is_sent_before_its_first_token() -> None:
+    made, answer, _ = exchange(b"text/event-stream")
+
+    receive(made, b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n')
+    assert not answer.committed
+    receive(made, event("word"))
+
+    assert answer.committed
+    assert b"assistant" in answer.body
+    assert b"word" in answer.body
+
+
+@pytest.mark.parametrize(
+    ("events", "kind"),
+    [
+        ([b"data: [DONE]\n\n"], FailureKind.PROTOCOL),
+        ([event(stop_reason="recomputed")], FailureKind.RECOMPUTED),
+        ([event(), b'data: {"error":{"code":500}}\n\n'], FailureKind.STATUS),
+    ],
+)
+async def test_a_stream_without_a_token_can_be_answered_by_another(events: list[bytes], kind: FailureKind) -> None:
+    made, answer, _ = exchange(b"text/event-stream")
+
+    result = receive(made, *events, complete=True)
+
+    assert result is not None
+    assert result.failure is not None
+    assert result.failure.kind is kind
+    assert not answer.committed
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"", FailureKind.PROTOCOL),
+        (b'{"error":{}}', FailureKind.PROTOCOL),
+        (b'{"choices":[{"text":"so far","stop_reason": "recomputed"}]}', FailureKind.RECOMPUTED),
+    ],
+)
+async def test_a_plain_answer_that_is_none_can_be_answered_by_another(body: bytes, kind: FailureKind) -> None:
+    made, answer, _ = exchange(b"application/json")
+
+    result = receive(made, *([body] if body else []), complete=True)
+
+    assert result is not None
+    assert result.failure is not None
+    assert result.failure.kind is kind
+    assert not answer.committed
+
+
+async def test_an_answer_that_is_given_back_in_mid_stream_does_not_end_as_if_it_were_whole() -> None:
+    made, answer, connection = exchange(b"text/event-stream")
+
+    result = receive(made, event("word"), event("", finish_reason="stop", stop_reason="recomputed"), complete=True)
+
+    assert result is not None
+    assert result.failure is not None
+    assert result.failure.kind is FailureKind.RECOMPUTED
+    assert connection.aborted
+    assert b"recomputed" not in answer.body
