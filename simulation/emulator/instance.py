@@ -80,9 +80,13 @@ class EmulatedInstance:
     def die(self, abruptly: bool, revive_after_s: float | None) -> None:
         """Go down: abruptly, as when the process is killed, or as when only the engine dies.
 
-        With ``revive_after_s``, the server comes back on its port after that time, with an empty cache.
+        With ``revive_after_s``, the server comes back on its port after that time, with an empty cache. Of deaths that
+        follow each other the last one says when: the return of a former one would take requests from a live engine.
         """
         loop = asyncio.get_running_loop()
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
         if abruptly:
             self._timers.append(loop.call_later(ORDER_ANSWERED_S, self._drop_port))
             self._timers.append(loop.call_later(ORDER_ANSWERED_S, self._kill))

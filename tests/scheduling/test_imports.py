@@ -25,6 +25,7 @@ ALLOWED = {
     "orjson",
     "pydantic",
     "scheduling",
+    "statistics",
     "typing",
     "xxhash",
 }

@@ -12,7 +12,7 @@ import openai
 import orjson
 import pytest
 
-from simulation.emulator.instance import EmulatedInstance
+from simulation.emulator.instance import PORT_CLOSES_AFTER_S, EmulatedInstance
 
 MODEL = "qwen2.5-7b"
 Eventually = Callable[[Callable[[], Any]], Awaitable[None]]
@@ -331,6 +331,35 @@ async def test_a_dying_engine_ends_streams_with_an_error_event_and_closes_its_po
         # and it comes back on the same port
         await eventually(back)
         assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
+
+
+async def test_a_server_that_dies_twice_comes_back_as_the_second_death_says(
+    emulator: EmulatedInstance, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a server that notes when its engine starts again
+    loop, restarted_s, restart = asyncio.get_running_loop(), list[float](), emulator.generator.restart
+
+    def noted_restart() -> None:
+        restarted_s.append(loop.time())
+        restart()
+
+    monkeypatch.setattr(emulator.generator, "restart", noted_restart)
+    # when it dies again before it is back
+    began_s = loop.time()
+    emulator.die(abruptly=False, revive_after_s=0.0)
+    emulator.die(abruptly=False, revive_after_s=0.2)
+    # then the first death's return, from which a live engine would lose its requests, does not happen
+    await eventually(lambda: bool(restarted_s))
+    assert restarted_s[0] - began_s >= 0.2 + PORT_CLOSES_AFTER_S
+
+    async def back() -> bool:
+        async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
+            try:
+                return (await client.get("/health")).status_code == 200
+            except httpx.TransportError:
+                return False
+
+    await eventually(back)
 
 
 async def test_a_server_that_came_back_has_a_later_start_time_and_counts_from_zero(
