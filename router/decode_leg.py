@@ -51,6 +51,10 @@ class DecodeLeg:
     cached_tokens = 0
     """Of the prompt, believed to be there already: the rest is transferred."""
     placed_s: float | None = None
+    last_instance_id = ""
+    """Where it was before it was released."""
+    _reserved = False
+    """Whether the store was asked for a reservation that has not been released."""
 
     def __init__(self, owner: Owner, context: ReplicaContext) -> None:
         self.request_id = decode_leg_id(owner.request_id)
@@ -99,9 +103,6 @@ class DecodeLeg:
         self.placed_s = owner.age_s
         return None
 
-    _reserved = False
-    """Whether the store was asked for a reservation that has not been released."""
-
     def _request(self) -> Request:
         owner = self._owner
         return Request(
@@ -124,8 +125,6 @@ class DecodeLeg:
         """
         self.give_up(failure)
         await spend_retry(failure, _Tried(self._owner, self.last_instance_id, self._attempt), self._context)
-
-    last_instance_id = ""
 
     def give_up(self, failure: InstanceFailure) -> None:
         """Count the failure of its instance, and release its reservation."""
