@@ -19,7 +19,7 @@ from router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
 from router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
-from router.http.sending import Sender, Sending, Target
+from router.http.sending import Sender, Sending, Target, nothing
 from router.http.split_forward import SplitTry
 from router.http.stream_usage import id_edit, usage_edit
 from router.inference_request import InferenceRequest, mint_request_id, read_request_id, response_id
@@ -133,7 +133,7 @@ class _Forwarding:
             return await (LayerwiseTry if layerwise else SplitTry)(placed, self).run()
         return await self.sender.send(self.to_client(placed, placed.sent))
 
-    def to_client(self, target: Target, on_sent: Callable[[], None] = lambda: None) -> Sending:
+    def to_client(self, target: Target, on_sent: Callable[[], None] = nothing) -> Sending:
         """The client's request to an instance whose answer it gets."""
         return Sending(
             target,

@@ -21,7 +21,7 @@ from router.http.leg_answer import LegAnswer
 from router.http.leg_bodies import params_edit, prefill_body
 from router.http.model_field import BodyPart
 from router.http.sending import Sending
-from router.http.split_forward import Forwarding, nothing
+from router.http.split_forward import Forwarding
 from router.lifecycle import SplitRequest
 
 
@@ -56,7 +56,7 @@ class LayerwiseTry:
         placed, forwarding = self._placed, self._forwarding
         answer = LegAnswer(forwarding.request.path, forwarding.downstream.asked_s)
         body: list[BodyPart] = [prefill_body(forwarding.request.path, self._body, params, forwarding.other_model)]
-        sending = Sending(placed, lambda: body, answer, list[Header], nothing, awaits_output=True, on_sent=placed.sent)
+        sending = Sending(placed, lambda: body, answer, list[Header], awaits_output=True, on_sent=placed.sent)
         prefilling = asyncio.ensure_future(forwarding.sender.send(sending))
         try:
             await asyncio.wait((prefilling, answering), return_when=asyncio.FIRST_COMPLETED)

@@ -36,7 +36,7 @@ class Target(Protocol):
     def data_parallel_rank(self) -> int | None: ...
 
 
-def _nothing() -> None: ...
+def nothing() -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class Sending:
     """Made for every try, and not kept while its answer is awaited."""
     downstream: Downstream
     on_commit: Callable[[], list[Header]]
-    on_first_token: Callable[[], None]
+    on_first_token: Callable[[], None] = nothing
     hides_usage: bool = False
     awaits_output: bool = False
-    on_sent: Callable[[], None] = _nothing
+    on_sent: Callable[[], None] = nothing
     abandoned: Callable[[UpstreamConnection], None] = UpstreamConnection.abort
     """Closes the connection of a try that was cancelled."""
 
@@ -116,7 +116,8 @@ class Sender:
             awaits_output=sending.awaits_output,
         )
         try:
-            connection.start(exchange, self.parts(sending.target, sending.body()))
+            target = sending.target
+            connection.start(exchange, self.parts(target.instance_url, target.data_parallel_rank, sending.body()))
             plane.sweeper.add(exchange)
             loss_notifier.watch(instance_id, exchange)
             sending.on_sent()
@@ -131,15 +132,14 @@ class Sender:
         plane.upstreams.release(connection)
         return result
 
-    def parts(self, target: Target, body: list[BodyPart]) -> list[BodyPart]:
-        """The request as bytes, its head first."""
-        return [self._head(target, sum(map(len, body))), *body]
+    def parts(self, url: str, rank: int | None, body: list[BodyPart]) -> list[BodyPart]:
+        """The request as bytes, its head first, for an instance or for one rank of it."""
+        return [self._head(url, rank, sum(map(len, body))), *body]
 
-    def _head(self, target: Target, body_bytes: int) -> bytes:
-        request = self._request
-        origin = parse_origin(target.instance_url)
+    def _head(self, url: str, rank: int | None, body_bytes: int) -> bytes:
+        request, fields = self._request, self._fields
+        origin = parse_origin(url)
         query = b"?" + request.query if request.query else b""
-        rank, fields = target.data_parallel_rank, self._fields
         if rank is not None:
             fields = b"x-data-parallel-rank: %d\r\n%b" % (rank, fields)
         return b"%b %b%b%b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (

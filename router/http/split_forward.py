@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from router.connectors import PREFILL_PARAMS
@@ -30,7 +31,6 @@ from router.http.transfers import Try
 from router.http.upstream import UpstreamConnection
 from router.lifecycle import SplitRequest
 from router.outcome import FailureKind, InstanceFailure
-from scheduling.instance import InstanceSpec
 from scheduling.legs import Leg
 
 FREEING_TRIES = 2
@@ -77,7 +77,6 @@ class SplitTry:
                 self._prefill_body,
                 answer,
                 list[Header],
-                nothing,
                 awaits_output=True,
                 on_sent=self._placed.sent,
             )
@@ -172,24 +171,9 @@ class SplitTry:
             view = pool.view.view
             ready = [view.instances[name] for name in view.of(Leg.DECODE).ready]
             ready.sort(key=lambda spec: (spec.instance_id in failed, spec.instance_id != last_id))
-            return [(spec.url, _parts(sender, spec, body)) for spec in ready[:FREEING_TRIES]]
+            return [
+                (spec.url, partial(sender.parts, spec.url, spec.data_parallel_rank, [body]))
+                for spec in ready[:FREEING_TRIES]
+            ]
 
         return tries
-
-
-def _parts(sender: Sender, spec: InstanceSpec, body: bytes) -> Callable[[], list[BodyPart]]:
-    return lambda: sender.parts(_Instance(spec), [body])
-
-
-class _Instance:
-    """A target without a reservation."""
-
-    def __init__(self, spec: InstanceSpec) -> None:
-        self.instance_id, self.instance_url, self.data_parallel_rank = (
-            spec.instance_id,
-            spec.url,
-            spec.data_parallel_rank,
-        )
-
-
-def nothing() -> None: ...
