@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,6 +34,8 @@ class Owner(Protocol):
     slo_s: float
     failed: frozenset[str]
     trial: Trial | None
+    decode_attempts: int
+    """Times that a decode leg of it was to be placed: a release of a former one leaves a newer reservation alone."""
 
     @property
     def prompt_hash(self) -> int: ...
@@ -65,7 +68,6 @@ class DecodeLeg:
         self.rounds: list[tuple[Placed, int]] = []
         self._owner = owner
         self._context = context
-        self._attempt = 0
         self._placed: Placed | None = None
 
     def loop_time(self) -> float:
@@ -74,7 +76,7 @@ class DecodeLeg:
     async def place(self) -> InstanceFailure | None:
         """Reserve an instance; None once that is done, else why there is none. Raises StoreUnavailableError."""
         owner, pool = self._owner, self._owner.pool
-        self._attempt += 1
+        owner.decode_attempts += 1
         rule = SplitRule(pool.scheduling.split)
         policy = DecodeLegs(pool.scheduling.max_key_blocks, pool.scheduling.kv_weight_s, rule)
         query = RouteQuery(owner.chain, owner.slo_s, 0, owner.prompt.expected_output_tokens, self.failed)
@@ -96,7 +98,7 @@ class DecodeLeg:
         if spec is None:
             return InstanceFailure(FailureKind.NO_DECODER, f"instance {placed.instance_id!r} was just removed")
         self._placed = placed
-        self.rounds.append((placed, self._attempt))
+        self.rounds.append((placed, owner.decode_attempts))
         self.instance_id, self.instance_url = spec.instance_id, spec.url
         self.data_parallel_rank = spec.data_parallel_rank
         self.cached_tokens = max(0, owner.chain.prompt_tokens - placed.reply.uncached_tokens)
@@ -110,7 +112,7 @@ class DecodeLeg:
             self._context.replica_id,
             "",
             RequestState.HELD,
-            self._attempt,
+            owner.decode_attempts,
             0,
             owner.chain.prompt_tokens,
             owner.prompt.expected_output_tokens,
@@ -122,34 +124,44 @@ class DecodeLeg:
 
         Raises:
             RouterError: none is left.
+            StoreUnavailableError: the store is out of reach.
         """
         self.give_up(failure)
-        await spend_retry(failure, _Tried(self._owner, self.last_instance_id, self._attempt), self._context)
+        await self.released()
+        failed_id, tries = self.last_instance_id, len(self.rounds)
+        await spend_retry(failure, self._owner, self._context, failed_id=failed_id, attempts=tries)
 
     def give_up(self, failure: InstanceFailure) -> None:
-        """Count the failure of its instance, and release its reservation."""
+        """Count the failure of its instance; what is reserved there is to be released."""
         if self.instance_id:
             self.lost = failure.lost_kv
             self.failed |= {self.instance_id}
             if failure.server_fault:
                 self._owner.pool.breakers.failed(self.instance_id, self._context.clock.monotonic_s())
-        self.release()
+        self._leave()
 
-    def release(self, note: str = "", then: Callable[[], None] | None = None) -> None:
-        """Release the reservation, if there is one; ``then`` is called once the store knows."""
-        if self.instance_id:
-            self.last_instance_id = self.instance_id
+    def _leave(self) -> None:
+        self.last_instance_id = self.instance_id or self.last_instance_id
         self.instance_id, self._placed = "", None
-        if not self._reserved:
-            if then is not None:
-                then()
-            return
-        self._reserved = False
-        finish = partial(self._owner.pool.fleet.finish, self.request_id, self._attempt, note)
-        if then is None:
-            self._context.outbox.post(finish)
-        else:
-            self._context.outbox.post(finish, then)
+
+    async def released(self) -> None:
+        """Release the reservation, if there is one, before another is made: while the store knows of a leg, it takes
+        the next one for another request's. Raises StoreUnavailableError."""
+        self._leave()
+        if self._reserved:
+            await self._release("")()
+            self._reserved = False
+
+    def release(self, note: str = "") -> None:
+        """Have the reservation released, if there is one. Never waits."""
+        self._leave()
+        if self._reserved:
+            self._reserved = False
+            self._context.outbox.post(self._release(note))
+
+    def _release(self, note: str) -> Callable[[], Awaitable[None]]:
+        """Of the present attempt, whenever it is called."""
+        return partial(self._owner.pool.fleet.finish, self.request_id, self._owner.decode_attempts, note)
 
     def story(self) -> dict[str, Any]:
         """Its part of the request's explanation."""
@@ -160,40 +172,18 @@ class DecodeLeg:
             "transferred_tokens": self._owner.chain.prompt_tokens - self.cached_tokens,
         }
 
-    def record(self, now_ms: int, replica_id: str) -> Request | None:
+    def record(self, now_ms: int) -> Request | None:
         """The leg as the store should know it; None while it is not placed."""
         if self._placed is None:
             return None
         owner = self._owner
-        return Request(
-            request_id=self.request_id,
-            replica_id=replica_id,
+        return replace(
+            self._request(),
             instance_id=self.instance_id,
             state=RequestState.PREFILLED,
-            attempt=self._attempt,
             uncached_tokens=owner.chain.prompt_tokens - self.cached_tokens,
-            prompt_tokens=owner.chain.prompt_tokens,
-            expected_output_tokens=owner.prompt.expected_output_tokens,
-            slo_ms=round(owner.slo_s * 1000),
             enqueued_ms=now_ms - round(owner.age_s * 1000),
             dispatched_ms=now_ms,
             prefilled_ms=now_ms,
             leg=Leg.DECODE,
         )
-
-
-class _Tried:
-    """The owner with the instance of its decode leg, for ``spend_retry``."""
-
-    def __init__(self, owner: Owner, instance_id: str, attempts: int) -> None:
-        self._owner = owner
-        self.request_id, self.pool, self.attempts = owner.request_id, owner.pool, attempts
-        self.instance_id, self.prompt_hash = instance_id, owner.prompt_hash
-
-    @property
-    def trial(self) -> Trial | None:
-        return self._owner.trial
-
-    @trial.setter
-    def trial(self, trial: Trial | None) -> None:
-        self._owner.trial = trial

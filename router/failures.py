@@ -23,11 +23,7 @@ class Retried(Protocol):
 
     request_id: str
     pool: ServedPool
-    attempts: int
     trial: Trial | None
-
-    @property
-    def instance_id(self) -> str: ...
 
     @property
     def prompt_hash(self) -> int: ...
@@ -46,9 +42,11 @@ def nobody_left(failure: InstanceFailure, attempts: int) -> RouterError:
     return exhausted(failure, "no other instance is ready" if attempts == 1 else "every ready instance failed")
 
 
-async def spend_retry(failure: InstanceFailure, request: Retried, context: ReplicaContext) -> None:
-    """Take another try from what the settings allow this request and the whole replica. If the instance's engine died,
-    wait for the trial of another copy of the request, or become the trial.
+async def spend_retry(
+    failure: InstanceFailure, request: Retried, context: ReplicaContext, *, failed_id: str, attempts: int
+) -> None:
+    """Take another try from what the settings allow this request and the whole replica. If the engine of the instance
+    that failed died, wait for the trial of another copy of the request, or become the trial.
 
     The replica's budget keeps a failing fleet from doing all work several times. It is not charged where no work was
     done: a dead instance may refuse its whole queue within a moment.
@@ -58,10 +56,10 @@ async def spend_retry(failure: InstanceFailure, request: Retried, context: Repli
     """
     quarantine = request.pool.quarantine
     if failure.engine_died:
-        quarantine.died(request.prompt_hash, request.instance_id, request.request_id)
+        quarantine.died(request.prompt_hash, failed_id, request.request_id)
     end_trial(request, completed=False)
-    if request.attempts >= context.settings.max_attempts:
-        raise exhausted(failure, f"{request.attempts} instances failed")
+    if attempts >= context.settings.max_attempts:
+        raise exhausted(failure, f"{attempts} instances failed")
     try:
         request.trial = await quarantine.admit(request.prompt_hash)
     except RequestQuarantinedError as error:

@@ -142,7 +142,7 @@ class PassthroughRequest:
         if failure.server_fault:
             self.pool.breakers.failed(self.instance_id, now_s)
         try:
-            await spend_retry(failure, self, self._context)
+            await spend_retry(failure, self, self._context, failed_id=self.instance_id, attempts=self.attempts)
             self.pool.metrics.retries[failure.kind].inc()
             self._pick_another_instance(failure)
         except Exception as error:

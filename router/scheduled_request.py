@@ -79,6 +79,7 @@ class ScheduledRequest(RequestStory):
     """PREFILL: it is split, and its decode leg answers."""
     decode: DecodeLeg | None = None
     """Once its prompt was prefilled for it."""
+    decode_attempts = 0
     _done = False
     _release: TimerHandle | None = None
     _uncounted: Placed | None = None
@@ -207,10 +208,11 @@ class ScheduledRequest(RequestStory):
             self.decode = DecodeLeg(self, self._context)
         return self.decode
 
-    def drop_decode(self) -> None:
-        """The prefill leg failed before its decode leg, which was placed first, could answer."""
+    async def drop_decode(self) -> None:
+        """The prefill leg failed before its decode leg, which was placed first, could answer. Raises
+        StoreUnavailableError."""
         if self.decode is not None:
-            self.decode.release()
+            await self.decode.released()
             self.decode = None
 
     def prefill_done(self) -> DecodeLeg:
@@ -265,7 +267,7 @@ class ScheduledRequest(RequestStory):
             decode.give_up(failure)
             # What is not found is prefilled elsewhere: its source may be what failed. Decoders are not at fault then.
             self.failed |= {self.instance_id} if decode.lost else decode.failed
-            failed_id, self.decode = decode.last_instance_id or failed_id, None
+            failed_id = decode.last_instance_id or failed_id
         else:
             if failure.server_fault:
                 self.pool.breakers.failed(failed_id, self._context.clock.monotonic_s())
@@ -273,9 +275,12 @@ class ScheduledRequest(RequestStory):
         self._failures += (f"{failed_id}: {failure}",)
         self._failed_after_s += (self.age_s,)
         try:
-            await spend_retry(failure, self, self._context)
+            await spend_retry(failure, self, self._context, failed_id=failed_id, attempts=self.attempts)
             self.pool.metrics.retries[failure.kind].inc()
             # Release what the failed attempt had reserved, before the next one reserves.
+            if decode is not None:
+                await decode.released()
+                self.decode = None
             await self.pool.fleet.finish(self.request_id, self.store_attempt)
             self.try_again()
             self._prefilled = self._staged_kv_gone = False
@@ -374,7 +379,7 @@ class ScheduledRequest(RequestStory):
         if self._done:
             return ()
         own, decode = self._record_of(now_ms), self.decode
-        other = None if decode is None else decode.record(now_ms, self._context.replica_id)
+        other = None if decode is None else decode.record(now_ms)
         return tuple([record for record in (own, other) if record is not None])
 
     def _record_of(self, now_ms: int) -> Request | None:

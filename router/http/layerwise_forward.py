@@ -64,7 +64,7 @@ class LayerwiseTry:
                 result = await prefilling
                 if result.failure is not None or result.status >= 400:
                     await _end(answering)
-                    placed.drop_decode()
+                    await placed.drop_decode()
                     if result.failure is None:
                         forwarding.pass_on(answer.as_error(result.status))
                     return result

@@ -147,22 +147,6 @@ def test_a_prefill_that_fails_is_tried_on_the_other_instance_and_then_whole(spli
     assert answer.headers["x-dualmap-attempts"] == "3"
 
 
-def test_a_decoder_that_dies_during_the_transfer_is_replaced(split_fleet: Fleet) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, split_fleet, {"prompt": prompt(8), "max_tokens": 4, "stream": True})
-        busy = until(lambda: [name for name in DECODE if pulling(split_fleet, name)], "a transfer is under way")
-        emulator(split_fleet, busy[0], "/emulator/die", {"abruptly": True, "revive_after_s": 0.5})
-
-    answer = asked.result()
-    assert answer.status == 200, answer.body
-    assert answer.headers["x-dualmap-instance"] != busy[0]
-    assert answer.body.endswith(b"data: [DONE]\n\n")
-
-
-def pulling(fleet: Fleet, instance_id: str) -> bool:
-    return bool(emulator(fleet, instance_id, "/emulator/statistics")["pulling"])
-
-
 @pytest.mark.parametrize("order", [{"status": 500}, {"answer": "empty"}])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_decoder_that_fails_is_replaced_with_the_same_kv(
@@ -193,6 +177,22 @@ def test_a_request_that_its_decoder_gives_back_is_prefilled_again(split_fleet: F
     assert int(answer.headers["x-dualmap-attempts"]) > 1
     for instance_id in DECODE:
         emulator(split_fleet, instance_id, "/emulator/fail", {"count": 0})
+
+
+def test_a_decoder_that_dies_during_the_transfer_is_replaced(split_fleet: Fleet) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, split_fleet, {"prompt": prompt(8), "max_tokens": 4, "stream": True})
+        busy = until(lambda: [name for name in DECODE if pulling(split_fleet, name)], "a transfer is under way")
+        emulator(split_fleet, busy[0], "/emulator/die", {"abruptly": True, "revive_after_s": 0.5})
+
+    answer = asked.result()
+    assert answer.status == 200, answer.body
+    assert answer.headers["x-dualmap-instance"] != busy[0]
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+
+
+def pulling(fleet: Fleet, instance_id: str) -> bool:
+    return bool(emulator(fleet, instance_id, "/emulator/statistics")["pulling"])
 
 
 def test_a_prefill_instance_that_dies_during_the_transfer_costs_another_prefill(split_fleet: Fleet) -> None:

@@ -1,0 +1,80 @@
+"""The decode leg of a split request: where it is placed again, and what it leaves in the store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from router.outcome import FailureKind, InstanceFailure, Outcome
+from scheduling.instance import Role
+from scheduling.legs import Leg, decode_leg_id
+from scheduling.request import RequestState
+from scheduling.settings import SchedulingSettings, SplitSettings
+
+ALWAYS = SchedulingSettings(split=SplitSettings(mode="always"))
+CLOSED = InstanceFailure(FailureKind.CLOSED)
+
+
+@pytest.fixture
+async def split(start_runtime: Any, tools: Any) -> Any:
+    """A split request whose prompt was prefilled, and its decode leg, placed."""
+    roles = {"p": Role.PREFILL, "q": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE}
+    runtime = await start_runtime(instances=tuple(replace(tools.spec(name), role=role) for name, role in roles.items()))
+    request = tools.request("word " * 1000)
+    request.may_split = True
+    placed = await runtime.lifecycle.place(request)
+    assert placed.leg is Leg.PREFILL
+    decode = placed.prefill_done()
+    assert await decode.place() is None
+    return placed, decode
+
+
+@pytest.mark.parametrize("scheduling", [ALWAYS])
+async def test_a_decode_leg_whose_instance_failed_is_placed_on_another_at_once(split: Any, store: Any) -> None:
+    placed, decode = split
+    failed_id = decode.instance_id
+
+    await decode.retry(CLOSED)
+    failure = await decode.place()
+
+    assert failure is None
+    assert {failed_id, decode.instance_id} == {"d", "e"}
+    snapshot = await store.pool("default").snapshot()
+    (known,) = [request for request in snapshot.requests if request.leg is Leg.DECODE]
+    assert (known.instance_id, known.state) == (decode.instance_id, RequestState.PREFILLED)
+    assert snapshot.loads[failed_id].running_requests == 0
+    placed.finish(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("scheduling", [ALWAYS])
+async def test_a_new_try_of_the_whole_request_reserves_its_decode_leg_again(split: Any, store: Any, tools: Any) -> None:
+    placed, decode = split
+    await placed.reroute(CLOSED)
+    again = placed.prefill_done()
+    assert await again.place() is None
+    await tools.settle()  # what was posted meanwhile releases nothing of the new leg
+
+    records = await store.pool("default").records([placed.request_id, decode_leg_id(placed.request_id)])
+
+    assert {record.leg: record.instance_id for record in records.values()} == {
+        Leg.PREFILL: placed.instance_id,
+        Leg.DECODE: again.instance_id,
+    }
+    assert again is not decode
+    placed.finish(Outcome.COMPLETED)
+    await tools.settle()
+    assert (await store.pool("default").snapshot()).requests == ()
+
+
+@pytest.mark.parametrize("scheduling", [ALWAYS])
+async def test_an_engine_that_dies_in_a_decode_leg_is_that_of_its_decoder(split: Any) -> None:
+    placed, decode = split
+    failed_id = decode.instance_id
+
+    await placed.reroute(CLOSED)
+
+    (suspect,) = placed.pool.quarantine.suspects.values()
+    assert (list(suspect.died_at_s), suspect.deaths) == ([failed_id], 1)
+    placed.finish(Outcome.COMPLETED)
