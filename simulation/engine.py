@@ -20,6 +20,7 @@ aborted sequence frees its blocks at once, and the step under way still takes th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from simulation.engine_scheduler import EngineScheduler
 from simulation.engine_types import (
@@ -73,29 +74,23 @@ class Engine:
 
     def receive(self, request_id: str, now_s: float) -> bool:
         """The KV of a decode leg is there; False if nothing waits for it (any more)."""
-        self._run_until(now_s, start_now=False)
-        if request_id not in self._scheduler.pulling:
-            return False
-        self._scheduler.receive(request_id)
-        self._replan(now_s)
-        return True
+        return self._told(self._scheduler.receive, request_id, now_s)
 
     def lose_kv(self, request_id: str, now_s: float) -> bool:
         """The KV of a decode leg will not come: it is prefilled here; False if nothing waits for it (any more)."""
-        self._run_until(now_s, start_now=False)
-        if request_id not in self._scheduler.pulling:
-            return False
-        self._scheduler.lose_kv(request_id)
-        self._replan(now_s)
-        return True
+        return self._told(self._scheduler.lose_kv, request_id, now_s)
 
     def release_staged(self, request_id: str, now_s: float) -> bool:
         """Free the staged KV of a prefill leg, which was pulled or is not wanted; False if there is none (any more)."""
+        return self._told(self._scheduler.release_staged, request_id, now_s)
+
+    def _told(self, change: Callable[[str], bool], request_id: str, now_s: float) -> bool:
+        """Something that happened elsewhere to KV of this request; False if it changes nothing."""
         self._run_until(now_s, start_now=False)
-        if not self._scheduler.release_staged(request_id):
-            return False
-        self._replan(now_s)
-        return True
+        changed = change(request_id)
+        if changed:
+            self._replan(now_s)
+        return changed
 
     def has_staged(self, request_id: str) -> bool:
         """Whether the KV of a prefill leg waits to be pulled, when time was last told."""

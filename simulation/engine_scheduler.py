@@ -207,9 +207,12 @@ class EngineScheduler:
         missing = sequence.prefill_tokens - sequence.computed_tokens
         self._events.append(Event(EventKind.PULLING, start_s, request.request_id, missing))
 
-    def receive(self, request_id: str) -> None:
-        """The KV of a pulling request is there."""
-        sequence = self.arrived[request_id] = self.pulling.pop(request_id)
+    def receive(self, request_id: str) -> bool:
+        """The KV of a pulling request is there; False if it does not pull (any more)."""
+        sequence = self.pulling.pop(request_id, None)
+        if sequence is None:
+            return False
+        self.arrived[request_id] = sequence
         hashes = sequence.request.block_hashes
         self.pool.give_private(len(hashes) - sequence.held_blocks)
         self.pool.hold(hashes[sequence.held_blocks :])
@@ -217,14 +220,19 @@ class EngineScheduler:
         sequence.held_blocks = len(hashes)
         sequence.computed_tokens = sequence.prefill_tokens - 1
         sequence.awaits_kv = False
+        return True
 
-    def lose_kv(self, request_id: str) -> None:
-        """The transfer has failed: the request goes to the head of the queue, to be prefilled here."""
-        sequence = self.pulling.pop(request_id)
+    def lose_kv(self, request_id: str) -> bool:
+        """The transfer has failed: the request goes to the head of the queue, to be prefilled here. False if it does
+        not pull (any more)."""
+        sequence = self.pulling.pop(request_id, None)
+        if sequence is None:
+            return False
         self._free(self._withdraw(sequence))
         sequence.awaits_kv = False
         self.waiting[request_id] = sequence
         self.waiting.move_to_end(request_id, last=False)
+        return True
 
     def release_staged(self, request_id: str) -> bool:
         kv = self.staged.take(request_id)

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
-from scheduling.decision import Decision, Reason, RouteQuery
+from scheduling.decision import Reason, RouteQuery
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
-from scheduling.policies.pair import pair_of
+from scheduling.policies.beyond_pair import BeyondPair
 from scheduling.settings import LeastCostSettings
-from scheduling.view import ClusterView
 from scheduling.weights import Form, Weights
 
 
 @dataclass(frozen=True)
-class DualMapLeastCost:
+class DualMapLeastCost(BeyondPair):
     """The least ``work ahead + recompute_weight * own prefill + KV memory in use``, over a few instances.
 
     Builds on DualMap (ICLR 2026): the rings still decide where a prefix belongs. Four things differ, each for a
@@ -29,16 +27,7 @@ class DualMapLeastCost:
     """
 
     name: str
-    max_key_blocks: int
-    kv_weight_s: float
     settings: LeastCostSettings = field(default_factory=LeastCostSettings)
-    rebalances: ClassVar[bool] = False
-    holds: ClassVar[bool] = False
-    weighs: ClassVar[bool] = True
-    beyond_from_s: ClassVar[float] = 0.1
-
-    def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
-        return pair_of(query, view, self.max_key_blocks)
 
     @cached_property
     def _cost(self) -> Form:
@@ -62,6 +51,3 @@ class DualMapLeastCost:
             return Reason.ONLY_ONE
         most = max([load.hit_blocks for load in loads.values()])
         return Reason.CACHE if loads[chosen].hit_blocks == most > 0 else Reason.COST
-
-    def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
-        raise NotImplementedError("the policy weighs: the store chooses by its weights")

@@ -47,7 +47,7 @@ BUILDERS: dict[str, Builder] = {
     "dualmap-min-ttft": _in_pair(DualMapMinTtft),
     "dualmap-no-rebalance": _dualmap(rebalances=False),
     "dualmap-least-cost": lambda name, settings: DualMapLeastCost(
-        name, settings.max_key_blocks, settings.kv_weight_s, settings.least_cost
+        settings.max_key_blocks, settings.kv_weight_s, name, settings.least_cost
     ),
     "cache-affinity": _in_pair(CacheAffinity),
     "round-robin": _in_fleet(RoundRobin),
