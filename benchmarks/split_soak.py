@@ -2,8 +2,8 @@
 
 A fleet of emulated prefill and decode instances runs as `dualmap up` starts it. Clients stream; at random moments an
 instance's process model dies abruptly and comes back with an empty cache. A request is *lost* if its answer is neither
-whole nor an error: a stream that broke off after its first token must end with an error event, since nobody can
-continue it. Afterwards nothing may be reserved, staged, running or leaked.
+whole nor an error: a stream that broke off after its first token must end with an error event, since it cannot be
+continued. Afterwards nothing may be reserved, staged, running or leaked.
 
     python benchmarks/split_soak.py --requests 10000 --kills 100
 """

@@ -137,7 +137,7 @@ class RouterMetrics:
             "dualmap_decode_retries", "Decode legs tried again with the same staged KV", "pool"
         )
         self.freed = make.counter(
-            "dualmap_freed_transfers", "Staged KV that was taken over for nobody, as its client had left", "pool"
+            "dualmap_freed_transfers", "Staged KV that was taken over without a client, which had left", "pool"
         )
         self.slo = make.counter("dualmap_slo", "First tokens within the TTFT SLO, or past it", "pool", "slo")
         self.prompt_tokens = make.counter(

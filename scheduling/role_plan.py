@@ -2,7 +2,7 @@
 
 A side is starved by what its requests wait for: prefill by queued work, in TTFT SLOs; decode by KV memory and sequences
 in use. An instance is moved only if the other side could do with one less, and only after the same imbalance has
-lasted, so that a burst that is digested in time moves nobody. One instance at a time, then a pause: the new size has to
+lasted, so that a burst that is digested in time moves none. One instance at a time, then a pause: the new size has to
 show.
 """
 

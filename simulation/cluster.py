@@ -86,7 +86,7 @@ class Cluster:
         self._arm(instance_id)
 
     def release_staged(self, source: KvSource, now_s: float) -> None:
-        """Nobody will pull it."""
+        """It will not be pulled."""
         self.engines[source.instance_id].release_staged(source.request_id, now_s)
         self._arm(source.instance_id)
 

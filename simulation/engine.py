@@ -8,7 +8,7 @@ or memory runs out) and their times follow a closed form, so a run costs the sam
 All times within a run are computed from its start: asking more often never changes an answer.
 
 With prefill and decode apart, a request is two: a prefill leg here and a decode leg in another engine. The engine says
-when a decode leg has its blocks (PULLING); whoever moves the KV says when it is there (``receive``), or that it never
+when a decode leg has its blocks (PULLING); the mover of the KV says when it is there (``receive``), or that it never
 comes (``lose_kv``), and tells the other engine (``release_staged``). An engine whose memory staged or expected KV fills
 does nothing until some of it goes.
 

@@ -101,7 +101,7 @@ class EventKind(StrEnum):
     STAGED = "staged"
     """A prefill leg has ended, and its KV of ``tokens`` waits to be pulled. Follows its FINISHED."""
     EXPIRED = "expired"
-    """Staged KV of ``tokens`` was freed because nobody pulled it in time."""
+    """Staged KV of ``tokens`` was freed because it was not pulled in time."""
 
 
 class Event(NamedTuple):
@@ -139,7 +139,7 @@ class EngineStatistics:
     staged: int = 0
     """Prefill legs whose KV waits to be pulled; ``used_blocks`` counts it."""
     expired: int = 0
-    """Staged KV that nobody pulled in time: what a client or router leaked."""
+    """Staged KV that was not pulled in time: what a client or router leaked."""
 
     @property
     def kv_usage(self) -> float:

@@ -178,7 +178,7 @@ class RunResult:
     moved_tokens: int = 0
     """Whose KV was moved between instances, in the whole run."""
     leaks: int = 0
-    """Staged KV that nobody pulled in time, in the whole run."""
+    """Staged KV that was not pulled in time, in the whole run."""
 
     @property
     def span_of_arrivals_s(self) -> float:

@@ -77,7 +77,7 @@ class EngineSettings(BaseModel):
     costs: CostSettings = Field(CostSettings(), description="step costs in place of the preset's")
     transfer: TransferSettings = Field(TransferSettings(), description="moves of KV in place of the preset's figures")
     staged_timeout_s: float | None = Field(
-        None, gt=0, description="time until staged KV that nobody pulls is freed, seconds (none: vLLM's 480)"
+        None, gt=0, description="time until staged KV that is not pulled is freed, seconds (none: vLLM's 480)"
     )
 
     @field_validator("preset")

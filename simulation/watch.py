@@ -50,5 +50,5 @@ class Watch:
 
     @property
     def leaks(self) -> int:
-        """Staged KV that nobody pulled in time."""
+        """Staged KV that was not pulled in time."""
         return sum(engine.statistics().expired for engine in self._cluster.engines.values())

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class RoleMover:
-    """Its memory is of one term: a new leader watches anew before it moves anything."""
+    """Its memory is of one term: a new leader watches for as long again before it moves anything."""
 
     name = "role mover"
     interval_s = 1.0

@@ -1,4 +1,4 @@
-"""The receiver of an answer that no client sees: that of a prefill leg, or of a decode leg that is for nobody."""
+"""The receiver of an answer that no client sees: that of a prefill leg, or of a decode leg without a client."""
 
 from __future__ import annotations
 

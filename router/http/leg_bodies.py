@@ -57,7 +57,7 @@ def params_edit(body: bytes, params: Mapping[str, Any]) -> Edit:
 
 
 def freeing_body(path: str, parts: list[BodyPart]) -> bytes:
-    """A decode leg that only takes its KV over: one token for nobody."""
+    """A decode leg that only takes its KV over: one token, which no client gets."""
     value = orjson.loads(b"".join(parts))
     value.pop("stream_options", None)
     return orjson.dumps(value | dict.fromkeys(_LIMITS[path], 1) | {"stream": False})

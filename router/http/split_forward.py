@@ -5,7 +5,7 @@
     decode ── first token ──▶ the client's answer, to its end
        └── failure ──▶ decode once more from the same KV, else another try, which prefills again
 
-Whatever way it ends, staged KV is taken over by somebody (``router.http.transfers``).
+Whatever way it ends, staged KV is taken over by a decoder (``router.http.transfers``).
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class SplitTry:
         self._staged_body = None
 
     def _freeing(self, staged_body: list[BodyPart]) -> Callable[[], list[Try]]:
-        """Decode legs that take the KV over for nobody, to try one after the other."""
+        """Decode legs without a client that take the KV over, to try one after the other."""
         pool, decode, path = self._placed.pool, self._placed.begin_decode(), self._forwarding.request.path
         sender = self._forwarding.sender
         body, last_id, failed = freeing_body(path, staged_body), decode.last_instance_id, decode.failed

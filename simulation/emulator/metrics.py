@@ -86,7 +86,7 @@ class InstanceMetrics(Collector):
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", now.hit_tokens)
         yield self._counter("num_preemptions", "Preemptions.", now.preemptions)
         yield self._gauge("emulated_staged_kv", "Prefill legs whose KV waits to be pulled.", now.staged)
-        yield self._counter("emulated_leaked_kv", "Staged KV that nobody pulled in time.", now.expired)
+        yield self._counter("emulated_leaked_kv", "Staged KV that was not pulled in time.", now.expired)
         yield self._counter("prompt_tokens", "Prompt tokens of requests whose prefill is done.", self.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", now.generated_tokens)
         success = CounterMetricFamily(

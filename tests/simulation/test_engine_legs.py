@@ -61,7 +61,7 @@ def test_staged_kv_that_nobody_pulls_is_freed_after_its_timeout_and_counted() ->
     engine.advance(1.9)
     engine.submit(prefill_leg("b", 10), 2.0)
     engine.advance(3.0)
-    # when nobody comes for them
+    # when they are not pulled
     assert engine.next_event_s() == pytest.approx(6.08)
     events = engine.advance(9.0)
     # then each is freed 5 s after it was staged
