@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from router.context import ReplicaContext
 from router.explain import PlacementRound
 from router.failures import spend_retry
+from router.inference_request import InferenceRequest
 from router.outcome import FailureKind, InstanceFailure
 from router.prompt import ReadPrompt
 from router.quarantine import Trial
@@ -23,6 +24,9 @@ from scheduling.request import Request, RequestState
 from scheduling.split import SplitRule
 from scheduling.steps import drive
 
+SLOWEST_TOKEN_S: Final = 0.25
+"""A token of an answer that is only seen whole takes no longer than this."""
+
 
 class Owner(Protocol):
     """The request that it is a leg of."""
@@ -30,6 +34,7 @@ class Owner(Protocol):
     request_id: str
     pool: ServedPool
     prompt: ReadPrompt
+    inference_request: InferenceRequest
     chain: Chain
     slo_s: float
     failed: frozenset[str]
@@ -69,6 +74,16 @@ class DecodeLeg:
         self._owner = owner
         self._context = context
         self._placed: Placed | None = None
+
+    @property
+    def kv_within_s(self) -> float | None:
+        """Longest wait for its first token. None where its client waits for the whole answer, which is of unknown
+        length: the time to the first byte of such an answer bounds it."""
+        limit_s, owner = self._owner.pool.settings.transfer_timeout_s, self._owner
+        if owner.inference_request.stream:
+            return limit_s
+        limit_tokens = owner.prompt.output_limit
+        return None if limit_tokens is None else limit_s + limit_tokens * SLOWEST_TOKEN_S
 
     def loop_time(self) -> float:
         return self._context.clock.monotonic_s()

@@ -32,7 +32,7 @@ class Retried(Protocol):
 def exhausted(failure: InstanceFailure, why: str) -> RouterError:
     """The error for a client whose last try failed like this."""
     message = f"no instance could answer ({why}); the last one: {failure}"
-    if failure.kind is FailureKind.TIMEOUT:
+    if failure.kind in (FailureKind.TIMEOUT, FailureKind.TRANSFER):
         return UpstreamTimeoutError(message, retry_after_s=1.0)
     return UpstreamError(message, retry_after_s=1.0)
 

@@ -54,6 +54,8 @@ class FailureKind(StrEnum):
     """It answered something that is not HTTP, or nothing."""
     RECOMPUTED = "recomputed"
     """A decoder gave the request back: its memory ran out, and the prompt is to be prefilled again."""
+    TRANSFER = "transfer"
+    """The KV of a decode leg did not come in time."""
     NO_DECODER = "no_decoder"
     """No instance takes the decode leg."""
 

@@ -17,7 +17,7 @@ from router.failures import end_trial, nobody_left, outcome_of, spend_retry
 from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
 from router.metaserver import Metaserver
-from router.outcome import InstanceFailure, Outcome, Usage
+from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from router.pools import Route
 from router.prompt import ReadPrompt
 from router.quarantine import Trial
@@ -266,7 +266,8 @@ class ScheduledRequest(RequestStory):
         if decode is not None:
             decode.give_up(failure)
             # What is not found is prefilled elsewhere: its source may be what failed. Decoders are not at fault then.
-            self.failed |= {self.instance_id} if decode.lost else decode.failed
+            suspect = decode.lost or (failure.kind is FailureKind.TRANSFER and self.failed)  # stuck for the second time
+            self.failed |= {self.instance_id} if suspect else decode.failed
             failed_id = decode.last_instance_id or failed_id
         else:
             if failure.server_fault:

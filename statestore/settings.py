@@ -178,6 +178,12 @@ class PoolSettings(BaseModel):
         description="time for which a prefill instance surely keeps KV that is to be transferred, seconds: less than"
         " the connector's own timeout (480 s in vLLM); then a prompt is prefilled again",
     )
+    transfer_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="time for the KV of a split request to reach its decode instance, seconds, with the wait for memory"
+        " there; then the prompt is prefilled again for another one",
+    )
 
     @property
     def moves_roles(self) -> bool:

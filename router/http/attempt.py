@@ -56,11 +56,36 @@ class ExchangeTimes:
     chunk_s: float
     deadline_s: float
     """Absolute: when the whole request is over."""
+    kv_s: float | None = None
+    """Of a decode leg: within it, its KV must have come, as its first token shows."""
+
+    def judge(self, silent_s: float, *, committed: bool) -> InstanceFailure | None:
+        """The failure of a try that has been silent for so long; ``committed``: its answer has begun."""
+        if not committed and self.kv_s is not None and silent_s > self.kv_s:
+            return stuck_transfer(self.kv_s)
+        limit_s = self.chunk_s if committed else self.first_byte_s
+        if silent_s <= limit_s:
+            return None
+        what, setting = ("further chunk", "chunk") if committed else ("first byte", "first_byte")
+        detail = f"no {what} within {limit_s:g} s (router.{setting}_timeout_s)"
+        return InstanceFailure(FailureKind.TIMEOUT, detail)
 
 
 STREAM_TAIL_READS: Final = 16
 """The end of a stream is searched in so many last reads, as its last events may come one by one; of any other answer,
 in the last two, which may be large."""
+
+
+def stuck_transfer(limit_s: float) -> InstanceFailure:
+    """The KV of a decode leg did not come within ``limit_s``."""
+    advice = "check that decode instances reach the prefill instances' KV connector, or raise pools.transfer_timeout_s"
+    return InstanceFailure(FailureKind.TRANSFER, f"no first token of the decode leg within {limit_s:g} s; {advice}")
+
+
+def never_asked(limit_s: float) -> InstanceFailure:
+    """A decoder that goes first did not ask for its KV within ``limit_s``."""
+    advice = "check that it reaches the metaserver of the router, or raise pools.transfer_timeout_s"
+    return InstanceFailure(FailureKind.TRANSFER, f"the decoder asked for no KV within {limit_s:g} s; {advice}")
 
 
 GIVEN_BACK: Final = InstanceFailure(FailureKind.RECOMPUTED, "the decoder ran out of memory (stop_reason: recomputed)")

@@ -376,16 +376,15 @@ class Exchange:
                 self._fail_by_status(None)
             return
         if now_s > times.deadline_s:
-            self._time_out("the time for the whole request is over (router.total_timeout_s)", overdue=True)
+            detail = "the time for the whole request is over (router.total_timeout_s)"
+            self._fail(InstanceFailure(FailureKind.TIMEOUT, detail), overdue=True)
             return
         committed = self._downstream.committed
         silent_s = self._measure_silence_s(now_s)
-        limit_s = times.chunk_s if committed else times.first_byte_s
         if committed and silent_s > SILENT_S and self._port_refuses(self._connection.url):
             self._lose("the instance has closed its port and fallen silent")
-        elif silent_s > limit_s:
-            what, setting = ("further chunk", "chunk") if committed else ("first byte", "first_byte")
-            self._time_out(f"no {what} within {limit_s:g} s (router.{setting}_timeout_s)", overdue=False)
+        elif (failure := times.judge(silent_s, committed=committed)) is not None:
+            self._fail(failure)
 
     def _measure_silence_s(self, now_s: float) -> float:
         """Time since the answer's last progress, to the sweeper's interval; 0 while the client is slower than the
@@ -394,7 +393,3 @@ class Exchange:
             self._progressed = False
             self._last_progress_s = now_s
         return now_s - self._last_progress_s
-
-    def _time_out(self, detail: str, *, overdue: bool) -> None:
-        self._connection.abort()
-        self._fail(InstanceFailure(FailureKind.TIMEOUT, detail), overdue=overdue)

@@ -15,7 +15,7 @@ from typing import Any
 
 from router.connectors import layerwise_decode_params
 from router.decode_leg import DecodeLeg
-from router.http.attempt import ExchangeResult
+from router.http.attempt import ExchangeResult, never_asked, stuck_transfer
 from router.http.heads import Header
 from router.http.leg_answer import LegAnswer
 from router.http.leg_bodies import params_edit, prefill_body
@@ -43,15 +43,20 @@ class LayerwiseTry:
         asked = placed.metaserver.expect(placed.request_id)
         answering = asyncio.ensure_future(self._answer(decode))
         try:
-            await asyncio.wait((asked, answering), return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                return await self._prefill(asked.result(), answering)
-            return await answering
+            limit_s = placed.pool.settings.transfer_timeout_s
+            await asyncio.wait((asked, answering), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                return await answering
+            if not asked.done():
+                return ExchangeResult(failure=never_asked(limit_s))
+            return await self._prefill(decode, asked.result(), answering)
         finally:
             placed.metaserver.forget(placed.request_id)
             await _end(answering)
 
-    async def _prefill(self, params: dict[str, Any], answering: asyncio.Future[ExchangeResult]) -> ExchangeResult:
+    async def _prefill(
+        self, decode: DecodeLeg, params: dict[str, Any], answering: asyncio.Future[ExchangeResult]
+    ) -> ExchangeResult:
         """Send the prefill leg, and wait for the answer of the decode leg."""
         placed, forwarding = self._placed, self._forwarding
         answer = LegAnswer(forwarding.request.path, forwarding.downstream.asked_s)
@@ -69,9 +74,18 @@ class LayerwiseTry:
                         forwarding.pass_on(answer.as_error(result.status))
                     return result
                 placed.prefill_done()
+                return await self._transferred(decode, answering)
             return await answering
         finally:
             await _end(prefilling)
+
+    async def _transferred(self, decode: DecodeLeg, answering: asyncio.Future[ExchangeResult]) -> ExchangeResult:
+        """The prefill leg has ended, so the last of the KV is on its way."""
+        limit_s = decode.kv_within_s
+        await asyncio.wait((answering,), timeout=limit_s)
+        if limit_s is None or answering.done() or self._forwarding.downstream.committed:
+            return await answering
+        return ExchangeResult(failure=stuck_transfer(limit_s))
 
     async def _answer(self, decode: DecodeLeg) -> ExchangeResult:
         forwarding, url = self._forwarding, self._placed.metaserver.url

@@ -51,6 +51,8 @@ class Sending:
     on_first_token: Callable[[], None] = nothing
     hides_usage: bool = False
     awaits_output: bool = False
+    kv_within_s: float | None = None
+    """Of a decode leg, see ``ExchangeTimes``."""
     on_sent: Callable[[], None] = nothing
     abandoned: Callable[[UpstreamConnection], None] = UpstreamConnection.abort
     """Closes the connection of a try that was cancelled."""
@@ -103,8 +105,8 @@ class Sender:
 
     async def _exchange(self, sending: Sending, connection: UpstreamConnection) -> ExchangeResult:
         plane, settings = self._plane, self._plane.settings
-        loss_notifier, instance_id = self._loss_notifier, sending.target.instance_id
-        times = ExchangeTimes(settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s)
+        loss_notifier, instance_id, kv_s = self._loss_notifier, sending.target.instance_id, sending.kv_within_s
+        times = ExchangeTimes(settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s, kv_s)
         exchange = Exchange(
             connection,
             sending.downstream,

@@ -34,6 +34,9 @@ from router.outcome import FailureKind, InstanceFailure
 from scheduling.legs import Leg
 
 FREEING_TRIES = 2
+_NEEDS_PREFILL = (FailureKind.NO_DECODER, FailureKind.RECOMPUTED, FailureKind.TRANSFER)
+"""No other decoder is tried with the same KV. A transfer that is stuck may be so for its source, which a decoder whose
+leg is aborted may have told to free the KV."""
 
 
 class Forwarding(Protocol):
@@ -119,9 +122,9 @@ class SplitTry:
                 return result
             if failure.kind is FailureKind.TIMEOUT and not self._forwarding.streams:
                 return result
-            gone = failure.kind in (FailureKind.NO_DECODER, FailureKind.RECOMPUTED) or loop() > staged_until_s
+            gone = failure.kind in _NEEDS_PREFILL or loop() > staged_until_s
             if self._staged_body is None or gone or self._decodes > 1:
-                if failure.lost_kv:
+                if failure.lost_kv or failure.kind is FailureKind.TRANSFER:  # a stuck one: left to the connector
                     self._staged_body = None
                 return result
             try:
@@ -139,6 +142,7 @@ class SplitTry:
             body=lambda: self._staged_body or forwarding.body(),
             on_first_token=self._first_token,
             awaits_output=True,
+            kv_within_s=decode.kv_within_s,
             abandoned=self._abandoned,
         )
         result = await forwarding.sender.send(sending)

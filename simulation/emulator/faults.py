@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 from simulation.emulator.connection import HttpRequest, Responder
 from simulation.emulator.errors import ApiError, bad_request, engine_dead, plain
-from simulation.emulator.fields import read_json
+from simulation.emulator.fields import read_json, whole_number
 from simulation.emulator.generator import Generator
 from simulation.emulator.routes import Route, Routes, send
 
@@ -82,7 +81,7 @@ class Faults:
 
     def _take_failures(self, request: HttpRequest, responder: Responder) -> None:
         payload = read_json(request.body or b"{}")
-        count, status = _number(payload, "count", 1), _number(payload, "status", 500)
+        count, status = whole_number(payload, "count", 1), whole_number(payload, "status", 500)
         answer = payload.get("answer", "error")
         if answer not in ("error", *_ANSWERS):
             raise bad_request("answer must be error, empty or recomputed.", "answer")
@@ -99,10 +98,3 @@ class Faults:
             raise bad_request("revive_after_s must be a number of seconds.", "revive_after_s")
         send(responder, {"dying": True})
         self._die(bool(payload.get("abruptly")), revive)
-
-
-def _number(payload: dict[str, Any], name: str, default: int) -> int:
-    value = payload.get(name, default)
-    if type(value) is not int or value < 0:
-        raise bad_request(f"{name} must be a whole number.", name)
-    return value

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from simulation.emulator.errors import invalid, missing
+from simulation.emulator.errors import bad_request, invalid, missing
 
 Body = Mapping[str, Any]
 
@@ -98,4 +98,11 @@ def required(payload: Body, name: str) -> Any:
     value = payload.get(name)
     if value is None:
         raise missing(name, payload)
+    return value
+
+
+def whole_number(payload: Body, name: str, default: int) -> int:
+    value = payload.get(name, default)
+    if type(value) is not int or value < 0:
+        raise bad_request(f"{name} must be a whole number.", name)
     return value

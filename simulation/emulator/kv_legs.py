@@ -17,7 +17,7 @@ from uuid import uuid4
 import orjson
 
 from simulation.emulator.connection import HttpRequest, Responder
-from simulation.emulator.fields import read_json
+from simulation.emulator.fields import read_json, whole_number
 from simulation.emulator.kv_ask import KvAsk
 from simulation.emulator.routes import Route, Routes, send
 from simulation.http_client import HttpClient, HttpClientError
@@ -53,6 +53,8 @@ class KvLegs:
         """Of decode legs whose KV has not come, by their id in the engine."""
         self._awaited: dict[str, str] = {}
         """Layerwise decode legs by their request id: the id in the engine."""
+        self._stalling = 0
+        """Moves that are never to end, as a fault on demand."""
         self.host, self.port = "", 0
         self.reboot()
 
@@ -70,6 +72,7 @@ class KvLegs:
             "/emulator/kv/look": {"POST": Route(self._look)},
             "/emulator/kv/release": {"POST": Route(self._release)},
             "/emulator/kv/received": {"POST": Route(self._received)},
+            "/emulator/kv/stall": {"POST": Route(self._stall)},
         }
 
     # prefill legs -------------------------------------------------------------------------------------------
@@ -94,6 +97,8 @@ class KvLegs:
         task.add_done_callback(self._releasing.discard)
 
     async def _send(self, source: dict[str, Any]) -> None:
+        if self._stalls():
+            return
         await asyncio.sleep(self._wall_s(self._transfer.latency_s))
         await self._call(source, "received")
 
@@ -108,6 +113,8 @@ class KvLegs:
         self._tasks[engine_id] = task
 
     async def _pull(self, engine_id: str, ask: KvAsk, tokens: int) -> None:
+        if self._stalls():
+            return
         if ask.source is None:
             await self._announce(engine_id, ask)
         elif not await self._call(ask.source, "look"):
@@ -158,6 +165,16 @@ class KvLegs:
     async def _call(self, source: dict[str, Any], what: str) -> bool:
         host = f"[{source['remote_host']}]" if ":" in source["remote_host"] else source["remote_host"]
         return await _post(f"http://{host}:{source['remote_port']}/emulator/kv/{what}", source)
+
+    def _stalls(self) -> bool:
+        """Whether this move is ordered to hang."""
+        stalls = self._stalling > 0
+        self._stalling -= stalls
+        return stalls
+
+    def _stall(self, request: HttpRequest, responder: Responder) -> None:
+        self._stalling = whole_number(read_json(request.body), "count", 1)
+        send(responder, {"stalling": self._stalling})
 
     # the other server's calls -------------------------------------------------------------------------------
     def _look(self, request: HttpRequest, responder: Responder) -> None:
