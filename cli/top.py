@@ -37,7 +37,7 @@ SORTS: Mapping[str, tuple[str, Callable[[InstanceLoad], tuple[object, ...]]]] = 
 }
 """Orders of the instances, with the key that chooses each."""
 _WINDOW_S = 15.0
-_OVERHEAD_LINES = 7
+_OVERHEAD_LINES = 8
 _BAR = 16
 
 
@@ -115,10 +115,10 @@ def pool_table(
     """One pool: its traffic in a line, then its instances in the order of ``sort``, ``rows`` of them at most."""
     total, lately, over_s = shown.read(overview, time.monotonic())
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("instance", "state", f"work ahead (│ SLO {slo_s:g} s)"):
-        table.add_column(heading)
-    for heading in ("seconds", "pending", "held", "running", "KV", "tokens/s"):
-        table.add_column(heading, justify="right")
+    for heading in ("instance", "state", f"{'ahead':{_BAR // 2}}│SLO {slo_s:g}s"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("", "held", "running", "KV", "tokens/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
     loads = sorted(overview.loads.values(), key=SORTS[sort][1])
     for load in loads[:rows]:
         ahead_s = load.pending_tokens / load.prefill_tokens_per_s
@@ -126,9 +126,8 @@ def pool_table(
         table.add_row(
             load.instance_id,
             Text(load.state.value, STATE_STYLES.get(load.state.value, "")),
-            _bar(ahead_s, slo_s),
-            Text(f"{ahead_s:.2f}", late),
-            f"{load.pending_tokens:,}",
+            _bar(load, slo_s),
+            Text(f"{ahead_s:.2f} s", late),
             f"{load.queued_requests:,}",
             f"{load.running_requests:,}",
             Text(f"{load.kv_demand:.0%}", "red" if load.kv_demand > 1 else ""),
@@ -145,25 +144,38 @@ def _headline(
     alive = sum(replica.is_alive(overview.now_ms) for replica in overview.replicas)
     ready = sum(load.state == "ready" for load in overview.loads.values())
     moved = sum(overview.migrations.values())
-    facts = (
+    fleet = (
+        f"{ready}/{len(overview.loads)} ready",
+        f"{alive} replica{'s'[: alive != 1]}",
+        f"{overview.leader.owner} leads" if overview.leader else "no leader",
+        f"{moved:,} migrations",
+    )
+    figures = (
         f"{lately.ended / over_s:.1f} requests/s" if over_s > 0 else f"{total.ended:,} requests",
         f"on time {_share(counts.on_time, counts.on_time + counts.late)}",
         f"hit rate {_share(counts.hit_tokens, counts.prompt_tokens)}",
         f"refused {_share(counts.refused, counts.ended)}",
-        f"{ready}/{len(overview.loads)} ready",
-        f"{alive} replicas",
-        f"{overview.leader.owner} leads" if overview.leader else "no leader",
-        f"{moved:,} migrations",
     )
-    return Text.assemble((name, "bold"), "  ", " · ".join(facts))
+    return Group(Text.assemble((name, "bold"), "  ", " · ".join(fleet)), Text(" · ".join(figures)), "")
 
 
-def _bar(ahead_s: float, slo_s: float) -> Text:
-    """Work ahead on a scale that ends at twice the SLO."""
-    filled = min(_BAR, round(_BAR * ahead_s / (2 * slo_s)))
-    cells = ["█" if cell < filled else "·" for cell in range(_BAR)]
-    cells.insert(_BAR // 2, "│")
-    return Text("".join(cells), "red" if ahead_s > slo_s else "cyan")
+def _bar(load: InstanceLoad, slo_s: float) -> Text:
+    """Work ahead on a scale that ends at twice the SLO: dispatched, held, and deferred prefill."""
+    per_cell = 2 * slo_s * load.prefill_tokens_per_s / _BAR
+    held = max(load.pending_tokens - load.dispatched_tokens - load.deferred_tokens, 0)
+    late = load.pending_tokens > slo_s * load.prefill_tokens_per_s
+    bar, tokens, cells = Text(), 0, 0
+    for sign, part, style in (
+        ("█", load.dispatched_tokens, "red" if late else "cyan"),
+        ("▓", held, "red" if late else "blue"),
+        ("░", load.deferred_tokens, "bright_black"),
+    ):
+        tokens += part
+        filled = min(_BAR, round(tokens / per_cell))
+        bar.append(sign * (filled - cells), style)
+        cells = max(cells, filled)
+    bar.append("·" * (_BAR - cells), "bright_black")
+    return Text.assemble(bar[: _BAR // 2], ("│", "yellow"), bar[_BAR // 2 :])
 
 
 def _share(part: int, whole: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from router.explain import Explanation
 from router.traffic import TrafficCounts
+from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad
 from scheduling.ring import DualRing, Ring
 from scheduling.view import ClusterView
@@ -86,17 +87,23 @@ def _hottest(keys: Mapping[int, tuple[int, int]], rings: DualRing) -> list[list[
 
 def topology(view: ClusterView) -> dict[str, Any]:
     """What moves with members and hot prefixes: the rings as arcs of equal length, each the index of the member that
-    owns its middle, and the hot prefixes with their depth in blocks."""
-    hot = sorted(view.tree.hot.items(), key=lambda entry: (-entry[1], entry[0]))
+    owns its middle, and the longest hot prefixes with their depth in blocks."""
     return {
         "epoch": view.epoch,
         "tree_version": view.tree_version,
         "members": list(view.rings.members),
         "urls": {instance_id: spec.url for instance_id, spec in view.instances.items()},
         "rings": [_arcs(ring, view.rings.members) for ring in (view.rings.first, view.rings.second)],
-        "hot_prefixes": len(hot),
-        "hot": [[f"{prefix:016x}", depth] for prefix, depth in hot[:SHOWN_HOT_PREFIXES]],
+        "hot": [[f"{prefix:016x}", depth] for prefix, depth in longest_hot(view.tree)[:SHOWN_HOT_PREFIXES]],
     }
+
+
+def longest_hot(tree: HotnessTree) -> list[tuple[int, int]]:
+    """Hot prefixes with their depth, the longest first, of those depths at which some end: of a long prefix that all
+    its own prefixes share, one is listed in place of all."""
+    at_depth = Counter(tree.hot.values())
+    ends = [(prefix, depth) for prefix, depth in tree.hot.items() if at_depth[depth] > at_depth[depth + 1]]
+    return sorted(ends, key=lambda entry: (-entry[1], entry[0]))
 
 
 def _arcs(ring: Ring, members: Sequence[str]) -> list[int]:

@@ -49,5 +49,5 @@ class DualMapLeastCost(BeyondPair):
             return Reason.BEYOND_PAIR
         if len(loads) == 1:
             return Reason.ONLY_ONE
-        most = max([load.hit_blocks for load in loads.values()])
-        return Reason.CACHE if loads[chosen].hit_blocks == most > 0 else Reason.COST
+        others = max([load.hit_blocks for name, load in loads.items() if name != chosen])
+        return Reason.CACHE if loads[chosen].hit_blocks > others else Reason.COST

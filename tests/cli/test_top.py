@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from cli.top import Shown, pool_table
+from cli.top import Shown, _bar, pool_table
 from router.traffic import INFO_FIELD, TrafficCounts
 from scheduling.instance import InstanceLoad, InstanceState
 from statestore.base import PoolOverview
@@ -27,15 +28,15 @@ def overview(traffic: TrafficCounts) -> PoolOverview:
     return PoolOverview(1000, LOADS, (replica,), Lease("worker-1", 3, 9000), {"rebalance": 4})
 
 
-def text(renderable: Any) -> str:
-    console = Console(file=io.StringIO(), width=160)
+def text(renderable: Any, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(renderable)
     file: Any = console.file
     return str(file.getvalue())
 
 
 def names(shown: str) -> str:
-    rows = (line.split() for line in shown.splitlines()[2:])
+    rows = (line.split() for line in shown.splitlines()[4:])
     return "".join(row[0] for row in rows if row and row[0] in LOADS)
 
 
@@ -56,10 +57,29 @@ def test_traffic_is_what_was_counted_lately(monkeypatch: pytest.MonkeyPatch) -> 
     now_s = 110.0
     later = TrafficCounts(ended=1020, refused=5, on_time=15, late=1000, prompt_tokens=100, hit_tokens=25)
 
-    headline = text(pool_table("default", overview(later), shown, "name", 5.0, None)).splitlines()[0]
+    fleet, figures = text(pool_table("default", overview(later), shown, "name", 5.0, None)).splitlines()[:2]
 
-    assert "2.0 requests/s · on time 100.0% · hit rate 25.0% · refused 25.0%" in headline
-    assert "2/3 ready · 1 replicas · worker-1 leads · 4 migrations" in headline
+    assert figures.rstrip() == "2.0 requests/s · on time 100.0% · hit rate 25.0% · refused 25.0%"
+    assert "2/3 ready · 1 replica · worker-1 leads · 4 migrations" in fleet
+
+
+def test_a_bar_tells_dispatched_held_and_deferred_work_on_a_scale_of_twice_the_slo() -> None:
+    load = InstanceLoad(
+        "a", READY, pending_tokens=6000, dispatched_tokens=2500, deferred_tokens=1250, prefill_tokens_per_s=1000.0
+    )
+
+    assert str(_bar(load, 5.0)) == "████▓▓▓▓│░░······"
+    assert str(_bar(replace(load, pending_tokens=90_000), 5.0)) == "████▓▓▓▓│▓▓▓▓▓▓▓▓"
+
+
+def test_it_fits_a_terminal_of_80_columns() -> None:
+    load = InstanceLoad("instance-10", InstanceState.DRAINING, pending_tokens=123_456, prefill_tokens_per_s=12_345.0)
+    full = replace(overview(TrafficCounts()), loads={"instance-10": load})
+
+    shown = text(pool_table("default", full, Shown(), "name", 5.0, None), width=80)
+
+    assert "…" not in shown
+    assert len(shown.splitlines()) == 6
 
 
 def test_what_does_not_fit_the_screen_is_counted() -> None:

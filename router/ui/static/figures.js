@@ -14,10 +14,10 @@ export function showFigures(place, history, now, pool) {
   const figures = [
     ["requests / s", (recent.ended / Math.max(recent.span_s, 1)).toFixed(1), `${count(total.ended)} in all`, series(history, (a, b, s) => (b.ended - a.ended) / s), ""],
     ["on time", percent(on_time), `first token within ${pool.slo_s} s`, series(history, (a, b) => share(b.on_time - a.on_time, b.on_time - a.on_time + b.late - a.late)), grade(on_time, 0.9, 0.7)],
-    ["hit rate", percent(over("hit_tokens", "prompt_tokens")), "prompt tokens found in a cache", series(history, (a, b) => share(b.hit_tokens - a.hit_tokens, b.prompt_tokens - a.prompt_tokens)), ""],
+    ["hit rate", percent(over("hit_tokens", "prompt_tokens")), "of the prompt tokens", series(history, (a, b) => share(b.hit_tokens - a.hit_tokens, b.prompt_tokens - a.prompt_tokens)), ""],
     ["refused", percent(over("refused", "ended")), `${count(total.refused)} in all, ${count(total.failed)} failed`, series(history, (a, b, s) => (b.refused - a.refused) / s), recent.refused ? "bad" : ""],
     ["held now", count(held), `${count(running)} running`, history.map((each) => each.held), ""],
-    ["pending tokens", short(now.loads.reduce((sum, row) => sum + row[2], 0)), "to be prefilled", history.map((each) => each.pending), ""],
+    ["pending tokens", short(now.loads.reduce((sum, row) => sum + row[2], 0)), "still to be prefilled", history.map((each) => each.pending), ""],
   ];
   if (place.children.length !== figures.length) place.replaceChildren(...figures.map(() => tile()));
   figures.forEach(([name, value, note, points, mark], index) => {

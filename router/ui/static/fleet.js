@@ -12,12 +12,13 @@ export function showHappenings(place, happened, several) {
 }
 
 export function showReplicas(place, now, hello) {
+  const hosts = new Set(now.replicas.map(([, , , host]) => host));
   const rows = now.replicas.map(([id, alive, requests, host, version]) =>
-    element("li", { class: alive ? "" : "gone" }, element("i"), element("b", {}, id),
-      element("span", {}, [alive ? `${requests || 0} live requests` : "lease is over", host, version].filter(Boolean).join(" · ")),
+    element("li", { class: alive ? "" : "gone", title: [host, version].filter(Boolean).join(", version ") }, element("i"), element("b", {}, id),
+      element("span", {}, [alive ? `${requests || 0} live requests` : "lease is over", hosts.size > 1 && host, version !== hello.version && version].filter(Boolean).join(" · ")),
       id === hello.replica_id ? element("em", {}, "serves this page") : ""));
   rows.push(element("li", { class: now.leader ? "leader" : "gone" }, element("i"), element("b", {}, now.leader ? now.leader.owner : "no worker leads"),
-    element("span", {}, now.leader ? `leads · fence ${now.leader.fence}` : "nothing is rebalanced, learned or checked")));
+    element("span", {}, now.leader ? "leads" : "nothing is rebalanced, learned or checked")));
   const moved = Object.entries(now.migrations).map(([reason, times]) => `${times.toLocaleString("en-US")} ${reason}`).join(", ");
   rows.push(element("li", { class: "sum" }, element("span", {}, `migrations: ${moved || "none"}`)));
   place.replaceChildren(...rows);

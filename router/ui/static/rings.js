@@ -27,10 +27,10 @@ export class Rings {
     this.draw();
     this.list(keys, total, topology, pool);
     this.hot.replaceChildren(...prefixes(topology));
-    const hot = topology.hot_prefixes, deepest = topology.hot.length ? topology.hot[0][1] : 0;
+    const deepest = topology.hot.length ? topology.hot[0][1] : 0;
     this.center.replaceChildren(
       element("b", {}, String(topology.members.length)), element("span", {}, "in the rings"),
-      element("span", { class: hot ? "hot" : "" }, hot ? `${hot} hot prefix${hot > 1 ? "es" : ""}, ${deepest} block${deepest > 1 ? "s" : ""} deep` : "no hot prefix"));
+      element("span", { class: deepest ? "hot" : "" }, deepest ? `hot prefixes up to ${deepest} block${deepest > 1 ? "s" : ""}` : "no hot prefix"));
   }
 
   list(keys, total, topology, pool) {
@@ -105,9 +105,10 @@ export class Rings {
   }
 }
 
-// The hot prefixes, the longest first: requests behind one are keyed a block longer than it.
-function prefixes({ hot, hot_prefixes }) {
-  if (!hot_prefixes) return [];
-  const shown = hot.slice(0, 6).flatMap(([prefix, blocks]) => [" ", element("code", {}, prefix.slice(0, 8)), ` ${blocks} → key ${blocks + 1}`]);
-  return [`${hot_prefixes} hot prefix${hot_prefixes > 1 ? "es" : ""} (blocks → length of the keys behind it):`, ...shown, hot_prefixes > 6 ? " …" : ""];
+// The hot prefixes that no longer one continues, the longest first: requests behind one are keyed a block longer than it.
+function prefixes({ hot }) {
+  if (!hot.length) return [];
+  const shown = hot.slice(0, 8).map(([prefix, blocks]) =>
+    element("span", { title: `${blocks} blocks are hot: requests behind them are keyed by ${blocks + 1}` }, element("code", {}, prefix.slice(0, 8)), ` ${blocks} → ${blocks + 1}`));
+  return ["hot prefixes, blocks → key length", ...shown, hot.length > 8 ? "…" : ""];
 }

@@ -8,7 +8,7 @@ const PARTS = [
   [["overtaken_s"], "work it overtakes", "var(--part-2)"],
   [["kv_demand"], "KV memory in use", "var(--part-3)"],
   [["compute_s", "uncached_tokens", "attention_pairs"], "own prefill, weighed", "var(--part-4)"],
-  [["crowded_compute_s"], "… where memory is full", "var(--part-5)"],
+  [["crowded_compute_s"], "… more by KV memory in use", "var(--part-5)"],
   [["missed"], "misses the SLO", "var(--bad)"],
 ];
 const OUTCOMES = { completed: "good", client_gone: "", client_error: "warn" };
@@ -22,7 +22,7 @@ export class Story {
   }
 
   async open(id) {
-    this.place.replaceChildren(element("p", { class: "wait-a-moment" }, `Asking the replicas about ${id} …`));
+    this.place.replaceChildren(element("p", { class: "sub" }, `Asking the replicas about ${id} …`));
     if (!this.dialog.open) this.dialog.showModal();
     const answer = await this.ask(`admin/explain/${id.split("/").map(encodeURIComponent).join("/")}`);
     const told = await answer.json();
@@ -98,6 +98,8 @@ export class Story {
   candidates(story, round) {
     const rows = round.candidates.map((id) => ({ id, load: round.loads[id], cost: round.costs[id] })).filter(({ load }) => load);
     const weighed = rows.some(({ cost }) => cost?.parts);
+    const total_s = ({ cost }) => (weighed ? cost.total_s : cost.expected_ttft_s);
+    rows.sort((one, other) => total_s(one) - total_s(other));
     for (const row of rows) row.bars = weighed ? grouped(row.cost) : [["work ahead", Math.max(0, row.cost.expected_ttft_s - own_s(row)), PARTS[0][2]], ["own prefill", own_s(row), PARTS[3][2]]];
     const lengths = rows.map((row) => row.bars.reduce((sum, [words, part]) => sum + (words === "misses the SLO" ? 0 : part), 0));
     const longest = Math.max(...lengths, 1e-6) * 1.12;
@@ -105,14 +107,15 @@ export class Story {
       ...["", weighed ? "cost, in seconds" : "expected first token, in seconds"].map((words) => element("th", {}, words)),
       ...["hit blocks", "pending", "held", "running"].map((words) => element("th", { class: "n" }, words)))));
     const body = element("tbody");
-    for (const { id, load, cost, bars } of rows) {
+    for (const row of rows) {
+      const { id, load, cost, bars } = row;
       const taken = id === round.decision.instance_id, tint = this.tint(id, story.pool);
-      const total = weighed ? cost.total_s : cost.expected_ttft_s, late = cost.expected_ttft_s > story.slo_s;
+      const late = cost.expected_ttft_s > story.slo_s;
       const bar = element("div", { class: "cost" }, ...bars.map(([words, part, fill]) =>
         element("u", { style: `width: ${words === "misses the SLO" ? 8 : (85 * part) / longest}%; background: ${fill}`, title: `${words}: ${seconds(part)}` })),
-        element("small", {}, seconds(total), late ? element("em", {}, " late") : ""));
+        element("small", {}, seconds(total_s(row)), late ? element("em", {}, " late") : ""));
       body.append(element("tr", { class: taken ? "taken" : "" },
-        element("td", {}, element("span", { class: "instance", style: `--c: ${tint}` }, id), element("small", {}, taken ? " chosen" : id === round.decision.alternative_id ? " next best" : "")),
+        element("td", {}, element("span", { class: "instance", style: `--c: ${tint}` }, id), element("small", {}, taken ? "chosen" : id === round.decision.alternative_id ? "next best" : "")),
         element("td", {}, bar), ...[load.hit_blocks, load.pending_tokens, load.queued_requests, load.running_requests].map((value) => element("td", { class: "n" }, count(value)))));
     }
     table.append(body);
@@ -140,10 +143,10 @@ function timeline(story, tint, width) {
   const span = (from_s, to_s, fill, words) => {
     const left = x(from_s), long = Math.max(2, x(to_s) - left);
     picture.append(drawn("rect", { x: left, y: 34, width: long, height: 22, rx: 3, fill }));
-    if (words && long > 8 * words.length) picture.append(drawn("text", { x: left + 8, y: 49, class: fill === "var(--hole)" ? "quiet" : "inside" }, words));
+    if (words && long > 8 * words.length) picture.append(drawn("text", { x: left + 8, y: 49, class: fill === "var(--hole)" ? "quiet" : fill === PARTS[1][2] ? "inside held" : "inside" }, words));
   };
   const held = held_s ?? 0, first = first_token_s ?? (done_s === null ? end_s : null);
-  if (held > 0.0005) span(0, held, "var(--part-2)", `held ${seconds(held)}`);
+  if (held > 0.0005) span(0, held, PARTS[1][2], `held ${seconds(held)}`);
   if (first !== null) span(held, first, tint, first_token_s === null ? "running" : `to first token ${seconds(first_token_s - held)}`);
   if (end_s > (first ?? held)) span(first ?? held, end_s, "var(--hole)", first_token_s !== null ? "answer" : "");
   const mark = (time_s, words, kind, up) => {
@@ -152,6 +155,7 @@ function timeline(story, tint, width) {
     picture.append(drawn("text", { x: right ? at - 5 : at + 5, y: up ? 26 : 72, class: kind, "text-anchor": right ? "end" : "start" }, words));
   };
   if (with_slo) mark(slo_s, `SLO ${seconds(slo_s)}`, "slo", true);
+  else picture.append(drawn("text", { x: width, y: 26, class: "slo", "text-anchor": "end" }, `SLO ${seconds(slo_s)} →`));
   if (expected_ttft_s !== null) mark(expected_ttft_s, `expected ${seconds(expected_ttft_s)}`, "expected", false);
   picture.append(drawn("text", { x: 0, y: 88, class: "axis" }, "received"));
   picture.append(drawn("text", { x: width, y: 88, class: "axis", "text-anchor": "end" }, done_s === null ? "now" : end_s > full_s ? `… done after ${seconds(done_s)}` : `done after ${seconds(done_s)}`));

@@ -98,10 +98,11 @@ def test_the_reason_tells_where_the_choice_is_from(
     assert (decision.instance_id, decision.reason) == (chosen, reason)
 
 
-def test_the_deepest_hit_is_a_reason(choose: Choose, query: Query, load: Load) -> None:
+def test_the_deepest_hit_is_a_reason_unless_another_has_as_much(choose: Choose, query: Query, load: Load) -> None:
     ask = query(pair=("a", "b"))
 
     assert choose(NAME, load("a"), load("b", hit_blocks=9), ask=ask).reason is Reason.CACHE
+    assert choose(NAME, load("a", hit_blocks=9), load("b", hit_blocks=9), ask=ask).reason is Reason.COST
 
 
 def test_without_load_the_pair_decides_and_ties_go_to_the_first_ring(
