@@ -15,7 +15,8 @@ _CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls")
 class AnswerStream:
     """Takes the bytes of one stream of server-sent events as they come.
 
-    Events are parsed up to the first content; after it only the last ones, when the stream is over.
+    Events are parsed up to the first content; after it only the last ones, when the stream is over. An answer that is
+    one JSON object, as errors are, is taken as one event.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
@@ -24,6 +25,8 @@ class AnswerStream:
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] = {}
         self.error: str | None = None
+        self.error_code: str | None = None
+        """A word, as ``no_instance``; None if there is none, or a number alone."""
         self.done = False
         """The stream ended as it should, with ``[DONE]``."""
         self._now_s = now_s
@@ -46,6 +49,8 @@ class AnswerStream:
         *events, rest = self._buffer.split(b"\n\n")
         self._buffer = rest
         for event in events:
+            if event.startswith(b"{"):
+                self._note(event)
             if not event.startswith(b"data:"):
                 continue  # a comment, or an event whose head has been dropped
             payload = event[5:].strip()
@@ -64,6 +69,8 @@ class AnswerStream:
         error = chunk.get("error")
         if error is not None:
             self.error = str(error.get("message")) if isinstance(error, dict) else str(error)
+            code = error.get("code") if isinstance(error, dict) else None
+            self.error_code = code if isinstance(code, str) else None
         if isinstance(chunk.get("usage"), dict):
             self.usage = chunk["usage"]
         for choice in chunk.get("choices") or ():

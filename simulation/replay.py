@@ -264,7 +264,7 @@ class _Replay:
 def _failure(response: Response, stream: AnswerStream) -> str | None:
     """Why a complete response is no answer; None if it is one."""
     if response.status != 200:
-        return f"status {response.status}"
+        return f"status {response.status} {stream.error_code or ''}".rstrip()
     if stream.error is not None:
         return f"error in the stream: {stream.error}"
     if not stream.done:

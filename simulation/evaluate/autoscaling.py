@@ -117,13 +117,14 @@ def _day_finding(rows: Sequence[Sequence[Cell]]) -> str:
     as_good = [row for row in others if float(row[1]) >= float(ours[1])]
     best = min(as_good, key=lambda row: float(row[2])) if as_good else None
     told = (
-        f"the best of the others that is on time as often is {best[0]} with {float(best[2]):.1f}, so "
-        f"{float(ours[2]) / float(best[2]):.2f} of its instance hours"
+        f"the best of the others that is on time as often is {best[0]} with {float(best[2]):.2f}, so "
+        f"{float(ours[2]) / float(best[2]):.2f} of its instance hours, where knowing the future takes "
+        f"{float(rows[-1][2]) / float(best[2]):.2f}"
         if best is not None
         else "none of the others is on time as often"
     )
     return (
-        f"Day: {float(ours[1]):.1f} % on time with {float(ours[2]):.1f} instance hours, {float(ours[3]):.2f} of those"
+        f"Day: {float(ours[1]):.1f} % on time with {float(ours[2]):.2f} instance hours, {float(ours[3]):.2f} of those"
         f" of the known future; {told}."
     )
 

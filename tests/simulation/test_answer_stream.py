@@ -65,3 +65,11 @@ def test_an_error_in_the_stream_is_found_and_a_cut_is_not_done() -> None:
     cut.feed(events(text("x"), done=False) + b'data: {"cho')
     cut.close()
     assert not cut.done
+
+
+@pytest.mark.parametrize(("code", "word"), [("no_instance", "no_instance"), (503, None)])
+def test_an_error_in_place_of_a_stream_names_its_code(code: object, word: str | None) -> None:
+    refused = AnswerStream(lambda: 1.0)
+    refused.feed(orjson.dumps({"error": {"message": "no instance is ready", "code": code}}))
+    refused.close()
+    assert (refused.error, refused.error_code) == ("no instance is ready", word)
