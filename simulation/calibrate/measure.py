@@ -20,6 +20,9 @@ from simulation.calibrate.fit import DecodeTime, PrefillTime
 from simulation.http_client import HttpClient, HttpClientError
 
 _MAX_ANSWER_TOKENS = 1024
+_LEAST_DECODE_S = 0.4
+"""A batch decodes at least so long: a server that is late for a moment sends what it has at once, and what came between
+the first and the last piece of a short answer says nothing then."""
 _TOKEN_IDS = re.compile(rb'"token_ids":\s*\[([0-9, ]*)\]')
 _FIRST_ID, _LAST_ID = 300, 3000
 """Ids of ordinary tokens in every vocabulary."""
@@ -37,8 +40,14 @@ class Plan:
     batches: tuple[tuple[int, int], ...]
     """Sequences, and tokens in the prompt of each."""
     max_model_len: int
+    kv_capacity_tokens: int
     repetitions: int = 5
     decode_tokens: int = 48
+
+    def holds(self, sequences: int, prompt_tokens: int, answer_tokens: int) -> bool:
+        """Whether so many answers fit, each into the context and all into KV memory."""
+        each = prompt_tokens + answer_tokens
+        return each <= self.max_model_len and sequences * each <= self.kv_capacity_tokens
 
 
 def plan_for(max_model_len: int, max_num_seqs: int, kv_capacity_tokens: int, *, repetitions: int = 5) -> Plan:
@@ -56,7 +65,7 @@ def plan_for(max_model_len: int, max_num_seqs: int, kv_capacity_tokens: int, *, 
         for prompt in (32, min(longest - decode_tokens, 2048))
         if size * (prompt + decode_tokens) <= kv_capacity_tokens
     ]
-    return Plan(tuple(lengths), tuple(batches), max_model_len, repetitions, decode_tokens)
+    return Plan(tuple(lengths), tuple(batches), max_model_len, kv_capacity_tokens, repetitions, decode_tokens)
 
 
 @dataclass(slots=True)
@@ -87,9 +96,13 @@ class _Stream:
 
 
 class Engine:
-    """One instance, at ``url``, that serves ``model``."""
+    """One instance, at ``url``, that serves ``model``.
 
-    def __init__(self, url: str, model: str, *, api_key: str | None = None, seed: int = 1) -> None:
+    Args:
+        seed: of the prompts. Without one they are new in each run: an instance caches those of a former calibration.
+    """
+
+    def __init__(self, url: str, model: str, *, api_key: str | None = None, seed: int | None = None) -> None:
         self._client = HttpClient(url)
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._model = model
@@ -126,16 +139,18 @@ class Engine:
 
     async def _step(self, sequences: int, prompt_tokens: int, plan: Plan) -> DecodeTime:
         """While all of them decode: from the last one's first token to the first one's last. Those that start early
-        must not be done when the last one starts, so answers grow until they overlap."""
+        must not be done when the last one starts, so answers grow until they overlap, and long enough."""
         tokens = plan.decode_tokens
         while True:
             answers = await asyncio.gather(*(self._answer(prompt_tokens, tokens) for _ in range(sequences)))
             start_s, end_s = max(each.times_s[0] for each in answers), min(each.times_s[-1] for each in answers)
             steps = statistics.median(each.tokens_between(start_s, end_s) for each in answers)
-            if steps >= plan.decode_tokens / 2:
+            longest = tokens >= _MAX_ANSWER_TOKENS or not plan.holds(sequences, prompt_tokens, 2 * tokens)
+            overlap = steps >= plan.decode_tokens / 2
+            if overlap and (longest or end_s - start_s >= _LEAST_DECODE_S):
                 context = sequences * (prompt_tokens + round(tokens - steps / 2))
                 return DecodeTime(sequences, context, (end_s - start_s) / steps)
-            if tokens >= _MAX_ANSWER_TOKENS or prompt_tokens + 2 * tokens > plan.max_model_len:
+            if longest:
                 raise CalibrationError(f"{sequences} answers did not overlap: is the instance busy?")
             tokens *= 2
 

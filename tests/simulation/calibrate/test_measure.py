@@ -18,9 +18,15 @@ def test_a_plan_reaches_the_longest_prompt_and_stays_within_memory() -> None:
     assert plan_for(1_000_000, 64, 10**7).prompt_lengths[-1] == 32_768
 
 
+def test_answers_grow_no_further_than_context_and_memory() -> None:
+    plan = plan_for(max_model_len=8192, max_num_seqs=8, kv_capacity_tokens=10_000)
+    assert plan.holds(4, 2048, 400) and not plan.holds(4, 2048, 500)
+    assert plan.holds(1, 8000, 192) and not plan.holds(1, 8000, 193)
+
+
 async def test_an_engine_is_measured_with_prompts_that_no_cache_knows(start_emulator: Any) -> None:
     emulator = await start_emulator(model="m", max_num_batched_tokens=512)
-    plan = Plan((32, 700), ((1, 32), (3, 600)), 8192, repetitions=1, decode_tokens=8)
+    plan = Plan((32, 700), ((1, 32), (3, 600)), 8192, 100_000, repetitions=1, decode_tokens=8)
     engine = Engine(emulator.url, "m")
     lines: list[str] = []
     try:
@@ -35,12 +41,33 @@ async def test_an_engine_is_measured_with_prompts_that_no_cache_knows(start_emul
     assert emulator.generator.engine.statistics().hit_tokens == 0
 
 
+async def test_a_second_calibration_finds_nothing_cached_by_the_first(start_emulator: Any) -> None:
+    emulator = await start_emulator(model="m")
+    for _ in range(2):
+        engine = Engine(emulator.url, "m")
+        try:
+            await engine.measure(Plan((700,), (), 8192, 100_000, repetitions=1))
+        finally:
+            engine.close()
+    assert emulator.generator.engine.statistics().hit_tokens == 0
+
+
+async def test_a_fast_batch_decodes_longer(start_emulator: Any) -> None:
+    emulator = await start_emulator(model="m", costs={"overhead_ms": 1.0, "weights_ms": 1.0})
+    engine = Engine(emulator.url, "m")
+    try:
+        _, decodes = await engine.measure(Plan((32,), ((1, 32),), 8192, 100_000, repetitions=1, decode_tokens=8))
+    finally:
+        engine.close()
+    assert decodes[0].context_tokens > 32 + 64  # of an answer of more than 128 tokens
+
+
 async def test_a_server_that_refuses_is_quoted(start_emulator: Any) -> None:
     emulator = await start_emulator(model="m")
     engine = Engine(emulator.url, "another")
     try:
         with pytest.raises(CalibrationError, match=r"404.*another"):
-            await engine.measure(Plan((32,), (), 8192))
+            await engine.measure(Plan((32,), (), 8192, 100_000))
     finally:
         engine.close()
 
