@@ -230,7 +230,7 @@ class Exchange:
         self._held.append((wire, pieces))
         self._held_bytes += len(wire)
 
-    def _held_body(self) -> bytes:
+    def held_body(self) -> bytes:
         return b"".join(piece for _, pieces in self._held for piece in pieces)
 
     def _split(self, pieces: list[bytes]) -> list[bytes] | None:
@@ -291,7 +291,7 @@ class Exchange:
         head = self._head
         assert head is not None
         if self._failing_status:
-            self._fail_by_status(self._held_body())
+            self._fail_by_status(self.held_body())
             return
         if not self._downstream.committed:
             if self._event_stream:
@@ -301,7 +301,7 @@ class Exchange:
             if (
                 self._awaits_output
                 and head.status < 400
-                and (failure := failure_of_whole(self._held_body())) is not None
+                and (failure := failure_of_whole(self.held_body())) is not None
             ):
                 self._fail(failure)
                 return

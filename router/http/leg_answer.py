@@ -1,4 +1,4 @@
-"""The receiver of an answer that no client sees: that of a prefill leg, or of a decode leg without a client."""
+"""Receivers of answers that no client sees: that of a prefill leg, and of legs whose client has left."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from router.errors import RouterError
-from router.http.attempt import ErrorAnswer
+from router.http.attempt import ErrorAnswer, failure_of_whole
 from router.http.downstream import ByteSource
 from router.http.heads import Header
 from router.http.upstream import AnswerHead
 from router.outcome import FailureKind, InstanceFailure
 
 _HEAD_END: Final = b"\r\n\r\n"
+_OUTPUT: Final = b'"choices"'
+_MAX_BEGUN_BYTES: Final = 64 << 10
 
 
 class LegAnswer:
@@ -59,19 +61,58 @@ class LegAnswer:
     def break_off(self, last_words: bytes) -> None: ...
 
 
+class LateAnswer:
+    """An ``AnswerSink`` that keeps the body, whole or not, of an answer whose client has left."""
+
+    def __init__(self, begun: bytes) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._parts = [begun]
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._parts)
+
+    def head_received(self, head: AnswerHead) -> None: ...
+
+    def body_received(self, wire: bytes, pieces: list[bytes], complete: bool) -> None:
+        self._parts += pieces
+        if complete:
+            self._settle()
+
+    def failed(self, failure: InstanceFailure) -> None:
+        self._settle()
+
+    def probe(self) -> None: ...
+
+    def cut_off(self, error: RouterError) -> None:
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
 class Unwanted:
-    """An ``AnswerSink`` that waits for the first bytes, or for the whole answer, and keeps nothing."""
+    """An ``AnswerSink`` that waits for the first output, or for the whole answer. An answer without output has failed,
+    also one that is an error under the status of a stream."""
 
     def __init__(self, *, whole: bool) -> None:
         self.done: asyncio.Future[InstanceFailure | None] = asyncio.get_running_loop().create_future()
         self.status = 0
         self._whole = whole
+        self._begun = b""
 
     def head_received(self, head: AnswerHead) -> None:
         self.status = head.status
 
     def body_received(self, wire: bytes, pieces: list[bytes], complete: bool) -> None:
-        if complete or (pieces and not self._whole):
+        if not self._whole:
+            self._begun += b"".join(pieces)
+            if _OUTPUT in self._begun:
+                self._settle(None)
+            elif complete or len(self._begun) > _MAX_BEGUN_BYTES:
+                self._settle(failure_of_whole(self._begun))
+        elif complete:
             self._settle(None)
 
     def failed(self, failure: InstanceFailure) -> None:

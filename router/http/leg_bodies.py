@@ -56,11 +56,15 @@ def params_edit(body: bytes, params: Mapping[str, Any]) -> Edit:
     return (start, start), b'"kv_transfer_params":%b,' % orjson.dumps(params)
 
 
-def freeing_body(path: str, parts: list[BodyPart]) -> bytes:
-    """A decode leg that only takes its KV over: one token, which no client gets."""
+def freeing_body(path: str, parts: list[BodyPart], params: Mapping[str, Any] | None) -> bytes:
+    """A decode leg that only takes its KV over: one token, which no client gets. Without ``params``, the body says
+    where the KV is."""
     value = orjson.loads(b"".join(parts))
     value.pop("stream_options", None)
-    return orjson.dumps(value | dict.fromkeys(_LIMITS[path], 1) | {"stream": False})
+    wanted: dict[str, Any] = {**dict.fromkeys(_LIMITS[path], 1), "stream": False}
+    if params is not None:
+        wanted["kv_transfer_params"] = params
+    return orjson.dumps(value | wanted)
 
 
 def transfer_params(answer: bytes) -> dict[str, Any] | None:

@@ -39,6 +39,10 @@ class Target(Protocol):
 def nothing() -> None: ...
 
 
+def _abort(connection: UpstreamConnection, _: Exchange) -> None:
+    connection.abort()
+
+
 @dataclass(frozen=True, slots=True)
 class Sending:
     """What is sent, and who gets the answer; see ``Exchange``."""
@@ -54,7 +58,7 @@ class Sending:
     kv_within_s: float | None = None
     """Of a decode leg, see ``ExchangeTimes``."""
     on_sent: Callable[[], None] = nothing
-    abandoned: Callable[[UpstreamConnection], None] = UpstreamConnection.abort
+    abandoned: Callable[[UpstreamConnection, Exchange], None] = _abort
     """Closes the connection of a try that was cancelled."""
 
 
@@ -125,7 +129,7 @@ class Sender:
             sending.on_sent()
             result = await exchange.done
         except BaseException:
-            sending.abandoned(connection)
+            sending.abandoned(connection, exchange)
             raise
         finally:
             plane.sweeper.discard(exchange)

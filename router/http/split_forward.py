@@ -10,16 +10,17 @@ Whatever way it ends, staged KV is taken over by a decoder (``router.http.transf
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from router.connectors import PREFILL_PARAMS
 from router.decode_leg import DecodeLeg
 from router.errors import RouterError
 from router.http.attempt import ErrorAnswer, ExchangeResult
 from router.http.downstream import Downstream
+from router.http.exchange import Exchange
 from router.http.heads import Header
 from router.http.leg_answer import LegAnswer
 from router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
@@ -82,6 +83,7 @@ class SplitTry:
                 list[Header],
                 awaits_output=True,
                 on_sent=self._placed.sent,
+                abandoned=partial(self._prefill_abandoned, answer),
             )
         )
         if result.failure is not None:
@@ -156,7 +158,23 @@ class SplitTry:
         self._placed.first_token()
 
     # the client has left -------------------------------------------------------------------------------------
-    def _abandoned(self, connection: UpstreamConnection) -> None:
+    def _prefill_abandoned(self, answer: LegAnswer, connection: UpstreamConnection, exchange: Exchange) -> None:
+        """The prefill leg was sent, and may have been answered."""
+        begun, request_body = answer.body + exchange.held_body(), self._forwarding.body()
+
+        def staged(body: bytes) -> Callable[[], list[Try]] | None:
+            try:
+                params = transfer_params(body)
+            except ValueError:
+                return None  # it stopped
+            if params is None:
+                return None
+            self._placed.pool.metrics.freed.inc()
+            return self._freeing(request_body, params)
+
+        self._forwarding.plane.transfers.free_late(connection, begun, staged)
+
+    def _abandoned(self, connection: UpstreamConnection, _: Exchange) -> None:
         """The decode leg was sent. It takes the KV over before it is closed."""
         if self._staged_body is None:
             connection.abort()
@@ -165,11 +183,13 @@ class SplitTry:
             self._forwarding.plane.transfers.wait_out(connection, self._freeing(self._staged_body))
         self._staged_body = None
 
-    def _freeing(self, staged_body: list[BodyPart]) -> Callable[[], list[Try]]:
+    def _freeing(
+        self, request_body: list[BodyPart], params: Mapping[str, Any] | None = None
+    ) -> Callable[[], list[Try]]:
         """Decode legs without a client that take the KV over, to try one after the other."""
         pool, decode, path = self._placed.pool, self._placed.begin_decode(), self._forwarding.request.path
         sender = self._forwarding.sender
-        body, last_id, failed = freeing_body(path, staged_body), decode.last_instance_id, decode.failed
+        body, last_id, failed = freeing_body(path, request_body, params), decode.last_instance_id, decode.failed
 
         def tries() -> list[Try]:
             view = pool.view.view

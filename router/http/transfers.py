@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from router.http.leg_answer import Unwanted
+from router.http.leg_answer import LateAnswer, Unwanted
 from router.http.model_field import BodyPart
 from router.http.upstream import UpstreamConnection
 from router.http.upstream_pool import ConnectError, UpstreamPool
@@ -23,12 +23,19 @@ FREE_WITHIN_S: Final = 30.0
 """A decoder with a long queue takes longer; the connector's own timeout frees what is left."""
 PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Before each round of tries to free staged KV."""
+PREFILL_WITHIN_S: Final = 2.0
+"""A prefill whose client has left may end within this, and is then told to stop: what it stages at the moment of a
+disconnect could not be freed."""
 MOST: Final = 512
 """Under way at a time; more are left to the connector's timeout."""
 
 
 Try = tuple[str, Callable[[], list[BodyPart]]]
 """A URL, and the request to send there."""
+
+
+Staged = Callable[[bytes], Callable[[], Sequence[Try]] | None]
+"""What to try, by the body of a prefill leg's answer; None where nothing is staged."""
 
 
 class Transfers:
@@ -45,6 +52,12 @@ class Transfers:
         """A decode leg was sent, and its client has left: close its connection once its first token has come, since
         the decoder has the KV then. The head of a stream may come before. If it fails, ``free`` follows."""
         if not self._start(self._await_first_bytes(connection, tries)):
+            connection.abort()
+
+    def free_late(self, connection: UpstreamConnection, begun: bytes, staged: Staged) -> None:
+        """A prefill leg was sent, and its client has left: free what it stages before it can be stopped. Only its
+        answer says what that is; ``begun`` has come of its body."""
+        if not self._start(self._await_late_answer(connection, begun, staged)):
             connection.abort()
 
     def free(self, tries: Callable[[], Sequence[Try]]) -> None:
@@ -72,6 +85,18 @@ class Transfers:
         finally:
             connection.abort()
         if failure is not None:
+            await self._free(tries)
+
+    async def _await_late_answer(self, connection: UpstreamConnection, begun: bytes, staged: Staged) -> None:
+        sink = LateAnswer(begun)
+        connection.redirect(sink)
+        try:
+            await asyncio.wait({sink.done}, timeout=PREFILL_WITHIN_S)
+            if not sink.done.done() and connection.end_writing():
+                await asyncio.wait({sink.done}, timeout=PREFILL_WITHIN_S)
+        finally:
+            connection.abort()
+        if (tries := staged(sink.body)) is not None:
             await self._free(tries)
 
     async def _free(self, tries: Callable[[], Sequence[Try]]) -> None:

@@ -164,6 +164,14 @@ class UpstreamConnection(asyncio.Protocol):
     def paused(self) -> bool:
         return self._paused
 
+    def end_writing(self) -> bool:
+        """Close this side: the instance sees a disconnect, and what it had sent still comes. False where that cannot be
+        told, as over TLS, or the connection is closed."""
+        if self._transport is None or self.closed or not self._transport.can_write_eof():
+            return False
+        self._transport.write_eof()
+        return True
+
     def abort(self) -> None:
         """Close at once; the instance sees a disconnect and drops the request. The sink gets nothing more."""
         self._sink = None

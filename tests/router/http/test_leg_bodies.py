@@ -85,10 +85,10 @@ def test_an_answer_may_name_no_kv_and_must_be_an_answer() -> None:
         transfer_params(b'{"error":{}}')
 
 
-def test_kv_is_taken_over_for_nobody_with_one_token() -> None:
+def test_a_leg_without_a_client_takes_kv_over_with_one_token() -> None:
     body = b'{"prompt":"p","stream":true,"stream_options":{},"max_tokens":900,"kv_transfer_params":{"a":1}}'
 
-    made = orjson.loads(freeing_body(COMPLETION, [body]))
+    made = orjson.loads(freeing_body(COMPLETION, [body], None))
 
     assert made == {
         "prompt": "p",
@@ -97,3 +97,9 @@ def test_kv_is_taken_over_for_nobody_with_one_token() -> None:
         "min_tokens": 1,
         "kv_transfer_params": {"a": 1},
     }
+
+
+def test_a_body_that_does_not_say_where_the_kv_is_is_told_so() -> None:
+    made = orjson.loads(freeing_body(COMPLETION, [b'{"prompt":', b'"p"}'], {"a": 1}))
+
+    assert made["kv_transfer_params"] == {"a": 1}

@@ -1,0 +1,206 @@
+"""What becomes of KV whose client has left before a decoder had it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import orjson
+import pytest
+
+from router.http import transfers as module
+from router.http.attempt import ExchangeTimes
+from router.http.exchange import Exchange
+from router.http.leg_answer import LegAnswer
+from router.http.leg_bodies import transfer_params
+from router.http.model_field import BodyPart
+from router.http.sweeper import Sweeper
+from router.http.transfers import Transfers, Try
+from router.http.upstream import UpstreamConnection
+from router.http.upstream_pool import UpstreamPool
+
+REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+STAGED = {"choices": [], "kv_transfer_params": {"remote_block_ids": [1, 2]}}
+
+
+@pytest.fixture
+async def upstreams() -> AsyncIterator[UpstreamPool]:
+    pool = UpstreamPool(Sweeper(0.02), connect_timeout_s=2.0, idle_s=60.0, max_idle=2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+async def transfers(upstreams) -> AsyncIterator[Transfers]:
+    made = Transfers(upstreams)
+    yield made
+    made.close()
+
+
+async def begin(upstreams: UpstreamPool, url: str) -> tuple[UpstreamConnection, Exchange]:
+    """A prefill leg that was sent."""
+    connection = await upstreams.connect(url)
+    leg = Exchange(
+        connection,
+        LegAnswer("/v1/completions", 0.0),
+        ExchangeTimes(1e9, 1e9, 1e9),
+        on_commit=list,
+        on_first_token=lambda: None,
+        port_refuses=lambda _: False,
+        awaits_output=True,
+    )
+    connection.start(leg, [REQUEST])
+    return connection, leg
+
+
+class Decoders:
+    """Where the KV of a late answer may go."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.told: list[bytes] = []
+
+    def staged(self, body: bytes):
+        self.told.append(body)
+        try:
+            return None if transfer_params(body) is None else self.tries
+        except ValueError:
+            return None
+
+    def tries(self) -> list[Try]:
+        return [(self.url, self.parts)]
+
+    def parts(self) -> list[BodyPart]:
+        return [REQUEST]
+
+
+async def test_what_a_prefill_stages_after_its_client_left_is_taken_over(
+    transfers, upstreams, start_instance, kit
+) -> None:
+    answer = asyncio.Event()
+
+    async def prefill(talk) -> None:
+        await answer.wait()
+        await talk.answer(STAGED)
+
+    prefiller, decoder = await start_instance(prefill), await start_instance(lambda talk: talk.answer())
+    connection, leg = await begin(upstreams, prefiller.url)
+    decoders = Decoders(decoder.url)
+
+    transfers.free_late(connection, leg.held_body(), decoders.staged)
+    answer.set()
+
+    await kit.eventually(lambda: len(transfers) == 0)
+    assert [orjson.loads(body) for body in decoders.told] == [STAGED]
+    assert len(decoder.talks) == 1
+
+
+async def test_an_answer_that_had_begun_is_read_on(transfers, upstreams, start_instance, kit) -> None:
+    body, rest = orjson.dumps(STAGED), asyncio.Event()
+
+    async def prefill(talk) -> None:
+        await talk.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body[:9]))
+        await rest.wait()
+        await talk.send(body[9:])
+
+    prefiller, decoder = await start_instance(prefill), await start_instance(lambda talk: talk.answer())
+    connection, leg = await begin(upstreams, prefiller.url)
+    decoders = Decoders(decoder.url)
+    await kit.eventually(lambda: leg.held_body() == body[:9])
+
+    transfers.free_late(connection, leg.held_body(), decoders.staged)
+    rest.set()
+
+    await kit.eventually(lambda: len(transfers) == 0)
+    assert decoders.told == [body]
+
+
+async def test_a_prefill_that_takes_long_is_told_to_stop(
+    transfers, upstreams, start_instance, kit, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "PREFILL_WITHIN_S", 0.05)
+    stopped = asyncio.Event()
+
+    async def prefill(talk) -> None:
+        await talk.until_closed()
+        stopped.set()
+
+    prefiller, decoder = await start_instance(prefill), await start_instance(lambda talk: talk.answer())
+    connection, leg = await begin(upstreams, prefiller.url)
+    decoders = Decoders(decoder.url)
+
+    transfers.free_late(connection, leg.held_body(), decoders.staged)
+
+    await asyncio.wait_for(stopped.wait(), 5)
+    await kit.eventually(lambda: len(transfers) == 0)
+    assert (decoders.told, decoder.talks, connection.closed) == ([b""], [], True)
+
+
+async def test_what_was_staged_just_before_the_instance_was_told_to_stop_is_taken_over(
+    transfers, upstreams, start_instance, kit, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "PREFILL_WITHIN_S", 0.2)
+
+    async def prefill(talk) -> None:
+        await talk.until_closed()
+        await talk.answer(STAGED)
+
+    prefiller, decoder = await start_instance(prefill), await start_instance(lambda talk: talk.answer())
+    connection, leg = await begin(upstreams, prefiller.url)
+
+    transfers.free_late(connection, leg.held_body(), Decoders(decoder.url).staged)
+
+    await kit.eventually(lambda: len(decoder.talks) == 1)
+
+
+async def test_more_than_the_limit_are_closed_at_once(transfers, upstreams, start_instance, kit, monkeypatch) -> None:
+    monkeypatch.setattr(module, "MOST", 0)
+    prefiller = await start_instance(lambda talk: talk.until_closed())
+    connection, leg = await begin(upstreams, prefiller.url)
+
+    transfers.free_late(connection, leg.held_body(), Decoders("").staged)
+
+    await kit.eventually(lambda: connection.closed)
+
+
+@pytest.mark.parametrize(("stream", "status"), [(True, 200), (False, 500)])
+async def test_a_decode_leg_that_answers_with_an_error_has_taken_nothing_over(
+    transfers, upstreams, start_instance, kit, stream: bool, status: int
+) -> None:
+    error = {"error": {"message": "EngineCore encountered an issue.", "code": 500}}
+
+    async def decode(talk) -> None:
+        if stream:
+            await talk.begin_stream()
+            await talk.event(error)
+            await talk.end_stream()
+        else:
+            await talk.answer(error, status=status)
+
+    failing, decoder = await start_instance(decode), await start_instance(lambda talk: talk.answer())
+    connection, _ = await begin(upstreams, failing.url)
+
+    transfers.wait_out(connection, Decoders(decoder.url).tries)
+
+    await kit.eventually(lambda: len(decoder.talks) == 1)
+
+
+async def test_a_decode_leg_without_a_client_is_closed_at_its_first_token(
+    transfers, upstreams, start_instance, kit
+) -> None:
+    closed = asyncio.Event()
+
+    async def decode(talk) -> None:
+        await talk.begin_stream()
+        await talk.token("a")
+        await talk.until_closed()
+        closed.set()
+
+    decoder, other = await start_instance(decode), await start_instance(lambda talk: talk.answer())
+    connection, _ = await begin(upstreams, decoder.url)
+
+    transfers.wait_out(connection, Decoders(other.url).tries)
+
+    await asyncio.wait_for(closed.wait(), 5)
+    await kit.eventually(lambda: len(transfers) == 0)
+    assert other.talks == []
