@@ -43,7 +43,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSource:
-    """What a prompt's tokens are computed from: a body whose prompt is text, and only one."""
+    """What a prompt's tokens are computed from: a body with one prompt, of text or with media in it."""
 
     path: str
     fields: Mapping[str, Any]
@@ -51,6 +51,8 @@ class TokenSource:
     """Strings that ``fields`` has the names of."""
     text_bytes: int
     """Length of the rendered text, roughly."""
+    has_media: bool = False
+    """Tokens can be computed of what comes before the first message with media."""
 
     @property
     def parts(self) -> int:
@@ -65,21 +67,28 @@ class TokenSource:
 
     def body(self, *, system_first: bool = False) -> Mapping[str, Any]:
         """A chat completions body, or a completions body, with all its strings. ``system_first``: the model's template
-        takes no other system message than the first."""
-        fields = _with_texts(self.fields, self.long_texts) if self.long_texts else self.fields
+        takes no other system message than the first. Media are left out as far as they are long."""
+        left_out = _MEDIA_FIELDS if self.has_media else _NONE
+        fields = _with_texts(self.fields, self.long_texts, left_out) if self.long_texts else self.fields
         if self.path == MESSAGES_PATH:
             return chat_of_message(fields, system_first=system_first)
         return chat_of_response(fields) if self.path == RESPONSES_PATH else fields
 
 
-def _with_texts(given: Any, long_texts: LongTexts) -> Any:
+_MEDIA_FIELDS = frozenset({"audio_url", "file", "image_embeds", "image_url", "input_audio", "source", "video_url"})
+_NONE: frozenset[str] = frozenset()
+
+
+def _with_texts(given: Any, long_texts: LongTexts, left_out: frozenset[str]) -> Any:
     if isinstance(given, str):
         text = long_texts.get(given)
         return given if text is None else text.decode("utf-8", "surrogatepass")
     if isinstance(given, list):
-        return [_with_texts(each, long_texts) for each in given]
+        return [_with_texts(each, long_texts, left_out) for each in given]
     if isinstance(given, dict):
-        return {name: _with_texts(each, long_texts) for name, each in given.items()}
+        return {
+            name: each if name in left_out else _with_texts(each, long_texts, left_out) for name, each in given.items()
+        }
     return given
 
 
@@ -96,8 +105,8 @@ class SentPrompt:
     output_limit: int | None
     """Tokens of the answer at most."""
     source: TokenSource | None = field(default=None, compare=False)
-    """None where the engine's tokens cannot be computed from text: token ids, media, several prompts, truncation, what
-    only an instance has stored."""
+    """None where the engine's tokens cannot be computed from text: token ids, several prompts, truncation, what only an
+    instance has stored."""
     pooled: bool = False
     """Its prompts are pooled: they count, and no cache is looked at."""
 

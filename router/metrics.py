@@ -27,7 +27,7 @@ STORE_CALLS = (
     "snapshot", "overview",
 )  # fmt: skip
 
-TOKENIZED = ("exact", "bytes", "late", "busy")
+TOKENIZED = ("exact", "head", "bytes", "late", "busy")
 """What became of a prompt that a tokenizer was given: ``bytes`` if its tokens cannot be computed."""
 
 

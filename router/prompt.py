@@ -16,7 +16,7 @@ from router.inference_request import (
     read_count,
 )
 from router.steps import in_steps
-from scheduling.blocks import BlockRule, Prompt, TextPrompt, cache_seed, uncached_chain
+from scheduling.blocks import BlockRule, Prompt, TextPrompt, cache_seed, continued_chain, uncached_chain
 from scheduling.chain import Chain
 from scheduling.engine_blocks import BlockExtras
 from scheduling.errors import PromptError, TooManyPartsError
@@ -36,15 +36,17 @@ _UNKNOWN_TEXT: Final = ("truncate_prompt_tokens", "previous_response_id", "promp
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 
 
-TokenizedHow = Literal["exact", "bytes", "late", "busy"]
-"""What became of a prompt that a tokenizer was given. ``bytes``: its tokens cannot be computed."""
+TokenizedHow = Literal["exact", "head", "bytes", "late", "busy"]
+"""What became of a prompt that a tokenizer was given. ``head``: tokens are computed up to the first message with media.
+``bytes``: they cannot be computed."""
 
 
 class PromptTokenizer(Protocol):
     """Computes the engine's own blocks of prompts that are text."""
 
     async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None:
-        """The prompt's chain of engine blocks; None if it cannot be had, or not in time."""
+        """The prompt's chain of engine blocks, with media that of what comes before the first message with some; None if
+        it cannot be had, or not in time."""
 
     async def close(self) -> None:
         """Let go of threads and connections."""
@@ -62,7 +64,7 @@ class ReadPrompt:
     output_limit: int | None = None
     """The most tokens that its answer may have; None: it sets no limit."""
     tokenized: bool = False
-    """The chain is of the engine's own blocks, computed from text."""
+    """The chain is of the engine's own blocks, computed from text, and counts the prompt's tokens."""
 
 
 def sent_prompt(
@@ -96,10 +98,10 @@ def sent_prompt(
             if pooled:
                 return None  # the instance knows which field it misses
             raise InvalidRequestError("prompt must be a non-empty string or array", param="prompt")
-        if not prompt.has_media and not pooled and not any(body.get(name) is not None for name in _UNKNOWN_TEXT):
-            text_bytes = len(prompt.data)
+        if not pooled and not any(body.get(name) is not None for name in _UNKNOWN_TEXT):
             if not isinstance(body.get("prompt"), list):
-                source = TokenSource(path, body, long_texts, text_bytes)
+                source = TokenSource(path, body, long_texts, len(prompt.data), prompt.has_media)
+            text_bytes = None if prompt.has_media else len(prompt.data)
     read_count(body, "n")
     return SentPrompt(prompt, salt, text_bytes, 1 if pooled else _output_limit(body), source, pooled)
 
@@ -133,7 +135,7 @@ async def read_prompt(
     if tokenizer is not None:
         tokenized = await tokenizer.chain(sent, lora=lora, block_tokens=rule.token_block_tokens)
         if tokenized is not None:
-            return ReadPrompt(tokenized, sent.text_bytes, expected, limit, tokenized=True)
+            return _tokenized(tokenized, sent, expected, learned.bytes_per_token)
     seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
     prompt = sent.prompt
     if isinstance(prompt, TextPrompt) and len(prompt.data) <= LONG_PROMPT_BYTES:
@@ -142,6 +144,14 @@ async def read_prompt(
         extras = BlockExtras.of(lora, sent.salt)
         chain = await in_steps(rule.chain_in_steps(prompt, seed, learned.bytes_per_token, extras))
     return ReadPrompt(chain, sent.text_bytes, expected, limit)
+
+
+def _tokenized(chain: Chain, sent: SentPrompt, expected_tokens: int, bytes_per_token: float) -> ReadPrompt:
+    prompt = sent.prompt
+    if isinstance(prompt, TextPrompt) and prompt.media_at is not None:
+        chain = continued_chain(chain, prompt.data[prompt.media_at :], bytes_per_token)
+        return ReadPrompt(chain, None, expected_tokens, sent.output_limit)
+    return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, tokenized=True)
 
 
 @lru_cache(maxsize=1024)

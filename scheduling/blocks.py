@@ -35,8 +35,13 @@ class TextPrompt:
     """A prompt as bytes: equal leading bytes mean equal leading tokens."""
 
     data: bytes
-    has_media: bool = False
-    """``data`` holds hashes of images, sound or other parts, so its length says nothing about its tokens."""
+    media_at: int | None = None
+    """Where in ``data`` the first message with images, sound or other parts begins; None without any. ``data`` holds
+    hashes of these, so its length says nothing about its tokens."""
+
+    @property
+    def has_media(self) -> bool:
+        return self.media_at is not None
 
 
 @value
@@ -92,6 +97,25 @@ class BlockRule:
             return (yield from engine_chain_in_steps(prompt.token_ids, self.token_block_tokens, extras))
         hashed = yield from _hash_in_steps(prompt.data, seed, self.block_bytes)
         return _text_chain(hashed, len(prompt.data), self.block_bytes, bytes_per_token)
+
+
+def continued_chain(head: Chain, rest: bytes, bytes_per_token: float) -> Chain:
+    """The chain of a prompt whose beginning is known as engine blocks, and whose rest, with media in it, is not.
+
+    What an engine calls the blocks of the rest cannot be computed: what identifies a medium there, and how many tokens
+    it has, depends on the model's processor. These blocks are named after the bytes, a block being as many as its
+    tokens have on average; they are found again by what placements booked, and no KV event confirms them.
+    """
+    size = head.block_tokens
+    known = head.hashes[: head.prompt_tokens // size]
+    parent = head.hashes[-1] if head.tail_hash is None else head.tail_hash
+    seed = xxhash.xxh3_64_intdigest(_SEPARATOR, parent)
+    block_bytes = max(1, round(size * DEFAULT_BYTES_PER_TOKEN))
+    hashes, tail = _prefix_hashes(rest, seed, block_bytes)
+    tokens = head.prompt_tokens + max(1, round(len(rest) / bytes_per_token))
+    if known and len(rest) < block_bytes:  # no full block
+        return Chain(tuple(known), size, tokens, hashes[-1], head.key_stride)
+    return Chain((*known, *hashes), size, tokens, tail, head.key_stride)
 
 
 def uncached_chain(prompt: Prompt, bytes_per_token: float) -> Chain:

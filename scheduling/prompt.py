@@ -70,7 +70,7 @@ def chat_prompt(
     rendering.add_leading(body)
     for index, message in enumerate(messages):
         rendering.add_message(message, index)
-    return TextPrompt(b"".join(rendering.pieces), rendering.has_media)
+    return TextPrompt(b"".join(rendering.pieces), rendering.media_at)
 
 
 def completion_prompt(
@@ -108,7 +108,8 @@ class _Rendering:
 
     def __init__(self, long_texts: LongTexts, max_parts: int) -> None:
         self.pieces: list[bytes] = []
-        self.has_media = False
+        self.media_at: int | None = None
+        self._message_starts = 0
         self._long_texts = long_texts
         self._max_parts = max_parts
         self._parts = 0
@@ -154,6 +155,7 @@ class _Rendering:
             raise PromptError(f"messages[{index}].role must be a string", f"messages[{index}].role")
         content = message.get("content")
         pieces = self.pieces
+        self._message_starts = len(pieces)
         pieces.append(_MESSAGE)
         self.add_text(role)
         pieces.append(_FIELD)
@@ -194,7 +196,8 @@ class _Rendering:
             text = _part_text(part, f"{param}[{index}]")
             if text is None:
                 self.pieces.append(_media(part, f"{param}[{index}]"))
-                self.has_media = True
+                if self.media_at is None:
+                    self.media_at = sum(map(len, self.pieces[: self._message_starts]))
             else:
                 self.add_text(text)
 

@@ -17,7 +17,14 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.tokens.content_format import content_format_of
-from router.tokens.conversation import ContentFormat, Message, TemplateInput, UntokenizedError, template_input
+from router.tokens.conversation import (
+    ContentFormat,
+    Message,
+    TemplateInput,
+    UntokenizedError,
+    first_media,
+    template_input,
+)
 
 _DICT_ATTRIBUTES = frozenset(dir({}))
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -65,6 +72,23 @@ class ChatTemplate:
             raise
         except Exception as error:  # templates run code of their own
             raise UntokenizedError(f"the chat template fails: {error}") from error
+
+    def render_head(self, body: Mapping[str, Any]) -> tuple[str, str]:
+        """For a body with media: the input up to the first message that has some, and what the template writes from
+        there on, which is not the engine's.
+
+        Raises:
+            UntokenizedError: as ``render``, or what comes before depends on what follows.
+        """
+        messages = body["messages"]
+        before = {"messages": messages[: first_media(messages)], "add_generation_prompt": False}
+        if not before["messages"]:
+            raise UntokenizedError("the first message has media")
+        head = self.render({**body, **before, "continue_final_message": False})
+        whole = self.render({**body, "add_generation_prompt": False, "continue_final_message": False})
+        if not whole.startswith(head):
+            raise UntokenizedError("the template writes what comes before media otherwise for their sake")
+        return head, whole[len(head) :]
 
     def _refuses_later_systems(self) -> bool:
         """As vLLM finds it out for the messages API."""
@@ -117,7 +141,7 @@ def _system_first(messages: list[Message]) -> list[Message]:
 
 
 def _plain(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join([part["text"] for part in content])
+    return content if isinstance(content, str) else "\n".join([part["text"] for part in content if "text" in part])
 
 
 class _Generation(Extension):

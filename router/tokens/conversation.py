@@ -16,6 +16,11 @@ from scheduling.values import value
 ContentFormat = Literal["string", "openai"]
 """What a template expects of a message's content: a string, or a list of parts."""
 
+_MEDIA: Final = {
+    "audio_embeds": "audio", "audio_url": "audio", "image_embeds": "image", "image_pil": "image", "image_url": "image",
+    "input_audio": "audio", "input_image": "image", "video_url": "video",
+}  # fmt: skip
+"""Parts that are no text, and what templates call them."""
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 _KNOWN_PART_FIELDS: Final = frozenset({"type", "text", "refusal", "thinking", "uuid"})
 _BILLING_HEADER: Final = "x-anthropic-billing-header"
@@ -44,7 +49,7 @@ def template_input(
     """What vLLM renders a chat completions body with; ``default_variables`` are the server's own.
 
     Raises:
-        UntokenizedError: the body has parts that are not text, a template of its own, or a shape that vLLM refuses.
+        UntokenizedError: the body has parts that are not known, a template of its own, or a shape that vLLM refuses.
     """
     if body.get("chat_template") is not None:
         raise UntokenizedError("the request has its own chat template")
@@ -92,7 +97,7 @@ def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Messa
     parts = _text_parts(message.get("content"))
     if role == "system":
         parts = _without_billing_header(parts)
-    content: Any = parts if content_format == "openai" else "\n".join([part["text"] for part in parts])
+    content: Any = parts if content_format == "openai" else _joined(parts)
     written: Message = {"role": role, "content": content}
     if role == "assistant":
         _add_calls(written, message)
@@ -105,13 +110,27 @@ def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Messa
         if "tool_call_id" in message:
             written["tool_call_id"] = message["tool_call_id"]
         if isinstance(content, list):
-            written["content"] = "\n".join([part["text"] for part in parts])
+            written["content"] = _joined(parts)
     elif role == "developer":
         written["tools"] = message.get("tools")
     for name in ("name", "task"):
         if isinstance(message.get(name), str):
             written[name] = message[name]
     return written
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> str:
+    """Without media: an engine writes something of its own in their place."""
+    return "\n".join([part["text"] for part in parts if "text" in part])
+
+
+def first_media(messages: Sequence[Any]) -> int:
+    """Place of the first message with media; the number of messages if none has any."""
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list) and any(isinstance(part, dict) and part.get("type") in _MEDIA for part in content):
+            return place
+    return len(messages)
 
 
 def _text_parts(content: Any) -> list[dict[str, Any]]:
@@ -127,6 +146,8 @@ def _text_part(part: Any) -> dict[str, Any] | None:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type")
+    if kind in _MEDIA:
+        return {"type": _MEDIA[kind]}
     if kind not in _TEXT_PARTS:
         raise UntokenizedError(f"a content part is {kind!r}, not text")
     text = part.get(kind) if kind in ("refusal", "thinking") else part.get("text")
@@ -141,7 +162,7 @@ def _text_part(part: Any) -> dict[str, Any] | None:
 def _without_billing_header(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     kept = []
     for part in parts:
-        if not part["text"].startswith(_BILLING_HEADER):
+        if not part.get("text", "").startswith(_BILLING_HEADER):
             kept.append(part)
         elif rest := part["text"].partition("\n")[2]:
             kept.append({**part, "text": rest})

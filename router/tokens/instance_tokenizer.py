@@ -159,7 +159,7 @@ class InstanceTokenizer:
 
 def _question(source: TokenSource, model: str) -> bytes | None:
     """What ``/tokenize`` is asked; None for a prompt that it cannot be asked for."""
-    if source.text_bytes > MAX_TEXT_BYTES:
+    if source.has_media or source.text_bytes > MAX_TEXT_BYTES:
         return None
     body = source.body()
     special = bool(body.get("add_special_tokens", source.adds_special_tokens))

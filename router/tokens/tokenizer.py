@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 from router.inference_request import SentPrompt, TokenSource
 from router.prompt import TokenizedHow
+from router.tokens.chat_template import ChatTemplate
 from router.tokens.conversation import UntokenizedError
 from router.tokens.encoder import Encoder
 from router.tokens.model_files import ChatTemplates
@@ -55,16 +56,17 @@ class PoolTokenizer:
             self._count("bytes")
             return None
         extras = BlockExtras.of(lora, sent.salt)
+        how: TokenizedHow = "head" if source.has_media else "exact"
         short = source.text_bytes <= AT_ONCE_TEXT_BYTES and source.parts <= AT_ONCE_PARTS
         try:
             if not short:
-                return await self._in_thread(lambda: self._all(source, block_tokens, extras))
+                return await self._in_thread(lambda: self._all(source, block_tokens, extras), how)
             steps = self._steps(source, block_tokens, extras)
             texts = next(steps)
             if sum(map(len, texts)) <= AT_ONCE_REST_BYTES:
-                self._count("exact")
+                self._count(how)
                 return _finish(steps, self._encoder.encode(texts))
-            return await self._in_thread(lambda: _finish(steps, self._encoder.encode(texts)))
+            return await self._in_thread(lambda: _finish(steps, self._encoder.encode(texts)), how)
         except UntokenizedError as error:
             log.debug("prompt not tokenized: %s", error)
             self._count("bytes")
@@ -85,15 +87,26 @@ class PoolTokenizer:
             raise UntokenizedError("the model has no chat template")
         else:
             body = source.body(system_first=self._templates.system_first)
-            text = self._templates.of(body).render(body)
+            template = self._templates.of(body)
+            text = self._head(template, body) if source.has_media else template.render(body)
         special = body.get("add_special_tokens", source.adds_special_tokens)
+        if source.has_media and special and self._encoder.last_ids:
+            raise UntokenizedError("the tokenizer puts tokens of its own behind a text")
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
             raise UntokenizedError("the prompt has a lone surrogate") from error
         return self._maker.steps(data, block_tokens, extras, add_special_tokens=bool(special))
 
-    async def _in_thread(self, work: Callable[[], Chain]) -> Chain | None:
+    def _head(self, template: ChatTemplate, body: Mapping[str, Any]) -> str:
+        """What comes before the first message with media. It must end where tokens end whatever follows."""
+        head, rest = template.render_head(body)
+        cuts = self._encoder.cuts
+        if cuts is None or cuts.match(rest.encode("utf-8", "surrogatepass")) is None:
+            raise UntokenizedError("the message with media does not begin with a special token")
+        return head
+
+    async def _in_thread(self, work: Callable[[], Chain], how: TokenizedHow) -> Chain | None:
         if self._waiting >= MAX_WAITING:
             self._count("busy")
             return None
@@ -106,7 +119,7 @@ class PoolTokenizer:
         except TimeoutError:
             self._count("late")
             return None
-        self._count("exact")
+        self._count(how)
         return chain
 
     def _left(self, loop: asyncio.AbstractEventLoop) -> Callable[[Future[Chain]], None]:

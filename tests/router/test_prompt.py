@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from router.errors import InvalidRequestError
+from router.inference_request import SentPrompt
 from router.prompt import LONG_PROMPT_BYTES, ReadPrompt, read_prompt, sent_prompt
 from scheduling.blocks import BlockRule, TextPrompt, cache_seed
+from scheduling.chain import Chain
+from scheduling.engine_blocks import engine_chain
 from scheduling.learned import Learned
 
 LEARNED = Learned(answer_tokens=(20.0, 90.0, 300.0, 500.0, 700.0, 256.0))
@@ -146,3 +149,36 @@ async def test_token_ids_are_cut_into_the_blocks_that_the_engines_report() -> No
     text = sent_prompt("/v1/completions", {"prompt": "x" * 1024})
     read = await read_prompt(text, model="m", lora=None, rule=rule, learned=LEARNED)
     assert (read.chain.block_tokens, len(read.chain.hashes), read.chain.key_stride) == (128, 2, 1)
+
+
+class HeadTokenizer:
+    """Knows the tokens of what comes before an image."""
+
+    def __init__(self, head: Chain) -> None:
+        self.head = head
+
+    async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain:
+        assert sent.source is not None and sent.source.has_media
+        return self.head
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_prompt_with_an_image_has_engine_blocks_up_to_it_and_is_estimated_from_there() -> None:
+    head = engine_chain(range(64), 16)
+
+    async def chain_with(image: str, question: str) -> ReadPrompt:
+        parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": question}]
+        messages = [{"role": "system", "content": "s" * 300}, {"role": "user", "content": parts}]
+        sent = sent_prompt("/v1/chat/completions", {"messages": messages})
+        assert sent is not None
+        return await read_prompt(
+            sent, model="m", lora=None, rule=BlockRule(), learned=Learned(), tokenizer=HeadTokenizer(head)
+        )
+
+    cat, again, dog = [await chain_with(image, "what is this? " * 20) for image in ("cat", "cat", "dog")]
+    assert cat.chain == again.chain and not cat.tokenized and cat.text_bytes is None
+    assert cat.chain.hashes[:4] == dog.chain.hashes[:4] == tuple(head.hashes)
+    assert cat.chain.hashes[4] != dog.chain.hashes[4]
+    assert cat.chain.prompt_tokens > 64 + 60

@@ -14,6 +14,7 @@ from scheduling.blocks import (
     cache_seed,
     chain_of_text,
     chain_of_trace,
+    continued_chain,
 )
 from scheduling.engine_blocks import engine_chain
 from scheduling.settings import SchedulingSettings
@@ -130,3 +131,27 @@ def test_a_trace_record_lists_its_full_blocks_and_counts_its_tokens() -> None:
 def test_trace_records_share_blocks_where_their_ids_agree() -> None:
     assert common(chain_of_trace([0, 1, 2], 1536, 1).hashes, chain_of_trace([0, 1, 9], 1536, 1).hashes) == 2
     assert common(chain_of_trace([0, 1], 1024, 1).hashes, chain_of_trace([5, 1], 1024, 1).hashes) == 0
+
+
+@pytest.mark.parametrize("head_tokens", [5, 16, 40])
+def test_a_continued_chain_shares_with_its_head_the_head_s_full_blocks_and_no_more(head_tokens: int) -> None:
+    head = engine_chain(range(head_tokens), 16)
+    longer = engine_chain(range(head_tokens + 100), 16)
+    one, other = (continued_chain(head, rest * 40, 4.0) for rest in (b"image one", b"image two"))
+
+    full = head_tokens // 16
+    assert one.hashes[:full] == other.hashes[:full] == tuple(longer.hashes[:full])
+    assert not set(one.hashes[full:]) & {*other.hashes[full:], *longer.hashes}
+    assert one.prompt_tokens == head_tokens + 90
+    assert one.block_tokens == 16 and one.key_stride == head.key_stride
+
+
+def test_a_continued_chain_depends_on_all_of_its_head_and_grows_with_its_rest() -> None:
+    heads = [engine_chain([*range(39), last], 16) for last in (1, 2)]
+    one, other = (continued_chain(head, b"an image, and a question" * 10, 4.0) for head in heads)
+    assert one.hashes[:2] == other.hashes[:2] and one.hashes[2] != other.hashes[2]
+
+    grown = continued_chain(heads[0], b"an image, and a question" * 20, 3.0)
+    assert grown.hashes[: len(one.hashes)] == one.hashes
+    short = continued_chain(heads[0], b"?", 4.0)
+    assert short.hashes == tuple(heads[0].hashes) and short.prompt_tokens == 41 and short.tail_hash is not None

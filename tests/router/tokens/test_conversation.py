@@ -70,7 +70,7 @@ def test_variables_of_the_request_win_over_the_servers_and_fields_over_both() ->
 @pytest.mark.parametrize(
     "body",
     [
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "hologram", "hologram": {"url": "data:"}}]}]},
         {"messages": [], "chat_template": "{{ messages }}"},
         {"messages": [], "tools": [{"type": "web_search"}]},
         {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
@@ -79,3 +79,10 @@ def test_variables_of_the_request_win_over_the_servers_and_fields_over_both() ->
 def test_what_cannot_be_computed_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(UntokenizedError):
         template_input(body, "string", {})
+
+
+def test_media_are_named_as_templates_expect_them() -> None:
+    parts = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    body = {"messages": [{"role": "user", "content": parts}]}
+    assert template_input(body, "openai", {}).messages[0]["content"] == [parts[0], {"type": "image"}]
+    assert template_input(body, "string", {}).messages[0]["content"] == "look"

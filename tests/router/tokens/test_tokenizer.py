@@ -129,11 +129,52 @@ async def test_completions_are_tokenized_with_their_special_tokens(
     assert await chain_of(tokenizer, body) == expected(model_folder, body, special=True)
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+
+
+async def test_with_an_image_the_chain_is_that_of_what_comes_before_its_message(
+    tokenizer: PoolTokenizer, model_folder: Path, results: list[str]
+) -> None:
+    text = chat("You help. " * 50, "question " * 20, "answer")
+    shown = {"role": "user", "content": [{"type": "text", "text": "what is this?"}, IMAGE]}
+    body = {"messages": [*text["messages"], shown, {"role": "assistant", "content": "a cat"}]}
+
+    head = expected(model_folder, {**text, "add_generation_prompt": False})
+
+    assert await chain_of(tokenizer, body) == head
+    assert results == ["head"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}USER: {{ m.content }}{% endfor %}",
+        "{% for m in messages %}<|im_start|>{{ loop.length }}{{ m.content }}<|im_end|>{% endfor %}",
+        "{% for m in messages %}<|im_start|>{% for part in m.content %}{{ part.text }}{% endfor %}"
+        "{% if messages[-1].content[0].type == 'image' %}!{% endif %}<|im_end|>{% endfor %}",
+    ],
+    ids=["no special token ends what comes before", "the rest changes it", "the image changes it"],
+)
+async def test_a_template_that_does_not_part_the_image_from_what_comes_before_is_not_followed(
+    template: str, model_folder: Path, encoder: CountingEncoder, threads: ThreadPoolExecutor, results: list[str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    (tmp_path / "template.jinja").write_text(template)
+    templates = read_templates(model_folder, template_file=tmp_path / "template.jinja")
+    tokenizer = PoolTokenizer(
+        encoder, templates, threads=threads, timeout_s=20, max_bytes=1 << 20, count=results.append
+    )
+    body = chat("You help. " * 50)
+    body["messages"].append({"role": "user", "content": [IMAGE]})
+
+    assert await chain_of(tokenizer, body) is None
+    assert results == ["bytes"]
+
+
 async def test_a_prompt_of_which_tokens_cannot_be_computed_has_none(
     tokenizer: PoolTokenizer, results: list[str]
 ) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
-    assert await chain_of(tokenizer, {"messages": [{"role": "user", "content": [image]}]}) is None
+    assert await chain_of(tokenizer, {"messages": [{"role": "user", "content": [IMAGE]}]}) is None
     assert await chain_of(tokenizer, {"prompt": [1, 2, 3]}) is None
     assert await chain_of(tokenizer, {"prompt": ["a", "b"]}) is None
     assert await chain_of(tokenizer, {"prompt": "\ud800"}) is None
