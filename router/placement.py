@@ -7,10 +7,10 @@ from router.errors import QueueFullError, RouterError, SloUnreachableError, Unav
 from router.grant_waiters import GrantWaiter, ReservationLostError
 from router.scheduled_request import ScheduledRequest
 from router.served_pool import ServedPool
-from scheduling.decision import RouteQuery
+from scheduling.decision import RouteQuery, holds
 from scheduling.granting import Grant
 from scheduling.instance import InstanceSpec
-from scheduling.placement import Placed, PlaceStatus, Search, SearchFailed, holds
+from scheduling.placement import Placed, PlaceStatus, Search, SearchFailed
 from scheduling.policies.pinned import Pinned
 from scheduling.request import Request, RequestState
 from scheduling.split import SplitRule

@@ -9,6 +9,7 @@ from typing import Protocol
 from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
+from scheduling.queue_order import QueueOrder
 from scheduling.values import value
 from scheduling.view import ClusterView
 from scheduling.weights import Weights
@@ -81,7 +82,7 @@ class Policy(Protocol):
     @property
     def holds(self) -> bool:
         """Whether requests for which an instance has no room wait in the fleet, so that they can migrate: DualMap's own
-        idea. Any policy holds by deadline, see ``scheduling.placement.holds``."""
+        idea. Any policy holds by deadline, see ``holds``."""
 
     @property
     def weighs(self) -> bool:
@@ -111,3 +112,9 @@ class Policy(Protocol):
         Raises:
             NoInstanceError: ``loads`` holds no ready instance.
         """
+
+
+def holds(policy: Policy, order: QueueOrder) -> bool:
+    """Whether requests wait in the fleet for the dispatch window of their instance: to be reordered, or to be moved.
+    Where neither happens, waiting there is a loss: steps of the engine that its own queue would fill are half empty."""
+    return order.by_deadline or policy.holds

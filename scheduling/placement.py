@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
+from operator import methodcaller
 from typing import Protocol
 
 from scheduling.chain import Chain
@@ -53,6 +54,9 @@ class PlaceStatus(StrEnum):
     """The queue of the instance of least cost is at its limit."""
     DUPLICATE = "duplicate"
     """Another live request has this id: choose another id."""
+
+
+_NONE_CHOSEN = frozenset({PlaceStatus.NOT_READY, PlaceStatus.DUPLICATE})
 
 
 @value
@@ -150,12 +154,6 @@ class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
         self.missed = missed
         """Where it would have gone, had its expected miss not refused it."""
         self.duplicate = duplicate
-
-
-def holds(policy: Policy, order: QueueOrder) -> bool:
-    """Whether requests wait in the fleet for the dispatch window of their instance: to be reordered, or to be moved.
-    Where neither happens, waiting there is a loss: steps of the engine that its own queue would fill are half empty."""
-    return order.by_deadline or policy.holds
 
 
 Judgement = tuple[Decision, Form]
@@ -263,39 +261,36 @@ class Search:
         ways = self._ways()
         if self.policy.weighs:
             placement = self._placement(ways)
-            reply = yield from self._ask(placement)
-            if reply is None:
-                return None
+            reply: PlaceReply = yield methodcaller("place", placement)
+            if reply.status in _NONE_CHOSEN:
+                return (yield from self._none_chosen(placement, reply))
             way = ways[-1] if reply.leg is ways[-1].leg else ways[0]
             return Placed(reply, way.instances, partial(self._judge, way, reply))
         self.trips += 1
         named, chain = named_in(ways), self.query.chain
-        seen: Observation = yield lambda fleet: fleet.observe(named, chain)
+        seen: Observation = yield methodcaller("observe", named, chain)
         way, decision = choose_way(self.policy, ways, seen.sequence, seen.loads, self.decode_stall_s)
-        reply = yield from self._ask(self._placement([way], self._most(decision)))
-        if reply is None:
-            return None
+        placement = self._placement([way], self._most(decision))
+        reply = yield methodcaller("place", placement)
+        if reply.status in _NONE_CHOSEN:
+            return (yield from self._none_chosen(placement, reply))
         reply = replace(reply, loads=seen.loads, alternative_id=decision.alternative_id)
         chosen = seen.loads[decision.instance_id]
         return Placed(reply, named, lambda: (decision, features_of(chosen, chain, self.decode_stall_s)))
 
-    def _ask(self, placement: Placement) -> Steps[PlaceReply | None]:
-        """The reply; None, with members refreshed, where none of the instances takes requests."""
-        self.trips += 1
-        reply: PlaceReply = yield lambda fleet: fleet.place(placement)
+    def _none_chosen(self, placement: Placement, reply: PlaceReply) -> Steps[Placed | None]:
+        """None of the instances takes requests: refresh the members."""
         if reply.status is PlaceStatus.DUPLICATE:
             raise SearchFailed(duplicate=True)
-        if reply.status is PlaceStatus.NOT_READY:
-            self.gone |= frozenset(placement.instances + (placement.other.instances if placement.other else ()))
-            yield lambda fleet: fleet.refresh()
-            return None
-        return reply
+        self.gone |= frozenset(placement.instances + (placement.other.instances if placement.other else ()))
+        yield methodcaller("refresh")
+        return None
 
     def _ways(self) -> list[Way]:
         """How the request can be served now, one way or two. Raises NoInstanceError."""
         view, rule, ways = self.fleet.view, self.rule, []
         if view.decoding is None or rule is None:
-            return [self._way(self.leg, view.of(self.leg), None)]
+            return [self._way(self.leg, view if view.decoding is None else view.of(self.leg), None)]
         for leg in rule.legs:
             try:
                 ways.append(self._way(leg, view.of(leg), rule))
@@ -314,6 +309,9 @@ class Search:
         query, policy = self.query, self.policy
         excluded = query.excluded | self.full | self.gone
         blocked = _NONE if self._ignores_breakers else self.fleet.blocked()
+        if not (excluded or blocked):
+            pair = policy.candidates(query, view)
+            return query.but(_NONE, pair), pair
         candidates = pair = policy.candidates(query.but(excluded) if excluded else query, view)
         while blocked and not blocked.isdisjoint(candidates):
             excluded |= blocked.intersection(candidates)
@@ -324,6 +322,7 @@ class Search:
 
     def _placement(self, ways: list[Way], most: int | None = None) -> Placement:
         policy, way = self.policy, ways[0]
+        self.trips += 1
         beyond_from_s, other = policy.beyond_from_s if policy.weighs else None, None
         excluded = way.query.excluded
         if len(ways) > 1:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
+from scheduling.decision import holds
 from scheduling.instance import InstanceSpec, Role
-from scheduling.placement import holds
 from scheduling.policies import build_policy
 from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings

@@ -9,7 +9,7 @@ from typing import ClassVar
 from scheduling.decision import Reason, RouteQuery
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
-from scheduling.policies.beyond_pair import BeyondPair
+from scheduling.policies.pair import BeyondPair
 from scheduling.split import SplitRule
 from scheduling.weights import Weights
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from scheduling.decision import Reason, RouteQuery
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
-from scheduling.policies.beyond_pair import BeyondPair
+from scheduling.policies.pair import BeyondPair
 from scheduling.settings import LeastCostSettings
 from scheduling.weights import Form, Weights
 

@@ -62,6 +62,25 @@ class PairPolicy(ABC):
         raise NotImplementedError("the policy weighs: the store chooses by its weights")
 
 
+@dataclass(frozen=True)
+class BeyondPair:
+    """Base of the policies that weigh the pair, and past it the instance that holds the prefix and the least loaded. A
+    subclass says what an instance costs, and why one was taken."""
+
+    max_key_blocks: int
+    kv_weight_s: float
+    rebalances: ClassVar[bool] = False
+    holds: ClassVar[bool] = False
+    weighs: ClassVar[bool] = True
+    beyond_from_s: ClassVar[float] = 0.1
+
+    def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
+        return pair_of(query, view, self.max_key_blocks)
+
+    def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
+        raise NotImplementedError("the policy weighs: the store chooses by its weights")
+
+
 def pair_of(query: RouteQuery, view: ClusterView, max_key_blocks: int) -> tuple[str, ...]:
     """The candidate pair of the request's hash key, less those that are excluded; two others if both are.
 
