@@ -45,8 +45,8 @@ class PromptTokenizer(Protocol):
     """Computes the engine's own blocks of prompts that are text."""
 
     async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None:
-        """The prompt's chain of engine blocks, with media that of what comes before the first message with some; None if
-        it cannot be had, or not in time."""
+        """The prompt's chain of engine blocks, with media that of what comes before the first message with some; None
+        if it cannot be had, or not in time."""
 
     async def close(self) -> None:
         """Let go of threads and connections."""
