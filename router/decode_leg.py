@@ -17,6 +17,7 @@ from router.quarantine import Trial
 from router.served_pool import ServedPool
 from scheduling.chain import Chain
 from scheduling.decision import RouteQuery
+from scheduling.learning import transfer_note
 from scheduling.legs import Leg, decode_leg_id
 from scheduling.placement import Placed, Search, SearchFailed
 from scheduling.policies.decode_legs import DecodeLegs
@@ -59,6 +60,8 @@ class DecodeLeg:
     cached_tokens = 0
     """Of the prompt, believed to be there already: the rest is transferred."""
     placed_s: float | None = None
+    staged_s: float | None = None
+    """Age of its owner at the end of the prefill leg."""
     last_instance_id = ""
     """Where it was before it was released."""
     _reserved = False
@@ -84,6 +87,12 @@ class DecodeLeg:
             return limit_s
         limit_tokens = owner.prompt.output_limit
         return None if limit_tokens is None else limit_s + limit_tokens * SLOWEST_TOKEN_S
+
+    def transfer_note(self, age_s: float) -> str:
+        """What its first token teaches of transfers, its owner being so old; "" where it was placed again."""
+        if self.staged_s is None or len(self.rounds) != 1:
+            return ""
+        return transfer_note(age_s - self.staged_s, self._owner.chain.prompt_tokens - self.cached_tokens)
 
     def loop_time(self) -> float:
         return self._context.clock.monotonic_s()

@@ -221,7 +221,9 @@ class ScheduledRequest(RequestStory):
         if not (self._done or self._prefilled):
             self._prefilled_s = self.age_s
             self._send_first_token()
-        return self.begin_decode()
+        decode = self.begin_decode()
+        decode.staged_s = self.age_s
+        return decode
 
     @property
     def metaserver(self) -> Metaserver:
@@ -230,7 +232,8 @@ class ScheduledRequest(RequestStory):
     def _release_staged(self) -> None:
         """The decode leg has the KV: what the prefill leg reserved is free."""
         self._staged_kv_gone = True
-        self._context.outbox.post(partial(self.pool.fleet.finish, self.request_id, self.store_attempt))
+        note = self.decode.transfer_note(self.age_s) if self.decode is not None else ""
+        self._context.outbox.post(partial(self.pool.fleet.finish, self.request_id, self.store_attempt, note))
 
     def _prefill_presumed(self) -> None:
         """An answer that does not stream shows no first token: its expected time is taken instead."""

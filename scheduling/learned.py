@@ -24,6 +24,10 @@ class Learned:
     answer_tokens: tuple[float, ...] = PRIOR_MEANS
     """Mean length of an answer, by class of the request's limit, see ``scheduling.answer_length``."""
 
+    transfer: tuple[float, float] | None = None
+    """Of KV to a decode instance: seconds, and seconds per token, see ``scheduling.transfer_model``. None: none of this
+    pool was seen yet."""
+
     def expected_output_tokens(self, limit: int | None) -> int:
         """Assumed length of the answer to a request with this limit (None: without one)."""
         return expected_answer_tokens(self.answer_tokens, limit)

@@ -13,6 +13,7 @@ from scheduling.instance import InstanceLoad
 from scheduling.learned import PAIRS_UNIT, Learned
 from scheduling.prefill_rate import BusyTime, PrefillRate
 from scheduling.ridge import Ridge
+from scheduling.transfer_model import taught_transfer, transfer_cost, transfer_prior
 from scheduling.ttft_model import taught, ttft_prior
 from scheduling.values import value
 from scheduling.weights import Form
@@ -66,6 +67,9 @@ class Finished:
     """Of a whole answer."""
     output_limit: int = 0
     """The most tokens that it let its answer have; 0: it set no limit."""
+    transfer_ms: int = 0
+    """From the end of its prefill leg to the first token of its decode leg."""
+    transferred_tokens: int = 0
 
     @classmethod
     def of_note(cls, note: Mapping[str, int]) -> Finished:
@@ -73,7 +77,7 @@ class Finished:
         return cls(**{name: int(note.get(name, 0)) for name in _FINISHED})
 
 
-_FINISHED = ("text_bytes", "tokens", "answer_tokens", "output_limit")
+_FINISHED = ("text_bytes", "tokens", "answer_tokens", "output_limit", "transfer_ms", "transferred_tokens")
 
 
 def finished_note(text_bytes: int, tokens: int, answer_tokens: int, output_limit: int) -> str:
@@ -83,6 +87,11 @@ def finished_note(text_bytes: int, tokens: int, answer_tokens: int, output_limit
     return (
         f'{{"text_bytes":{text_bytes},"tokens":{tokens},"answer_tokens":{answer_tokens},"output_limit":{output_limit}}}'
     )
+
+
+def transfer_note(transfer_s: float, tokens: int) -> str:
+    """What to note of a prefill leg that ends since its decode leg has the KV, as JSON."""
+    return f'{{"transfer_ms":{max(1, round(transfer_s * 1000))},"transferred_tokens":{tokens}}}'
 
 
 @value
@@ -106,6 +115,7 @@ class FleetLearner:
     learned: Learned
     _rates: dict[str, PrefillRate] = field(default_factory=dict)
     _ttft: Ridge = field(default_factory=ttft_prior)
+    _transfer: Ridge = field(default_factory=transfer_prior)
     _answers: AnswerLengths = field(default_factory=AnswerLengths)
     _text_bytes: int = 0
     _text_tokens: int = 0
@@ -143,6 +153,9 @@ class FleetLearner:
     def _learn_end(self, lesson: Finished) -> None:
         if lesson.text_bytes and lesson.tokens:
             self._learn_ratio(lesson)
+        if lesson.transfer_ms:
+            self._transfer = taught_transfer(self._transfer, [(lesson.transferred_tokens, lesson.transfer_ms / 1000)])
+            self.learned = replace(self.learned, transfer=transfer_cost(self._transfer))
         if lesson.answer_tokens:
             self._answers.add(lesson.output_limit, lesson.answer_tokens)
             self.learned = replace(self.learned, answer_tokens=self._answers.means)

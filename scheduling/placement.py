@@ -15,7 +15,7 @@ from operator import methodcaller
 from typing import Protocol
 
 from scheduling.chain import Chain
-from scheduling.decision import Decision, Policy, Reason, RouteQuery
+from scheduling.decision import Decision, Policy, RouteQuery
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad, Role
 from scheduling.learned import Learned
@@ -26,7 +26,7 @@ from scheduling.split import SplitRule
 from scheduling.steps import Steps
 from scheduling.values import value
 from scheduling.view import ClusterView
-from scheduling.ways import SCHEDULED, Side, Way, choose_way, named_in
+from scheduling.ways import SCHEDULED, Side, Way, choose_way, judge, named_in
 from scheduling.weights import Form, Weights, features_of
 
 MAX_ROUNDS = 12
@@ -233,6 +233,8 @@ class Search:
         Raises:
             SearchFailed: see there.
         """
+        if self.rule is not None and self.fleet.view.decoding is not None and Leg.PREFILL in self.rule.legs:
+            self.query, self.request = self.rule.with_transfer(self.query, self.request, self.fleet.learned)
         for _ in range(MAX_ROUNDS):
             try:
                 placed = yield from self._round()
@@ -301,8 +303,13 @@ class Search:
 
     def _way(self, leg: Leg, view: ClusterView, rule: SplitRule | None) -> Way:
         query, instances = self._candidates(view)
-        decider = Form() if rule is None else rule.decider(split=leg is Leg.PREFILL, learned=self.fleet.learned)
-        return Way(leg, query, instances, self.policy.weights(query, self.fleet.learned), decider, view.roles)
+        learned = self.fleet.learned
+        weights = self.policy.weights(query, learned)
+        if rule is None:
+            return Way(leg, query, instances, weights, Form(), view.roles)
+        split = leg is Leg.PREFILL
+        transfer_s = rule.transfer_s(learned, query.chain.prompt_tokens) if split else 0.0
+        return Way(leg, query, instances, weights, rule.decider(split=split, learned=learned), view.roles, transfer_s)
 
     def _candidates(self, view: ClusterView) -> tuple[RouteQuery, tuple[str, ...]]:
         """Those to weigh, none behind an open breaker if there are others; and the query with what that excludes."""
@@ -349,24 +356,16 @@ class Search:
 
     def _judge(self, way: Way, reply: PlaceReply) -> Judgement:
         """What the store chose, as a decision."""
-        chosen, loads, query, chain = reply.instance_id, reply.loads, way.query, way.query.chain
+        chosen, loads = reply.instance_id, reply.loads
         assert chosen is not None
-        load = loads[chosen]
         if way.leg is not Leg.WHOLE or way.roles != (Role.MIXED,):
             known = self.fleet.view.instances
-            loads = {name: each for name, each in loads.items() if name in known and known[name].role in way.roles}
-        features = features_of(load, chain, self.decode_stall_s)
-        other = loads.get(reply.alternative_id or "")
-        decision = Decision(
-            chosen,
-            load.hit_blocks,
-            chain.uncached_tokens(load.hit_blocks),
-            max(0.0, way.weights.ttft.of(features)),
-            self.policy.reason(query, loads, chosen) if other is not None else Reason.ONLY_ONE,
-            reply.alternative_id,
-            0 if other is None else chain.uncached_tokens(other.hit_blocks),
-        )
-        return decision, features
+            loads = {
+                name: each
+                for name, each in loads.items()
+                if name == chosen or (name in known and known[name].role in way.roles)
+            }
+        return judge(self.policy, way, chosen, reply.alternative_id, loads, self.decode_stall_s)
 
     def _most(self, decision: Decision) -> int | None:
         """Pending tokens up to which the choice is valid: less than one dispatch window more than it saw."""

@@ -107,9 +107,13 @@ class SplitSettings(BaseModel):
         ge=0,
         description="auto: uncached tokens up to which a request is served whole (none: by the cost of both ways)",
     )
-    transfer_latency_s: float = Field(0.02, ge=0, description="time that the transfer of KV takes at least, seconds")
+    transfer_latency_s: float = Field(
+        0.02, ge=0, description="time that the transfer of KV takes at least, seconds, until it is learned"
+    )
     transfer_tokens_per_s: float = Field(
-        200_000.0, gt=0, description="tokens whose KV is transferred between two instances in a second"
+        200_000.0,
+        gt=0,
+        description="tokens whose KV is transferred between two instances in a second, until it is learned",
     )
     decode_delay_weight: float = Field(
         4.0, ge=0, description="auto: cost of a second for which one running answer waits for a prefill, in seconds"

@@ -8,11 +8,12 @@ have room.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
+from scheduling.decision import RouteQuery
 from scheduling.learned import Learned
 from scheduling.legs import Leg
+from scheduling.request import Request
 from scheduling.settings import SplitSettings
 from scheduling.weights import Form, Weights
 
@@ -36,18 +37,29 @@ class SplitRule:
         if limit_tokens is not None:
             return Form(constant=limit_tokens + 0.5) if split else Form(uncached_tokens=1.0)
         if split:
-            return ttft._replace(
-                constant=ttft.constant + settings.transfer_latency_s,
-                prompt_tokens=ttft.prompt_tokens + 1 / settings.transfer_tokens_per_s,
-            )
+            latency_s, token_s = self.transfer(learned)
+            return ttft._replace(constant=ttft.constant + latency_s, prompt_tokens=ttft.prompt_tokens + token_s)
         return ttft._replace(decoding_compute_s=ttft.decoding_compute_s + settings.decode_delay_weight)
 
-    @cached_property
-    def _transfer(self) -> Form:
+    def transfer(self, learned: Learned) -> tuple[float, float]:
+        """What the KV of a split request takes to reach its decode instance: seconds, and seconds per token."""
         settings = self.settings
-        return Form(constant=settings.transfer_latency_s, uncached_tokens=1 / settings.transfer_tokens_per_s)
+        return learned.transfer or (settings.transfer_latency_s, 1 / settings.transfer_tokens_per_s)
 
-    def decode_weights(self, kv_weight_s: float) -> Weights:
+    def transfer_s(self, learned: Learned, tokens: int) -> float:
+        """Of so many tokens."""
+        latency_s, token_s = self.transfer(learned)
+        return latency_s + tokens * token_s
+
+    def with_transfer(self, query: RouteQuery, request: Request, learned: Learned) -> tuple[RouteQuery, Request]:
+        """What a request that may be split asks for: its prefill has to end so much before its SLO that its KV reaches
+        the decode instance in time. At most half of the SLO is kept for that."""
+        slo_s = query.slo_s - min(self.transfer_s(learned, query.chain.prompt_tokens), query.slo_s / 2)
+        return replace(query, slo_s=slo_s), replace(request, slo_ms=round(slo_s * 1000))
+
+    def decode_weights(self, kv_weight_s: float, learned: Learned) -> Weights:
         """What a decode leg costs: KV memory and sequences in use, and the transfer of what is not there."""
-        cost = self._transfer._replace(kv_demand=kv_weight_s, running_share=kv_weight_s)
-        return Weights(cost, self._transfer)
+        latency_s, token_s = self.transfer(learned)
+        transfer = Form(constant=latency_s, uncached_tokens=token_s)
+        cost = transfer._replace(kv_demand=kv_weight_s, running_share=kv_weight_s)
+        return Weights(cost, transfer)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 
-from scheduling.decision import Decision, Policy, RouteQuery
+from scheduling.decision import Decision, Policy, Reason, RouteQuery
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad, Role
 from scheduling.legs import Leg
@@ -39,6 +39,11 @@ class Way:
     decider: Form
     """The way of the lowest is taken, see ``scheduling.split``."""
     roles: tuple[Role, ...]
+    transfer_s: float = 0.0
+    """What its TTFT has beyond the prefill."""
+
+    def expected_ttft_s(self, features: Form) -> float:
+        return max(0.0, self.weights.ttft.of(features)) + self.transfer_s
 
     def side(self, beyond_from_s: float | None) -> Side:
         return Side(self.leg, self.instances, self.weights, self.decider, beyond_from_s, self.roles)
@@ -49,6 +54,29 @@ def named_in(ways: Sequence[Way]) -> tuple[str, ...]:
     if len(ways) == 1:
         return ways[0].instances
     return tuple(dict.fromkeys(name for way in ways for name in way.instances))
+
+
+def judge(
+    policy: Policy,
+    way: Way,
+    chosen: str,
+    alternative_id: str | None,
+    loads: Mapping[str, InstanceLoad],
+    stall_from_s: float,
+) -> tuple[Decision, Form]:
+    """What the store chose of the instances of this way, as a decision."""
+    load, chain = loads[chosen], way.query.chain
+    features, other = features_of(load, chain, stall_from_s), loads.get(alternative_id or "")
+    decision = Decision(
+        chosen,
+        load.hit_blocks,
+        chain.uncached_tokens(load.hit_blocks),
+        way.expected_ttft_s(features),
+        policy.reason(way.query, loads, chosen) if other is not None else Reason.ONLY_ONE,
+        alternative_id,
+        0 if other is None else chain.uncached_tokens(other.hit_blocks),
+    )
+    return decision, features
 
 
 def choose_way(
@@ -71,6 +99,8 @@ def choose_way(
                 raise
             continue
         features = features_of(seen[decision.instance_id], query.chain, stall_from_s)
+        if way.transfer_s:
+            decision = replace(decision, expected_ttft_s=decision.expected_ttft_s + way.transfer_s)
         chosen = replace(way, instances=(decision.instance_id,))
         choices.append((way.decider.of(features), chosen, decision))
     _, way, decision = min(choices, key=itemgetter(0))

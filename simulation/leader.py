@@ -15,6 +15,7 @@ from scheduling.leader_jobs import HotnessKeeper, LearningKeeper, give_idle_work
 from scheduling.learning import FleetLearner
 from scheduling.queue_order import QueueOrder
 from scheduling.rebalance import plan_sweep
+from scheduling.role_plan import RoleChange, RoleState, plan_roles
 from scheduling.steps import drive_now
 from simulation.event_queue import EventQueue, Priority
 from simulation.scenario import Scenario
@@ -42,6 +43,9 @@ class Leader:
         self._events = events
         self._hotness = HotnessKeeper(HotnessWindow.of(settings), HotnessRule())
         self._learning = LearningKeeper(FleetLearner(fleet.learned))
+        self._roles = RoleState(changed_ms=0)
+        self.role_changes: list[tuple[float, RoleChange]] = []
+        """Time and what was changed, in order."""
         self._next_round_s = 0.0
         self._armed = False
 
@@ -54,6 +58,12 @@ class Leader:
     def learn(self) -> None:
         """Learn from the samples since the last round."""
         drive_now(self._learning.tick(self._state.loads()), self.led)
+
+    def sweep(self) -> None:
+        """Once a second."""
+        self.sweep_queues()
+        if self._scenario.move_roles:
+            self.move_roles()
 
     def sweep_queues(self) -> None:
         """Plan every queue: in deadline order, what is due changes with time alone."""
@@ -71,6 +81,16 @@ class Leader:
         for instance_id in plan_sweep(loads):
             if idle:
                 drive_now(give_idle_work(instance_id, self._order, idle, reason=IDLE), self.led)
+
+    def move_roles(self) -> None:
+        """Give an instance of one side to the other, if that is due."""
+        state = self._state
+        slo_s = self._scenario.scheduling.slo_ttft_s
+        instances, now_ms = self._fleet.view.instances, state.now_ms()
+        self._roles, change = plan_roles(self._roles, instances, state.loads(), slo_s, now_ms)
+        if change is not None:
+            self.role_changes.append((now_ms / 1000, change))
+            state.update_instance(change.instance_id, {"role": change.role}, fence=self.fence)
 
     def listen(self, now_s: float) -> None:
         """Plan a round if a placement asked for one: ``rebalance_min_gap_s`` after the last one at the earliest."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
+from scheduling.role_plan import RoleChange
 from simulation.autoscale import SizeChange
 from simulation.generators.calibration import quantile
 from simulation.on_time import OnTimeShares
@@ -173,6 +174,8 @@ class RunResult:
     """Of instances that were ready, starting, or still answering, until the last arrival."""
     changes: tuple[SizeChange, ...] = ()
     """Decisions of the autoscaler."""
+    role_changes: tuple[tuple[float, RoleChange], ...] = ()
+    """Of the leader, each with its time."""
     split_share: float = 0.0
     """Share of the answered requests that had a decode leg of their own."""
     moved_tokens: int = 0
@@ -208,6 +211,7 @@ class RunRecord:
     labels: Mapping[str, str]
     instance_hours: float = 0.0
     changes: tuple[SizeChange, ...] = ()
+    role_changes: tuple[tuple[float, RoleChange], ...] = ()
     moved_tokens: int = 0
     leaks: int = 0
 
@@ -256,6 +260,7 @@ def summarize(record: RunRecord) -> RunResult:
         labels=dict(record.labels),
         instance_hours=record.instance_hours,
         changes=record.changes,
+        role_changes=record.role_changes,
         split_share=sum(bool(outcome.decode_id) for outcome in answered) / max(1, len(answered)),
         moved_tokens=record.moved_tokens,
         leaks=record.leaks,

@@ -68,6 +68,8 @@ class Scenario:
     above say, and called by ``instance_name``."""
     roles: str = ""
     """The same of their roles, as ``simulation.roles`` reads them; empty: all mixed."""
+    move_roles: bool = False
+    """The leader gives instances to the side that starves, see ``scheduling.role_plan``."""
     late_requests: Literal["serve", "refuse"] = "serve"
     """What becomes of a request whose expected TTFT exceeds its SLO, as ``router.late_requests`` has it."""
     changes: tuple[FleetChange, ...] = ()
@@ -104,6 +106,10 @@ class Scenario:
             return self.dispatch
         held = holds(build_policy(self.scheduling), QueueOrder.of(self.scheduling))
         return Dispatch.HOLD if held else Dispatch.DIRECT
+
+    @property
+    def refuses_late(self) -> bool:
+        return self.late_requests == "refuse"
 
     def spec(self, index: int) -> InstanceSpec:
         """The description of an instance, by number from 0. Raises RolesError."""

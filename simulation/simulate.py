@@ -42,6 +42,7 @@ from simulation.scenario import Dispatch, FleetChange, Scenario
 from simulation.searches import Searches
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.traces import Trace, TraceRequest
+from simulation.transfer_times import TransferTimes
 from simulation.watch import Watch
 from statestore.memory.instance import InstanceBook
 from statestore.memory.state import PoolState
@@ -93,7 +94,7 @@ class Simulation:
             self._state, settings.scheduling, self._waiting if self._direct else None, self._kv_used_tokens
         )
         self._searches = Searches(
-            self._fleet, settings.scheduling, self._policy, self._order, self._refuses_late, self._direct
+            self._fleet, settings.scheduling, self._policy, self._order, scenario.refuses_late, self._direct
         )
         self._events = EventQueue()
         self._reported = ReportedCaches(self._state.instances) if scenario.kv_events else None
@@ -116,6 +117,7 @@ class Simulation:
         """Of live requests whose first token is to be learned from."""
         self._split_chains: dict[str, Chain] = {}
         """Of split requests, until their decode leg begins."""
+        self._transfers = TransferTimes()
         self._outcomes: list[RequestOutcome] = []
         self._arrived = 0
 
@@ -256,10 +258,6 @@ class Simulation:
         else:
             self._grant_from(placed.reply.queue)
 
-    @property
-    def _refuses_late(self) -> bool:
-        return self._scenario.late_requests == "refuse"
-
     def _output_limit(self, leg_id: str) -> int:
         return self._traced(leg_id).output_tokens if self._scenario.output_limits_known else 0
 
@@ -297,14 +295,14 @@ class Simulation:
         placed = self._searches.run(self._searches.of_decode_leg(leg_id, chain, outcome.slo_s, output_limit))
         if placed is not None and self._submit(leg_id, placed.instance_id, source):
             outcome.decode_id = placed.instance_id
+            self._transfers.began(request_id, self._now_s, placed.reply.uncached_tokens)
         else:
             self._cluster.release_staged(source, self._now_s)
             self._finish(request_id)
 
-    def _finish(self, leg_id: str, answer_tokens: int = 0) -> None:
+    def _finish(self, leg_id: str, note: str = "") -> None:
         self._features.pop(leg_id, None)
         self._split_chains.pop(leg_id, None)
-        note = finished_note(0, 0, answer_tokens, self._output_limit(leg_id))
         self._grant_from(self._state.finish(leg_id, note=note).queue)
 
     def _grant_from(self, queue: QueueHead | None) -> None:
@@ -316,7 +314,7 @@ class Simulation:
         while grants := self._state.take_grants():
             for grant in grants:
                 self._deliver(grant)
-        if self._refuses_late:
+        if self._searches.refuses_late:
             self._refuse(lambda held: held.deferred)
 
     def _deliver(self, grant: Grant) -> None:
@@ -347,7 +345,7 @@ class Simulation:
                 self._decode(event.request_id, KvSource(instance_id, event.request_id))
             case EventKind.FINISHED if event.request_id not in self._split_chains:
                 self._outcomes[int(request_id_of(event.request_id))].finish_s = event.time_s
-                self._finish(event.request_id, answer_tokens=event.tokens)
+                self._finish(event.request_id, finished_note(0, 0, event.tokens, self._output_limit(event.request_id)))
         self._deliver_grants()
         if self._router_queue is not None:
             self._release_parked()
@@ -360,7 +358,7 @@ class Simulation:
         if event.request_id not in self._split_chains:
             outcome.first_token_s = event.time_s
         if event.request_id != request_id:
-            self._finish(request_id)
+            self._finish(request_id, self._transfers.note(request_id, event.time_s))
             return
         outcome.cached_tokens = event.tokens
         note = self._note(request_id)
@@ -374,7 +372,7 @@ class Simulation:
     def _sweep(self) -> None:
         now_ms, order, max_hold_s = self._state.now_ms(), self._order, self._scheduling.max_hold_s
         self._refuse(lambda held: order.gives_up(held, (now_ms - held.enqueued_ms) / 1000, max_hold_s))
-        self._leader.sweep_queues()
+        self._leader.sweep()
 
     def _sample(self) -> None:
         arriving = self._arrived < len(self._trace.requests)
@@ -395,6 +393,7 @@ class Simulation:
             labels=self._scenario.labels,
             instance_hours=self._watch.paid_s / 3600,
             changes=() if self._autoscaler is None else tuple(self._autoscaler.changes),
+            role_changes=tuple(self._leader.role_changes),
             moved_tokens=self._cluster.moved_tokens,
             leaks=self._watch.leaks,
         )

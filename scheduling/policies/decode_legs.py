@@ -23,7 +23,7 @@ class DecodeLegs(BeyondPair):
     name: ClassVar[str] = "decode-legs"
 
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
-        return self.rule.decode_weights(self.kv_weight_s)
+        return self.rule.decode_weights(self.kv_weight_s, learned)
 
     def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str) -> Reason:
         return Reason.COST if chosen in query.pair else Reason.BEYOND_PAIR

@@ -63,6 +63,7 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
         "--roles", metavar="4P4D",
         help="prefill, decode and mixed instances, as 4P4D or 2P2D4M; the same shares of --instances",
     )  # fmt: skip
+    fleet.add_argument("--move-roles", action="store_true", help="the leader gives instances to the side that starves")
     fleet.add_argument("--preset", help="engine model: " + ", ".join(sorted(PRESETS)) + " (none: emulator.preset)")
     fleet.add_argument("--slo-s", type=float, help="TTFT SLO in seconds (none: scheduling.slo_ttft_s)")
     fleet.add_argument(
@@ -106,6 +107,7 @@ class FleetOptions:
     engine: EngineConfig
     fleet: tuple[InstanceSpec, ...]
     late_requests: Literal["serve", "refuse"]
+    move_roles: bool
     dispatch: Dispatch | None
     skip_requests: int
     instances: int
@@ -119,6 +121,7 @@ class FleetOptions:
             dispatch=self.dispatch,
             fleet=self.fleet,
             late_requests=self.late_requests,
+            move_roles=self.move_roles,
             skip_requests=self.skip_requests,
             autoscale=self.autoscale,
         )
@@ -165,6 +168,7 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
         engine=engine,
         fleet=fleet,
         late_requests=configured.late_requests,
+        move_roles=arguments.move_roles,
         dispatch=None if arguments.dispatch is None else Dispatch(arguments.dispatch),
         skip_requests=arguments.skip,
         instances=instances,

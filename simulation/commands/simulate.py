@@ -26,7 +26,7 @@ from simulation.commands.options import (
     write_whole,
 )
 from simulation.commands.progress import progress_bars
-from simulation.commands.tables import changes_table, goodput_table, results_table
+from simulation.commands.tables import changes_table, goodput_table, results_table, roles_table
 from simulation.goodput import ON_TIME_SHARE, Goodput, GoodputJob, run_goodput
 from simulation.results import RunResult
 from simulation.runs import RunJob, map_jobs, run_job
@@ -86,6 +86,8 @@ def _rates(
     console.print(results_table(results, console.width))
     if len(results) == 1 and results[0].changes:
         console.print(changes_table(results[0].changes))
+    if len(results) == 1 and results[0].role_changes:
+        console.print(roles_table(results[0].role_changes))
     if arguments.json is not None:
         write_whole(arguments.json, orjson.dumps(results, default=asdict, option=_JSON).decode())
     if arguments.plots is not None:

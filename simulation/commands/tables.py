@@ -7,6 +7,7 @@ from itertools import islice
 
 from rich.table import Table
 
+from scheduling.role_plan import RoleChange
 from simulation.autoscale import SizeChange
 from simulation.bounds import Bounds
 from simulation.fitting_table import fitting_table
@@ -62,6 +63,16 @@ def changes_table(changes: Sequence[SizeChange]) -> Table:
         table.add_column(column, justify="left" if column == "reason" else "right")
     for change in changes:
         table.add_row(f"{change.at_s:.0f}", str(change.size), str(change.wanted), change.reason)
+    return table
+
+
+def roles_table(changes: Sequence[tuple[float, RoleChange]]) -> Table:
+    """One row for each instance that the leader gave another role."""
+    table = Table(box=None, header_style="bold")
+    for column in ("at s", "instance", "role", "reason"):
+        table.add_column(column, justify="right" if column == "at s" else "left")
+    for at_s, change in changes:
+        table.add_row(f"{at_s:.0f}", change.instance_id, change.role, change.reason)
     return table
 
 

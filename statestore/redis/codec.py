@@ -240,6 +240,7 @@ def learned_fields(learned: Learned) -> dict[str, str]:
         "bytes_per_token": repr(learned.bytes_per_token),
         "ttft_weights": orjson.dumps(learned.ttft_weights).decode(),
         "answer_tokens": orjson.dumps(learned.answer_tokens).decode(),
+        "transfer": orjson.dumps(learned.transfer).decode(),
     }
 
 
@@ -247,7 +248,9 @@ def learned_from(pairs: Mapping[bytes, bytes], prior: Learned) -> Learned:
     if b"ttft_weights" not in pairs:
         return prior
     ratio, weights = float(pairs[b"bytes_per_token"]), tuple(orjson.loads(pairs[b"ttft_weights"]))
-    return Learned(ratio, weights, tuple(orjson.loads(pairs[b"answer_tokens"])))
+    transfer = orjson.loads(pairs.get(b"transfer", b"null"))
+    answer_tokens = tuple(orjson.loads(pairs[b"answer_tokens"]))
+    return Learned(ratio, weights, answer_tokens, None if transfer is None else tuple(transfer))
 
 
 # the rest ----------------------------------------------------------------------------------------------------

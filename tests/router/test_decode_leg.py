@@ -9,6 +9,7 @@ import pytest
 
 from router.outcome import FailureKind, InstanceFailure, Outcome
 from scheduling.instance import Role
+from scheduling.learning import Finished
 from scheduling.legs import Leg, decode_leg_id
 from scheduling.request import RequestState
 from scheduling.settings import SchedulingSettings, SplitSettings
@@ -77,4 +78,33 @@ async def test_an_engine_that_dies_in_a_decode_leg_is_that_of_its_decoder(split:
 
     (suspect,) = placed.pool.quarantine.suspects.values()
     assert (list(suspect.died_at_s), suspect.deaths) == ([failed_id], 1)
+    placed.finish(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("scheduling", [ALWAYS])
+async def test_the_first_token_of_a_decode_leg_tells_what_its_transfer_took(split: Any, store: Any, tools: Any) -> None:
+    placed, decode = split
+    decode.staged_s -= 0.25
+
+    placed.first_token()
+    await tools.settle()
+
+    (told,) = [
+        each.lesson for each in await store.pool("default").samples("0", 10) if isinstance(each.lesson, Finished)
+    ]
+    assert told.transfer_ms == pytest.approx(250, abs=200)
+    assert told.transferred_tokens == placed.chain.prompt_tokens - decode.cached_tokens > 0
+    placed.finish(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("scheduling", [ALWAYS])
+async def test_a_decode_leg_that_was_placed_again_teaches_no_transfer(split: Any, store: Any, tools: Any) -> None:
+    placed, decode = split
+    await decode.retry(CLOSED)
+    await decode.place()
+
+    placed.first_token()
+    await tools.settle()
+
+    assert not [each for each in await store.pool("default").samples("0", 10) if isinstance(each.lesson, Finished)]
     placed.finish(Outcome.COMPLETED)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.learned import Learned
-from scheduling.learning import RATIO_MIN_TOKENS, Finished, FirstToken, FleetLearner, Sample, features_to_note
+from scheduling.learning import (
+    RATIO_MIN_TOKENS,
+    Finished,
+    FirstToken,
+    FleetLearner,
+    Sample,
+    features_to_note,
+    transfer_note,
+)
 from scheduling.ttft_model import PRIOR_WEIGHTS
 from scheduling.weights import Form
 
@@ -112,3 +122,12 @@ def test_the_least_ratio_can_be_divided_by() -> None:
 
 def test_prompts_of_long_ago_count_half() -> None:
     assert ratios((16_000_003, 4_000_001), (2_000_000, 1_999_999)) == [4.0, 10_000_001 / 3_999_999]
+
+
+def test_the_first_tokens_of_decode_legs_teach_what_a_transfer_takes() -> None:
+    learner = FleetLearner(Learned())
+    notes = [transfer_note(0.1 + tokens / 100_000, tokens) for tokens in (1_000, 30_000)] * 20
+
+    learner.learn([Sample("1", Finished.of_note(json.loads(note))) for note in notes], {})
+
+    assert learner.learned.transfer == (pytest.approx(0.1, abs=0.02), pytest.approx(1e-5, rel=0.1))

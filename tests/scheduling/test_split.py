@@ -162,3 +162,44 @@ def test_decode_legs_spread_over_the_side_by_what_decodes_there() -> None:
 
     assert {where.count(name) for name in set(where)} <= {9, 10, 11}
     assert len(set(where)) == 4
+
+
+def test_what_transfers_were_seen_to_take_replaces_the_settings(put: Built) -> None:
+    def split(transfer: tuple[float, float] | None) -> bool:
+        fleet = Fleet()
+        fleet.learned = Learned(transfer=transfer)
+        for number in range(6):
+            decode(fleet, f"busy{number}", chain(10_000 + 100 * number, 10))
+        return put(fleet, "r", chain()).reply.leg is Leg.PREFILL
+
+    assert split(None)
+    assert not split((30.0, 1e-3))
+
+
+def test_the_prefill_of_a_split_request_has_to_end_before_its_transfer(put: Built) -> None:
+    fleet = Fleet()
+    fleet.learned = Learned(transfer=(0.3, 5e-5))  # 0.8 s in all
+
+    placed = put(fleet, "r", chain(), mode="always")
+
+    assert fleet.state.requests["r"].slo_ms == 4200
+    assert placed.decision.expected_ttft_s > 0.8
+
+
+@pytest.mark.parametrize(("prefill", "mode"), [(0, "auto"), (3, "never")])
+def test_what_is_never_split_keeps_its_whole_slo(put: Built, prefill: int, mode: str) -> None:
+    fleet = Fleet(prefill, 0 if prefill == 0 else 3, mixed=3)
+    fleet.learned = Learned(transfer=(0.3, 5e-5))
+
+    put(fleet, "r", chain(), mode=mode)
+
+    assert fleet.state.requests["r"].slo_ms == 5000
+
+
+def test_a_transfer_takes_no_more_than_half_of_an_slo(put: Built) -> None:
+    fleet = Fleet()
+    fleet.learned = Learned(transfer=(60.0, 0.0))
+
+    put(fleet, "r", chain(), mode="always")
+
+    assert fleet.state.requests["r"].slo_ms == 2500

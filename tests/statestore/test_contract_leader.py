@@ -191,9 +191,12 @@ async def test_a_published_tree_is_read_back_and_only_a_changed_one_is_a_new_ver
 
 
 # what was learned --------------------------------------------------------------------------------------------
-async def test_what_was_learned_is_read_back_with_the_membership(pool: PoolStore, lease: Lease) -> None:
+@pytest.mark.parametrize("transfer", [None, (0.1 + 0.2, 1e-5)])
+async def test_what_was_learned_is_read_back_with_the_membership(
+    pool: PoolStore, lease: Lease, transfer: tuple[float, float] | None
+) -> None:
     await pool.put_instance(instance("a"))
-    learned = Learned(3.1, (0.1 + 0.2, 1.5, 0.5, 1e-9, -0.25))
+    learned = Learned(3.1, (0.1 + 0.2, 1.5, 0.5, 1e-9, -0.25), transfer=transfer)
 
     await pool.publish_learned(learned, {"a": 123.4, "gone": 5.0}, fence=lease.fence)
 
