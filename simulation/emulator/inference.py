@@ -67,6 +67,7 @@ class Inference:
             send(responder, self._stored.read(response_id))
 
     def _read_response(self, payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, ResponseReply]:
+        payload = self._stored.continued(payload)
         ask, reply = read_response(payload, limits, stamp)
         reply.keep = self._stored.keep_of(payload)
         return ask, reply

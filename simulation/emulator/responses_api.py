@@ -32,20 +32,30 @@ class StoredResponses:
 
     def __init__(self, *, stores: bool) -> None:
         self._stores = stores
-        self._responses: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._responses: OrderedDict[str, tuple[dict[str, Any], list[Any]]] = OrderedDict()
+        """With the items of the conversation that each one ends."""
 
     def keep_of(self, payload: Body) -> Callable[[dict[str, Any]], None] | None:
         """What is to be told of the whole response to a request; None if it is not to be stored."""
         wanted = payload.get("store") is None or flag(payload, "store")
-        return self._keep if self._stores and wanted else None
+        items = _items(payload)
+        return (lambda response: self._keep(response, items)) if self._stores and wanted else None
 
-    def _keep(self, response: dict[str, Any]) -> None:
-        self._responses[response["id"]] = response
+    def _keep(self, response: dict[str, Any], items: list[Any]) -> None:
+        self._responses[response["id"]] = response, [*items, *response["output"]]
         if len(self._responses) > MAX_STORED:
             self._responses.popitem(last=False)
 
     def read(self, response_id: str) -> dict[str, Any]:
         """Raises ApiError."""
+        return self._found(response_id)[0]
+
+    def continued(self, payload: Body) -> Body:
+        """The request with the conversation before it, where it names a response. Raises ApiError."""
+        previous = text(payload, "previous_response_id")
+        return payload if previous is None else {**payload, "input": [*self._found(previous)[1], *_items(payload)]}
+
+    def _found(self, response_id: str) -> tuple[dict[str, Any], list[Any]]:
         found = self._responses.get(response_id)
         if found is None:
             raise unknown_response(response_id)
@@ -55,6 +65,11 @@ class StoredResponses:
         """Raises ApiError: what is stored is complete, as nothing runs in the background."""
         self.read(response_id)
         raise ApiError(400, "invalid_request_error", "Cannot cancel a synchronous response.", "response_id")
+
+
+def _items(payload: Body) -> list[Any]:
+    given = payload.get("input")
+    return given if isinstance(given, list) else [{"role": "user", "content": given}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +85,14 @@ class Wanted:
     text: Mapping[str, Any] | None
     metadata: Mapping[str, Any] | None
     call: ToolCall | None
+    previous_response_id: str | None
 
 
 def read_response(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, ResponseReply]:
-    """A request for a response. Raises ApiError."""
+    """A request for a response, with the whole conversation. Raises ApiError."""
     check_model(payload, limits)
     if flag(payload, "background"):
         raise ApiError(400, "invalid_request_error", _NO_STORE, "background")
-    previous = text(payload, "previous_response_id")
-    if previous is not None:
-        raise unknown_response(previous)
     max_tokens = read_max_tokens(payload, ("max_output_tokens",), limits)
     tools = objects(payload, "tools") or ()
     call = _read_tool_choice(payload, tools)
@@ -94,6 +107,7 @@ def read_response(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, Res
         text=mapping(payload, "text"),
         metadata=mapping(payload, "metadata"),
         call=call,
+        previous_response_id=text(payload, "previous_response_id"),
     )
     given = call.tool.arguments if call is not None else _read_format(wanted.text or {})
     sampling = Sampling(max_tokens, given=given)
@@ -201,7 +215,7 @@ class ResponseReply:
             "background": False,
             "max_output_tokens": wanted.max_output_tokens,
             "max_tool_calls": None,
-            "previous_response_id": None,
+            "previous_response_id": wanted.previous_response_id,
             "reasoning": None,
             "service_tier": "auto",
             "truncation": "disabled",

@@ -5,6 +5,7 @@
 With ``DUALMAP_VLLM_START`` set to a command as well, the suite runs it first and waits for its end: it must return once
 the server serves. ``DUALMAP_VLLM_STOP`` is run afterwards. The server needs ``--enable-prompt-tokens-details`` and
 ``--enable-request-id-headers``, prefix caching in blocks of 32 tokens, and a chat model of 2,048 tokens of context.
+With ``VLLM_ENABLE_RESPONSES_API_STORE=1`` in its environment it stores responses, which is tested then.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ async def server(request: pytest.FixtureRequest, real_url: str | None) -> AsyncI
         async with _connected(real_url, real=True) as found:
             yield found
         return
-    settings = EmulatorSettings(port=0, time_scale=20.0, block_tokens=32, max_model_len=8192)
+    settings = EmulatorSettings(port=0, time_scale=20.0, block_tokens=32, max_model_len=8192, store_responses=True)
     async with emulated_instances(settings) as instances, _connected(instances[0].url, real=False) as found:
         yield found
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
+
+import pytest
 
 from tests.conformance.conftest import Server
 
@@ -76,6 +79,24 @@ async def test_a_streamed_response_has_its_events_in_order(server: Server) -> No
     assert set(names[4:-4]) == {"response.output_text.delta"}
     assert [event["sequence_number"] for _, event in events] == list(range(len(events)))
     assert events[-1][1]["response"]["usage"]["output_tokens"] > 0
+
+
+async def test_a_stored_response_is_found_and_continued(server: Server) -> None:
+    given = f"resp_{uuid.uuid4().hex}@npu-0"
+    first = await server.post(RESPONSES, input="hello there", max_output_tokens=4, request_id=given, store=True)
+    path = f"{RESPONSES}/{given}"
+    found = await server.http.get(path)
+    if server.real and found.status_code == 404:
+        pytest.skip("the server stores no responses: VLLM_ENABLE_RESPONSES_API_STORE=1")
+
+    assert found.json()["id"] == first["id"] == given
+    again = await server.post(RESPONSES, input="and?", max_output_tokens=4, previous_response_id=given, store=True)
+    assert again["previous_response_id"] == given and again["id"] != given
+    assert again["usage"]["input_tokens"] > first["usage"]["total_tokens"]  # the conversation before it, and its own
+
+
+async def test_an_unknown_response_is_not_found(server: Server) -> None:
+    assert (await server.http.get(f"{RESPONSES}/resp_unknown")).status_code == 404
 
 
 async def test_an_unknown_previous_response_is_not_found(server: Server) -> None:

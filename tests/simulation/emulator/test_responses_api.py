@@ -145,3 +145,20 @@ async def test_responses_are_kept_where_the_store_is_enabled(start_emulator: Any
         unkept = await client.responses.create(model=MODEL, input="hello", max_output_tokens=3, store=False)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(unkept.id)
+
+
+async def test_a_stored_response_is_continued(start_emulator: Any) -> None:
+    url = (await start_emulator(store_responses=True)).url
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+
+        async def ask(**fields: Any) -> Any:
+            return await client.responses.create(model=MODEL, input="hello there " * 20, max_output_tokens=3, **fields)
+
+        first = await ask()
+        second = await ask(previous_response_id=first.id)
+        third = await ask(previous_response_id=second.id)
+        tokens = [each.usage.input_tokens for each in (first, second, third)]
+        assert tokens[2] - tokens[1] == tokens[1] - tokens[0] > 3
+        unkept = await ask(store=False)
+        with pytest.raises(openai.NotFoundError):
+            await ask(previous_response_id=unkept.id)
