@@ -1,22 +1,26 @@
 """The Lua scripts, read from ``statestore/lua`` once.
 
-A line ``-- include: clock, leases`` is replaced by ``shared/clock.lua`` and ``shared/leases.lua``, each only once;
-scripts may not call each other in Redis. ``terms.NAME`` is replaced by a constant, the same in every call of a process.
-``keys.NAME`` is replaced by a key of the pool (``statestore/keys.py``). What all keys begin with is the one key that
-a script is given: they share a hash tag, so a script may touch any of them.
+Scripts may not call each other in Redis, so in front of each comes what it uses of ``shared/``, and no more: every call
+makes these functions again. A blank line ends a definition there.
+
+``terms.NAME`` is replaced by a constant, the same in every call of a process, and ``keys.NAME`` by a key of the pool
+(``statestore/keys.py``). What all keys begin with is the one key that a script is given: they share a hash tag, so a
+script may touch any of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
 from statestore.keys import KEY_NAMES
 
-_INCLUDE = "-- include: "
+_DEFINED = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
+_WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
+_COMMENT = re.compile(r"--.*")
 _NAME = re.compile(r"(?<![\w-])(terms|keys)\.(\w+)")
 
 
@@ -37,27 +41,32 @@ def load_scripts(terms: Mapping[str, float]) -> Mapping[str, Script]:
         KeyError: a script uses a name that does not exist.
     """
     folder = files("statestore") / "lua"
-    shared = {each.name.removesuffix(".lua"): each.read_text("utf-8") for each in (folder / "shared").iterdir()}
+    shared = _definitions(each.read_text("utf-8") for each in (folder / "shared").iterdir())
     values = {("terms", name): repr(constant) for name, constant in terms.items()}
     values |= {("keys", name): f"KEYS[1] .. '{text}'" for name, text in KEY_NAMES.items()}
     scripts = {}
     for entry in folder.iterdir():
         if entry.name.endswith(".lua"):
-            name, lines = entry.name.removesuffix(".lua"), _with_includes(entry.read_text("utf-8"), shared, set())
-            source = _NAME.sub(lambda found: values[found[1], found[2]], "\n".join(lines)) + "\n"
+            name, text = entry.name.removesuffix(".lua"), entry.read_text("utf-8")
+            used: dict[str, None] = {}
+            _collect(text, shared, used)
+            source = _NAME.sub(lambda found: values[found[1], found[2]], "\n\n".join([*used, text]))
             # The name of a SHA-1 the server computes too; nothing is secured with it.
             scripts[name] = Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
     return scripts
 
 
-def _with_includes(text: str, shared: Mapping[str, str], included: set[str]) -> list[str]:
-    lines: list[str] = []
-    for line in text.splitlines():
-        if not line.startswith(_INCLUDE):
-            lines.append(line)
-            continue
-        for name in line.removeprefix(_INCLUDE).split(", "):
-            if name not in included:
-                included.add(name)
-                lines += _with_includes(shared[name], shared, included)
-    return lines
+def _definitions(texts: Iterable[str]) -> Mapping[str, str]:
+    """What is shared, by each name that it defines."""
+    blocks = [block for text in texts for block in text.strip().split("\n\n")]
+    defined = [(names, block) for block in blocks for names in _DEFINED.findall(block)[:1]]
+    return {name: block for names, block in defined for name in names.split(", ")}
+
+
+def _collect(text: str, shared: Mapping[str, str], used: dict[str, None]) -> None:
+    """Add the definitions that ``text`` uses, each behind those that it uses itself."""
+    for word in dict.fromkeys(_WORD.findall(_COMMENT.sub("", text))):
+        block = shared.get(word)
+        if block is not None and block != text and block not in used:
+            _collect(block, shared, used)
+            used[block] = None

@@ -2,7 +2,6 @@
 -- ARGV  1 clock, 2 instance id, 3 fence, 4 sequence, 5 time of the last batch, 6 term of a booking in ms, 7 count of stored
 --       blocks, 8 of removed ones, 9 of names that are set, then the blocks; names set: name, value, …; names that are gone
 -- Reply how many of the stored blocks had been booked; error FENCED
--- include: clock, instance, kv, kv_events
 local id = ARGV[2]
 local refused, kv_key, record_key = claim_error(id, ARGV[3]), keys.kv .. id, keys.kv_events .. id
 if refused then

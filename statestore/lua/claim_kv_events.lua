@@ -1,7 +1,6 @@
 -- Takes the KV events of an instance over, if no living subscriber has them.
 -- ARGV  1 clock, 2 instance id, 3 worker id
 -- Reply the record (HGETALL), or 0 if it is another's, or the instance is unknown
--- include: clock, leases
 local key, now_ms = keys.kv_events .. ARGV[2], store_now_ms()
 local owner = redis.call('HGET', key, 'owner')
 if redis.call('EXISTS', keys.instance .. ARGV[2]) == 0

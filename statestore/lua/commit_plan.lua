@@ -5,7 +5,6 @@
 --       plan passed over; then 2 for each request: its id, the rank to defer it to or '' to dispatch it
 -- Reply JSON: ['stale', queue] | ['done', [grant, …], queue or null] | ['gone'] without an instance;
 --       a grant is [request id, instance id, replica id, attempt, uncached tokens, was deferred]
--- include: clock, kv, request
 local FIRST_STEP = 6
 local now_ms, instance = store_now_ms(), read_instance(ARGV[2])
 if not instance then

@@ -2,7 +2,6 @@
 -- ARGV  1 clock, 2 instance id, 3 fence, 4 version that the sums are of, 5 sums by field, as JSON; 6 entries of its queue to
 --       drop, 7 of its running ones, as JSON
 -- Reply 1, or 0 if it changed meanwhile; error FENCED
--- include: clock, instance, leases
 local refused, instance = fence_error(ARGV[3], store_now_ms()), read_instance(ARGV[2])
 if refused then
   return refused

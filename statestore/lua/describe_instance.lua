@@ -3,7 +3,6 @@
 -- ARGV  1 clock, 2 instance id, 3 state of a new one or '' to change known ones alone, 4 fence or '', 5 state that a known
 --       one has to be in or '', 6 '1' to forget what its cache held, 7 fields of its description, 8 more about it, as JSON
 -- Reply 1, or 0 if it is unknown and was to be changed, or not in that state; error FENCED
--- include: clock, description, instance, kv_events, leases
 local now_ms, id, instance = store_now_ms(), ARGV[2], read_instance(ARGV[2])
 local refused, former_state = fence_error(ARGV[4], now_ms), instance and instance.described.state
 if refused then

@@ -4,7 +4,6 @@
 --       6 '1' for a subscriber, '' for a replica
 -- Reply 1, or 0 if the replica had no running lease of its own; removing: 1, or 0 if it is unknown or alive again;
 --       error FENCED
--- include: clock, leases
 local now_ms, key, id, lease_ms = store_now_ms(), ARGV[6] == '1' and keys.subscribers or keys.replicas, ARGV[2], tonumber(ARGV[3])
 local refused, text, alive = fence_error(ARGV[5], now_ms), redis.call('HGET', key, id), replica_alive(key, id, now_ms)
 if refused then

@@ -1,7 +1,6 @@
 -- Changes how the KV metadata of an instance follow its events, or gives the instance back.
 -- ARGV  1 clock, 2 instance id, 3 fence, 4 '1' to forget metadata, names and sequence, 5.. name, value, … of the record
 -- Reply 1; error FENCED
--- include: instance, kv_events
 local id = ARGV[2]
 local refused, instance = claim_error(id, ARGV[3]), read_instance(id)
 if refused then

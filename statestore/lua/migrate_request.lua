@@ -1,7 +1,6 @@
 -- Moves a held request to its place in another instance's queue, from where a plan may dispatch it.
 -- ARGV  1 clock, 2 request id, 3 source id, 4 target id, 5 reason, 6 fence, 7 its rank after enqueued_ms
 -- Reply JSON: ['migrated', queue of the target or null] | ['not_held'] | ['not_ready'] | ['queue_full']; error FENCED
--- include: clock, kv, leases, request
 local now_ms = store_now_ms()
 local refused = fence_error(ARGV[6], now_ms)
 if refused then

@@ -1,7 +1,6 @@
 -- Loads of some instances and their hits of one chain.
 -- ARGV  1 clock, 2 chain, packed, 3.. instance ids
 -- Reply JSON: [epoch, tree version, number of this observation, now ms, an instance (instance_json) or null for each, …]
--- include: clock, instance, kv
 local versions, seen = redis.call('HMGET', keys.meta, 'epoch', 'tree_version'), {}
 for place = 3, #ARGV do
   local instance = read_instance(ARGV[place])

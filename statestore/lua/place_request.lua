@@ -6,7 +6,6 @@
 -- Reply JSON [status, instance id or null, next best or null, uncached tokens, enqueued ms, epoch, tree version, now ms,
 --       queue or null, leg], and of each instance that was weighed: id, JSON (instance_json), apart so that no caller has to parse
 --       what he does not ask for
--- include: clock, prefix_index, leases, request, weighing
 local now_ms, ask, chain = store_now_ms(), cjson.decode(ARGV[2]), ARGV[3]
 local seen, known, best, second, side = {}, {}, nil, nil, ask
 ask.told = cjson.decode(ARGV[4])

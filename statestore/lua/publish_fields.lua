@@ -2,7 +2,6 @@
 -- ARGV  1 clock, 2 fence, 3 '1' if the tree version grows, else '0', 4 'tree' or 'learned', 5 its fields, as JSON,
 --       6 prefill rates by instance id, as JSON
 -- Reply the tree version; error FENCED
--- include: clock, description, instance, leases
 local refused, key = fence_error(ARGV[2], store_now_ms()), ARGV[4] == 'tree' and keys.hotness_tree or keys.learned
 if refused then
   return refused

@@ -1,6 +1,5 @@
 -- One instance and the head of its queue.
 -- ARGV  1 clock, 2 instance id
 -- Reply queue (queue_json), or 'null' without an instance
--- include: clock, instance
 local instance = read_instance(ARGV[2])
 return instance and queue_json(instance, store_now_ms()) or 'null'

@@ -1,7 +1,6 @@
 -- Replaces the record of the last scaling decision, and adds a line to the log of scaling.
 -- ARGV  1 clock, 2 fence, 3 fields by name as JSON, 4 line as JSON, 5 lines kept
 -- Reply 1; error FENCED
--- include: clock, leases
 local refused = fence_error(ARGV[2], store_now_ms())
 if refused then
   return refused

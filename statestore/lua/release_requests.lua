@@ -4,7 +4,6 @@
 --       what to note of it, as JSON, or ''
 -- Reply for each the queue of its instance (queue_json), 'null' where that has no room, is empty or comes with a later one;
 --       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, or past this; error FENCED
--- include: clock, leases, request
 local FIRST_REQUEST = 3
 local now_ms, fence, instances, changed, replies = store_now_ms(), ARGV[2], {}, {}, {}
 local refused = fence_error(fence, now_ms)

@@ -2,7 +2,6 @@
 -- higher; it is taken from the clock where that is ahead, so that it grows even over a lost store.
 -- ARGV  1 clock, 2 owner, 3 lease ms, 0 to end it, 4 fence of the lease to renew or end, or ''
 -- Reply {fence, expires ms}, or 0 if another owner leads; error FENCED
--- include: clock, leases
 local now_ms = store_now_ms()
 local owner, last_fence, ends_ms, lease_ms = unpack(redis.call('HMGET', keys.leader, 'owner', 'fence', 'expires_ms', 'lease_ms'))
 local fence, expires_ms = tonumber(last_fence or 0), now_ms + ARGV[3]

@@ -17,6 +17,12 @@ from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, chain, instance, place
 
 SCRIPTS = load_scripts(terms_of(SCHEDULING))
+SHARED = {
+    name
+    for file in (files("statestore") / "lua" / "shared").iterdir()
+    for names in re.findall(r"^local (?:function )?(\w+(?:, \w+)*)", file.read_text("utf-8"), re.MULTILINE)
+    for name in names.split(", ")
+}
 
 
 def test_every_script_file_is_loaded_under_its_verb_and_noun() -> None:
@@ -43,11 +49,27 @@ def test_scripts_name_keys_and_constants_as_python_does_alone() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
-def test_includes_are_resolved_and_no_script_writes_a_global(name: str) -> None:
-    source = SCRIPTS[name].source
+def test_a_script_is_given_each_shared_definition_that_it_uses_before_it_is_used_and_no_other(name: str) -> None:
+    source = re.sub(r"--.*", "", SCRIPTS[name].source)
 
-    assert "-- include:" not in source
-    assert not re.findall(r"^function ", source, re.MULTILINE), "functions are local: Redis refuses globals"
+    for defined in SHARED:
+        uses = [found.start() for found in re.finditer(rf"(?<![\w.\"']){defined}\b", source)]
+        given = re.search(rf"^local (?:function )?(?:\w+, )*{defined}\b", source, re.MULTILINE)
+        assert bool(uses) == bool(given), defined
+        assert given is None or uses[0] <= given.end(), f"{defined} is used before it is defined"
+
+
+def test_every_shared_definition_is_used_by_a_script() -> None:
+    assert SHARED
+    for defined in SHARED:
+        assert any(len(re.findall(rf"\b{defined}\b", each.source)) > 1 for each in SCRIPTS.values()), defined
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_no_script_writes_a_global(name: str) -> None:
+    assert not re.findall(r"^function ", SCRIPTS[name].source, re.MULTILINE), (
+        "functions are local: Redis refuses globals"
+    )
 
 
 def test_the_modules_name_shared_scripts_that_exist() -> None:

@@ -1,4 +1,3 @@
--- include: instance
 -- How a live request counts on its instance in each of its states; docs/reference/redis-keys.md lists its fields. What its
 -- replica told of it never changes; where it was placed does.
 

@@ -1,4 +1,3 @@
--- include: instance, kv
 -- Weighted sums over the counts of an instance; the caller defines the weights (scheduling/weights.py).
 local function weighted(weights, features)
   local sum = 0
