@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from fleet_process import Fleet, running_fleet, until
 
 ELASTIC = ("--autoscale", "2:3", "--replicas", "1", "--workers", "2", "--time-scale", "20")
+CROWDED = ("--autoscale", "2:4", "--replicas", "2", "--workers", "1", "--time-scale", "20")
+CROWD = ("--trace", "flashcrowd:factor=6,span_s=180", "--requests", "400", "--max-input-tokens", "20480")
 
 
 def ready(fleet: Fleet) -> set[str]:
@@ -42,3 +45,17 @@ def test_a_spare_joins_below_the_minimum_and_an_instance_that_an_operator_parked
         until(lambda: leader_of(fleet) not in ("", leader), "another one leads, perhaps the same worker started again")
         assert ready(fleet) == {"instance-2", "instance-3"}
         assert "decision 1 " in inspect(fleet, "scaling")
+
+
+def test_a_flash_crowd_brings_spares_in_and_its_end_parks_them_and_no_answer_is_lost_by_it(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, CROWDED) as fleet:
+        report = tmp_path / "report.json"
+        fleet.dualmap(
+            "replay", *CROWD, "--url", fleet.endpoint, "--time-scale", "20", "--quiet", "--json", str(report)
+        )
+
+        log = " ".join(inspect(fleet, "scaling").split())
+        assert re.search(r"2 -> [34]: (crowd|overload)", log), log
+        failures = json.loads(report.read_text())["failures"]
+        assert failures.keys() <= {"status 429 queue_full"}, "a full queue may refuse, a change of the size may not"
+        until(lambda: len(ready(fleet)) == 2, "those that joined, or others in their place, have left", 60)
