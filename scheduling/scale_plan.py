@@ -12,9 +12,10 @@ stays under the threshold. The work since the surplus began tells the new size. 
 needs more instances, as on a slow rise. *KV memory*: running requests fill it.
 
 Down, slowly, one instance at a time: only when the highest load of the last minutes fits one instance less, and is
-below what the last step up was made for; clearly below, where that took back a step down. So a constant load causes no
-more than one change back. What a crowd was given is given back sooner: once the load is far below the crowd's, down to
-the size before it.
+below what the last step up was made for. The work of the same requests grows on a fleet that is too small: caches are
+evicted, batches grow. So a size that was too small is remembered with the rate of requests that was too much for it,
+and is not tried again at that rate: a constant load causes no more than one change back. What a crowd was given is
+given back sooner: once the load is far below the crowd's, down to the size before it.
 
 What is seen is of the whole fleet. One hot prefix that overloads one instance is no reason to scale: rebalancing and
 longer keys spread it.
@@ -26,6 +27,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import ceil, sqrt
 
+from scheduling.surplus import Surplus
 from scheduling.values import value
 
 UP_MARGIN = 0.1
@@ -43,8 +45,6 @@ CROWD_SURPLUS_S = 2.5
 CROWD_GROWTH = 1.25
 """A crowd is more than this multiple of the usual load, and more than ``CROWD_LOAD`` for each instance."""
 CROWD_LOAD = 0.85
-TROUGH_S = 4.0
-"""A surplus lasts for so long, or it was one burst."""
 BASE_S = 15.0
 """The latest looks that are no part of the usual load."""
 LEVEL_S = 240.0
@@ -65,17 +65,14 @@ CROWD_GAP_S = 10.0
 """Between two steps down after a crowd."""
 CROWD_OVER, CROWD_LASTED = 0.75, 0.8
 """Shares of a crowd's load: below the one it is over, if the mean of a minute was above the other."""
-SURPLUS_S = 10.0
-"""The load of a surplus is a mean of so long at least: bursts of seconds tell little of the size."""
 WARM_S = 120.0
 """Of the first looks, which tell no level: caches are cold and rates are not learned yet, so requests seem larger."""
 LATE_S = 60.0
 """Late work is to be gone after so long."""
 BELOW = 0.88
 """Share of the load that a step up was made for, below which it may be taken back."""
-CLEARLY_BELOW = 0.75
-"""Share of what the smaller size carries, where the step up took back a step down at most ``REVERSAL_S`` before."""
-REVERSAL_S = 3600.0
+LIGHTER = 0.6
+"""Share of the load that a size was too small for, below which its requests have changed."""
 LONGEST_GAP_S = 15.0
 """Without a look at the fleet for longer, what was seen before says nothing about now."""
 
@@ -124,11 +121,6 @@ def staffing(load: float, margin: float) -> int:
     return max(1, ceil(SPARE + load + margin * sqrt(load) - 1e-9)) if load > 0 else 1
 
 
-def carried(instances: int, margin: float) -> float:
-    """The largest load that so many instances carry, see ``staffing``."""
-    return (sqrt(margin * margin / 4 + instances - SPARE) - margin / 2) ** 2
-
-
 @dataclass(frozen=True, slots=True)
 class ScaleRule:
     """Bounds and lead time of one pool."""
@@ -142,39 +134,6 @@ class ScaleRule:
 
     def bounded(self, instances: int) -> int:
         return max(self.min_instances, min(self.max_instances, instances))
-
-
-@dataclass(slots=True)
-class Surplus:
-    """Work beyond a reference since it was last 0."""
-
-    excess_s: float = 0.0
-    elapsed_s: float = 0.0
-    work_s: float = 0.0
-    _lately: deque[tuple[float, float]] = field(default_factory=deque)
-    """(time, surplus) of the last looks."""
-
-    def add(self, at_s: float, elapsed_s: float, work_s: float, reference: float) -> None:
-        """``reference`` is in instances' worth of work."""
-        self.excess_s += work_s - elapsed_s * reference
-        if self.excess_s <= 0:
-            self.excess_s = self.elapsed_s = self.work_s = 0.0
-        else:
-            self.elapsed_s, self.work_s = self.elapsed_s + elapsed_s, self.work_s + work_s
-        self._lately.append((at_s, self.excess_s))
-        while at_s - self._lately[0][0] > TROUGH_S:
-            self._lately.popleft()
-
-    @property
-    def load(self) -> float:
-        """Instances' worth of work that arrives since the surplus began, or in ``SURPLUS_S`` if that is longer."""
-        return self.work_s / max(SURPLUS_S, self.elapsed_s)
-
-    def trough_s(self, at_s: float) -> float:
-        """The least surplus of the last looks; 0 before they span ``TROUGH_S``."""
-        if at_s - self._lately[0][0] < TROUGH_S - 1:
-            return 0.0
-        return min(excess_s for _, excess_s in self._lately)
 
 
 @dataclass(slots=True)
@@ -209,6 +168,18 @@ class Crowd:
     load: float
 
 
+@value
+class TooMuch:
+    """What a size was too small for."""
+
+    requests_per_s: float
+    load: float
+
+    def is_back(self, requests_per_s: float, load: float) -> bool:
+        """Whether such requests arrive at such a rate."""
+        return requests_per_s > BELOW * self.requests_per_s and load > LIGHTER * self.load
+
+
 @dataclass(slots=True)
 class ScalePlanner:
     """The memory of one leader. A new one begins without: it scales up within seconds, and down after minutes."""
@@ -222,8 +193,10 @@ class ScalePlanner:
     _work: Surplus = field(default_factory=Surplus)
     _crowd: Surplus = field(default_factory=Surplus)
     _last_down_s: float = float("-inf")
-    _floors: list[tuple[int, float]] = field(default_factory=list)
+    _floor: tuple[int, float] = (0, 0.0)
     """(size, load) of the last step up: such a size is kept while the load is above that."""
+    _too_much: dict[int, TooMuch] = field(default_factory=dict)
+    """By size, as of the last step up from it."""
     _crowd_served: Crowd | None = None
     """The last one, until what it was given is given back."""
 
@@ -278,9 +251,9 @@ class ScalePlanner:
             self._crowd_served = Crowd(self._crowd_served.size, load)  # it grows still
         elif crowd:
             self._crowd_served = Crowd(now.size, load)
-        self._floors = [(wanted, BELOW * load)]
-        if self._shrank_lately(now):
-            self._floors.append((now.size + 1, CLEARLY_BELOW * min(load, carried(now.size, self.rule.up_margin))))
+        self._floor = (wanted, BELOW * load)
+        rate_per_s = self._requests_per_s(BASE_S if crowd else LEVEL_S)
+        self._too_much[now.size] = TooMuch(rate_per_s, self.mean_load(LEVEL_S))
         return Plan(wanted, more.reason, more.load)
 
     def _ways_up(self, now: FleetFigures) -> tuple[Plan, ...]:
@@ -339,7 +312,7 @@ class ScalePlanner:
         peak = self.peak_load(window_s)
         if now.at_s - self._last_down_s < gap_s:
             return None
-        if any(now.ready <= size and peak > load for size, load in self._floors):
+        if (now.ready <= self._floor[0] and peak > self._floor[1]) or self._is_too_small(now.ready - 1, window_s):
             return None
         kv_peak = max(each.kv_demand / each.looks for each in self._since(window_s))
         # Fewer instances run larger batches, so the same requests are more work to them, and run for longer.
@@ -358,8 +331,10 @@ class ScalePlanner:
         lasted = self.peak_load(SLACK_S + PEAK_S) > CROWD_LASTED * served.load
         return lasted and self.peak_load(CALM_S) < CROWD_OVER * served.load
 
-    def _shrank_lately(self, now: FleetFigures) -> bool:
-        return now.at_s - self._last_down_s < REVERSAL_S
+    def _is_too_small(self, size: int, window_s: float) -> bool:
+        """Whether that size, or a larger one, had to be left at such a rate."""
+        rate_per_s, load = self._requests_per_s(window_s), self.mean_load(window_s)
+        return any(known >= size and much.is_back(rate_per_s, load) for known, much in self._too_much.items())
 
     def _grew_since(self, now: FleetFigures, window_s: float) -> bool:
         """Whether the fleet grew within the window: newcomers first show what they do."""
@@ -372,6 +347,10 @@ class ScalePlanner:
 
     def _since(self, window_s: float) -> list[Span]:
         return [each for each in self._spans if self._now.at_s - each.at_s < window_s]
+
+    def _requests_per_s(self, window_s: float) -> float:
+        recent = self._since(window_s)
+        return sum(each.requests for each in recent) / max(1e-9, sum(each.elapsed_s for each in recent))
 
     def mean_load(self, window_s: float) -> float:
         """Instances' worth of work that arrived in the window."""

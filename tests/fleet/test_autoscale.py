@@ -50,9 +50,7 @@ def test_a_spare_joins_below_the_minimum_and_an_instance_that_an_operator_parked
 def test_a_flash_crowd_brings_spares_in_and_its_end_parks_them_and_no_answer_is_lost_by_it(tmp_path: Path) -> None:
     with running_fleet(tmp_path, CROWDED) as fleet:
         report = tmp_path / "report.json"
-        fleet.dualmap(
-            "replay", *CROWD, "--url", fleet.endpoint, "--time-scale", "20", "--quiet", "--json", str(report)
-        )
+        fleet.dualmap("replay", *CROWD, "--url", fleet.endpoint, "--time-scale", "20", "--quiet", "--json", str(report))
 
         log = " ".join(inspect(fleet, "scaling").split())
         assert re.search(r"2 -> [34]: (crowd|overload)", log), log

@@ -20,7 +20,6 @@ from scheduling.scale_plan import (
     FleetFigures,
     ScalePlanner,
     ScaleRule,
-    carried,
     staffing,
 )
 
@@ -37,14 +36,13 @@ class Fleet:
         self.ready_s: list[int] = []
         self.changes: list[tuple[int, int, int, str]] = []
 
-    def second(self, load: float, **more: float) -> None:
+    def second(self, load: float, requests: int | None = None, **more: float) -> None:
         """One look, after a second in which work for ``load`` instances arrived."""
         self.now_s += 1
         self.ready_s = [at_s for at_s in self.ready_s if at_s > self.now_s]
         starting = len(self.ready_s)
-        figures = FleetFigures(
-            self.now_s, self.size - starting, starting, 1.0, load, arrived_requests=round(load / REQUEST_S), **more
-        )
+        arrived = round(load / REQUEST_S) if requests is None else requests
+        figures = FleetFigures(self.now_s, self.size - starting, starting, 1.0, load, arrived_requests=arrived, **more)
         self.planner.observe(figures)
         plan = self.planner.plan()
         if plan.wanted != self.size:
@@ -226,8 +224,23 @@ def test_a_constant_load_never_causes_more_than_one_change_back(
     assert fleet.turns <= 1, fleet.changes
 
 
-@pytest.mark.parametrize("instances", [1, 4, 9])
-def test_what_a_size_carries_is_the_inverse_of_staffing(instances: int) -> None:
-    load = carried(instances, 0.4)
-    assert staffing(load - 0.001, 0.4) == instances
-    assert staffing(load + 0.001, 0.4) == instances + 1
+@pytest.fixture
+def grown() -> Fleet:
+    """Five instances, since four were too small for six requests a second: there they are more work."""
+    fleet = Fleet(4)
+    for _ in range(7200):
+        fleet.second(3.9 if fleet.size <= 4 else 2.6, requests=6)
+    assert [(before, after) for _, before, after, _ in fleet.changes] == [(4, 5)], "once, and no change back"
+    return fleet
+
+
+def test_a_size_that_was_too_small_is_tried_again_when_fewer_requests_come(grown: Fleet) -> None:
+    for _ in range(600):
+        grown.second(2.2, requests=5)
+    assert grown.size == 4
+
+
+def test_a_size_that_was_too_small_is_tried_again_when_the_requests_are_lighter(grown: Fleet) -> None:
+    for _ in range(600):
+        grown.second(2.0, requests=6)
+    assert grown.size < 5
