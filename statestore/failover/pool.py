@@ -138,7 +138,8 @@ class FailoverPool(SharedCalls):
                     self._seen = {name: loads for name, loads in self._seen.items() if name in found.instances}
                     return found
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
-        return await local.membership()
+        membership: Membership = await local.membership()
+        return membership
 
     def place(self, placement: Placement) -> Coroutine[Any, Any, PlaceReply]:
         # What was reserved all the same is over there at the hand-over.

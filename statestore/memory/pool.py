@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from scheduling.granting import Grant
 from scheduling.placement import Placement, PlaceReply
@@ -19,30 +19,15 @@ from statestore.memory.placing import Placing
 from statestore.memory.state import PoolState
 from statestore.stream import Stream
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 def wall_clock_ms() -> int:
     """What Redis ``TIME`` would reply on this machine."""
     return time.time_ns() // 1_000_000
 
 
-def _answered(
-    method: Callable[Concatenate[PoolState, P], R],
-) -> Callable[Concatenate[MemoryPool, P], Coroutine[Any, Any, R]]:
-    """The state's method, awaited."""
-
-    async def call(pool: MemoryPool, /, *arguments: P.args, **named: P.kwargs) -> R:
-        answer = method(pool.state, *arguments, **named)
-        pool.deliver_grants()
-        return answer
-
-    return call
-
-
 class MemoryPool:
-    """``PoolStore`` over one ``PoolState``. No method awaits between reading and changing it."""
+    """``PoolStore`` over one ``PoolState``, whose methods are awaited here. None awaits between reading and changing
+    it."""
 
     degraded = False
 
@@ -68,6 +53,16 @@ class MemoryPool:
     def grants(self, replica_id: str) -> Stream[Grant]:
         return self._feeds.open(replica_id)
 
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.state, name)
+
+        async def call(*arguments: Any, **named: Any) -> Any:
+            answer = method(*arguments, **named)
+            self.deliver_grants()
+            return answer
+
+        return call
+
     async def place(self, placement: Placement) -> PlaceReply:
         reply = Placing(self.state, placement).run()
         if len(self.state.wanted):
@@ -82,54 +77,6 @@ class MemoryPool:
             except TimeoutError:
                 return ()
         return self.state.wanted.take()
-
-    membership = _answered(PoolState.membership)
-    put_instance = _answered(PoolState.put_instance)
-    update_instance = _answered(PoolState.update_instance)
-    set_instance_state = _answered(PoolState.set_instance_state)
-    remove_instance = _answered(PoolState.remove_instance)
-    change_settings = _answered(PoolState.change_settings)
-    settings_history = _answered(PoolState.settings_history)
-    observe = _answered(PoolState.observe)
-    commit = _answered(PoolState.commit)
-    first_token = _answered(PoolState.first_token)
-    finish = _answered(PoolState.finish)
-    records = _answered(PoolState.records)
-    heartbeat = _answered(PoolState.heartbeat)
-    adopt = _answered(PoolState.adopt)
-    requests_of = _answered(PoolState.requests_of)
-    retire = _answered(PoolState.retire)
-    acquire_lease = _answered(PoolState.acquire_lease)
-    renew_lease = _answered(PoolState.renew_lease)
-    release_lease = _answered(PoolState.release_lease)
-    loads = _answered(PoolState.loads)
-    queue_head = _answered(PoolState.queue_head)
-    queue = _answered(PoolState.queue)
-    migrate = _answered(PoolState.migrate)
-    arrivals = _answered(PoolState.arrivals)
-    publish_tree = _answered(PoolState.publish_tree)
-    samples = _answered(PoolState.samples)
-    publish_learned = _answered(PoolState.publish_learned)
-    expired_replicas = _answered(PoolState.expired_replicas)
-    reap = _answered(PoolState.reap)
-    repair = _answered(PoolState.repair)
-    renew_subscriber = _answered(PoolState.renew_subscriber)
-    kv_event_records = _answered(PoolState.kv_event_records)
-    claim_kv_events = _answered(PoolState.claim_kv_events)
-    release_kv_events = _answered(PoolState.release_kv_events)
-    mark_kv_events = _answered(PoolState.mark_kv_events)
-    kv_names = _answered(PoolState.kv_names)
-    apply_kv_events = _answered(PoolState.apply_kv_events)
-
-    async def now_ms(self) -> int:
-        return self.state.now_ms()
-
-    scaling = _answered(PoolState.scaling)
-    record_scaling = _answered(PoolState.record_scaling)
-    scaling_log = _answered(PoolState.scaling_log)
-    recent_blocks = _answered(PoolState.recent_blocks)
-    snapshot = _answered(PoolState.snapshot)
-    overview = _answered(PoolState.overview)
 
 
 class MemoryStore:
