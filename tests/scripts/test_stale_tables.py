@@ -43,6 +43,23 @@ def test_figures_are_stale_once_what_they_measure_has_changed(repository: Path) 
     assert "scheduling/code.py" in SCRIPT["why_stale"](figures, repository)
 
 
+def test_comments_docstrings_and_layout_make_no_figure_stale(repository: Path) -> None:
+    code = repository / "scheduling" / "code.py"
+    code.write_text('"""Old words."""\n\ndef one():\n    """Old."""\n    return 1  # why\n')
+    subprocess.run(["git", "add", "-A"], cwd=repository, check=True, timeout=20)
+    commit = ("-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "c")
+    subprocess.run(["git", *commit], cwd=repository, check=True, timeout=20)
+    figures = publish(repository, "dualmap simulate")
+
+    code.write_text('"""New words."""\ndef one():\n\n    return (1)\n')
+    assert SCRIPT["why_stale"](figures, repository) is None
+
+    code.write_text('"""New words."""\ndef one():\n    return 2\n')
+    assert "scheduling/code.py" in SCRIPT["why_stale"](figures, repository)
+    code.unlink()
+    assert "scheduling/code.py" in SCRIPT["why_stale"](figures, repository)
+
+
 def test_figures_of_a_benchmark_are_stale_once_the_router_has_changed(repository: Path) -> None:
     figures = publish(repository, "python benchmarks/router_overhead.py --modes full")
 
