@@ -1,7 +1,7 @@
 """Says which published figures were measured on other code than this.
 
 A table of the documents that holds figures stands below, or above, a sentence ``Commit HASH, DATE: `COMMAND` ``. It is
-stale when the code that the command runs has changed since that commit, comments and docstrings aside. Stale figures are
+stale when the code that the command runs has changed since that commit, comments and docstrings aside. Stale ones are
 named, and end nothing: a change may well leave them as they are, and only the command can tell.
 """
 
