@@ -1,6 +1,5 @@
 """Routing without Redis: pools that fall back to a local state and converge when the store is back."""
 
-from statestore.failover.pool import FailoverPool
-from statestore.failover.store import FailoverStore
+from statestore.failover.pool import FailoverPool, FailoverStore
 
 __all__ = ["FailoverPool", "FailoverStore"]

@@ -14,24 +14,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from scheduling.backoff import backoff_s, worth_logging
-from scheduling.chain import Chain
-from scheduling.granting import CommitReply, Grant
+from scheduling.granting import Grant
 from scheduling.instance import InstanceLoad
 from scheduling.leader_jobs import sweep_queue
-from scheduling.placement import Observation, Placement, PlaceReply
-from scheduling.queue_order import QueuePlan
+from scheduling.placement import Observation, PlaceReply
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
 from scheduling.steps import drive
-from statestore.base import Membership, PoolOverview, PoolSnapshot, PoolStore, Transition
+from statestore.base import Membership, PoolOverview, PoolSnapshot, PoolStore, Store
 from statestore.clock import Clock, RealClock
 from statestore.errors import StoreError, StoreUnavailableError
-from statestore.failover.delegate import SharedCalls
 from statestore.feed import GrantFeeds
 from statestore.memory import MemoryPool, PoolState, wall_clock_ms
 from statestore.recovery import lost_members, recover_requests, restore_members
@@ -47,6 +45,9 @@ GRANTS_RETRY_S = 0.5
 _log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+
+OF_REQUESTS = frozenset({"place", "observe", "commit", "first_token", "finish", "records", "requests_of"})
+"""The calls that a local state answers while the store is away."""
 
 
 @dataclass(slots=True)
@@ -75,9 +76,10 @@ class _Calls:
             await self.quiet.wait()
 
 
-class FailoverPool(SharedCalls):
-    """``PoolStore`` for a replica. Calls of requests never raise StoreError once members are known;
-    heartbeats, snapshots, operators' and leaders' calls do: the state of one replica is not the fleet's."""
+class FailoverPool:
+    """``PoolStore`` for a replica. Calls of requests never raise StoreError once members are known; heartbeats,
+    snapshots, operators' and leaders' calls do: the state of one replica is not the fleet's. What is not defined here
+    goes to the shared store and fails with it."""
 
     def __init__(
         self,
@@ -87,8 +89,10 @@ class FailoverPool(SharedCalls):
         clock: Clock | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        super().__init__(primary)
+        self._primary = primary
         self.name = primary.name
+        for call in OF_REQUESTS:
+            setattr(self, call, partial(self._either, call))
         self._live: Callable[[int], Sequence[Request]] = lambda now_ms: ()
         self._scheduling = scheduling
         self._clock = clock if clock is not None else RealClock()
@@ -141,38 +145,10 @@ class FailoverPool(SharedCalls):
         membership: Membership = await local.membership()
         return membership
 
-    def place(self, placement: Placement) -> Coroutine[Any, Any, PlaceReply]:
-        # What was reserved all the same is over there at the hand-over.
-        return self._either(lambda pool: pool.place(placement), self._trusts)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._primary, name)
 
-    def observe(self, instance_ids: Sequence[str], chain: Chain) -> Coroutine[Any, Any, Observation]:
-        return self._either(lambda pool: pool.observe(instance_ids, chain), self._trusts)
-
-    def _trusts(self, seen: PlaceReply | Observation) -> bool:
-        """Whether the store still has its members. Keeps the loads of the reply."""
-        self._seen.update(dict.fromkeys(seen.loads, seen.loads))
-        return self._known is None or seen.epoch >= self._known.epoch
-
-    def commit(self, plan: QueuePlan, *, replica_id: str = "") -> Coroutine[Any, Any, CommitReply]:
-        return self._either(lambda pool: pool.commit(plan, replica_id=replica_id))
-
-    def first_token(self, request_id: str, instance_id: str, *, note: str = "") -> Coroutine[Any, Any, Transition]:
-        return self._either(lambda pool: pool.first_token(request_id, instance_id, note=note))
-
-    def finish(
-        self, request_id: str, *, replica_id: str | None = None, attempt: int | None = None, note: str = ""
-    ) -> Coroutine[Any, Any, Transition]:
-        return self._either(lambda pool: pool.finish(request_id, replica_id=replica_id, attempt=attempt, note=note))
-
-    def records(self, request_ids: Sequence[str]) -> Coroutine[Any, Any, Mapping[str, Request]]:
-        return self._either(lambda pool: pool.records(request_ids))
-
-    def requests_of(self, replica_id: str) -> Coroutine[Any, Any, Sequence[Request]]:
-        return self._either(lambda pool: pool.requests_of(replica_id))
-
-    async def _either(
-        self, call: Callable[[PoolStore], Awaitable[Answer]], trusts: Callable[[Answer], bool] = lambda answer: True
-    ) -> Answer:
+    async def _either(self, call: str, *arguments: Any, **named: Any) -> Any:
         """The shared store's answer, else the local one. A call that another one overtook, as that found the store away
         meanwhile, is made locally as well: the local state has to know of it."""
         calls = self._calls
@@ -180,16 +156,24 @@ class FailoverPool(SharedCalls):
         if local is None:
             calls.under_way += 1
             try:
-                answer = await call(self._primary)
+                answer = await getattr(self._primary, call)(*arguments, **named)
             except StoreError as error:
                 local = self._degrade(error)
             else:
-                if self._local is None and trusts(answer):
+                if self._local is None and self._trusts(answer):
                     return answer
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
             finally:
                 calls.ended()
-        return await call(local)
+        return await getattr(local, call)(*arguments, **named)
+
+    def _trusts(self, answer: Any) -> bool:
+        """Whether the store still has its members. Keeps the loads of the reply. What an untrusted store reserved all
+        the same is over there at the hand-over."""
+        if not isinstance(answer, (PlaceReply, Observation)):
+            return True
+        self._seen.update(dict.fromkeys(answer.loads, answer.loads))
+        return self._known is None or answer.epoch >= self._known.epoch
 
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
@@ -323,3 +307,26 @@ class FailoverPool(SharedCalls):
             for grant in early:
                 self._granted(grant)
             settled.set()
+
+
+class FailoverStore:
+    """Wraps an open store, and closes it."""
+
+    def __init__(self, primary: Store, scheduling: SchedulingSettings) -> None:
+        self._primary = primary
+        self._scheduling = scheduling
+        self._pools: dict[str, FailoverPool] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._primary, name)
+
+    async def close(self) -> None:
+        for pool in self._pools.values():
+            await pool.close()
+        await self._primary.close()
+
+    def pool(self, name: str) -> FailoverPool:
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = FailoverPool(self._primary.pool(name), self._scheduling)
+        return pool
