@@ -28,6 +28,9 @@ class Learned:
     """Of KV to a decode instance: seconds, and seconds per token, see ``scheduling.transfer_model``. None: none of this
     pool was seen yet."""
 
+    tpot_s: float | None = None
+    """Mean time per output token of recent answers that streamed; None: none was seen yet."""
+
     def expected_output_tokens(self, limit: int | None) -> int:
         """Assumed length of the answer to a request with this limit (None: without one)."""
         return expected_answer_tokens(self.answer_tokens, limit)

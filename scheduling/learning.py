@@ -26,6 +26,8 @@ RATIO_TOLERANCE = 0.1
 """Share by which the learned ratio must differ from the published one to replace it: every replica counts prompts by
 the published one."""
 LEAST_RATIO = 0.001
+TPOT_KEEP = 0.98
+"""Of the former mean at each new answer: about fifty are remembered."""
 
 
 @value
@@ -67,6 +69,8 @@ class Finished:
     """Of a whole answer."""
     output_limit: int = 0
     """The most tokens that it let its answer have; 0: it set no limit."""
+    answer_ms: int = 0
+    """From the first token of a whole answer that streamed to its last one."""
     transfer_ms: int = 0
     """From the end of its prefill leg to the first token of its decode leg."""
     transferred_tokens: int = 0
@@ -77,15 +81,16 @@ class Finished:
         return cls(**{name: int(note.get(name, 0)) for name in _FINISHED})
 
 
-_FINISHED = ("text_bytes", "tokens", "answer_tokens", "output_limit", "transfer_ms", "transferred_tokens")
+_FINISHED = ("text_bytes", "tokens", "answer_tokens", "output_limit", "answer_ms", "transfer_ms", "transferred_tokens")
 
 
-def finished_note(text_bytes: int, tokens: int, answer_tokens: int, output_limit: int) -> str:
+def finished_note(text_bytes: int, tokens: int, answer_tokens: int, output_limit: int, answer_ms: int = 0) -> str:
     """What to note of a request that ends, as JSON; "" if that would teach nothing. Arguments as in ``Finished``."""
     if not answer_tokens and not (text_bytes and tokens):
         return ""
     return (
-        f'{{"text_bytes":{text_bytes},"tokens":{tokens},"answer_tokens":{answer_tokens},"output_limit":{output_limit}}}'
+        f'{{"text_bytes":{text_bytes},"tokens":{tokens},"answer_tokens":{answer_tokens},"output_limit":{output_limit},'
+        f'"answer_ms":{answer_ms}}}'
     )
 
 
@@ -159,6 +164,14 @@ class FleetLearner:
         if lesson.answer_tokens:
             self._answers.add(lesson.output_limit, lesson.answer_tokens)
             self.learned = replace(self.learned, answer_tokens=self._answers.means)
+        if lesson.answer_ms and lesson.answer_tokens > 1:
+            self._learn_tpot(lesson.answer_ms / 1000 / (lesson.answer_tokens - 1))
+
+    def _learn_tpot(self, tpot_s: float) -> None:
+        former_s = self.learned.tpot_s
+        if former_s is not None:
+            tpot_s = TPOT_KEEP * former_s + (1 - TPOT_KEEP) * tpot_s
+        self.learned = replace(self.learned, tpot_s=tpot_s)
 
     def _learn_ratio(self, lesson: Finished) -> None:
         self._text_bytes += lesson.text_bytes

@@ -15,7 +15,7 @@ from scheduling.leader_jobs import HotnessKeeper, LearningKeeper, give_idle_work
 from scheduling.learning import FleetLearner
 from scheduling.queue_order import QueueOrder
 from scheduling.rebalance import plan_sweep
-from scheduling.role_plan import RoleChange, RoleState, plan_roles
+from scheduling.role_plan import RoleChange, RoleState, RoleTargets, plan_roles
 from scheduling.steps import drive_now
 from simulation.event_queue import EventQueue, Priority
 from simulation.scenario import Scenario
@@ -85,9 +85,9 @@ class Leader:
     def move_roles(self) -> None:
         """Give an instance of one side to the other, if that is due."""
         state = self._state
-        slo_s = self._scenario.scheduling.slo_ttft_s
+        targets = RoleTargets.of(self._scenario.scheduling, state.learned)
         instances, now_ms = self._fleet.view.instances, state.now_ms()
-        self._roles, change = plan_roles(self._roles, instances, state.loads(), slo_s, now_ms)
+        self._roles, change = plan_roles(self._roles, instances, state.loads(), targets, now_ms)
         if change is not None:
             self.role_changes.append((now_ms / 1000, change))
             state.update_instance(change.instance_id, {"role": change.role}, fence=self.fence)

@@ -12,13 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import orjson
-
 from scheduling.blocks import cache_seed, chain_of_trace
 from scheduling.chain import Chain
 from scheduling.granting import Grant, grant_queue
 from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.learning import features_to_note, finished_note
 from scheduling.legs import Leg, decode_leg_id, request_id_of
 from scheduling.placement import PlaceStatus
 from scheduling.policies import build_policy
@@ -35,6 +32,7 @@ from simulation.engine_types import EngineRequest, Event, EventKind, RequestRefu
 from simulation.event_queue import EventQueue, Priority
 from simulation.generators.calibration import cached_tokens_if_infinite
 from simulation.leader import Leader
+from simulation.learning_notes import TransferTimes, end_note, first_token_note
 from simulation.reported_caches import ReportedCaches
 from simulation.results import RequestOutcome, RunRecord, RunResult, summarize
 from simulation.router_queue import Pressure, RouterQueue
@@ -42,7 +40,6 @@ from simulation.scenario import Dispatch, FleetChange, Scenario
 from simulation.searches import Searches
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.traces import Trace, TraceRequest
-from simulation.transfer_times import TransferTimes
 from simulation.watch import Watch
 from statestore.memory.instance import InstanceBook
 from statestore.memory.state import PoolState
@@ -344,8 +341,9 @@ class Simulation:
             case EventKind.STAGED:
                 self._decode(event.request_id, KvSource(instance_id, event.request_id))
             case EventKind.FINISHED if event.request_id not in self._split_chains:
-                self._outcomes[int(request_id_of(event.request_id))].finish_s = event.time_s
-                self._finish(event.request_id, finished_note(0, 0, event.tokens, self._output_limit(event.request_id)))
+                outcome = self._outcomes[int(request_id_of(event.request_id))]
+                outcome.finish_s = event.time_s
+                self._finish(event.request_id, end_note(outcome, event.tokens, self._output_limit(event.request_id)))
         self._deliver_grants()
         if self._router_queue is not None:
             self._release_parked()
@@ -361,12 +359,8 @@ class Simulation:
             self._finish(request_id, self._transfers.note(request_id, event.time_s))
             return
         outcome.cached_tokens = event.tokens
-        note = self._note(request_id)
+        note = first_token_note(self._features.pop(request_id, None))
         self._grant_from(self._state.first_token(request_id, instance_id, note=note).queue)
-
-    def _note(self, request_id: str) -> str:
-        features = self._features.pop(request_id, None)
-        return "{}" if features is None else orjson.dumps({"features": features_to_note(features)}).decode()
 
     # watching ----------------------------------------------------------------------------------------------------
     def _sweep(self) -> None:

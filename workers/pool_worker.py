@@ -170,7 +170,7 @@ class PoolWorker:
             Learner(pool, fence, reader, metrics=metrics),
         ]
         if self._settings.moves_roles:
-            jobs.append(RoleMover(pool, fence, reader, slo_s=scheduling.slo_ttft_s, clock=clock, metrics=metrics))
+            jobs.append(RoleMover(pool, fence, reader, scheduling=scheduling, clock=clock, metrics=metrics))
         if build_policy(scheduling).rebalances:
             rebalancer = Rebalancer(
                 pool,

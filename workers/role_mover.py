@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from scheduling.role_plan import RoleState, plan_roles
+from scheduling.role_plan import RoleState, RoleTargets, plan_roles
+from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore
 from statestore.clock import Clock
 from workers.metrics import WorkerMetrics
@@ -20,21 +21,29 @@ class RoleMover:
     interval_s = 1.0
 
     def __init__(
-        self, pool: PoolStore, fence: int, reader: PoolReader, *, slo_s: float, clock: Clock, metrics: WorkerMetrics
+        self,
+        pool: PoolStore,
+        fence: int,
+        reader: PoolReader,
+        *,
+        scheduling: SchedulingSettings,
+        clock: Clock,
+        metrics: WorkerMetrics,
     ) -> None:
         self._pool = pool
         self._fence = fence
         self._reader = reader
-        self._slo_s = slo_s
+        self._scheduling = scheduling
         self._clock = clock
         self._metrics = metrics
         self._state = RoleState(changed_ms=round(clock.monotonic_s() * 1000))
 
     async def tick(self) -> None:
         """Plan, and change one role if that is due. Raises StoreUnavailableError, LeaseLostError."""
-        loads, instances = await self._reader.loads(), (await self._reader.membership()).instances
+        loads, members = await self._reader.loads(), await self._reader.membership()
+        targets = RoleTargets.of(self._scheduling, members.learned)
         now_ms = round(self._clock.monotonic_s() * 1000)
-        self._state, change = plan_roles(self._state, instances, loads, self._slo_s, now_ms)
+        self._state, change = plan_roles(self._state, members.instances, loads, targets, now_ms)
         if change is None:
             return
         if await self._pool.update_instance(change.instance_id, {"role": change.role}, fence=self._fence):

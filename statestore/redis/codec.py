@@ -241,6 +241,7 @@ def learned_fields(learned: Learned) -> dict[str, str]:
         "ttft_weights": orjson.dumps(learned.ttft_weights).decode(),
         "answer_tokens": orjson.dumps(learned.answer_tokens).decode(),
         "transfer": orjson.dumps(learned.transfer).decode(),
+        "tpot_s": orjson.dumps(learned.tpot_s).decode(),
     }
 
 
@@ -250,7 +251,8 @@ def learned_from(pairs: Mapping[bytes, bytes], prior: Learned) -> Learned:
     ratio, weights = float(pairs[b"bytes_per_token"]), tuple(orjson.loads(pairs[b"ttft_weights"]))
     transfer = orjson.loads(pairs.get(b"transfer", b"null"))
     answer_tokens = tuple(orjson.loads(pairs[b"answer_tokens"]))
-    return Learned(ratio, weights, answer_tokens, None if transfer is None else tuple(transfer))
+    tpot_s = orjson.loads(pairs.get(b"tpot_s", b"null"))
+    return Learned(ratio, weights, answer_tokens, None if transfer is None else tuple(transfer), tpot_s)
 
 
 # the rest ----------------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from scheduling.role_plan import HOLDS_MS, PAUSE_MS, RoleChange, RoleState, plan_roles
+from scheduling.role_plan import HOLDS_MS, PAUSE_MS, RoleChange, RoleState, RoleTargets, plan_roles
 
 Load = Callable[..., InstanceLoad]
-SLO_S = 5.0
+SLO_S, SLO_TPOT_S = 5.0, 0.05
 
 
 class Pool:
@@ -21,6 +23,7 @@ class Pool:
         self.loads = {name: load(name) for name in self.instances}
         self._load = load
         self.state = RoleState()
+        self.tpot_s: float | None = None
 
     def set(self, role: Role, **figures: int) -> None:
         for name, spec in self.instances.items():
@@ -28,7 +31,9 @@ class Pool:
                 self.loads[name] = self._load(name, **figures)
 
     def plan(self, now_ms: int) -> RoleChange | None:
-        self.state, change = plan_roles(self.state, self.instances, self.loads, SLO_S, now_ms)
+        self.state, change = plan_roles(
+            self.state, self.instances, self.loads, RoleTargets(SLO_S, SLO_TPOT_S, self.tpot_s), now_ms
+        )
         return change
 
 
@@ -98,3 +103,43 @@ def test_mixed_instances_and_pools_without_roles_stay_as_they_are(load: Load) ->
     pool.set(Role.MIXED, pending_tokens=10 * late(load))
 
     assert [pool.plan(now_ms) for now_ms in (0, HOLDS_MS)] == [None, None]
+
+
+def test_a_side_whose_answers_are_too_slow_gets_an_instance(load: Load) -> None:
+    pool = Pool(load, 3, 3)
+    pool.tpot_s = 0.06
+
+    pool.plan(0)
+    change = pool.plan(HOLDS_MS)
+
+    assert change is not None
+    assert change.role is Role.DECODE
+
+
+@pytest.mark.parametrize(("tpot_s", "gives"), [(0.030, True), (0.042, False)])
+def test_the_decode_side_gives_nothing_that_would_make_its_answers_too_slow(
+    load: Load, tpot_s: float, gives: bool
+) -> None:
+    pool = Pool(load, 4, 4)  # with one less, answers take a third longer
+    pool.set(Role.PREFILL, pending_tokens=late(load))
+    pool.tpot_s = tpot_s
+
+    pool.plan(0)
+
+    assert (pool.plan(HOLDS_MS) is not None) == gives
+
+
+def test_a_short_burst_does_not_begin_the_wait_again(load: Load) -> None:
+    pool = Pool(load, 4, 4)
+    pool.tpot_s = 0.06
+    pool.plan(0)
+    pool.set(Role.PREFILL, pending_tokens=late(load))
+    pool.plan(HOLDS_MS // 2)
+    pool.set(Role.PREFILL, pending_tokens=0)
+    for now_ms in range(HOLDS_MS // 2 + 1000, HOLDS_MS * 3, 1000):
+        change = pool.plan(now_ms)
+        if change is not None:
+            break
+
+    assert change is not None
+    assert change.role is Role.DECODE

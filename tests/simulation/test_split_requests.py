@@ -111,3 +111,30 @@ def test_the_same_run_gives_the_same_result_to_the_last_digit() -> None:
     first, second = (simulate(TRACE.at_rate(3.0), scenario(mode="auto")) for _ in range(2))
 
     assert first == second
+
+
+def roles_moved(roles: str, *, move: bool = True) -> tuple[list[str], float]:
+    """The roles that instances were given, one after the other, and the share of answers that kept 50 ms a token."""
+    trace = toolagent(requests=1500, seed=1).capped(20_480).at_rate(8.0)
+    split = SplitSettings(mode="always")
+    simulation = Simulation(
+        trace, Scenario(SchedulingSettings(split=split), ENGINE, instances=8, roles=roles, move_roles=move)
+    )
+    record = simulation.run()
+    kept = [
+        (each.finish_s - each.first_token_s) / max(1, each.output_tokens - 1) <= 0.05
+        for each in record.outcomes
+        if each.finish_s is not None and each.first_token_s is not None
+    ]
+    return [change.role.value for _, change in record.role_changes], sum(kept) / len(record.outcomes)
+
+
+def test_a_decode_side_that_is_too_small_grows_until_its_answers_are_fast_enough() -> None:
+    changed, kept = roles_moved("6P2D")
+
+    assert set(changed) == {"decode"}, "never there and back"
+    assert kept > roles_moved("6P2D", move=False)[1] + 0.2
+
+
+def test_a_fleet_whose_roles_fit_its_traffic_keeps_them() -> None:
+    assert roles_moved("4P4D")[0] == []

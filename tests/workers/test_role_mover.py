@@ -5,6 +5,7 @@ import pytest
 from scheduling.instance import Role
 from scheduling.legs import Leg
 from scheduling.role_plan import HOLDS_MS, PAUSE_MS
+from scheduling.settings import SchedulingSettings
 from statestore.errors import LeaseLostError
 from tests.statestore.samples import placement
 from workers.role_mover import RoleMover
@@ -26,7 +27,7 @@ async def roles(pool) -> list[str]:
 async def test_the_leader_gives_a_starving_side_an_instance_of_the_other(
     pool, fence, clock, metrics, starving, value
 ) -> None:
-    mover = RoleMover(pool, fence, pool, slo_s=5.0, clock=clock, metrics=metrics)
+    mover = RoleMover(pool, fence, pool, scheduling=SchedulingSettings(), clock=clock, metrics=metrics)
     for _ in range((PAUSE_MS + HOLDS_MS) // 1000 + 1):
         await mover.tick()
         clock.jump(1.0)
@@ -36,7 +37,7 @@ async def test_the_leader_gives_a_starving_side_an_instance_of_the_other(
 
 
 async def test_a_deposed_leader_changes_no_role(pool, fence, clock, metrics, starving) -> None:
-    mover = RoleMover(pool, fence - 1, pool, slo_s=5.0, clock=clock, metrics=metrics)
+    mover = RoleMover(pool, fence - 1, pool, scheduling=SchedulingSettings(), clock=clock, metrics=metrics)
 
     with pytest.raises(LeaseLostError):
         for _ in range((PAUSE_MS + HOLDS_MS) // 1000 + 1):
