@@ -28,11 +28,7 @@ class ReservationLostError(Exception):
 
 
 class GrantWaiter:
-    """One attempt of one request that may have to wait.
-
-    It is registered before the reservation is made, because a grant can arrive before the reservation's own
-    answer has been read.
-    """
+    """One attempt of one request that waits."""
 
     __slots__ = ("_future", "_grant", "attempt", "held", "placed_s", "request_id", "retry_after_s")
 
@@ -88,11 +84,17 @@ class GrantWaiters:
         self.timeout_s = timeout_s
         self.order = order
         self._refuses_late = refuses_late
+        self.placing: dict[str, Grant | None] = {}
+        """Requests whose reservation is under way, by id: their grant can arrive before the reservation's own answer
+        has been read. The caller enters None before it reserves, and removes the entry in any case."""
         self._waiters: dict[str, GrantWaiter] = {}
 
     def expect(self, request_id: str, attempt: int) -> GrantWaiter:
-        """Register before reserving; the caller must call ``leave`` in any case."""
+        """A request is held; the caller must call ``leave`` in any case."""
         waiter = self._waiters[request_id] = GrantWaiter(request_id, attempt)
+        early = self.placing.get(request_id)
+        if early is not None:
+            self.deliver(early)
         return waiter
 
     def leave(self, waiter: GrantWaiter) -> None:
@@ -131,9 +133,11 @@ class GrantWaiters:
     def deliver(self, grant: Grant) -> None:
         """Hand a grant over. One without a waiter is of a request that is over, whose release is on its way."""
         waiter = self._waiters.get(grant.request_id)
-        if waiter is None or waiter.attempt != grant.attempt:
-            return
-        waiter.granted(grant)
+        if waiter is None:
+            if grant.request_id in self.placing:
+                self.placing[grant.request_id] = grant
+        elif waiter.attempt == grant.attempt:
+            waiter.granted(grant)
 
     async def listen(self) -> None:
         """Follow the pool's grants for this replica. Runs until cancelled."""

@@ -38,7 +38,6 @@ class PlacedRequest(Protocol):
     instance_url: str
     data_parallel_rank: int | None
     """Of the server at that URL; None for the whole server."""
-    expected_cached_tokens: int
     attempts: int
     leg: Leg
     """PREFILL: what its instance answers is for the instance of its decode leg."""
@@ -46,6 +45,10 @@ class PlacedRequest(Protocol):
     @property
     def answering_id(self) -> str:
         """The instance whose answer the client gets, or is to get."""
+
+    @property
+    def expected_cached_tokens(self) -> int:
+        """Prompt tokens that its instance is expected to find in its KV cache."""
 
     @property
     def expected_ttft_s(self) -> float | None:

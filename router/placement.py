@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.context import ReplicaContext
 from router.errors import QueueFullError, RouterError, SloUnreachableError, UnavailableError, nobody_ready
-from router.grant_waiters import GrantWaiter, ReservationLostError
+from router.grant_waiters import ReservationLostError
 from router.scheduled_request import ScheduledRequest
 from router.served_pool import ServedPool
 from scheduling.decision import RouteQuery, holds
@@ -33,26 +33,26 @@ class StorePlacer:
             HoldTimeoutError: it was held too long.
             StoreUnavailableError: the store is out of reach.
         """
-        pool, waiters = request.pool, request.pool.grant_waiters
+        pool, placing = request.pool, request.pool.grant_waiters.placing
         while True:
-            waiter = waiters.expect(request.request_id, request.store_attempt)
-            search = self._new_search(request)
+            request_id, search = request.request_id, self._new_search(request)
+            request.searches.append((search, request.store_attempt))
             request.may_be_reserved = True
+            placing[request_id] = None
             try:
-                try:
-                    placed = await drive(search.run(), pool.fleet)
-                finally:
-                    self._note_rounds(request, search)
-                self._note_placed(request, placed, search.trips)
-                instance_id = placed.instance_id
-                if placed.reply.status is PlaceStatus.DISPATCHED:
-                    return request.dispatched(await self._spec(pool, instance_id), placed.reply.uncached_tokens)
-                await pool.fleet.plan(placed.reply.queue)
-                grant = await self._wait(request, waiter, instance_id)
+                placed = await drive(search.run(), pool.fleet)
+                request.was_placed(placed)
+                reply = placed.reply
+                if reply.status is PlaceStatus.DISPATCHED:
+                    known = pool.view.view.instances.get(placed.instance_id)  # else it is read, by a coroutine
+                    spec = known or await self._spec(pool, placed.instance_id)
+                    return request.dispatched(spec, reply.uncached_tokens)
+                grant = await self._grant(request, placed)
                 spec = await self._spec(pool, grant.instance_id)
                 return request.dispatched(spec, grant.uncached_tokens, held_by=grant)
             except SearchFailed as failed:
                 request.not_reserved()
+                pool.metrics.stale.inc(search.stale_rounds)
                 if not failed.duplicate:
                     raise self._refusal(request, failed) from None
                 request.rename()
@@ -62,23 +62,7 @@ class StorePlacer:
                 # Whatever the store has of it after all: an older copy of the store may have said so.
                 await pool.fleet.finish(request.request_id, request.store_attempt)
             finally:
-                waiters.leave(waiter)
-
-    def _note_rounds(self, request: ScheduledRequest, search: Search) -> None:
-        for found in search.rounds:
-            request.note_round(found)
-            if found.reply.status is PlaceStatus.STALE:
-                request.pool.metrics.stale.inc()
-
-    def _note_placed(self, request: ScheduledRequest, placed: Placed, trips: int) -> None:
-        pool, now_s = request.pool, self._context.clock.monotonic_s()
-        if pool.breakers.troubled:
-            pool.breakers.sending(placed.instance_id, now_s)
-        (pool.metrics.one_trip if trips == 1 else pool.metrics.more_trips).inc()
-        request.was_placed(placed)
-        if request.attempts == 0:
-            request.placed_s = now_s - request.started_s
-            pool.metrics.decision_s.observe(request.placed_s)
+                placing.pop(request_id, None)
 
     def _new_search(self, request: ScheduledRequest) -> Search:
         pool, slo_ms, output_tokens = request.pool, round(request.slo_s * 1000), request.prompt.expected_output_tokens
@@ -119,18 +103,25 @@ class StorePlacer:
             )
         return nobody_ready(pool.settings.name)
 
-    async def _wait(self, request: ScheduledRequest, waiter: GrantWaiter, instance_id: str) -> Grant:
-        pool, held_s = request.pool, request.held_s
-        request.hold_began()
+    async def _grant(self, request: ScheduledRequest, placed: Placed) -> Grant:
+        """Of a request that is held."""
+        pool, held_s, instance_id = request.pool, request.held_s, placed.instance_id
+        waiters = pool.grant_waiters
+        waiter = waiters.expect(request.request_id, request.store_attempt)
+        request.count_placed()
         try:
-            return await pool.grant_waiters.wait(waiter, held_s, lambda: pool.fleet.expected_wait_s(instance_id))
+            await pool.fleet.plan(placed.reply.queue)
+            request.hold_began()
+            try:
+                return await waiters.wait(waiter, held_s, lambda: pool.fleet.expected_wait_s(instance_id))
+            finally:
+                request.hold_ended()
         finally:
-            request.hold_ended()
+            waiters.leave(waiter)
 
     async def _spec(self, pool: ServedPool, instance_id: str) -> InstanceSpec:
         """Of an instance that took the request; it may have joined after the last refresh of this replica's view."""
-        known = pool.view.view.instances.get(instance_id)
-        spec = known or (await pool.view.refresh()).instances.get(instance_id)
+        spec = pool.view.view.instances.get(instance_id) or (await pool.view.refresh()).instances.get(instance_id)
         if spec is None:
             raise UnavailableError(
                 f"instance {instance_id!r} was removed while the request was sent there", retry_after_s=1.0

@@ -1,4 +1,4 @@
-"""What has happened to a live request so far, for people: see ``router.explain``."""
+"""What has happened to a live request so far, for people: its explanation (see ``router.explain``), and its counts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from router.inference_request import InferenceRequest
 from router.outcome import Outcome, Usage
 from router.served_pool import ServedPool
 from scheduling.chain import Chain
+from scheduling.granting import Grant
 from scheduling.hotness import HotnessTree
 from scheduling.legs import Leg
-from scheduling.placement import Placed
+from scheduling.placement import Placed, Search
 
 
 class RequestStory(ABC):
@@ -26,11 +27,10 @@ class RequestStory(ABC):
     instance_id: str
     attempts: int
     store_attempt: int
-    expected_cached_tokens: int
     leg: Leg
     decode: DecodeLeg | None
     _placed: Placed | None
-    _rounds: list[tuple[Placed, int]]
+    searches: list[tuple[Search, int]]
     _seen_epoch: int
     _seen_tree_version: int
     _seen_tree: HotnessTree
@@ -46,6 +46,13 @@ class RequestStory(ABC):
     _ended_s: float | None = None
     _outcome: Outcome | None = None
     _reported = Usage()
+    _dispatched = False
+    _held_by: Grant | None = None
+    """What dispatched it, if it was held."""
+    held_s = 0.0
+    """Time held until the last grant."""
+    _uncounted: Placed | None = None
+    """The last placement, until it is counted."""
 
     @property
     def pool_name(self) -> str:
@@ -62,13 +69,16 @@ class RequestStory(ABC):
     @abstractmethod
     def _held_until_now_s(self) -> float: ...
 
-    def note_round(self, placed: Placed) -> None:
-        self._rounds.append((placed, self.store_attempt))
+    @property
+    @abstractmethod
+    def expected_cached_tokens(self) -> int: ...
 
     @property
     def rounds(self) -> tuple[PlacementRound, ...]:
         """Every decision on it."""
-        return tuple([PlacementRound.of(placed, attempt) for placed, attempt in self._rounds])
+        return tuple(
+            [PlacementRound.of(placed, attempt) for search, attempt in self.searches for placed in search.rounds]
+        )
 
     def explain(self) -> Explanation:
         """What has happened so far."""
@@ -107,3 +117,22 @@ class RequestStory(ABC):
             prefilled_s=self._prefilled_s,
             **({} if self.decode is None else self.decode.story()),
         )
+
+    # what is counted ----------------------------------------------------------------------------------------
+    def count_placed(self) -> None:
+        """Once for every placement: when the request is held, else when it is on its way, which counting would delay.
+        Judges what the placement means, for the head of the answer too."""
+        placed, metrics = self._uncounted, self.pool.metrics
+        if placed is None:
+            return
+        self._uncounted = None
+        metrics.reasons[placed.decision.reason].inc()
+        (metrics.split if placed.reply.leg is Leg.PREFILL else metrics.whole).inc()
+        search = self.searches[-1][0]
+        (metrics.one_trip if search.trips == 1 else metrics.more_trips).inc()
+        if search.stale_rounds:
+            metrics.stale.inc(search.stale_rounds)
+        if self.attempts <= 1 and self.placed_s is not None:
+            metrics.decision_s.observe(self.placed_s)
+        if self._dispatched and self._held_by is None:
+            metrics.hold_s.observe(self.held_s)

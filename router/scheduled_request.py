@@ -29,7 +29,7 @@ from scheduling.granting import Grant
 from scheduling.instance import InstanceSpec
 from scheduling.learning import features_to_note, finished_note
 from scheduling.legs import Leg
-from scheduling.placement import Placed
+from scheduling.placement import Placed, Search
 from scheduling.request import Request, RequestState
 from scheduling.slo import slo_s
 
@@ -49,7 +49,8 @@ class ScheduledRequest(RequestStory):
     instance_id = ""
     instance_url = ""
     data_parallel_rank: int | None = None
-    expected_cached_tokens = 0
+    _expected_cached: int | None = None
+    """Prompt tokens that its instance is expected to find; None: not looked up yet."""
     attempts = 0
     store_attempt = 1
     """Counts reservations that replaced one another, also of requests the store had lost."""
@@ -64,12 +65,7 @@ class ScheduledRequest(RequestStory):
     """The last placement that took effect."""
     _spec: InstanceSpec | None = None
     """The instance that it was dispatched to."""
-    _held_by: Grant | None = None
-    """What dispatched it, if it was held."""
-    held_s = 0.0
-    """Time held until the last grant."""
     _held_since_s: float | None = None
-    _dispatched = False
     _uncached_tokens = 0
     """What its instance has to prefill, once it is dispatched."""
     _prefilled = False
@@ -82,8 +78,6 @@ class ScheduledRequest(RequestStory):
     decode_attempts = 0
     _done = False
     _release: TimerHandle | None = None
-    _uncounted: Placed | None = None
-    """The last placement, until its reason is counted."""
 
     def __init__(
         self, inference_request: InferenceRequest, request_id: str, route: Route[ServedPool], prompt: ReadPrompt,
@@ -98,8 +92,8 @@ class ScheduledRequest(RequestStory):
         self.pool = pool
         self.slo_s = slo_s(pool.scheduling, self.chain.prompt_tokens, inference_request.slo_s)
         self.started_s = context.clock.monotonic_s()
-        self._rounds: list[tuple[Placed, int]] = []
-        """Every choice, with its attempt."""
+        self.searches: list[tuple[Search, int]] = []
+        """Every search for an instance, with its attempt."""
         view = pool.view.view  # not kept: a long answer would keep every former view of the fleet alive
         self._seen_epoch, self._seen_tree_version = view.epoch, view.tree_version
         self._seen_tree, self._max_key_blocks = view.tree, pool.scheduling.max_key_blocks
@@ -117,6 +111,12 @@ class ScheduledRequest(RequestStory):
     @property
     def age_s(self) -> float:
         return self._context.clock.monotonic_s() - self.started_s
+
+    @property
+    def expected_cached_tokens(self) -> int:
+        if self._expected_cached is not None or self._spec is None:
+            return self._expected_cached or 0
+        return self.pool.recent_answers.cached(self._spec.instance_id, self.chain, self._uncached_tokens)
 
     def not_reserved(self) -> None:
         """The store has no reservation of this request."""
@@ -143,16 +143,13 @@ class ScheduledRequest(RequestStory):
     # transitions ------------------------------------------------------------------------------------------------
     def was_placed(self, placed: Placed) -> None:
         """A reservation was made; its TTFT is expected from now on."""
-        self._count_reason()
+        now_s, breakers = self._context.clock.monotonic_s(), self.pool.breakers
+        if breakers.troubled:
+            breakers.sending(placed.instance_id, now_s)
         self._placed = self._estimate = self._uncounted = placed
         self.enqueued_ms, self.leg = placed.reply.enqueued_ms, placed.reply.leg
-        (self.pool.metrics.split if self.leg is Leg.PREFILL else self.pool.metrics.whole).inc()
-
-    def _count_reason(self) -> None:
-        """Once for every placement. Judges what it means, for the head of the answer too."""
-        if self._uncounted is not None:
-            self.pool.metrics.reasons[self._uncounted.decision.reason].inc()
-            self._uncounted = None
+        if self.attempts == 0:
+            self.placed_s = now_s - self.started_s
 
     def hold_began(self) -> None:
         self._held_since_s = self.age_s
@@ -166,17 +163,19 @@ class ScheduledRequest(RequestStory):
 
     def dispatched(self, spec: InstanceSpec, uncached_tokens: int, *, held_by: Grant | None = None) -> None:
         """The request may be sent to the instance now."""
-        self.pool.metrics.hold_s.observe(self.held_s)
         self._spec, self._held_by = spec, held_by
         self._uncached_tokens = uncached_tokens
         self.instance_id, self.instance_url = spec.instance_id, spec.url
         self.data_parallel_rank = spec.data_parallel_rank
-        self.expected_cached_tokens = self.pool.recent_answers.cached(spec.instance_id, self.chain, uncached_tokens)
+        if held_by is not None:
+            self.pool.metrics.hold_s.observe(self.held_s)
+        self._expected_cached = None
         self.attempts += 1
         self._dispatched = True
 
     def sent(self) -> None:
-        self._count_reason()
+        self.count_placed()
+        self._expected_cached = self.expected_cached_tokens  # recent answers are forgotten soon
         spec, shows_first_token = self._spec, self.inference_request.stream or self.leg is Leg.PREFILL
         if spec is not None and not (shows_first_token or self._prefilled or self._release is not None):
             was_held = self._held_by is not None
@@ -264,6 +263,7 @@ class ScheduledRequest(RequestStory):
 
     async def reroute(self, failure: InstanceFailure) -> None:
         failed_id, decode = self.instance_id, self.decode
+        self.count_placed()
         self._stop_release_timer()
         self._dispatched, self._placed = False, None
         if decode is not None:
@@ -311,7 +311,7 @@ class ScheduledRequest(RequestStory):
         end_trial(self, completed=outcome is Outcome.COMPLETED)
         self._stop_release_timer()
         self._context.live.leave(self)
-        self._count_reason()
+        self.count_placed()
         self._count_end(outcome, usage)
         if self.may_be_reserved:
             self._send_finish(self._taught(usage))

@@ -223,7 +223,7 @@ class Search:
     """Times that the store was asked."""
     _refreshed: bool = field(default=False, init=False)
     _ignores_breakers: bool = field(default=False, init=False)
-    _stale_rounds: int = field(default=0, init=False)
+    stale_rounds: int = field(default=0, init=False)
     _trusts_prior: bool = field(default=False, init=False)
     """An idle instance refused what its prior would serve in time: it takes the request if it is idle still."""
 
@@ -254,7 +254,7 @@ class Search:
                 case PlaceStatus.QUEUE_FULL:
                     self.full |= {placed.instance_id}
                 case PlaceStatus.STALE:
-                    self._stale_rounds += 1
+                    self.stale_rounds += 1
                     self._trusts_prior = False
         raise SearchFailed(self.full)
 
@@ -369,7 +369,7 @@ class Search:
 
     def _most(self, decision: Decision) -> int | None:
         """Pending tokens up to which the choice is valid: less than one dispatch window more than it saw."""
-        if decision.seen_pending_tokens is None or self._stale_rounds >= CHECKED_ROUNDS:
+        if decision.seen_pending_tokens is None or self.stale_rounds >= CHECKED_ROUNDS:
             return None
         return decision.seen_pending_tokens + self.fleet.view.instances[decision.instance_id].dispatch_window_tokens
 

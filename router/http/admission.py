@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -9,7 +10,6 @@ from xxhash import xxh3_64_intdigest
 
 from router.api_keys import ApiKeys
 from router.errors import InvalidRequestError, MethodNotAllowedError, NotFoundError, UnsupportedEncodingError
-from router.http.leg_bodies import may_split
 from router.http.model_field import form_model
 from router.http.paths import INFERENCE_PATHS, is_inference, methods_of, needs_api_key, stored_response_id
 from router.http.request_reader import HeadCheck, Request
@@ -28,6 +28,8 @@ OPS_BODY_BYTES: Final = 512 << 10
 """Largest body of a request that the ASGI app serves: the app parses it at once, in any shape."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
+_NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search", "kv_transfer_params"})
+"""Fields with which an answer needs the computed prompt itself, or with which the client transfers KV on its own."""
 
 
 def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
@@ -37,7 +39,7 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
 
     def check_head(request: Request) -> int:
         path, method = request.path, request.method
-        inference = is_inference(path)
+        inference = path in INFERENCE_PATHS or is_inference(path)
         if method == "OPTIONS":  # a browser sends no key with it
             return OPS_BODY_BYTES
         if method == "CONNECT":
@@ -65,7 +67,7 @@ def read_stored_request(request: Request, request_id: str) -> InferenceRequest |
     Raises:
         NotFoundError: the id does not name an instance.
     """
-    response = stored_response_id(request.path)
+    response = None if request.path in INFERENCE_PATHS else stored_response_id(request.path)
     if response is None:
         return None
     instance_id = storing_instance(response)
@@ -139,7 +141,7 @@ def inference_request_of(
         model or "",
         path,
         prompt,
-        _slo_s(request),
+        None if request.get(b"x-slo-ttft-ms") is None else _slo_s(request),
         stream=bool(stream),
         body_hash=0 if prompt is not None else xxh3_64_intdigest(request.body),
         leaves_usage_open=bool(stream) and path in COMPLETIONS_PATHS and "stream_options" not in body,
@@ -149,6 +151,24 @@ def inference_request_of(
         read.leaves_id_open = "request_id" not in body
         read.pinned_to = storing_instance(body.get("previous_response_id"))
     return read
+
+
+def may_split(path: str, body: Mapping[str, Any]) -> bool:
+    """Whether one instance can prefill the request's prompt and another one answer it: one prompt, one answer of more
+    than a token."""
+    if path not in COMPLETIONS_PATHS or not (_NOT_SPLIT.isdisjoint(body) or _NOT_SPLIT.isdisjoint(_set_in(body))):
+        return False
+    if body.get("n") not in (None, 1) or (body.get("best_of") or 1) != 1:
+        return False
+    if 1 in (body.get("max_tokens"), body.get("max_completion_tokens")) or body.get("max_tokens") == 0:
+        return False
+    prompt = body.get("prompt")
+    return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
+
+
+def _set_in(body: Mapping[str, Any]) -> list[str]:
+    """The fields that say something."""
+    return [name for name, given in body.items() if given]
 
 
 def _slo_s(request: Request) -> float | None:

@@ -19,7 +19,7 @@ from router.http.downstream import ByteSource
 from router.http.forward import serve_inference
 from router.http.half_closed import DepartureProbes
 from router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Header, error_answer, options_answer
-from router.http.paths import is_inference
+from router.http.paths import INFERENCE_PATHS, is_inference
 from router.http.plane import DataPlane
 from router.http.request_reader import MAX_PIPELINED_REQUESTS, HeadCheck, Request, RequestReader
 from router.outcome import Outcome
@@ -246,7 +246,7 @@ class ClientConnection(asyncio.Protocol):
             self.refuse(request.refusal)
         elif request.method == "OPTIONS" and (is_inference(request.path) or self.page_fields):
             self.write_head(options_answer(request.path, close=not self.keeps_alive(), fields=self._own_fields()))
-        elif not is_inference(request.path):
+        elif request.path not in INFERENCE_PATHS and not is_inference(request.path):
             scope = build_scope(request, self._transport, self._app_state.copy())
             await serve_asgi(self._app, scope, request, self, self._own_fields())
         else:

@@ -8,28 +8,12 @@ from typing import Any, Final
 import orjson
 
 from router.http.model_field import BodyPart, Edit
-from router.inference_request import COMPLETIONS_PATHS
 
-_NOT_SPLIT: Final = ("echo", "prompt_logprobs", "use_beam_search", "kv_transfer_params")
-"""Fields with which an answer needs the computed prompt itself, or with which the client transfers KV on its own."""
 _LIMITS: Final = {
     "/v1/chat/completions": ("max_tokens", "max_completion_tokens", "min_tokens"),
     "/v1/completions": ("max_tokens", "min_tokens"),
 }
 _OPTIONAL: Final = (b'"stream_options"', b'"max_tokens"', b'"max_completion_tokens"', b'"min_tokens"', b'"stream"')
-
-
-def may_split(path: str, body: Mapping[str, Any]) -> bool:
-    """Whether one instance can prefill the request's prompt and another one answer it: one prompt, one answer of more
-    than a token."""
-    if path not in COMPLETIONS_PATHS or any(body.get(name) for name in _NOT_SPLIT):
-        return False
-    if body.get("n") not in (None, 1) or (body.get("best_of") or 1) != 1:
-        return False
-    if 1 in (body.get("max_tokens"), body.get("max_completion_tokens")) or body.get("max_tokens") == 0:
-        return False
-    prompt = body.get("prompt")
-    return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
 
 
 def prefill_body(path: str, body: bytes, params: Mapping[str, Any], model: str | None) -> bytes:

@@ -221,3 +221,26 @@ async def test_a_request_that_is_deferred_for_too_long_is_refused_even_where_lat
             await task
         assert turned_away.value.retry_after_s == 7.0
     task.cancel()
+
+
+async def test_a_grant_before_the_reservations_own_answer_is_there_when_the_request_waits(clock: Any) -> None:
+    waiters = waiters_of(None, clock)
+    waiters.placing["x"] = None
+
+    waiters.deliver(granted("x", 1))
+    waiters.deliver(granted("unknown", 1))
+
+    assert (await waiters.wait(waiters.expect("x", 1), 0.0, lambda: 1.0)).instance_id == "a"
+    assert list(waiters.placing) == ["x"], "a grant of a request that is over is not kept"
+
+
+async def test_an_early_grant_of_another_attempt_is_not_taken(clock: Any, tools: Any) -> None:
+    waiters = waiters_of(None, clock)
+    waiters.placing["x"] = None
+    waiters.deliver(granted("x", 1))
+
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", 2), 0.0, lambda: 1.0))
+    await tools.settle()
+
+    assert not task.done()
+    task.cancel()

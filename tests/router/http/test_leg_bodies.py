@@ -6,7 +6,8 @@ import orjson
 import pytest
 
 from router.connectors import PREFILL_PARAMS
-from router.http.leg_bodies import freeing_body, may_split, params_edit, prefill_body, transfer_params
+from router.http.admission import may_split
+from router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
 from router.http.model_field import edited
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
