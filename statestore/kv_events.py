@@ -71,6 +71,8 @@ class KvChange:
     """The reverse. None is in both."""
     names: Mapping[bytes, bytes] = field(default_factory=dict)
     """By the engine's block, what is known of it; empty for one that is gone."""
+    all_names: bool = False
+    """``names`` are all there are: what was told before is forgotten."""
 
 
 class KvEventStore(Protocol):

@@ -68,6 +68,8 @@ class KvEventBooks:
         events = book.kv_events
         booked = book.kv.confirm(change.stored)
         book.kv.remove(change.removed)
+        if change.all_names:
+            events.names.clear()
         for name, known in change.names.items():
             if known:
                 events.names[name] = known

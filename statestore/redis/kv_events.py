@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgpack  # type: ignore[import-untyped]
+
 from statestore.errors import LeaseLostError
 from statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
 from statestore.redis import codec
 from statestore.redis.calls import Argument
 from statestore.redis.leader import LeaderCalls
 
-_NAMES_PER_CALL = 1000
+_CHANGES_PER_CALL = 200
 
 
 class KvEventCalls(LeaderCalls):
@@ -53,12 +55,12 @@ class KvEventCalls(LeaderCalls):
 
     async def kv_names(self, instance_id: str) -> Mapping[bytes, bytes]:
         names: dict[bytes, bytes] = {}
-        key, cursor = self._keys.kv_events(instance_id)[1], b"0"
-        while True:
-            cursor, flat = await self._calls.command("HSCAN", key, cursor, "COUNT", _NAMES_PER_CALL)
-            names |= zip(flat[::2], flat[1::2], strict=True)
-            if cursor == b"0":
-                return names
+        key, read = self._keys.kv_events(instance_id)[1], 0
+        while changes := await self._calls.command("LRANGE", key, read, read + _CHANGES_PER_CALL - 1):
+            read += len(changes)
+            for packed in changes:
+                _enter(names, msgpack.unpackb(packed))
+        return names
 
     async def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
         told = (instance_id, fence, change.sequence, repr(change.published_s), BOOKING_MS)
@@ -66,19 +68,22 @@ class KvEventCalls(LeaderCalls):
 
 
 def _change_arguments(change: KvChange) -> Iterator[Argument]:
-    gone = [name for name, known in change.names.items() if not known]
+    yield msgpack.packb([each for pair in change.names.items() for each in pair]) if change.names else b""
+    yield "1" if change.all_names else ""
     yield len(change.stored)
-    yield len(change.removed)
-    yield len(change.names) - len(gone)
     for block in change.stored:
         yield block.to_bytes(codec.HASH_BYTES, "big")
     for block in change.removed:
         yield block.to_bytes(codec.HASH_BYTES, "big")
-    for name, known in change.names.items():
+
+
+def _enter(names: dict[bytes, bytes], flat: Sequence[bytes]) -> None:
+    """One change of names: name, value, …; the value of one that is gone is empty."""
+    for name, known in zip(flat[::2], flat[1::2], strict=True):
         if known:
-            yield name
-            yield known
-    yield from gone
+            names[name] = known
+        else:
+            names.pop(name, None)
 
 
 def _record(instance_id: str, flat: Any) -> KvEventRecord:

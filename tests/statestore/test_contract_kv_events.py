@@ -92,6 +92,22 @@ async def test_confirmed_blocks_are_hits_and_removed_ones_are_not(pool: PoolStor
     assert (record.sequence, record.published_s) == (1, 2.5)
 
 
+async def test_all_names_take_the_place_of_those_before(pool: PoolStore) -> None:
+    fence = await claimed(pool)
+    for sequence in range(500):
+        name = b"%d" % (sequence % 7)
+        await pool.apply_kv_events("a", fence, KvChange(sequence, 1.0, (), (), {name: b"%d" % sequence}))
+    many = await pool.kv_names("a")
+
+    await pool.apply_kv_events("a", fence, KvChange(500, 1.0, (), (), {b"x": b"1", b"y": b"2"}, all_names=True))
+    await pool.apply_kv_events("a", fence, KvChange(501, 1.0, (), (), {b"x": b""}))
+
+    assert many == {b"%d" % (sequence % 7): b"%d" % sequence for sequence in range(493, 500)}
+    assert await pool.kv_names("a") == {b"y": b"2"}
+    await pool.apply_kv_events("a", fence, KvChange(502, 1.0, all_names=True))
+    assert await pool.kv_names("a") == {}
+
+
 async def test_a_request_is_counted_by_what_is_booked_and_what_is_confirmed(pool: PoolStore) -> None:
     fence = await claimed(pool)
     await pool.apply_kv_events("a", fence, KvChange(0, 1.0, CHAIN.hashes[:2]))

@@ -466,7 +466,7 @@ class Traffic:
         stored = blocks[: rng.randrange(len(blocks) + 1)] if rng.random() < 0.6 else ()
         removed = _with_all_after(gone) if not stored else ()
         names = {b"%d" % block: rng.choice((b"", b"known")) for block in blocks}
-        change = KvChange(rng.randrange(100), rng.random(), stored, removed, names)
+        change = KvChange(rng.randrange(100), rng.random(), stored, removed, names, rng.random() < 0.1)
         booked = await self.twins.both(lambda pool: pool.apply_kv_events(name, fence, change))
         self.seen["confirmed"] += booked is not LeaseLostError and booked
         await self.twins.both(lambda pool: pool.kv_names(name))

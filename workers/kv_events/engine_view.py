@@ -67,6 +67,11 @@ class EngineView:
         """Since the last change was taken."""
         return len(self._before) + len(self._pool_touched)
 
+    @property
+    def named_blocks(self) -> int:
+        """Names that the store has to keep."""
+        return len(self._device) + len(self._pool)
+
     def apply(self, batch: Batch) -> None:
         """Raises AmbiguousEventsError."""
         for event in batch.events:
@@ -79,24 +84,34 @@ class EngineView:
         if len(self._device) > MAX_BLOCKS:
             raise AmbiguousEventsError(f"the engine reports over {MAX_BLOCKS} blocks")
 
-    def take_change(self, sequence: int, published_s: float) -> tuple[KvChange, bool]:
-        """What changed since the last call, and whether all that the store listed before has to be dropped first."""
+    def take_change(self, sequence: int, published_s: float, *, all_names: bool = False) -> tuple[KvChange, bool]:
+        """What changed since the last call, and whether all that the store listed before has to be dropped first. With
+        ``all_names`` these are told from the beginning."""
         device, stored, removed = self._device, [], []
         names: dict[bytes, bytes] = {}
         for name, before in self._before.items():
             now = device.get(name)
-            names[_NAME.pack(_DEVICE, name)] = b"" if now is None else _KNOWN.pack(*now)
+            if not all_names:
+                names[_NAME.pack(_DEVICE, name)] = b"" if now is None else _KNOWN.pack(*now)
             if now is not None and before is None:
                 stored.append(now[0])
             elif now is None and before is not None:
                 removed.append(before)
-        for name in self._pool_touched:
-            copies = self._pool.get(name)
-            names[_NAME.pack(_POOL, name)] = b"" if copies is None else _KNOWN.pack(_NO_HASH, copies)
+        if all_names:
+            names = self._all_names()
+        else:
+            for name in self._pool_touched:
+                copies = self._pool.get(name)
+                names[_NAME.pack(_POOL, name)] = b"" if copies is None else _KNOWN.pack(_NO_HASH, copies)
         cleared, self._cleared = self._cleared, False
         self._before.clear()
         self._pool_touched.clear()
-        return KvChange(sequence, published_s, stored, removed, names), cleared
+        return KvChange(sequence, published_s, stored, removed, names, all_names), cleared
+
+    def _all_names(self) -> dict[bytes, bytes]:
+        names = {_NAME.pack(_DEVICE, name): _KNOWN.pack(*known) for name, known in self._device.items()}
+        pool = {_NAME.pack(_POOL, name): _KNOWN.pack(_NO_HASH, copies) for name, copies in self._pool.items()}
+        return names | pool
 
     def _store(self, event: Stored) -> None:
         self._check(event)

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 SLOW_CALL_S: Final = 1.0
 """A store that takes longer to apply a change does not keep up."""
+NAMES_TOLD: Final = 10_000
+"""After so many changes of names, and three times as many as there are names, the store is told all of them anew."""
 UNMATCHED_BLOCKS: Final = 4096
 """So many stored blocks, none of which had been booked, show that prompts are not cut into the engine's blocks."""
 
@@ -49,6 +51,8 @@ class ViewWriter:
         self._complete = False
         """Every event of the engine's life is in the view."""
         self._unmatched_blocks = 0
+        self._names_told = 0
+        """Changes of names that the store keeps besides those of today: it keeps every one."""
         self.status = KvViewStatus.ESTIMATE
         self._reason = ""
         self.position = BEGINNING
@@ -71,6 +75,7 @@ class ViewWriter:
         self._fence = record.fence
         self.known = record.sequence is not None
         self._view = EngineView(await self._pool.kv_names(instance_id) if self.known else None)
+        self._names_told = NAMES_TOLD + 3 * self._view.named_blocks  # how many the one before told is not known
         self.position = BEGINNING if record.sequence is None else Position(record.sequence, record.published_s)
         # A partial view that cannot be followed is dropped, see ``fall_back``: what is known else, is complete.
         self._complete = self.known and record.status is not KvViewStatus.PARTIAL
@@ -92,6 +97,7 @@ class ViewWriter:
     async def begin_anew(self, *, complete: bool, reason: str = "", position: Position = BEGINNING) -> None:
         """An empty view: of an engine that starts, or whose events before ``position`` are unknown."""
         self._view, self.position, self._complete, self._oldest_s = EngineView(), position, complete, None
+        self._names_told = 0
         self._unmatched_blocks = 0
         await self._mark(KvViewStatus.EXACT if complete else KvViewStatus.PARTIAL, reason, drop=True)
         self.known = True
@@ -126,7 +132,8 @@ class ViewWriter:
             self.written_s = self._clock.monotonic_s()
             return await self._mark(self.status, self._reason)
         position, instance_id = self.position, self._source.instance_id
-        change, cleared = self._view.take_change(position.sequence, position.published_s)
+        all_names = self._names_told > max(NAMES_TOLD, 3 * self._view.named_blocks)
+        change, cleared = self._view.take_change(position.sequence, position.published_s, all_names=all_names)
         if cleared:
             self._complete = True  # the engine's cache was empty then, and is known since
             await self._mark(KvViewStatus.EXACT, "", drop=True)
@@ -134,6 +141,7 @@ class ViewWriter:
         started_s = self._clock.monotonic_s()
         booked = await self._pool.apply_kv_events(instance_id, self._fence, change)
         self.written_s = self._clock.monotonic_s()
+        self._names_told = 0 if all_names else self._names_told + len(change.names)
         blocks = self._metrics.kv_event_blocks
         if change.stored:
             blocks.labels(self._pool.name, "stored").inc(len(change.stored))

@@ -156,3 +156,27 @@ def test_memory_is_bounded() -> None:
     names = range(MAX_BLOCKS + 1)
     with pytest.raises(AmbiguousEventsError, match="over"):
         apply(EngineView(), Stored(names, None, b"", 4, [], False, 0, True))
+
+
+def test_all_names_are_those_of_every_block_that_is_held() -> None:
+    view = EngineView()
+    first, _ = apply(view, stored(1, 2), stored(8, device=False))
+    second, _ = apply(view, removed(2), stored(9, device=False))
+
+    change, _ = view.take_change(3, 4.0, all_names=True)
+
+    assert change.all_names and change.names == after(after({}, first), second) and len(change.names) == 3
+    assert EngineView(change.names).named_blocks == view.named_blocks == 3
+    later, _ = apply(view, removed(1))
+    assert not later.all_names and len(later.names) == 1
+
+
+def test_blocks_are_told_as_stored_and_removed_beside_all_names() -> None:
+    view = EngineView()
+    apply(view, stored(1, 2))
+
+    view.apply(Batch(1, 2.0, (stored(3, parent=2, at=2), removed(1), removed(8, device=False)), 0))
+    change, _ = view.take_change(3, 4.0, all_names=True)
+
+    assert (list(change.stored), list(change.removed)) == ([CHAIN[2]], [CHAIN[0]])
+    assert len(change.names) == 2

@@ -16,7 +16,7 @@ from scheduling.settings import SchedulingSettings
 from simulation.emulator.kv_publisher import KvEventPublisher
 from statestore.clock import RealClock
 from statestore.errors import StoreUnavailableError
-from statestore.kv_events import KvViewStatus
+from statestore.kv_events import KvChange, KvViewStatus
 from statestore.memory import MemoryPool, MemoryStore
 from tests.workers.kv_events.engine import EngineCache, is_exactly, record_of, until
 from workers.kv_events import subscriber as subscribing
@@ -150,6 +150,35 @@ async def test_another_worker_reads_on_where_the_first_one_stopped(pool: MemoryP
         await until(lambda: is_exactly(pool, engine))
 
     assert (await record_of(pool)).sequence == 3
+
+
+async def test_names_are_told_anew_so_that_their_changes_do_not_pile_up(
+    pool: MemoryPool, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_writer, "NAMES_TOLD", 4)
+    applied: list[KvChange] = []
+    apply = pool.apply_kv_events
+
+    async def noted(instance_id: str, fence: int, change: KvChange) -> int:
+        applied.append(change)
+        return await apply(instance_id, fence, change)
+
+    pool.apply_kv_events = noted  # type: ignore[method-assign]
+    engine = EngineCache(publish())
+    async with following(pool, engine.publisher):
+        for _ in range(8):
+            for change in (engine.store, engine.evict):
+                change(PROMPT)
+                await until(lambda: is_exactly(pool, engine))
+        engine.store(OTHER)
+        await until(lambda: is_exactly(pool, engine))
+        told_anew = [len(change.names) for change in applied if change.all_names]
+    assert told_anew and sum(told_anew) < sum(len(change.names) for change in applied)
+
+    async with following(pool, engine.publisher, "worker-2"):
+        engine.evict(OTHER)
+        await until(lambda: is_exactly(pool, engine))
+        assert len(await pool.kv_names("a")) == len(engine.names)
 
 
 async def test_a_worker_that_comes_too_late_for_the_replay_begins_anew(pool: MemoryPool, publish: Any) -> None:
