@@ -35,6 +35,7 @@ export class Instances {
     const tiles = loads.length > ROWS;
     if (this.place.className !== (tiles ? "tiles" : "rows")) {
       this.place.className = tiles ? "tiles" : "rows";
+      this.place.parentElement.classList.toggle("many", tiles);
       this.place.replaceChildren();
       this.rows.clear();
     }
