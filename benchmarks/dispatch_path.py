@@ -25,7 +25,8 @@ from pathlib import Path
 
 import uvloop
 
-from router.inference_request import InferenceRequest, mint_request_id
+from router.http.admission import mint_request_id
+from router.inference_request import InferenceRequest
 from router.outcome import Outcome, Usage
 from router.prompt import sent_prompt
 from router.runtime import Runtime

@@ -31,7 +31,8 @@ import tokenizers
 import uvloop
 from router_overhead import MockInstance, Router, connect
 
-from router.inference_request import InferenceRequest, mint_request_id
+from router.http.admission import mint_request_id
+from router.inference_request import InferenceRequest
 from router.outcome import Outcome
 from router.prompt import sent_prompt
 from router.runtime import Runtime

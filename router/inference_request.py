@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
-from router.errors import InvalidRequestError
 from router.trace_context import TraceContext
 from scheduling.blocks import Prompt
 from scheduling.messages_api import chat_of_message
@@ -36,9 +32,6 @@ POOLED_PATHS = frozenset(
 """Scheduled by load alone: their prompts are counted, and looked for in no cache."""
 SCHEDULED_PATHS = COMPLETIONS_PATHS | {MESSAGES_PATH, RESPONSES_PATH} | POOLED_PATHS
 """Every other path is passed to any suitable instance of the pool."""
-
-MAX_SLO_S = 3600.0
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,58 +133,6 @@ class InferenceRequest:
     """Where a long body names its model, quotes included; None if not searched for."""
     trace: TraceContext | None = None
     """None where the replica does not trace."""
-
-
-_random = Random(os.urandom(32))
-
-
-def mint_request_id() -> str:
-    """A request id that no other replica mints; it need not be secret."""
-    return f"{_random.getrandbits(128):032x}"
-
-
-def read_request_id(header: str | None) -> str:
-    """The client's ``x-request-id``, or a minted one when there is none.
-
-    Raises:
-        InvalidRequestError: it is longer than 128 characters or has characters outside of ``A-Za-z0-9_.:@/+=-``.
-    """
-    if not header:
-        return mint_request_id()
-    if _REQUEST_ID.fullmatch(header) is None:
-        raise InvalidRequestError("x-request-id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : @ / + = -")
-    return header
-
-
-def read_slo_s(header: str | None) -> float | None:
-    """The TTFT SLO of ``x-slo-ttft-ms`` in seconds, to the millisecond; None when the header is absent.
-
-    Raises:
-        InvalidRequestError: not a number of milliseconds above 0 and up to one hour.
-    """
-    if header is None:
-        return None
-    try:
-        slo_ms = float(header)
-    except ValueError:
-        slo_ms = 0.0
-    if not 0.0 < slo_ms <= MAX_SLO_S * 1000:
-        raise InvalidRequestError(f"x-slo-ttft-ms must be milliseconds above 0 and up to {MAX_SLO_S * 1000:.0f}")
-    return max(1, round(slo_ms)) / 1000
-
-
-def read_count(body: Mapping[str, Any], param: str) -> int | None:
-    """The count in a field of the body (``max_tokens``, ``n``); None when it is absent or null.
-
-    Raises:
-        InvalidRequestError: not an integer, or below 0.
-    """
-    count = body.get(param)
-    if count is None:
-        return None
-    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise InvalidRequestError(f"{param} must be an integer, 0 or more", param=param)
-    return count
 
 
 def response_id(request_id: str, instance_id: str) -> str:

@@ -13,7 +13,6 @@ from router.inference_request import (
     RESPONSES_PATH,
     SentPrompt,
     TokenSource,
-    read_count,
 )
 from router.steps import in_steps
 from scheduling.answer_length import expected_answer_tokens
@@ -107,7 +106,7 @@ def sent_prompt(
                 source = TokenSource(path, body, long_texts, len(prompt.data), prompt.has_media)
             text_bytes = None if prompt.has_media else len(prompt.data)
     if body.get("n") is not None:
-        read_count(body, "n")
+        _read_count(body, "n")
     return SentPrompt(prompt, salt, text_bytes, 1 if pooled else _output_limit(body), source, pooled)
 
 
@@ -169,7 +168,21 @@ def _output_limit(body: Mapping[str, Any]) -> int | None:
     """Of the names that APIs have for it the newer one counts; all must be counts."""
     if _LIMITS.isdisjoint(body):
         return None
-    newer, older = read_count(body, "max_completion_tokens"), read_count(body, "max_tokens")
+    newer, older = _read_count(body, "max_completion_tokens"), _read_count(body, "max_tokens")
     if newer is None and older is None:
-        return read_count(body, "max_output_tokens")
+        return _read_count(body, "max_output_tokens")
     return older if newer is None else newer
+
+
+def _read_count(body: Mapping[str, Any], param: str) -> int | None:
+    """The count in a field of the body (``max_tokens``, ``n``); None when it is absent or null.
+
+    Raises:
+        InvalidRequestError: not an integer, or below 0.
+    """
+    count = body.get(param)
+    if count is None:
+        return None
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise InvalidRequestError(f"{param} must be an integer, 0 or more", param=param)
+    return count

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
+from random import Random
 from typing import Any, Final
 
 import orjson
@@ -18,7 +21,6 @@ from router.inference_request import (
     RESPONSES_PATH,
     SCHEDULED_PATHS,
     InferenceRequest,
-    read_slo_s,
     storing_instance,
 )
 from router.prompt import sent_prompt
@@ -30,6 +32,10 @@ OPS_BODY_BYTES: Final = 512 << 10
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 _NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search", "kv_transfer_params"})
 """Fields with which an answer needs the computed prompt itself, or with which the client transfers KV on its own."""
+
+MAX_SLO_S: Final = 3600.0
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
+_random = Random(os.urandom(32))
 
 
 def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
@@ -169,6 +175,41 @@ def may_split(path: str, body: Mapping[str, Any]) -> bool:
 def _set_in(body: Mapping[str, Any]) -> list[str]:
     """The fields that say something."""
     return [name for name, given in body.items() if given]
+
+
+def mint_request_id() -> str:
+    """A request id that no other replica mints; it need not be secret."""
+    return f"{_random.getrandbits(128):032x}"
+
+
+def read_request_id(header: str | None) -> str:
+    """The client's ``x-request-id``, or a minted one when there is none.
+
+    Raises:
+        InvalidRequestError: it is longer than 128 characters or has characters outside of ``A-Za-z0-9_.:@/+=-``.
+    """
+    if not header:
+        return mint_request_id()
+    if _REQUEST_ID.fullmatch(header) is None:
+        raise InvalidRequestError("x-request-id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : @ / + = -")
+    return header
+
+
+def read_slo_s(header: str | None) -> float | None:
+    """The TTFT SLO of ``x-slo-ttft-ms`` in seconds, to the millisecond; None when the header is absent.
+
+    Raises:
+        InvalidRequestError: not a number of milliseconds above 0 and up to one hour.
+    """
+    if header is None:
+        return None
+    try:
+        slo_ms = float(header)
+    except ValueError:
+        slo_ms = 0.0
+    if not 0.0 < slo_ms <= MAX_SLO_S * 1000:
+        raise InvalidRequestError(f"x-slo-ttft-ms must be milliseconds above 0 and up to {MAX_SLO_S * 1000:.0f}")
+    return max(1, round(slo_ms)) / 1000
 
 
 def _slo_s(request: Request) -> float | None:

@@ -10,7 +10,14 @@ import orjson
 
 from router import trace_context
 from router.errors import RouterError, UpstreamTimeoutError, from_exception
-from router.http.admission import is_form, read_form_request, read_inference_request, read_stored_request
+from router.http.admission import (
+    is_form,
+    mint_request_id,
+    read_form_request,
+    read_inference_request,
+    read_request_id,
+    read_stored_request,
+)
 from router.http.attempt import ErrorAnswer, ExchangeResult
 from router.http.downstream import Downstream
 from router.http.heads import Header, response_head
@@ -22,7 +29,7 @@ from router.http.request_reader import Request
 from router.http.sending import Sender, Sending, Target, nothing
 from router.http.split_forward import SplitTry
 from router.http.stream_usage import id_edit, usage_edit
-from router.inference_request import InferenceRequest, mint_request_id, read_request_id, response_id
+from router.inference_request import InferenceRequest, response_id
 from router.lifecycle import PlacedRequest, SplitRequest
 from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from scheduling.breaker import is_server_fault
