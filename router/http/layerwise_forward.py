@@ -19,7 +19,6 @@ from router.http.attempt import ExchangeResult, never_asked, stuck_transfer
 from router.http.heads import Header
 from router.http.leg_answer import LegAnswer
 from router.http.leg_bodies import params_edit, prefill_body
-from router.http.model_field import BodyPart
 from router.http.sending import Sending
 from router.http.split_forward import Forwarding
 from router.lifecycle import SplitRequest
@@ -60,7 +59,7 @@ class LayerwiseTry:
         """Send the prefill leg, and wait for the answer of the decode leg."""
         placed, forwarding = self._placed, self._forwarding
         answer = LegAnswer(forwarding.request.path, forwarding.downstream.asked_s)
-        body: list[BodyPart] = [prefill_body(forwarding.request.path, self._body, params, forwarding.other_model)]
+        body = prefill_body(forwarding.request.path, self._body, params, forwarding.other_model)
         sending = Sending(placed, lambda: body, answer, list[Header], awaits_output=True, on_sent=placed.sent)
         prefilling = asyncio.ensure_future(forwarding.sender.send(sending))
         try:

@@ -13,25 +13,23 @@ _LIMITS: Final = {
     "/v1/chat/completions": ("max_tokens", "max_completion_tokens", "min_tokens"),
     "/v1/completions": ("max_tokens", "min_tokens"),
 }
-_OPTIONAL: Final = (b'"stream_options"', b'"max_tokens"', b'"max_completion_tokens"', b'"min_tokens"', b'"stream"')
+_ONE_TOKEN: Final = {
+    path: b'"stream":false,' + b"".join(b'"%b":1,' % name.encode() for name in names) for path, names in _LIMITS.items()
+}
 
 
-def prefill_body(path: str, body: bytes, params: Mapping[str, Any], model: str | None) -> bytes:
-    """One token, not streamed: with ``min_tokens`` it ends by its length in any case, and no other end stages KV."""
-    wanted = {**dict.fromkeys(_LIMITS[path], 1), "stream": False, "kv_transfer_params": params}
-    if model is None and not any(name in body for name in _OPTIONAL):
-        return _extended(body, wanted)
-    value = orjson.loads(body)
-    value.pop("stream_options", None)
-    if model is not None:
-        value["model"] = model
-    return orjson.dumps(value | wanted)
+def prefill_body(path: str, body: bytes, params: Mapping[str, Any], model: str | None) -> list[BodyPart]:
+    """One token, not streamed: with ``min_tokens`` it ends by its length in any case, and no other end stages KV.
 
-
-def _extended(body: bytes, fields: Mapping[str, Any]) -> bytes:
-    """A JSON object that has fields, with some more."""
-    end = body.rindex(b"}")
-    return b"".join((body[:end], b",", orjson.dumps(fields)[1:]))
+    The fields are added at the end, where they stand for those of the same name before, as for any reader: a long
+    prompt is neither parsed nor copied. The body must be a JSON object that has fields.
+    """
+    more = orjson.dumps(params)
+    name = b"" if model is None else b'"model":%b,' % orjson.dumps(model)
+    if b'"stream_options"' in body:
+        name += b'"stream_options":null,'
+    added = b',%b%b"kv_transfer_params":%b}' % (_ONE_TOKEN[path], name, more)
+    return [memoryview(body)[: body.rindex(b"}")], added]
 
 
 def params_edit(body: bytes, params: Mapping[str, Any]) -> Edit:

@@ -111,7 +111,7 @@ class SplitTry:
     # the legs ------------------------------------------------------------------------------------------------
     def _prefill_body(self) -> list[BodyPart]:
         request = self._forwarding.request
-        return [prefill_body(request.path, request.body, PREFILL_PARAMS, self._forwarding.other_model)]
+        return prefill_body(request.path, request.body, PREFILL_PARAMS, self._forwarding.other_model)
 
     async def _decode(self, decode: DecodeLeg) -> ExchangeResult:
         loop = decode.loop_time
