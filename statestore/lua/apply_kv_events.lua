@@ -9,12 +9,12 @@ if refused then
 end
 local stored, names_key = tonumber(ARGV[9]), keys.kv_names .. id
 local first_stored, first_removed = 10, 10 + stored
-local booked = stored
+local booked, stamp = stored, string.format('%d', CONFIRMED + ARGV[4] % CONFIRMED)
 
 for first = first_stored, first_removed - 1, 500 do
   local pairs_ = {}
   for place = first, math.min(first + 499, first_removed - 1) do
-    pairs_[#pairs_ + 1] = CONFIRMED
+    pairs_[#pairs_ + 1] = stamp
     pairs_[#pairs_ + 1] = ARGV[place]
   end
   booked = booked - redis.call('ZADD', kv_key, unpack(pairs_))
