@@ -15,8 +15,9 @@ from router.outcome import Usage
 from scheduling.chain import Chain
 from statestore.clock import Clock
 
-KEPT_S: Final = 0.1
-"""Longer than events take to the store; later they know better, as what is evicted meanwhile is gone."""
+KEPT_S: Final = 0.5
+"""Longer than events take to the store, also where processes wait for a core; later they know better, as what is
+evicted meanwhile is gone."""
 MAX_KEPT: Final = 4096
 _MAX_BLOCKS: Final = 128
 """Blocks of an answer at most that are looked through for the end of the prompt before it."""
