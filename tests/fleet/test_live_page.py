@@ -172,9 +172,10 @@ def test_pictures_of_the_readme(browser: Browser, watched: Fleet) -> None:
     )  # fmt: skip
     try:
         for scheme in ("dark", "light"):
-            page = opened(browser, watched, viewport={"width": 1280, "height": 1080}, color_scheme=scheme)
+            size, still = {"width": 1280, "height": 1080}, "reduce"
+            page = opened(browser, watched, viewport=size, color_scheme=scheme, reduced_motion=still)
             page.wait_for_timeout(25_000)
-            page.screenshot(path=folder / f"live-page-{scheme}.png")
+            page.screenshot(path=folder / f"live-page-{scheme}.png", full_page=True)
             if scheme == "dark":
                 page.locator("#requests tbody tr", has_text="completed").nth(6).click()
                 page.wait_for_selector("#story .candidates")
