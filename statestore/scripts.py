@@ -35,7 +35,7 @@ class Script:
 
 
 def load_scripts(terms: Mapping[str, float]) -> Mapping[str, Script]:
-    """Every script by its name, for example ``place_request``.
+    """Every script by its name, for example ``place_requests``.
 
     Raises:
         KeyError: a script uses a name that does not exist.

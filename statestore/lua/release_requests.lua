@@ -11,18 +11,13 @@ if refused then
   return refused
 end
 
-local function instance_of(id)
-  instances[id] = instances[id] or read_instance(id)
-  return instances[id]
-end
-
 local function log_sample(subject, text)
   redis.call('XADD', keys.samples, 'MAXLEN', '~', terms.taught, '*', subject, text)
 end
 
 -- Releases pending tokens, stamps the prefill clock, logs a sample. The request, where it waited there for this.
 local function prefill(id, instance_id, note)
-  local request, instance = read_placed(id), instance_of(instance_id)
+  local request, instance = read_placed(id), read_once(instances, instance_id)
   if not request or not instance or request.instance_id ~= instance_id or request.state ~= 'dispatched' then
     return nil
   end
@@ -50,8 +45,9 @@ local function finish(id, replica_id, attempt, note)
   if note ~= '' then
     log_sample('noted', note)
   end
-  if instance_of(request.instance_id) then
-    leave(instances[request.instance_id], request)
+  local instance = read_once(instances, request.instance_id)
+  if instance then
+    leave(instance, request)
   end
   return request
 end

@@ -1,4 +1,4 @@
-"""A placement as its script takes it, and what the script replies."""
+"""Placements as their script takes them, and what the script replies."""
 
 from __future__ import annotations
 
@@ -11,31 +11,46 @@ from scheduling.chain import sample_depths
 from scheduling.instance import Role
 from scheduling.legs import Leg
 from scheduling.placement import Placement, PlaceReply, PlaceStatus
+from scheduling.ways import Side
 from scheduling.weights import Form, Weights
-from statestore.redis.codec import ToldLoads, queue_head_from
+from statestore.redis.calls import Argument
+from statestore.redis.codec import HASH_BYTES, ToldLoads, pack_chain, queue_head_from, told_json
 
 _LEGS = {leg.value: leg for leg in Leg}
 _STATUSES = {status.value: status for status in PlaceStatus}
 
 
-def ask_json(placement: Placement) -> bytes:
-    """The ask of ``place_request``; what is false, empty or not given is left out."""
+def arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argument]:
+    """What ``place_requests`` takes; ``key_blocks`` of a chain's head go to the arrival log."""
+    sides: dict[bytes, int] = {}
+    arguments: list[Argument] = []
+    for placement in placements:
+        chain = placement.chain
+        packed = pack_chain(chain.hashes)
+        whole = chain.key_stride == 1
+        head = packed[: HASH_BYTES * key_blocks] if whole else pack_chain(chain.key_hashes[:key_blocks])
+        arguments += (_ask_json(placement, sides), packed, told_json(placement.request), head)
+    return [b"[%b]" % b",".join(sides), *arguments]
+
+
+def _ask_json(placement: Placement, sides: dict[bytes, int]) -> bytes:
+    """What is false, empty or not given is left out. ``sides`` has the number of each; new ones are added."""
     request, chain, excluded = placement.request, placement.chain, placement.excluded
     known = b"" if not request.enqueued_ms else b'"enqueued_ms":%d,' % request.enqueued_ms
     if excluded:
         known += b'"excluded":%b,' % orjson.dumps(sorted(excluded))
     if placement.max_pending_tokens is not None:
         known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
+    side = _number_of(placement, sides)
     if (other := placement.other) is not None:
-        terms = _side_json(other.weights, other.beyond_from_s, other.leg, other.roles, other.decider)
-        known += b'"other":{"instances":%b,%b},' % (orjson.dumps(other.instances), terms)
-    return b'{"request_id":%b,"block_tokens":%d,"instances":%b,"samples_at":%b,%b%b,%b}' % (
+        known += b'"other":{"side":%d,"instances":%b},' % (_number_of(other, sides), orjson.dumps(other.instances))
+    return b'{"request_id":%b,"block_tokens":%d,"side":%d,"instances":%b,"samples_at":%b,%b%b}' % (
         orjson.dumps(request.request_id),
         chain.block_tokens,
+        side,
         orjson.dumps(placement.instances),
         orjson.dumps(sample_depths(chain)),
         known,
-        _side_json(placement.weights, placement.beyond_from_s, placement.leg, placement.roles, placement.decider),
         _terms_json(
             request.slo_ms,
             placement.rank_ms,
@@ -47,12 +62,16 @@ def ask_json(placement: Placement) -> bytes:
     )
 
 
+def _number_of(side: Placement | Side, sides: dict[bytes, int]) -> int:
+    text = _side_json(side.weights, side.beyond_from_s, side.leg, side.roles, side.decider)
+    return sides.setdefault(text, len(sides) + 1)
+
+
 @lru_cache(maxsize=256)
 def _side_json(
     weights: Weights, beyond_from_s: float | None, leg: Leg, roles: tuple[Role, ...], decider: Form
 ) -> bytes:
-    """The part of a side that is the same for most requests: a replica uses the same few weights until new ones are
-    learned."""
+    """What is the same of most requests: a replica uses the same few weights until new ones are learned."""
     terms: dict[str, object] = {
         "leg": leg,
         "cost": weights.cost.named(),
@@ -62,7 +81,7 @@ def _side_json(
     }
     if beyond_from_s is not None:
         terms |= {"beyond": beyond_from_s, "roles": roles}
-    return orjson.dumps(terms)[1:-1]
+    return orjson.dumps(terms)
 
 
 @lru_cache(maxsize=256)

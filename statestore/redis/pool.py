@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import orjson
@@ -21,11 +20,14 @@ from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, ClientCalls, Command
 from statestore.redis.kv_events import KvEventCalls
-from statestore.redis.placing import ask_json, reply_from
-from statestore.redis.releases import Releases
+from statestore.redis.placing import arguments_of, reply_from
 from statestore.redis.scaling import ScalingCalls
 from statestore.redis.subscriber import GrantSubscriber
+from statestore.redis.turns import Turn
 from statestore.stream import Stream
+
+Release = tuple[Argument, Argument, Argument, Argument, Argument]
+"""What ``release_requests`` takes of one request."""
 
 
 class RedisPool(KvEventCalls, ScalingCalls):
@@ -48,7 +50,8 @@ class RedisPool(KvEventCalls, ScalingCalls):
         self._configured = scheduling
         self._overrides: Mapping[str, Any] = {}
         self._subscriber = subscriber
-        self._releases = Releases(partial(self._run, "release_requests", ""))
+        self._placements = Turn(self._place)
+        self._releases = Turn(self._release)
 
     def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
         """Not used here; ``statestore.failover`` uses it."""
@@ -127,13 +130,11 @@ class RedisPool(KvEventCalls, ScalingCalls):
 
     # the life of a request -------------------------------------------------------------------------------
     async def place(self, placement: Placement) -> PlaceReply:
-        chain, told = placement.chain, codec.told_json(placement.request)
-        packed, key_blocks = codec.pack_chain(chain.hashes), self._configured.max_key_blocks
-        if chain.key_stride == 1:
-            head = packed[: codec.HASH_BYTES * key_blocks]
-        else:
-            head = codec.pack_chain(chain.key_hashes[:key_blocks])
-        return reply_from(await self._run("place_request", ask_json(placement), packed, told, head))
+        return await self._placements.add(placement)
+
+    async def _place(self, placements: Sequence[Placement]) -> Sequence[PlaceReply]:
+        arguments = arguments_of(placements, self._configured.max_key_blocks)
+        return [reply_from(reply) for reply in await self._run("place_requests", *arguments)]
 
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         text = await self._run("observe_instances", codec.pack_chain(chain.hashes), *instance_ids)
@@ -162,6 +163,10 @@ class RedisPool(KvEventCalls, ScalingCalls):
     ) -> Transition:
         checked = ("" if replica_id is None else replica_id, "" if attempt is None else attempt)
         return await self._releases.add((request_id, "", *checked, note))
+
+    async def _release(self, releases: Sequence[Release]) -> Sequence[Transition]:
+        parts = [part for release in releases for part in release]
+        return [codec.transition_from(reply) for reply in await self._run("release_requests", "", *parts)]
 
     def grants(self, replica_id: str) -> Stream[Grant]:
         return self._subscriber.open(replica_id)

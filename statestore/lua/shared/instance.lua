@@ -12,6 +12,12 @@ local function read_instance(id)
   return instance
 end
 
+-- The same, kept for the rest of the script.
+local function read_once(instances, id)
+  instances[id] = instances[id] or read_instance(id)
+  return instances[id]
+end
+
 -- The role that cannot serve a leg (scheduling/legs.py).
 local OTHER_ROLE = { prefill = 'decode', decode = 'prefill' }
 

@@ -1,0 +1,187 @@
+-- Places requests, one after the other: weighs instances by the caller's weights, takes the one of least cost, and queues
+-- the request there; dispatches it at once if nothing waits and there is room. Reserves nothing where what the caller asks
+-- for does not hold. A request that may be served in two ways has two sides: the least of each is found, and these are
+-- compared.
+-- ARGV  1 clock, 2 the different sides, as a JSON array; then 4 for each request: ask as JSON (statestore/redis/placing.py);
+--       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
+-- Reply for each JSON [status, instance id or null, next best or null, uncached tokens, enqueued ms, epoch, tree version,
+--       now ms, queue or null, leg], and of each instance that was weighed: id, JSON (instance_json), apart so that no caller
+--       has to parse what he does not ask for
+local FIRST_REQUEST = 3
+local now_ms, sides, instances, met, replies = store_now_ms(), cjson.decode(ARGV[2]), {}, {}, {}
+local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
+-- Of the request that is placed at the moment.
+local ask, chain, samples, seen, known, best, second, side
+
+local function reply(status, request, queue)
+  local id = request and '"' .. request.instance_id .. '"' or 'null'
+  local other_id = request and request.alternative_id and '"' .. request.alternative_id .. '"' or 'null'
+  return { string.format('["%s",%s,%s,%d,%d,%s,%s,%d,%s,"%s"]', status, id, other_id,
+    request and request.uncached_tokens or 0, request and request.enqueued_ms or 0, versions[1] or 0, versions[2] or 0,
+    now_ms, queue or 'null', request and request.leg or 'whole'), unpack(seen) }
+end
+
+local function consider(id)
+  local instance = not known[id] and read_once(instances, id)
+  known[id] = true
+  if not instance then
+    return
+  end
+  local offer = weigh(instance, chain, ask, side, best and best.hit, now_ms)
+  seen[#seen + 1] = id
+  seen[#seen + 1] = instance_json(instance, offer.hit)
+  if not takes_requests(instance, side.leg) then
+    return
+  elseif not best or offer.cost < best.cost then
+    best, second = offer, best
+  elseif not second or offer.cost < second.cost then
+    second = offer
+  end
+end
+
+-- Weighs others where they may cost less. Their least cost: the prefill that the deepest known hit leaves.
+local function look_beyond()
+  if side.beyond + idle_cost(best.instance, #chain / 8, ask, side) >= best.cost then
+    return
+  end
+  local holder, sample = find_holder(samples)
+  local least_cost = side.beyond + idle_cost(best.instance, math.max(best.hit, ask.samples_at[sample] or 0), ask, side)
+  for _, role in ipairs(side.roles) do
+    if holder and least_cost < best.cost and redis.call('ZSCORE', keys.least_loaded .. role, holder) then
+      consider(holder)
+    end
+  end
+  for _, role in ipairs(side.roles) do
+    local ranking = redis.call('ZRANGE', keys.least_loaded .. role, 0, terms.least_loaded - 1, 'WITHSCORES')
+    for index = 1, #ranking, 2 do
+      if ranking[index + 1] + least_cost < best.cost then
+        consider(ranking[index])
+      end
+    end
+  end
+end
+
+local function excluded()
+  local ids = {}
+  for _, id in ipairs(ask.excluded or {}) do
+    ids[id] = true
+  end
+  return ids
+end
+
+local function weigh_side(asked)
+  side, best, second, known = sides[asked.side], nil, nil, excluded()
+  for _, id in ipairs(asked.instances) do
+    consider(id)
+  end
+  if best and side.beyond then
+    look_beyond()
+  end
+end
+
+-- Sets the best and the second of the side where it costs least.
+local function weigh_sides()
+  weigh_side(ask)
+  if ask.other then
+    local first, next_best, first_side = best, second, side
+    weigh_side(ask.other)
+    if first and not (best and best.decides < first.decides) then
+      best, second, side = first, next_best, first_side
+    end
+  end
+end
+
+-- A repetition after a lost answer gets the present state; another request of the id is left alone.
+local function reply_again(former)
+  if former.told.replica_id ~= ask.told.replica_id or former.told.attempt ~= ask.told.attempt then
+    return reply('duplicate')
+  end
+  side, known, former.alternative_id = sides[ask.side], excluded(), nil
+  consider(former.instance_id)
+  return reply(former.state == 'held' and 'held' or 'dispatched', former)
+end
+
+local function goes_at_once(instance, tokens, rank_ms)
+  if side.leg == 'decode' then
+    return true -- a second leg: prefilled elsewhere, so never held
+  end
+  local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.described.kv_capacity_tokens
+  return instance.queued_requests == 0 and (
+    has_room(instance, ask.at_once and math.huge) and (is_idle or not (ask.defers and best.missed))
+    or ask.defers and is_calm(instance, tokens, rank_ms, now_ms))
+end
+
+-- Stores and counts the request, whose first blocks are resident already, and tells the leader of it.
+local function enter_chosen(request, resident, told, head)
+  local instance, key = best.instance, keys.request .. request.id
+  if request.state == 'held' then
+    redis.call('HSET', key, 'placed', placed_json(request), 'told', told, 'chain', chain, 'block_tokens', ask.block_tokens)
+  else
+    redis.call('HSET', key, 'placed', placed_json(request), 'told', told)
+    resident = #chain / 8
+  end
+  enter(instance, request, request.enqueued_ms + ask.rank_ms, now_ms)
+  stamp_chain(instance, chain, ask.block_tokens, resident, settled_blocks(best.hit, best.stamp))
+  if side.leg ~= 'decode' then
+    instance.assigned_tokens = instance.assigned_tokens + request.uncached_tokens
+    stamp_samples(samples, instance.id)
+    if ask.told.attempt == 1 then
+      redis.call('XADD', keys.arrivals, 'MAXLEN', '~', terms.arrivals, '*', 'at', now_ms, 'head', head)
+    end
+  end
+  write_instance(instance)
+  if not met[ask.told.replica_id] then
+    met[ask.told.replica_id] = true
+    lease_first(ask.told.replica_id, now_ms)
+  end
+  if ask.rebalances and best.missed then
+    redis.call('ZADD', keys.rebalance_wanted, 'NX', now_ms, instance.id)
+    if second and second.missed then
+      redis.call('ZADD', keys.rebalance_wanted, 'NX', now_ms, second.instance.id)
+    end
+  end
+end
+
+local function place_one(told, head)
+  local former = read_request(ask.request_id)
+  if former then
+    return reply_again(former)
+  end
+  weigh_sides()
+  if not best then
+    return reply('not_ready')
+  end
+  local instance, decodes, enqueued_ms = best.instance, side.leg == 'decode', ask.enqueued_ms or now_ms
+  local resident = resident_blocks(instance.id, chain, best.hit, best.stamp)
+  local tokens = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, resident)
+  local goes_now = goes_at_once(instance, tokens, enqueued_ms + ask.rank_ms)
+  -- Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came: those
+  -- that reserved them go before it.
+  local request = {
+    id = ask.request_id, told = ask.told, instance_id = instance.id, leg = side.leg,
+    state = decodes and 'prefilled' or goes_now and 'dispatched' or 'held', prefilled_ms = decodes and now_ms or nil,
+    uncached_tokens = (goes_now or ask.defers) and tokens or best.uncached,
+    enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or nil,
+    deferred = false,
+    alternative_id = second and second.instance.id, alternative_uncached_tokens = second and second.uncached,
+  }
+  if ask.max_pending_tokens and instance.pending_tokens > ask.max_pending_tokens then
+    return reply('stale', request)
+  elseif ask.refuses and best.missed then
+    return reply('missed', request)
+  elseif not goes_now and ask.told.attempt == 1 and instance.queued_requests >= instance.described.max_queued_requests then
+    return reply('queue_full', request)
+  end
+  enter_chosen(request, resident, told, head)
+  return reply(goes_now and 'dispatched' or 'held', request, goes_now and 'null' or room_json(instance, now_ms))
+end
+
+for first = FIRST_REQUEST, #ARGV, 4 do
+  ask, chain, samples, seen, best, second = cjson.decode(ARGV[first]), ARGV[first + 1], {}, {}, nil, nil
+  ask.told = cjson.decode(ARGV[first + 2])
+  for place, depth in ipairs(ask.samples_at) do
+    samples[place] = string.sub(chain, depth * 8 - 7, depth * 8)
+  end
+  replies[#replies + 1] = place_one(ARGV[first + 2], ARGV[first + 3])
+end
+return replies

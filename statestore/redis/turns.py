@@ -1,0 +1,50 @@
+"""Calls of one turn of the event loop that share a script: it reads what they have in common once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+MAX_SHARING = 64
+"""Calls that share a script at most: it stops everything else."""
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+
+class Turn(Generic[Asked, Answer]):
+    """Collects what is asked until the turn ends."""
+
+    def __init__(self, run: Callable[[Sequence[Asked]], Awaitable[Sequence[Answer]]]) -> None:
+        """``run`` gives an answer to each of what it is given, in order."""
+        self._run = run
+        self._waiting: list[tuple[Asked, asyncio.Future[Answer]]] = []
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def add(self, asked: Asked) -> asyncio.Future[Answer]:
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._send)
+        answered = loop.create_future()
+        self._waiting.append((asked, answered))
+        return answered
+
+    def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for first in range(0, len(waiting), MAX_SHARING):
+            call = asyncio.create_task(self._call(waiting[first : first + MAX_SHARING]))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+
+    async def _call(self, waiting: Sequence[tuple[Asked, asyncio.Future[Answer]]]) -> None:
+        try:
+            answers = await self._run([asked for asked, _ in waiting])
+        except Exception as error:
+            for _, answered in waiting:
+                if not answered.done():
+                    answered.set_exception(error)
+            return
+        for (_, answered), answer in zip(waiting, answers, strict=True):
+            if not answered.done():
+                answered.set_result(answer)

@@ -1,0 +1,117 @@
+"""Calls of one turn of the event loop that share a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+
+import pytest
+
+from scheduling.placement import PlaceReply
+from statestore.base import PoolStore, Store
+from statestore.errors import StoreUnavailableError
+from statestore.redis import RedisStore
+from statestore.redis.turns import MAX_SHARING, Turn
+from statestore.settings import StoreSettings
+from tests.statestore.samples import CHAIN, SCHEDULING, assert_sums_hold, chain, instance, place
+
+
+class Script:
+    """Answers each by its name, and notes what it is called with."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.calls: list[list[str]] = []
+        self.error = error
+
+    async def run(self, asked: Sequence[str]) -> Sequence[str]:
+        self.calls.append([*asked])
+        if self.error is not None:
+            raise self.error
+        return [f"to {name}" for name in asked]
+
+
+async def test_calls_of_one_turn_share_a_script_up_to_a_limit() -> None:
+    script = Script()
+    turn = Turn(script.run)
+    names = [f"r{number}" for number in range(MAX_SHARING + 1)]
+
+    told = await asyncio.gather(*map(turn.add, names))
+    await turn.add("later")
+
+    assert script.calls == [names[:MAX_SHARING], names[MAX_SHARING:], ["later"]]
+    assert told == [f"to {name}" for name in names]
+
+
+async def test_an_error_reaches_all_who_wait() -> None:
+    turn = Turn(Script(StoreUnavailableError("away")).run)
+
+    told = await asyncio.gather(*map(turn.add, "ab"), return_exceptions=True)
+
+    assert [str(each) for each in told] == ["away", "away"]
+
+
+async def test_one_who_gave_up_takes_nothing_from_the_others() -> None:
+    script = Script()
+    turn = Turn(script.run)
+    given_up, other = turn.add("a"), turn.add("b")
+
+    given_up.cancel()
+
+    assert await other == "to b"
+    assert script.calls == [["a", "b"]]
+
+
+async def test_placements_that_share_a_script_are_made_as_if_each_came_alone(store: Store) -> None:
+    together, alone = store.pool("together"), store.pool("alone")
+    for pool in (together, alone):
+        for name in ("a", "b"):
+            await pool.put_instance(instance(name, max_running_requests=1, max_queued_requests=2))
+
+    def asked(pool: PoolStore) -> list[Awaitable[PlaceReply]]:
+        return [
+            *(place(pool, f"r{number}", "a", "b", chain=chain(number, 2, 3), replica_id="one") for number in range(5)),
+            *(place(pool, "r1", "a", "b", replica_id=replica_id) for replica_id in ("one", "two")),
+            place(pool, "nowhere", "c"),
+            *(place(pool, f"s{number}", "b", chain=CHAIN, replica_id="two") for number in range(3)),
+        ]
+
+    told = await asyncio.gather(*asked(together))
+    expected = [await each for each in asked(alone)]
+
+    assert {reply.status for reply in told} == {"dispatched", "held", "duplicate", "not_ready", "queue_full"}
+    for reply, other in zip(told, expected, strict=True):
+        assert (reply.status, reply.instance_id, reply.alternative_id) == (
+            other.status,
+            other.instance_id,
+            other.alternative_id,
+        )
+        assert {name: (load.pending_tokens, load.hit_blocks) for name, load in reply.loads.items()} == {
+            name: (load.pending_tokens, load.hit_blocks) for name, load in other.loads.items()
+        }
+    await assert_sums_hold(together)
+    assert {each.replica_id for each in (await together.overview()).replicas} == {"one", "two"}
+
+
+@pytest.mark.parametrize("batched", [True, False])
+async def test_on_a_server_each_is_released_and_the_last_of_an_instance_is_told_its_queue(
+    valkey_url: str, batched: bool
+) -> None:
+    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING, batched=batched)
+    await store.open()
+    pool = store.pool("default")
+    for name in ("a", "b"):
+        await pool.put_instance(instance(name, max_running_requests=2))
+    for request_id, name in (("1", "a"), ("2", "a"), ("3", "b"), ("held", "a")):
+        await place(pool, request_id, name)
+
+    told = await asyncio.gather(
+        pool.first_token("1", "a"), pool.finish("1"), pool.finish("2"), pool.finish("3"), pool.finish("nobody's")
+    )
+
+    assert [each.done for each in told] == [True, True, True, True, False]
+    assert [each.queue is not None for each in told] == [False, False, True, False, False]
+    queue = told[2].queue
+    assert queue is not None
+    assert ([entry.request_id for entry in queue.entries], queue.load.running_requests) == (["held"], 0)
+    await assert_sums_hold(pool)
+    await store.close()
