@@ -1,8 +1,9 @@
 -- Replaces what the leader publishes, and the learned prefill rates of instances that exist.
--- ARGV  1 clock, 2 fence, 3 '1' if the tree version grows, else '0', 4 'tree' or 'learned', 5 its fields, as JSON,
---       6 prefill rates by instance id, as JSON
+-- ARGV  1 clock, 2 fence, 3 '1' if the tree version grows, else '0', 4 'tree', 'learned' or 'scaling', 5 its fields, as
+--       JSON, 6 prefill rates by instance id, as JSON; with scaling 7 a line for its log
 -- Reply the tree version; error FENCED
-local refused, key = fence_error(ARGV[2], store_now_ms()), ARGV[4] == 'tree' and keys.hotness_tree or keys.learned
+local refused = fence_error(ARGV[2], store_now_ms())
+local key = ({ tree = keys.hotness_tree, learned = keys.learned, scaling = keys.scaling })[ARGV[4]]
 if refused then
   return refused
 end
@@ -16,5 +17,9 @@ for id, tokens_per_s in pairs(cjson.decode(ARGV[6])) do
     instance.described.tokens_per_s = tokens_per_s
     write_fields(id, 'description', instance.described)
   end
+end
+if ARGV[7] then
+  redis.call('LPUSH', keys.scaling_log, ARGV[7])
+  redis.call('LTRIM', keys.scaling_log, 0, terms.scaling_log - 1)
 end
 return redis.call('HINCRBY', keys.meta, 'tree_version', ARGV[3])

@@ -11,7 +11,6 @@ import orjson
 
 from scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
 from statestore.keys import PoolKeys
-from statestore.memory.members import SCALING_LOG
 from statestore.redis.calls import Calls
 from statestore.redis.codec import pairs_from
 
@@ -33,7 +32,7 @@ class ScalingCalls:
 
     async def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, *, fence: int) -> None:
         fields, line = orjson.dumps(record_fields(record)), orjson.dumps(asdict(entry))
-        await self._calls.script("record_scaling", self._keys.base, fence, fields, line, SCALING_LOG)
+        await self._calls.script("publish_fields", self._keys.base, fence, 0, "scaling", fields, "{}", line)
 
     async def scaling_log(self, limit: int) -> Sequence[ScaleEntry]:
         if limit <= 0:
