@@ -184,6 +184,8 @@ class ScheduledRequest(RequestStory):
 
     def first_token(self) -> None:
         if self._done or self._first_token_s is not None:
+            if self.decode is not None and not (self._done or self._staged_kv_gone):  # another leg of the same stream
+                self._release_staged()
             return
         if self.trial is not None:
             self.trial.passed.set()
@@ -269,7 +271,8 @@ class ScheduledRequest(RequestStory):
         if decode is not None:
             decode.give_up(failure)
             # What is not found is prefilled elsewhere: its source may be what failed. Decoders are not at fault then.
-            suspect = decode.lost or (failure.kind is FailureKind.TRANSFER and self.failed)  # stuck for the second time
+            stuck_again = failure.kind is FailureKind.TRANSFER and self.failed
+            suspect = stuck_again or (decode.lost and failure.kind is not FailureKind.RECOMPUTED)
             self.failed |= {self.instance_id} if suspect else decode.failed
             failed_id = decode.last_instance_id or failed_id
         else:

@@ -38,6 +38,8 @@ class ExchangeResult:
     failure: InstanceFailure | None = None
     """Before the downstream is committed: the next instance may try. After: the answer was broken off."""
     error_answer: ErrorAnswer | None = None
+    sent_events: bytes | None = None
+    """What the client has of a stream that was given back and may go on; None: there is none such."""
     overdue: bool = False
     """The time for the whole request is over: no other try."""
     cut_off: bool = False
@@ -95,6 +97,12 @@ _GIVEN_BACK: Final = re.compile(rb'"stop_reason"\s*:\s*"recomputed"')
 def gives_back(data: bytes) -> bool:
     """Whether a decoder of vLLM-Ascend asks to prefill the prompt again, in an event or a whole answer."""
     return _GIVEN_BACK.search(data) is not None
+
+
+def where_given_back(data: bytes) -> int | None:
+    """The first byte that says so."""
+    found = _GIVEN_BACK.search(data)
+    return None if found is None else found.start()
 
 
 def failure_of_whole(body: bytes) -> InstanceFailure | None:

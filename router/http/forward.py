@@ -9,7 +9,7 @@ from collections.abc import Callable
 import orjson
 
 from router import trace_context
-from router.errors import RouterError, UpstreamTimeoutError, from_exception
+from router.errors import RouterError, UpstreamError, UpstreamTimeoutError, from_exception
 from router.http.admission import (
     is_form,
     mint_request_id,
@@ -18,7 +18,8 @@ from router.http.admission import (
     read_request_id,
     read_stored_request,
 )
-from router.http.attempt import ErrorAnswer, ExchangeResult
+from router.http.attempt import GIVEN_BACK, ErrorAnswer, ExchangeResult
+from router.http.continuation import Continuation, continued
 from router.http.downstream import Downstream
 from router.http.heads import Header, response_head
 from router.http.layerwise_forward import LayerwiseTry
@@ -82,7 +83,7 @@ class _Forwarding:
         self.request = request
         self._inference_request = inference_request
         self._placed = placed
-        self.downstream = downstream
+        self.downstream: Downstream = downstream
         self.plane = plane
         self._asks_usage = inference_request.leaves_usage_open and plane.settings.ask_usage
         self._deadline_s = downstream.asked_s + plane.settings.total_timeout_s
@@ -109,6 +110,40 @@ class _Forwarding:
             self._placed.finish(outcome, usage)
 
     async def _try_instances(self) -> ExchangeResult:
+        """The result that the client saw. A stream that was given back goes on as another answer's."""
+        while True:
+            try:
+                result = await self._try_until_sent()
+            except RouterError as error:
+                if not isinstance(self.downstream, Continuation):
+                    raise
+                self.downstream.refuse(error)
+                return ExchangeResult(200, failure=GIVEN_BACK)
+            if isinstance(self.downstream, Continuation) and result.failure is None:
+                self.downstream.end()
+            if result.sent_events is None or not await self._continue(result.sent_events):
+                return result
+
+    async def _continue(self, events: bytes) -> bool:
+        """Ask for the rest of an answer, of which the client has these events, as another request; False where there
+        is no way, and the client was told."""
+        request, former = self.request, self.downstream
+        self.downstream = Continuation(former, 0)
+        made = continued(request.path, request.body, events)
+        try:
+            if made is None:
+                raise UpstreamError(f"the stream broke off: {GIVEN_BACK.detail}, and this answer cannot be continued")
+            await self._placed.reroute(GIVEN_BACK)
+        except RouterError as error:
+            self.downstream.refuse(error)
+            return False
+        if request.bodies is not None:
+            request.bodies.count(len(made.body) - len(request.body))
+        request.body, self._inference_request.model_span = made.body, None
+        self.downstream = Continuation(former, made.tokens)
+        return True
+
+    async def _try_until_sent(self) -> ExchangeResult:
         """The result that the client saw; tries go on as long as nothing was sent and the request has another."""
         while True:
             result = await self._try_instance()
@@ -160,6 +195,14 @@ class _Forwarding:
         return model if asked and model != asked else None
 
     @property
+    def keeps(self) -> bool:
+        """Whether a decoder may give its stream back in the middle: those of vLLM-Ascend's connectors do."""
+        placed = self._placed
+        if not self.streams or placed.leg is not Leg.PREFILL or not isinstance(placed, SplitRequest):
+            return False
+        return placed.pool.settings.connector != "nixl"
+
+    @property
     def streams(self) -> bool:
         return self._inference_request.stream
 
@@ -182,7 +225,8 @@ class _Forwarding:
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> list[Header]:
         """There is no other try from here on: drop the body, and add the fleet's fields to the answer's."""
-        self.request.drop_body()
+        if not self.keeps:
+            self.request.drop_body()
         return self._fleet_fields()
 
     def _fleet_fields(self) -> list[Header]:

@@ -89,7 +89,9 @@ class LayerwiseTry:
     async def _answer(self, decode: DecodeLeg) -> ExchangeResult:
         forwarding, url = self._forwarding, self._placed.metaserver.url
         edit = params_edit(forwarding.request.body, layerwise_decode_params(url))
-        sending = replace(forwarding.to_client(decode), body=lambda: forwarding.body(edit), awaits_output=True)
+        sending = replace(
+            forwarding.to_client(decode), body=lambda: forwarding.body(edit), awaits_output=True, keeps=forwarding.keeps
+        )
         return await forwarding.sender.send(sending)
 
 

@@ -10,6 +10,7 @@ from router.http.attempt import ExchangeResult, ExchangeTimes
 from router.http.downstream import Downstream
 from router.http.exchange import Exchange
 from router.http.heads import Header, fields_for_instance
+from router.http.keeping_exchange import KeepingExchange
 from router.http.model_field import BodyPart
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
@@ -57,6 +58,8 @@ class Sending:
     awaits_output: bool = False
     kv_within_s: float | None = None
     """Of a decode leg, see ``ExchangeTimes``."""
+    keeps: bool = False
+    """A stream that is given back in the middle may go on elsewhere, see ``KeepingExchange``."""
     on_sent: Callable[[], None] = nothing
     abandoned: Callable[[UpstreamConnection, Exchange], None] = _abort
     """Closes the connection of a try that was cancelled."""
@@ -111,7 +114,7 @@ class Sender:
         plane, settings = self._plane, self._plane.settings
         loss_notifier, instance_id, kv_s = self._loss_notifier, sending.target.instance_id, sending.kv_within_s
         times = ExchangeTimes(settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s, kv_s)
-        exchange = Exchange(
+        exchange = (KeepingExchange if sending.keeps else Exchange)(
             connection,
             sending.downstream,
             times,

@@ -54,6 +54,9 @@ class Forwarding(Protocol):
     @property
     def streams(self) -> bool: ...
 
+    @property
+    def keeps(self) -> bool: ...
+
     def body(self, *more: Edit) -> list[BodyPart]: ...
 
     def to_client(self, target: Target) -> Sending: ...
@@ -145,6 +148,7 @@ class SplitTry:
             on_first_token=self._first_token,
             awaits_output=True,
             kv_within_s=decode.kv_within_s,
+            keeps=forwarding.keeps,
             abandoned=self._abandoned,
         )
         result = await forwarding.sender.send(sending)

@@ -1,0 +1,195 @@
+"""A stream that its decoder gave back in the middle goes on from where it stopped.
+
+vLLM-Ascend's decoders end such a stream with ``stop_reason: "recomputed"``. The request is then asked again with the
+text so far behind its prompt, and that much less to answer. The client sees one stream: no second role, and the usage
+of the whole. What the text so far does not tell everything about (tool calls, reasoning, a grammar, log probabilities,
+a prompt of token ids) is not continued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from router.errors import RouterError, error_body
+from router.http.downstream import ByteSource, Downstream
+from router.http.heads import Header, as_chunk
+from router.http.sse import EVENT_END, error_event, event_object
+from scheduling.values import value
+
+_CHAT: Final = "/v1/chat/completions"
+_NOT_CONTINUED: Final = frozenset(
+    {
+        *("tools", "tool_choice", "functions", "structured_outputs", "logprobs", "top_logprobs", "return_token_ids"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"),
+    }
+)
+_LIMITS: Final = ("max_tokens", "max_completion_tokens")
+_HEAD_END: Final = b"\r\n\r\n"
+
+
+@value
+class Continued:
+    """The request that continues a stream."""
+
+    body: bytes
+    tokens: int
+    """Of the answer, that its prompt ends with."""
+
+
+def continued(path: str, body: bytes, events: bytes) -> Continued | None:
+    """What to ask next for a request whose answer stopped after these ``events``; None where it cannot be continued."""
+    request = orjson.loads(body)
+    told = _told(path, events)
+    if told is None or not _may_continue(path, request):
+        return None
+    text, tokens = told
+    if text and path == _CHAT:
+        _continue_message(request, text)
+    elif text:
+        request["prompt"] += text
+    for name in _LIMITS:
+        if request.get(name):
+            request[name] = max(1, request[name] - tokens)
+    if request.get("min_tokens"):
+        request["min_tokens"] = max(0, request["min_tokens"] - tokens)
+    return Continued(orjson.dumps(request), tokens)
+
+
+def _may_continue(path: str, request: Mapping[str, Any]) -> bool:
+    """Whether its text is all that an answer to it depends on."""
+    if any(request.get(name) for name in _NOT_CONTINUED):
+        return False
+    if (request.get("response_format") or {"type": "text"}).get("type") != "text":
+        return False
+    if path != _CHAT:
+        return isinstance(request.get("prompt"), str)
+    messages = request.get("messages")
+    return isinstance(messages, list) and bool(messages)
+
+
+def _continue_message(request: dict[str, Any], text: str) -> None:
+    messages = request["messages"]
+    last = messages[-1]
+    if request.get("continue_final_message") and isinstance(last.get("content"), str):
+        request["messages"] = [*messages[:-1], {**last, "content": last["content"] + text}]
+        return
+    request["messages"] = [*messages, {"role": "assistant", "content": text}]
+    request |= {"add_generation_prompt": False, "continue_final_message": True}
+
+
+def _told(path: str, events: bytes) -> tuple[str, int] | None:
+    """The text of a stream's events, and how many tokens it has: those it counts itself, else one an event. None where
+    an answer is not of text alone."""
+    texts, tokens = [], 0
+    for event in EVENT_END.split(events):
+        told = event_object(event)
+        for choice in (told or {}).get("choices") or ():
+            delta = choice.get("delta") or {} if path == _CHAT else {"content": choice.get("text")}
+            if any(filled for name, filled in delta.items() if name not in ("role", "content")):
+                return None
+            if delta.get("content"):
+                texts.append(delta["content"])
+                tokens += 1
+        usage = (told or {}).get("usage")
+        if usage:
+            tokens = usage.get("completion_tokens") or tokens
+    return "".join(texts), tokens
+
+
+class Continuation:
+    """The ``Downstream`` of an answer that goes on in the stream of another one."""
+
+    http_10 = True
+    """So bodies come without chunks."""
+    bodiless = False
+
+    def __init__(self, client: Downstream, tokens: int) -> None:
+        """``tokens``: of the answer so far."""
+        before = client if isinstance(client, Continuation) else None
+        self._client: Downstream = client if before is None else before._client
+        self._tokens: int = tokens if before is None else tokens + before._tokens
+        self._rest = b""
+        self.committed = False
+        self.path = client.path
+        self.page_fields: Sequence[Header] = ()
+        self.asked_s = client.asked_s
+
+    @property
+    def gone(self) -> bool:
+        return self._client.gone
+
+    @gone.setter
+    def gone(self, gone: bool) -> None:
+        self._client.gone = gone
+
+    def keeps_alive(self) -> bool:
+        return True
+
+    def write_head(self, head: bytes) -> None:
+        """The client has one; what it announces comes as events. An error becomes the last of them."""
+        self.committed = True
+        fields, _, body = head.partition(_HEAD_END)
+        if int(fields.split(b" ", 2)[1]) < 400:
+            self.write(body)
+        else:
+            self._client.break_off(self._framed(b"data: %b\n\n" % body.replace(b"\n", b"")))
+
+    def write(self, data: bytes) -> None:
+        """Pass complete events on."""
+        data = self._rest + data
+        made, start = [], 0
+        for end in EVENT_END.finditer(data):
+            made.append(self._seen_as_one(data[start : end.end()]))
+            start = end.end()
+        self._rest = data[start:]
+        self._send(b"".join(made))
+
+    def _seen_as_one(self, event: bytes) -> bytes:
+        """An event as it would be had the stream not stopped; empty where it would not be."""
+        told = event_object(event)
+        if told is None:
+            return event
+        choices, usage = told.get("choices"), told.get("usage")
+        if choices and not usage:
+            delta, finish = choices[0].get("delta"), choices[0].get("finish_reason")
+            if delta and "role" in delta and not delta.get("content") and finish is None:
+                return b""
+        if not usage:
+            return event
+        counted = {**usage}
+        for name, tokens in (("prompt_tokens", -self._tokens), ("completion_tokens", self._tokens)):
+            if isinstance(counted.get(name), int):
+                counted[name] += tokens
+        return b"data: %b\n\n" % orjson.dumps({**told, "usage": counted})
+
+    def end(self) -> None:
+        """The answer is whole."""
+        self._send(self._rest)
+        if not self._client.http_10:
+            self._client.write(b"0\r\n\r\n")
+
+    def refuse(self, error: RouterError, fields: Iterable[Header] = ()) -> None:
+        """The stream cannot go on."""
+        self._client.break_off(self._framed(error_event(error_body(error, self.path))))
+
+    def break_off(self, last_words: bytes) -> None:
+        self._client.break_off(self._framed(last_words))
+
+    def abort(self) -> None:
+        self._client.abort()
+
+    def set_source(self, source: ByteSource | None) -> None:
+        self._client.set_source(source)
+
+    def close_after(self) -> None:
+        self._client.close_after()
+
+    def _send(self, data: bytes) -> None:
+        if data:
+            self._client.write(self._framed(data))
+
+    def _framed(self, data: bytes) -> bytes:
+        return data if self._client.http_10 or not data else as_chunk(data)

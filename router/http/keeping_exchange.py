@@ -1,0 +1,81 @@
+"""An exchange that keeps what its client was sent of a stream, so that another decoder can go on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+from router.http.attempt import GIVEN_BACK, ExchangeResult, gives_back, where_given_back
+from router.http.exchange import MAX_HELD_BYTES, Exchange
+from router.http.heads import as_chunk
+from router.http.sse import EVENT_END
+from router.http.upstream import Framing
+
+MAX_KEPT_BYTES: Final = 1 << 20
+"""Of a stream's events; a longer one is not continued."""
+
+
+class KeptEvents:
+    """What was sent to the client of a stream that may be continued."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, pieces: Sequence[bytes]) -> None:
+        self._bytes += sum(map(len, pieces))
+        if self._bytes <= MAX_KEPT_BYTES:
+            self._pieces += pieces
+        else:
+            self._pieces.clear()
+
+    def before(self, mark: int, pieces: Sequence[bytes]) -> tuple[bytes, bytes] | None:
+        """All events before the one that has the byte ``mark`` of the next ``pieces``: those passed on, and those that
+        come with it. None where they are not kept, or a part of that event was passed on."""
+        sent, more = b"".join(self._pieces), b"".join(pieces)
+        start = max((end.end() for end in EVENT_END.finditer(sent + more, 0, len(sent) + mark)), default=0)
+        if self._bytes > MAX_KEPT_BYTES or start < len(sent):
+            return None
+        return sent, more[: start - len(sent)]
+
+
+class KeepingExchange(Exchange):
+    """Of a decode leg that streams. Given back in the middle, its result has ``sent_events``, and the client's stream
+    stays open."""
+
+    _kept: KeptEvents | None = None
+    """Once the answer has begun."""
+
+    def _commit(self) -> None:
+        if self._event_stream and self._held_bytes <= MAX_HELD_BYTES:
+            self._kept = KeptEvents()
+            self._kept.add([piece for _, pieces in self._held for piece in pieces])
+        super()._commit()
+
+    def _first_token(self) -> None:
+        super()._first_token()
+        if self._kept is not None:
+            self._receive = cast("Any", KeepingExchange._keep)
+
+    def _keep(self, wire: bytes, pieces: list[bytes]) -> None:
+        assert self._kept is not None
+        if gives_back(wire):
+            self._give_back(pieces)
+        else:
+            self._kept.add(pieces)
+            self._pass(wire, pieces)
+
+    def _give_back(self, pieces: list[bytes]) -> None:
+        self._connection.abort()
+        head, mark = self._head, where_given_back(b"".join(pieces))
+        assert head is not None
+        assert self._kept is not None
+        spliced = self._reframe is None
+        fits = head.framing is not Framing.LENGTH and (not spliced or self._last_wire.endswith(b"\r\n"))
+        known = self._kept.before(mark, pieces) if mark is not None and fits and self._between_events() else None
+        if known is None:
+            return self._fail(GIVEN_BACK)
+        sent, more = known
+        if more:
+            self._downstream.write(as_chunk(more) if self._reframe is None else self._reframe([more]))
+        return self._settle(ExchangeResult(head.status, failure=GIVEN_BACK, sent_events=sent + more))

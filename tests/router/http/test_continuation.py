@@ -1,0 +1,212 @@
+"""A stream that its decoder gives back in the middle, over real sockets: what the client sees, what is asked next."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from router.http.continuation import continued
+from scheduling.instance import InstanceSpec, InstanceState, Role
+from scheduling.settings import SchedulingSettings, SplitSettings
+from statestore.settings import PoolSettings
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+WORDS = ["one", " two", " three", " four", " five", " six"]
+GIVEN_BACK = {"finish_reason": "stop", "stop_reason": "recomputed"}
+
+
+def piece(path: str, text: str, **more: Any) -> dict[str, Any]:
+    content = {"delta": {"content": text}} if path == CHAT else {"text": text}
+    return {"id": "x", "choices": [{"index": 0, **content, "finish_reason": None, **more}]}
+
+
+class Fleet:
+    """A prefill and two decode instances that answer in words; a decoder gives back what ``stops`` say."""
+
+    def __init__(self, path: str, stops: list[int]) -> None:
+        self.path, self.stops = path, stops
+        self.prefills: list[dict[str, Any]] = []
+        self.asked: list[dict[str, Any]] = []
+        self.cut = ""
+
+    async def prefill(self, talk: Any) -> None:
+        self.prefills.append(orjson.loads(talk.body))
+        await talk.answer({"choices": [{"text": "x"}], "kv_transfer_params": {"remote_engine_id": "e"}})
+
+    async def decode(self, talk: Any) -> None:
+        asked = orjson.loads(talk.body)
+        self.asked.append(asked)
+        before = asked["messages"][1:] if self.path == CHAT else asked["prompt"].partition("|")[2]
+        text = "".join(each["content"] for each in before) if self.path == CHAT else before
+        rest = WORDS[WORDS.index(" " + text.split(" ")[-1] if " " in text else text) + 1 :] if text else WORDS
+        stop = self.stops.pop(0) if self.stops else None
+        await talk.begin_stream()
+        if self.path == CHAT:
+            await talk.role()
+        told = rest if stop is None else rest[:stop]
+        for word in told[:-1] if stop is not None and stop > 1 else told:
+            await talk.event(piece(self.path, word))
+        await asyncio.sleep(0.05)  # what was sent so far reaches the client before the stream is given back
+        if stop is not None:  # the last word and the end come in one read, and one chunk
+            events = [piece(self.path, told[-1])] if stop > 1 else []
+            events.append(piece(self.path, "", **GIVEN_BACK))
+            await talk.chunk(b"".join(b"data: %b\n\n" % orjson.dumps(event) for event in events))
+        else:
+            usage = {"prompt_tokens": 10 + len(WORDS) - len(rest), "completion_tokens": len(rest)}
+            await talk.event({"choices": [], "usage": usage})
+        await talk.end_stream()
+
+
+@pytest.fixture
+def scheduling() -> SchedulingSettings:
+    return SchedulingSettings(split=SplitSettings(mode="always"))
+
+
+@pytest.fixture
+def serve(start_runtime: Any, start_instance: Any, start_router: Any) -> Any:
+    async def start(fleet: Fleet, *, connector: str = "mooncake") -> Any:
+        specs = []
+        for name, role in (("p", Role.PREFILL), ("q", Role.PREFILL), ("d", Role.DECODE), ("e", Role.DECODE)):
+            instance = await start_instance(fleet.prefill if role is Role.PREFILL else fleet.decode)
+            specs.append(InstanceSpec(name, instance.url, role, InstanceState.READY))
+        runtime = await start_runtime(instances=tuple(specs), pools=(PoolSettings(connector=connector),))
+        return await start_router(runtime.lifecycle)
+
+    return start
+
+
+def asked(path: str, **more: Any) -> dict[str, Any]:
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi|"}
+    return {"model": "default", "stream": True, "max_tokens": 20, **prompt, **more}
+
+
+def told(path: str, body: bytes) -> tuple[str, list[Any]]:
+    """The text of a stream, and its events."""
+    events = [orjson.loads(line[6:]) for line in body.split(b"\n\n") if line.startswith(b"data: {")]
+    choices = [event["choices"][0] for event in events if event.get("choices")]
+    texts = [each.get("delta", {}).get("content") if path == CHAT else each["text"] for each in choices]
+    return "".join(text or "" for text in texts), events
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+@pytest.mark.parametrize("stops", [[3], [1], [2, 2]])
+async def test_a_stream_that_is_given_back_goes_on_without_a_repeated_or_a_missing_token(
+    serve: Any, path: str, stops: list[int]
+) -> None:
+    fleet = Fleet(path, list(stops))
+    client = await (await serve(fleet)).connect()
+
+    client.request(path, asked(path, stream_options={"include_usage": True}))
+    answer = await client.answer()
+
+    text, events = told(path, answer.body)
+    assert (answer.status, answer.whole, text) == (200, True, "".join(WORDS))
+    assert answer.body.count(b"data: [DONE]") == 1
+    assert b"recomputed" not in answer.body
+    assert sum("role" in choice.get("delta", {}) for event in events for choice in event["choices"]) == (path == CHAT)
+    assert [event["usage"] for event in events if event.get("usage")] == [
+        {"prompt_tokens": 10, "completion_tokens": len(WORDS)}
+    ]
+    assert len(fleet.prefills) == len(fleet.asked) == 1 + len(stops)
+    assert fleet.asked[-1]["max_tokens"] == 20 - sum(stops)
+    if path == CHAT:
+        assert fleet.asked[-1]["continue_final_message"] is True
+        assert fleet.asked[-1]["add_generation_prompt"] is False
+    client.request(path, asked(path))  # the connection is as good as before
+    assert told(path, (await client.answer()).body)[0] == "".join(WORDS)
+
+
+@pytest.mark.parametrize("asks_usage", [False, True])
+async def test_usage_stays_hidden_from_a_client_that_did_not_ask(serve: Any, asks_usage: bool) -> None:
+    fleet = Fleet(COMPLETION, [3])
+    client = await (await serve(fleet)).connect()
+
+    client.request(COMPLETION, asked(COMPLETION, **({"stream_options": {"include_usage": True}} if asks_usage else {})))
+    answer = await client.answer()
+
+    assert (b'"usage"' in answer.body) is asks_usage
+    assert told(COMPLETION, answer.body)[0] == "".join(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        (CHAT, {"response_format": {"type": "json_object"}}),
+        (COMPLETION, {"prompt": [1, 2, 3]}),
+        (COMPLETION, {"logprobs": 1}),
+    ],
+)
+async def test_what_cannot_be_continued_ends_in_an_error_event_that_says_so(
+    serve: Any, path: str, more: dict[str, Any]
+) -> None:
+    fleet = Fleet(path, [2])
+    if isinstance(more.get("prompt"), list):
+        fleet.path = CHAT  # it finds no text in such a prompt
+        more = {**more, "messages": [{"role": "user", "content": "hi"}]}
+    client = await (await serve(fleet)).connect()
+
+    client.request(path, asked(path, **more))
+    answer = await client.answer()
+
+    assert not answer.whole
+    lines = [orjson.loads(line[6:]) for line in answer.body.split(b"\n\n") if line.startswith(b"data: {")]
+    (error,) = [line["error"] for line in lines if "error" in line]
+    assert "recomputed" in error["message"]
+    assert len(fleet.prefills) == 1
+
+
+async def test_a_stream_that_is_given_back_again_and_again_ends_in_an_error_event(serve: Any) -> None:
+    fleet = Fleet(COMPLETION, [1, 1, 1, 1])
+    client = await (await serve(fleet)).connect()
+
+    client.request(COMPLETION, asked(COMPLETION))
+    answer = await client.answer()
+
+    text, events = told(COMPLETION, answer.body)
+    assert (answer.whole, text) == (False, "one two three")
+    assert "instances failed" in events[-1]["error"]["message"]
+    assert len(fleet.asked) == 3
+
+
+async def test_where_no_decoder_gives_streams_back_nothing_is_kept(serve: Any) -> None:
+    fleet = Fleet(COMPLETION, [2])
+    client = await (await serve(fleet, connector="nixl")).connect()
+
+    client.request(COMPLETION, asked(COMPLETION))
+    answer = await client.answer()
+
+    assert not answer.whole
+    assert len(fleet.asked) == 1
+
+
+def test_a_message_of_the_assistant_that_is_to_be_continued_grows() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I"}]
+    body = orjson.dumps({"messages": messages, "continue_final_message": True, "min_tokens": 5})
+    events = b"".join(b"data: %b\n\n" % orjson.dumps(piece(CHAT, text)) for text in (" am", " here"))
+
+    made = continued(CHAT, body, events)
+
+    assert made is not None
+    assert orjson.loads(made.body)["messages"][-1]["content"] == "I am here"
+    assert (orjson.loads(made.body)["min_tokens"], made.tokens) == (3, 2)
+
+
+def test_reasoning_and_tool_calls_are_not_continued() -> None:
+    body = orjson.dumps({"messages": [{"role": "user", "content": "hi"}]})
+    for delta in ({"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}):
+        assert (
+            continued(CHAT, body, b"data: %b\n\n" % orjson.dumps({"choices": [{"index": 0, "delta": delta}]})) is None
+        )
+
+
+def test_a_stream_that_counts_its_tokens_is_believed() -> None:
+    events = b"data: %b\n\n" % orjson.dumps({**piece(COMPLETION, "a b c"), "usage": {"completion_tokens": 3}})
+
+    made = continued(COMPLETION, b'{"prompt":"p","max_tokens":10}', events)
+
+    assert made is not None
+    assert orjson.loads(made.body) == {"prompt": "pa b c", "max_tokens": 7}
