@@ -1,0 +1,145 @@
+"""The layerwise connector over real processes: whatever fails, the client is answered and nothing is left over."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from conftest import QUICK
+from fleet_process import Fleet, running_fleet, until
+
+PREFILL, DECODE = ("prefill-1", "prefill-2"), ("decode-1", "decode-2")
+OPTIONS = (
+    "--prefill", "2", "--decode", "2", "--replicas", "1", "--workers", "1", "--connector", "mooncake-layerwise",
+    "--scheduling.split.mode", "always", "--emulator.transfer.latency_ms", "8000",
+)  # fmt: skip
+"""At a time scale of 20, the last layer takes 0.4 s."""
+LONG = 24_000
+
+
+@pytest.fixture(scope="module")
+def layerwise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_fleet(tmp_path_factory.mktemp("layerwise"), (*QUICK, *OPTIONS)) as fleet:
+        yield fleet
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_its_request(layerwise: Fleet) -> Iterator[None]:
+    until(lambda: all(each["state"] == "ready" for each in layerwise.instances().values()), "all are ready")
+    yield
+    layerwise.until_idle()
+    until(lambda: all(each["state"] == "ready" for each in layerwise.instances().values()), "all are back")
+    until(lambda: not any(sum(busy(layerwise, name).values()) for name in (*PREFILL, *DECODE)), "no engine is at work")
+    loads = [each["load"] for each in layerwise.instances().values() if each["load"]]
+    assert [load["context_tokens"] + load["running_requests"] for load in loads] == [0] * len(loads)
+
+
+def order(fleet: Fleet, name: str, path: str, value: dict[str, Any] | None = None) -> Any:
+    data = None if value is None else json.dumps(value).encode()
+    url = fleet.instances()[name]["url"] + path
+    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=5) as answer:
+        return json.loads(answer.read())
+
+
+def busy(fleet: Fleet, name: str) -> dict[str, int]:
+    told = order(fleet, name, "/emulator/statistics")
+    return {what: told[what] for what in ("running", "waiting", "pulling", "staged")}
+
+
+def connected(fleet: Fleet, number: int, words: int, max_tokens: int, *, stream: bool) -> http.client.HTTPConnection:
+    at = urlsplit(fleet.endpoint)
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=30)
+    prompt = f"{number:05d} " + "some words of a prompt " * (words // 4)
+    body = {"model": fleet.model, "prompt": prompt, "max_tokens": max_tokens, "stream": stream}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    return connection
+
+
+def ask(
+    fleet: Fleet, number: int, *, words: int = 400, max_tokens: int = 6, stream: bool = True
+) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = connected(fleet, number, words, max_tokens, stream=stream)
+    try:
+        response = connection.getresponse()
+        return response, response.read()
+    finally:
+        connection.close()
+
+
+def at_work(fleet: Fleet, names: tuple[str, ...], what: str) -> str:
+    """The first of these instances that does this."""
+    return until(lambda: [name for name in names if busy(fleet, name)[what]], f"one of {names} is {what}")[0]
+
+
+def die(fleet: Fleet, name: str, *, abruptly: bool = True) -> None:
+    order(fleet, name, "/emulator/die", {"abruptly": abruptly, "revive_after_s": 0.5})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prefill_instance_that_dies_at_work_is_replaced(layerwise: Fleet, stream: bool) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, layerwise, 100 + stream, words=LONG, stream=stream)
+        died = at_work(layerwise, PREFILL, "running")
+        die(layerwise, died)
+
+    response, body = asked.result()
+    assert response.status == 200, body
+    assert response.headers["x-dualmap-prefill-instance"] != died
+    assert response.headers["x-dualmap-instance"] in DECODE
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_decoder_that_dies_while_it_waits_for_kv_is_replaced(layerwise: Fleet, stream: bool) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, layerwise, 200 + stream, stream=stream)
+        died = at_work(layerwise, DECODE, "pulling")
+        die(layerwise, died)
+
+    response, body = asked.result()
+    assert response.status == 200, body
+    assert response.headers["x-dualmap-instance"] != died
+
+
+def test_a_decoder_that_dies_in_mid_stream_ends_the_stream_with_an_error(layerwise: Fleet) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, layerwise, 300, max_tokens=3000)
+        died = until(
+            lambda: [name for name in DECODE if busy(layerwise, name)["running"] > busy(layerwise, name)["pulling"]],
+            "an answer has begun",
+        )
+        die(layerwise, died[0], abruptly=False)
+
+    assert b'"error"' in asked.result()[1]
+
+
+@pytest.mark.parametrize("fault", [{"status": 500}, {"answer": "empty"}])
+def test_a_decoder_that_fails_its_leg_is_replaced(layerwise: Fleet, fault: dict[str, Any]) -> None:
+    order(layerwise, DECODE[0], "/emulator/fail", {"count": 1, **fault})
+
+    answers = [ask(layerwise, 400 + 20 * ("answer" in fault) + number) for number in range(6)]
+
+    order(layerwise, DECODE[0], "/emulator/fail", {"count": 0})
+    assert [response.status for response, _ in answers] == [200] * 6
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("names", "what"), [(PREFILL, "running"), (DECODE, "pulling"), (DECODE, "running")])
+def test_a_client_that_leaves_leaves_nothing_behind(
+    layerwise: Fleet, names: tuple[str, ...], what: str, stream: bool
+) -> None:
+    number = 500 + 10 * stream + len(what) + (names is DECODE)
+    connection = connected(layerwise, number, LONG, 2000, stream=stream)
+
+    try:
+        at_work(layerwise, names, what)
+    finally:
+        connection.close()
+
+    # what must not be there is looked for after every test
+    layerwise.until_idle()
