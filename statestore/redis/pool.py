@@ -130,7 +130,7 @@ class RedisPool(KvEventCalls, ScalingCalls):
 
     # the life of a request -------------------------------------------------------------------------------
     async def place(self, placement: Placement) -> PlaceReply:
-        return await self._placements.add(placement)
+        return await self._placements.ask(placement)
 
     async def _place(self, placements: Sequence[Placement]) -> Sequence[PlaceReply]:
         arguments = arguments_of(placements, self._configured.max_key_blocks)

@@ -21,8 +21,21 @@ class Turn(Generic[Asked, Answer]):
         self._run = run
         self._waiting: list[tuple[Asked, asyncio.Future[Answer]]] = []
         self._calls: set[asyncio.Task[None]] = set()
+        self._is_alone = False
+        """A call of one is under way, which did not wait for others."""
+
+    async def ask(self, asked: Asked) -> Answer:
+        """The answer. Asked at once where no call is under way: an idle server need not wait for the turn's end."""
+        if self._is_alone or self._waiting or self._calls:
+            return await self.add(asked)
+        self._is_alone = True
+        try:
+            return (await self._run((asked,)))[0]
+        finally:
+            self._is_alone = False
 
     def add(self, asked: Asked) -> asyncio.Future[Answer]:
+        """The future gets the answer."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._send)

@@ -25,6 +25,7 @@ class Script:
 
     async def run(self, asked: Sequence[str]) -> Sequence[str]:
         self.calls.append([*asked])
+        await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
         return [f"to {name}" for name in asked]
@@ -40,6 +41,28 @@ async def test_calls_of_one_turn_share_a_script_up_to_a_limit() -> None:
 
     assert script.calls == [names[:MAX_SHARING], names[MAX_SHARING:], ["later"]]
     assert told == [f"to {name}" for name in names]
+
+
+async def test_what_finds_no_call_under_way_is_asked_at_once_and_the_others_share_the_next() -> None:
+    script = Script()
+    turn = Turn(script.run)
+
+    told = await asyncio.gather(*map(turn.ask, "abc"))
+    await turn.ask("d")
+
+    assert script.calls == [["a"], ["b", "c"], ["d"]]
+    assert told == ["to a", "to b", "to c"]
+
+
+async def test_what_was_asked_alone_and_failed_lets_the_next_be_asked() -> None:
+    script = Script(StoreUnavailableError("away"))
+    turn = Turn(script.run)
+
+    with pytest.raises(StoreUnavailableError):
+        await turn.ask("a")
+    script.error = None
+
+    assert await turn.ask("b") == "to b"
 
 
 async def test_an_error_reaches_all_who_wait() -> None:
