@@ -26,6 +26,9 @@ from statestore.redis.subscriber import GrantSubscriber
 from statestore.redis.turns import Turn
 from statestore.stream import Stream
 
+MAX_PLACEMENTS, MAX_RELEASES = 16, 64
+"""That share a script at most: it stops everything else, and its memory is not reused before it ends."""
+
 Release = tuple[Argument, Argument, Argument, Argument, Argument]
 """What ``release_requests`` takes of one request."""
 
@@ -50,8 +53,8 @@ class RedisPool(KvEventCalls, ScalingCalls):
         self._configured = scheduling
         self._overrides: Mapping[str, Any] = {}
         self._subscriber = subscriber
-        self._placements = Turn(self._place)
-        self._releases = Turn(self._release)
+        self._placements = Turn(self._place, MAX_PLACEMENTS)
+        self._releases = Turn(self._release, MAX_RELEASES)
 
     def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
         """Not used here; ``statestore.failover`` uses it."""

@@ -6,9 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-MAX_SHARING = 64
-"""Calls that share a script at most: it stops everything else."""
-
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
@@ -16,9 +13,10 @@ Answer = TypeVar("Answer")
 class Turn(Generic[Asked, Answer]):
     """Collects what is asked until the turn ends."""
 
-    def __init__(self, run: Callable[[Sequence[Asked]], Awaitable[Sequence[Answer]]]) -> None:
-        """``run`` gives an answer to each of what it is given, in order."""
+    def __init__(self, run: Callable[[Sequence[Asked]], Awaitable[Sequence[Answer]]], at_most: int) -> None:
+        """``run`` gives an answer to each of what it is given, in order: ``at_most`` at once."""
         self._run = run
+        self._at_most = at_most
         self._waiting: list[tuple[Asked, asyncio.Future[Answer]]] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._is_alone = False
@@ -45,8 +43,8 @@ class Turn(Generic[Asked, Answer]):
 
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for first in range(0, len(waiting), MAX_SHARING):
-            call = asyncio.create_task(self._call(waiting[first : first + MAX_SHARING]))
+        for first in range(0, len(waiting), self._at_most):
+            call = asyncio.create_task(self._call(waiting[first : first + self._at_most]))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
 

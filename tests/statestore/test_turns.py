@@ -11,7 +11,7 @@ from scheduling.placement import PlaceReply
 from statestore.base import PoolStore, Store
 from statestore.errors import StoreUnavailableError
 from statestore.redis import RedisStore
-from statestore.redis.turns import MAX_SHARING, Turn
+from statestore.redis.turns import Turn
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, assert_sums_hold, chain, instance, place
 
@@ -33,13 +33,13 @@ class Script:
 
 async def test_calls_of_one_turn_share_a_script_up_to_a_limit() -> None:
     script = Script()
-    turn = Turn(script.run)
-    names = [f"r{number}" for number in range(MAX_SHARING + 1)]
+    turn = Turn(script.run, 8)
+    names = [f"r{number}" for number in range(9)]
 
     told = await asyncio.gather(*map(turn.add, names))
     await turn.add("later")
 
-    assert script.calls == [names[:MAX_SHARING], names[MAX_SHARING:], ["later"]]
+    assert script.calls == [names[:8], names[8:], ["later"]]
     assert told == [f"to {name}" for name in names]
 
 
@@ -66,7 +66,7 @@ async def test_what_was_asked_alone_and_failed_lets_the_next_be_asked() -> None:
 
 
 async def test_an_error_reaches_all_who_wait() -> None:
-    turn = Turn(Script(StoreUnavailableError("away")).run)
+    turn = Turn(Script(StoreUnavailableError("away")).run, 8)
 
     told = await asyncio.gather(*map(turn.add, "ab"), return_exceptions=True)
 
@@ -75,7 +75,7 @@ async def test_an_error_reaches_all_who_wait() -> None:
 
 async def test_one_who_gave_up_takes_nothing_from_the_others() -> None:
     script = Script()
-    turn = Turn(script.run)
+    turn = Turn(script.run, 8)
     given_up, other = turn.add("a"), turn.add("b")
 
     given_up.cancel()
