@@ -97,6 +97,7 @@ async def test_placements_that_share_a_script_are_made_as_if_each_came_alone(
 
     def asked(pool: PoolStore) -> list[Awaitable[PlaceReply]]:
         return [
+            place(pool, "alone", "c"),  # finds no call under way, and is in no script with the others
             *(place(pool, f"r{number}", "a", "b", chain=chain(number, 2, 3), replica_id="one") for number in range(5)),
             *(place(pool, "r1", "a", "b", replica_id=replica_id) for replica_id in ("one", "two")),
             place(pool, "nowhere", "c"),
