@@ -137,7 +137,7 @@ async def test_an_instance_that_is_back_in_service_keeps_its_queue(pool, evacuat
     await pool.set_instance_state("a", InstanceState.READY)
 
     class Outdated:
-        membership = pool.membership
+        membership = staticmethod(pool.membership)
 
         async def loads(self):
             return loads_then
