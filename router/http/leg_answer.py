@@ -62,58 +62,29 @@ class LegAnswer:
 
 
 class LateAnswer:
-    """An ``AnswerSink`` that keeps the body, whole or not, of an answer whose client has left."""
+    """An ``AnswerSink`` of a leg whose client has left. It waits for the first output, or for the whole answer, and
+    keeps what has come of its body. An answer without output has failed, also one that is an error under the status of
+    a stream."""
 
-    def __init__(self, begun: bytes) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._parts = [begun]
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self._parts)
-
-    def head_received(self, head: AnswerHead) -> None: ...
-
-    def body_received(self, wire: bytes, pieces: list[bytes], complete: bool) -> None:
-        self._parts += pieces
-        if complete:
-            self._settle()
-
-    def failed(self, failure: InstanceFailure) -> None:
-        self._settle()
-
-    def probe(self) -> None: ...
-
-    def cut_off(self, error: RouterError) -> None:
-        self._settle()
-
-    def _settle(self) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
-
-
-class Unwanted:
-    """An ``AnswerSink`` that waits for the first output, or for the whole answer. An answer without output has failed,
-    also one that is an error under the status of a stream."""
-
-    def __init__(self, *, whole: bool) -> None:
+    def __init__(self, *, whole: bool, begun: bytes = b"") -> None:
+        """``begun`` has come of the body before."""
         self.done: asyncio.Future[InstanceFailure | None] = asyncio.get_running_loop().create_future()
         self.status = 0
+        self.body = begun
         self._whole = whole
-        self._begun = b""
 
     def head_received(self, head: AnswerHead) -> None:
         self.status = head.status
 
     def body_received(self, wire: bytes, pieces: list[bytes], complete: bool) -> None:
-        if not self._whole:
-            self._begun += b"".join(pieces)
-            if _OUTPUT in self._begun:
+        self.body += b"".join(pieces)
+        if self._whole:
+            if complete:
                 self._settle(None)
-            elif complete or len(self._begun) > _MAX_BEGUN_BYTES:
-                self._settle(failure_of_whole(self._begun))
-        elif complete:
+        elif _OUTPUT in self.body:
             self._settle(None)
+        elif complete or len(self.body) > _MAX_BEGUN_BYTES:
+            self._settle(failure_of_whole(self.body))
 
     def failed(self, failure: InstanceFailure) -> None:
         self._settle(failure)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from router.http.leg_answer import LateAnswer, Unwanted
+from router.http.leg_answer import LateAnswer
 from router.http.model_field import BodyPart
 from router.http.upstream import UpstreamConnection
 from router.http.upstream_pool import ConnectError, UpstreamPool
@@ -75,7 +75,7 @@ class Transfers:
         return True
 
     async def _await_first_bytes(self, connection: UpstreamConnection, tries: Callable[[], Sequence[Try]]) -> None:
-        sink, failure = Unwanted(whole=False), None
+        sink, failure = LateAnswer(whole=False), None
         connection.redirect(sink)
         try:
             async with asyncio.timeout(FREE_WITHIN_S):
@@ -88,7 +88,7 @@ class Transfers:
             await self._free(tries)
 
     async def _await_late_answer(self, connection: UpstreamConnection, begun: bytes, staged: Staged) -> None:
-        sink = LateAnswer(begun)
+        sink = LateAnswer(whole=True, begun=begun)
         connection.redirect(sink)
         try:
             await asyncio.wait({sink.done}, timeout=PREFILL_WITHIN_S)
@@ -113,7 +113,7 @@ class Transfers:
 
     async def _send(self, url: str, parts: Callable[[], list[BodyPart]]) -> bool:
         """Whether there is nothing more to try: it was taken over, or is refused everywhere."""
-        sink, connection = Unwanted(whole=True), None
+        sink, connection = LateAnswer(whole=True), None
         try:
             connection = await self._upstreams.connect(url)
             connection.start(sink, parts())
