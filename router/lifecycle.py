@@ -142,7 +142,7 @@ class Lifecycle:
     def _route_of(self, request: InferenceRequest) -> Route[ServedPool]:
         """Of the model that it names; of a request for what an instance has stored, the pool of that instance."""
         if request.pinned_to is None or request.prompt is not None:
-            return self.pools.routes.get(request.model) or self.pools.resolve(request.model)
+            return self.pools.resolve(request.model)
         for pool in self.pools.pools.values():
             if request.pinned_to in pool.view.view.instances:
                 return Route(pool, pool.settings.model)

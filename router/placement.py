@@ -44,8 +44,7 @@ class StorePlacer:
                 request.was_placed(placed)
                 reply = placed.reply
                 if reply.status is PlaceStatus.DISPATCHED:
-                    known = pool.view.view.instances.get(placed.instance_id)  # else it is read, by a coroutine
-                    spec = known or await self._spec(pool, placed.instance_id)
+                    spec = await self._spec(pool, placed.instance_id)
                     return request.dispatched(spec, reply.uncached_tokens)
                 grant = await self._grant(request, placed)
                 spec = await self._spec(pool, grant.instance_id)

@@ -115,9 +115,7 @@ class PoolFleet:
             log.debug("pool %s: a queue could not be planned: %s", self._store.name, error)
 
     def _note(self, epoch: int, tree_version: int, loads: Mapping[str, InstanceLoad]) -> None:
-        view = self._keeper.view
-        if epoch != view.epoch or tree_version != view.tree_version:
-            self._keeper.note(epoch, tree_version)
+        self._keeper.note(epoch, tree_version)
         self._seen.update(dict.fromkeys(loads, loads))
 
     # estimates ----------------------------------------------------------------------------------------------

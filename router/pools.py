@@ -39,8 +39,7 @@ class PoolDirectory(Generic[P]):
 
     def __init__(self, pools: Iterable[P]) -> None:
         self.pools: Mapping[str, P] = {pool.settings.name: pool for pool in pools}
-        self.routes: dict[str, Route[P]] = {}
-        """By every name that a client may use."""
+        self._routes: dict[str, Route[P]] = {}
         for pool in self.pools.values():
             settings = pool.settings
             for name in (settings.model, *settings.aliases):
@@ -49,7 +48,7 @@ class PoolDirectory(Generic[P]):
                 self._add(lora, Route(pool, lora, lora))
 
     def _add(self, name: str, route: Route[P]) -> None:
-        taken = self.routes.setdefault(name, route)
+        taken = self._routes.setdefault(name, route)
         if taken is not route:
             pools = f"{taken.pool.settings.name!r} and {route.pool.settings.name!r}"
             raise DuplicateModelError(f"model name {name!r} is claimed twice, by pools {pools}: rename one")
@@ -61,7 +60,7 @@ class PoolDirectory(Generic[P]):
             InvalidRequestError: no model is named and there are several pools.
             UnknownModelError: no pool serves it.
         """
-        route = self.routes.get(model)
+        route = self._routes.get(model)
         if route is not None:
             return route
         if model:
@@ -89,7 +88,7 @@ class PoolDirectory(Generic[P]):
                 "parent": route.pool.settings.model if route.lora else None,
                 "pool": route.pool.settings.name,
             }
-            for name, route in self.routes.items()
+            for name, route in self._routes.items()
         ]
         for card in cards:
             if card["pool"] in lengths:

@@ -15,7 +15,6 @@ from router.inference_request import (
     TokenSource,
 )
 from router.steps import in_steps
-from scheduling.answer_length import expected_answer_tokens
 from scheduling.blocks import BlockRule, Prompt, TextPrompt, cache_seed, continued_chain, uncached_chain
 from scheduling.chain import Chain
 from scheduling.engine_blocks import BlockExtras
@@ -30,12 +29,10 @@ from scheduling.values import value
 LONG_PROMPT_BYTES: Final = 1 << 20
 """A longer one is hashed in steps."""
 
-_UNKNOWN_TEXT: Final = frozenset({"truncate_prompt_tokens", "previous_response_id", "prompt_embeds"})
+_UNKNOWN_TEXT: Final = ("truncate_prompt_tokens", "previous_response_id", "prompt_embeds")
 """With these, an engine sees less of a prompt, or more, than the body has."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
-_LIMITS: Final = frozenset({"max_completion_tokens", "max_tokens", "max_output_tokens"})
-"""Fields that limit the length of an answer."""
 
 
 TokenizedHow = Literal["exact", "head", "bytes", "late", "busy"]
@@ -100,13 +97,12 @@ def sent_prompt(
             if pooled:
                 return None  # the instance knows which field it misses
             raise InvalidRequestError("prompt must be a non-empty string or array", param="prompt")
-        known = _UNKNOWN_TEXT.isdisjoint(body) or all(body.get(name) is None for name in _UNKNOWN_TEXT)
+        known = all(body.get(name) is None for name in _UNKNOWN_TEXT)
         if known and not pooled:
             if not isinstance(body.get("prompt"), list):
                 source = TokenSource(path, body, long_texts, len(prompt.data), prompt.has_media)
             text_bytes = None if prompt.has_media else len(prompt.data)
-    if body.get("n") is not None:
-        _read_count(body, "n")
+    _read_count(body, "n")
     return SentPrompt(prompt, salt, text_bytes, 1 if pooled else _output_limit(body), source, pooled)
 
 
@@ -133,7 +129,7 @@ async def read_prompt(
     """Hash the prompt of a scheduled request: a long one in steps, any other at once. Text becomes the engine's own
     blocks if there is a tokenizer, and it answers in time."""
     limit = sent.output_limit
-    expected = expected_answer_tokens(learned.answer_tokens, limit)
+    expected = learned.expected_output_tokens(limit)
     if sent.pooled:
         return ReadPrompt(uncached_chain(sent.prompt, learned.bytes_per_token), None, expected, limit)
     if tokenizer is not None:
@@ -166,8 +162,6 @@ def _unsalted_seed(model: str, lora: str | None) -> int:
 
 def _output_limit(body: Mapping[str, Any]) -> int | None:
     """Of the names that APIs have for it the newer one counts; all must be counts."""
-    if _LIMITS.isdisjoint(body):
-        return None
     newer, older = _read_count(body, "max_completion_tokens"), _read_count(body, "max_tokens")
     if newer is None and older is None:
         return _read_count(body, "max_output_tokens")

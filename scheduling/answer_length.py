@@ -31,7 +31,7 @@ def class_of(limit: int | None) -> int:
 
 def expected_answer_tokens(means: Sequence[float], limit: int | None) -> int:
     """At least 1, and never above the limit."""
-    mean = means[bisect_left(CLASS_LIMITS, limit)] if limit else means[CLASSES - 1]
+    mean = means[class_of(limit)]
     return max(1, round(min(mean, limit) if limit else mean))
 
 

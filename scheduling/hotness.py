@@ -27,7 +27,7 @@ class HotnessTree:
 
     def key_blocks(self, chain: Chain, max_key_blocks: int) -> int:
         """Length of the chain's hash key in key blocks, 1..max_key_blocks; a partial last one counts as one."""
-        hashes = chain.hashes if chain.key_stride == 1 else chain.key_hashes
+        hashes = chain.key_hashes
         is_whole = chain.tail_hash is None and len(hashes) * chain.key_stride >= len(chain.hashes)
         limit = min(len(hashes) if is_whole else len(hashes) + 1, max_key_blocks)
         depth = 0

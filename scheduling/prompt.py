@@ -26,7 +26,6 @@ from scheduling.errors import PromptError, TooManyPartsError
 
 _MESSAGE = b"\xff"
 _FIELD = b"\xfe"
-_USUAL_ROLES: Final = {role: role.encode() + _FIELD for role in ("system", "user", "assistant", "tool")}
 _TOKEN_SEPARATOR = 0xFFFFFFFF
 _EMBEDDING_BYTES = 8 << 10
 """Base64 of one token's embedding, roughly: 3072 values of 16 bits. A request does not contain the model's width."""
@@ -66,11 +65,9 @@ def chat_prompt(
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise PromptError("messages must be a non-empty array of objects", "messages")
-    if len(messages) > max_parts:
-        _check_count(messages, "messages", max_parts)
+    _check_count(messages, "messages", max_parts)
     rendering = _Rendering(long_texts, max_parts)
-    if not _LEADING_KEYS.isdisjoint(body):
-        rendering.add_leading(body)
+    rendering.add_leading(body)
     for index, message in enumerate(messages):
         rendering.add_message(message, index)
     return TextPrompt(b"".join(rendering.pieces), rendering.media_at)
@@ -91,8 +88,7 @@ def completion_prompt(
     if not prompt and body.get("prompt_embeds"):
         return _embeddings(body["prompt_embeds"], rendering)
     if isinstance(prompt, str):
-        if not _LEADING_KEYS.isdisjoint(body):
-            rendering.add_leading(body)
+        rendering.add_leading(body)
         rendering.add_text(prompt)
         return TextPrompt(b"".join(rendering.pieces))
     if not isinstance(prompt, list) or not prompt:
@@ -129,6 +125,8 @@ class _Rendering:
 
     def add_leading(self, body: Mapping[str, Any]) -> None:
         """What comes before the messages; nothing for most bodies."""
+        if _LEADING_KEYS.isdisjoint(body):
+            return
         tools = body.get("tools")
         if tools is not None and not isinstance(tools, list):
             raise PromptError("'tools' must be an array", "tools")
@@ -159,11 +157,8 @@ class _Rendering:
         pieces = self.pieces
         self._message_starts = len(pieces)
         pieces.append(_MESSAGE)
-        if role in _USUAL_ROLES and role not in self._long_texts:
-            pieces.append(_USUAL_ROLES[role])
-        else:
-            self.add_text(role)
-            pieces.append(_FIELD)
+        self.add_text(role)
+        pieces.append(_FIELD)
         if isinstance(content, str):
             self.add_text(content)
         elif content is not None:

@@ -30,7 +30,7 @@ OPS_BODY_BYTES: Final = 512 << 10
 """Largest body of a request that the ASGI app serves: the app parses it at once, in any shape."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
-_NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search", "kv_transfer_params"})
+_NOT_SPLIT: Final = ("echo", "prompt_logprobs", "use_beam_search", "kv_transfer_params")
 """Fields with which an answer needs the computed prompt itself, or with which the client transfers KV on its own."""
 
 MAX_SLO_S: Final = 3600.0
@@ -45,7 +45,7 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
 
     def check_head(request: Request) -> int:
         path, method = request.path, request.method
-        inference = path in INFERENCE_PATHS or is_inference(path)
+        inference = is_inference(path)
         if method == "OPTIONS":  # a browser sends no key with it
             return OPS_BODY_BYTES
         if method == "CONNECT":
@@ -73,7 +73,7 @@ def read_stored_request(request: Request, request_id: str) -> InferenceRequest |
     Raises:
         NotFoundError: the id does not name an instance.
     """
-    response = None if request.path in INFERENCE_PATHS else stored_response_id(request.path)
+    response = stored_response_id(request.path)
     if response is None:
         return None
     instance_id = storing_instance(response)
@@ -147,7 +147,7 @@ def inference_request_of(
         model or "",
         path,
         prompt,
-        None if request.get(b"x-slo-ttft-ms") is None else _slo_s(request),
+        _slo_s(request),
         stream=bool(stream),
         body_hash=0 if prompt is not None else xxh3_64_intdigest(request.body),
         leaves_usage_open=bool(stream) and path in COMPLETIONS_PATHS and "stream_options" not in body,
@@ -162,7 +162,7 @@ def inference_request_of(
 def may_split(path: str, body: Mapping[str, Any]) -> bool:
     """Whether one instance can prefill the request's prompt and another one answer it: one prompt, one answer of more
     than a token."""
-    if path not in COMPLETIONS_PATHS or not (_NOT_SPLIT.isdisjoint(body) or _NOT_SPLIT.isdisjoint(_set_in(body))):
+    if path not in COMPLETIONS_PATHS or any(body.get(name) for name in _NOT_SPLIT):
         return False
     if body.get("n") not in (None, 1) or (body.get("best_of") or 1) != 1:
         return False
@@ -170,11 +170,6 @@ def may_split(path: str, body: Mapping[str, Any]) -> bool:
         return False
     prompt = body.get("prompt")
     return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
-
-
-def _set_in(body: Mapping[str, Any]) -> list[str]:
-    """The fields that say something."""
-    return [name for name, given in body.items() if given]
 
 
 def mint_request_id() -> str:

@@ -96,7 +96,7 @@ _GIVEN_BACK: Final = re.compile(rb'"stop_reason"\s*:\s*"recomputed"')
 
 def gives_back(data: bytes) -> bool:
     """Whether a decoder of vLLM-Ascend asks to prefill the prompt again, in an event or a whole answer."""
-    return _GIVEN_BACK.search(data) is not None
+    return where_given_back(data) is not None
 
 
 def where_given_back(data: bytes) -> int | None:

@@ -6,7 +6,7 @@
 --       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
 -- Reply for each JSON [status, instance id or null, next best or null, uncached tokens, enqueued ms, epoch, tree version,
 --       now ms, queue or null, leg], and of each instance that was weighed: id, JSON (instance_json), apart so that no caller
---       has to parse what he does not ask for
+--       has to parse what it does not ask for
 local FIRST_REQUEST = 3
 local now_ms, sides, instances, met, replies = store_now_ms(), cjson.decode(ARGV[2]), {}, {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')

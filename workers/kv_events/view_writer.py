@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 SLOW_CALL_S: Final = 1.0
 """A store that takes longer to apply a change does not keep up."""
 NAMES_TOLD: Final = 10_000
-"""After so many changes of names, and three times as many as there are names, the store is told all of them anew."""
+"""After so many changes of names, and three times as many as there are names, the store is told all of them again."""
 UNMATCHED_BLOCKS: Final = 4096
 """So many stored blocks, none of which had been booked, show that prompts are not cut into the engine's blocks."""
 
