@@ -32,11 +32,12 @@ StartReplica = Callable[..., Awaitable[Runtime]]
 
 @pytest.fixture
 async def start_replica(valkey_url: str) -> AsyncIterator[StartReplica]:
-    """Replicas on one Valkey, in real time."""
+    """Replicas on one Valkey, in real time. Their calls share a connection each, as in every router: the release of a
+    request that is cancelled must not overtake its reservation."""
     started: list[tuple[Runtime, Store]] = []
 
     async def start(scheduling: SchedulingSettings = FLAGS, **settings: Any) -> Runtime:
-        store = await open_store(StoreSettings(url=valkey_url), scheduling=scheduling)
+        store = await open_store(StoreSettings(url=valkey_url), scheduling=scheduling, batched=True)
         runtime = Runtime(RouterSettings(**settings), scheduling, store, [PoolSettings()])
         await runtime.start()
         started.append((runtime, store))
