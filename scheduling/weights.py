@@ -48,10 +48,6 @@ class Form(NamedTuple):
     prompt_tokens: float = 0.0
     """Per token of the prompt, cached or not."""
 
-    def named(self) -> dict[str, float]:
-        """The weights that are not zero, by the name of their feature."""
-        return {name: weight for name, weight in zip(self._fields, self, strict=True) if weight}
-
     def of(self, features: Form) -> float:
         """The weighted sum."""
         total: float = sum(map(mul, self, features))

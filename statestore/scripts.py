@@ -5,7 +5,8 @@ makes these functions again. A blank line ends a definition there.
 
 ``terms.NAME`` is replaced by a constant, the same in every call of a process, and ``keys.NAME`` by a key of the pool
 (``statestore/keys.py``). What all keys begin with is the one key that a script is given: they share a hash tag, so a
-script may touch any of them.
+script may touch any of them. ``record.NAME`` is replaced by code on the fields of an instance
+(``statestore/instance_record.py``).
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
+from statestore.instance_record import LUA
 from statestore.keys import KEY_NAMES
 
 _DEFINED = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 _COMMENT = re.compile(r"--.*")
-_NAME = re.compile(r"(?<![\w-])(terms|keys)\.(\w+)")
+_NAME = re.compile(r"(?<![\w/-])(terms|keys|record)\.(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ def load_scripts(terms: Mapping[str, float]) -> Mapping[str, Script]:
     shared = _definitions(each.read_text("utf-8") for each in (folder / "shared").iterdir())
     values = {("terms", name): repr(constant) for name, constant in terms.items()}
     values |= {("keys", name): f"KEYS[1] .. '{text}'" for name, text in KEY_NAMES.items()}
+    values |= {("record", name): code for name, code in LUA.items()}
     scripts = {}
     for entry in folder.iterdir():
         if entry.name.endswith(".lua"):

@@ -33,6 +33,6 @@ local instance = read_instance(id)
 if instance then
   end_bookings(instance, store_now_ms(), tonumber(ARGV[6]))
   instance.cached_blocks = redis.call('ZCARD', kv_key)
-  write_load(instance)
+  write_record(instance)
 end
 return booked

@@ -3,14 +3,14 @@
 -- queue.
 -- ARGV  1 clock, 2 instance id, 3 version that the plan was made for, 4 replica id that needs no message, 5 tokens that the
 --       plan passed over; then 2 for each request: its id, the rank to defer it to or '' to dispatch it
--- Reply JSON: ['stale', queue] | ['done', [grant, …], queue or null] | ['gone'] without an instance;
---       a grant is [request id, instance id, replica id, attempt, uncached tokens, was deferred]
+-- Reply {queue, grant, …}; the queue is nil where it has no room, and where the plan was stale it is all; a grant is JSON:
+--       [request id, instance id, replica id, attempt, uncached tokens, was deferred]
 local FIRST_STEP = 6
 local now_ms, instance = store_now_ms(), read_instance(ARGV[2])
 if not instance then
-  return '["gone"]'
+  return {}
 elseif instance.version ~= tonumber(ARGV[3]) then
-  return '["stale",' .. queue_json(instance, now_ms) .. ']'
+  return { queue_head(instance, now_ms) }
 end
 
 -- Counts the request again: by now those before it may have brought its prefix.
@@ -69,4 +69,4 @@ for step = FIRST_STEP, #ARGV, 2 do
   end
 end
 write_instance(instance)
-return '["done",[' .. table.concat(grants, ',') .. '],' .. room_json(instance, now_ms) .. ']'
+return { room(instance, now_ms), unpack(grants) }

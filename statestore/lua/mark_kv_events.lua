@@ -11,7 +11,7 @@ if ARGV[4] == '1' then
   forget_sequence(id)
   if instance then
     instance.cached_blocks = 0
-    write_load(instance)
+    write_record(instance)
   end
 end
 redis.call('HSET', keys.kv_events .. id, unpack(ARGV, 5))

@@ -1,6 +1,6 @@
 -- Moves a held request to its place in another instance's queue, from where a plan may dispatch it.
 -- ARGV  1 clock, 2 request id, 3 source id, 4 target id, 5 reason, 6 fence, 7 its rank after enqueued_ms
--- Reply JSON: ['migrated', queue of the target or null] | ['not_held'] | ['not_ready'] | ['queue_full']; error FENCED
+-- Reply {'migrated', queue of the target or nil} | {'not_held'} | {'not_ready'} | {'queue_full'}; error FENCED
 local now_ms = store_now_ms()
 local refused = fence_error(ARGV[6], now_ms)
 if refused then
@@ -8,11 +8,11 @@ if refused then
 end
 local request, source, target = read_request(ARGV[2]), read_instance(ARGV[3]), read_instance(ARGV[4])
 if not request or not source or request.state ~= 'held' or request.instance_id ~= source.id then
-  return '["not_held"]'
+  return { 'not_held' }
 elseif not target or not takes_requests(target, request.leg) or source.id == target.id then
-  return '["not_ready"]'
-elseif target.queued_requests >= target.described.max_queued_requests then
-  return '["queue_full"]'
+  return { 'not_ready' }
+elseif target.queued_requests >= target.max_queued_requests then
+  return { 'queue_full' }
 end
 local former_tokens, chain, tokens = request.uncached_tokens, read_chain(request.id), request.told.prompt_tokens
 if chain then
@@ -27,4 +27,4 @@ target.assigned_tokens = target.assigned_tokens + tokens
 redis.call('HINCRBY', keys.migrations, ARGV[5], 1)
 write_instance(source)
 write_instance(target)
-return '["migrated",' .. room_json(target, now_ms) .. ']'
+return { 'migrated', room(target, now_ms) }

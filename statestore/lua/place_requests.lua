@@ -4,9 +4,8 @@
 -- compared.
 -- ARGV  1 clock, 2 the different sides, as a JSON array; then 4 for each request: ask as JSON (statestore/redis/placing.py);
 --       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
--- Reply for each JSON [status, instance id or null, next best or null, uncached tokens, enqueued ms, epoch, tree version,
---       now ms, queue or null, leg], and of each instance that was weighed: id, JSON (instance_json), apart so that no caller
---       has to parse what it does not ask for
+-- Reply for each {status, instance id or nil, next best or nil, uncached tokens, enqueued ms, epoch, tree version, now ms,
+--       queue or nil, leg, and of each instance that was weighed: its id, its record, its hit}
 local FIRST_REQUEST = 3
 local now_ms, sides, instances, met, replies = store_now_ms(), cjson.decode(ARGV[2]), {}, {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
@@ -14,11 +13,9 @@ local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 local ask, chain, samples, seen, known, best, second, side
 
 local function reply(status, request, queue)
-  local id = request and '"' .. request.instance_id .. '"' or 'null'
-  local other_id = request and request.alternative_id and '"' .. request.alternative_id .. '"' or 'null'
-  return { string.format('["%s",%s,%s,%d,%d,%s,%s,%d,%s,"%s"]', status, id, other_id,
-    request and request.uncached_tokens or 0, request and request.enqueued_ms or 0, versions[1] or 0, versions[2] or 0,
-    now_ms, queue or 'null', request and request.leg or 'whole'), unpack(seen) }
+  local told = request or {}
+  return { status, told.instance_id or false, told.alternative_id or false, told.uncached_tokens or 0,
+    told.enqueued_ms or 0, versions[1] or 0, versions[2] or 0, now_ms, queue or false, told.leg or 'whole', unpack(seen) }
 end
 
 local function consider(id)
@@ -28,8 +25,8 @@ local function consider(id)
     return
   end
   local offer = weigh(instance, chain, ask, side, best and best.hit, now_ms)
-  seen[#seen + 1] = id
-  seen[#seen + 1] = instance_json(instance, offer.hit)
+  local place = #seen
+  seen[place + 1], seen[place + 2], seen[place + 3] = id, instance.text, offer.hit
   if not takes_requests(instance, side.leg) then
     return
   elseif not best or offer.cost < best.cost then
@@ -105,7 +102,7 @@ local function goes_at_once(instance, tokens, rank_ms)
   if side.leg == 'decode' then
     return true -- a second leg: prefilled elsewhere, so never held
   end
-  local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.described.kv_capacity_tokens
+  local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.kv_capacity_tokens
   return instance.queued_requests == 0 and (
     has_room(instance, ask.at_once and math.huge) and (is_idle or not (ask.defers and best.missed))
     or ask.defers and is_calm(instance, tokens, rank_ms, now_ms))
@@ -169,11 +166,11 @@ local function place_one(told, head)
     return reply('stale', request)
   elseif ask.refuses and best.missed then
     return reply('missed', request)
-  elseif not goes_now and ask.told.attempt == 1 and instance.queued_requests >= instance.described.max_queued_requests then
+  elseif not goes_now and ask.told.attempt == 1 and instance.queued_requests >= instance.max_queued_requests then
     return reply('queue_full', request)
   end
   enter_chosen(request, resident, told, head)
-  return reply(goes_now and 'dispatched' or 'held', request, goes_now and 'null' or room_json(instance, now_ms))
+  return reply(goes_now and 'dispatched' or 'held', request, not goes_now and room(instance, now_ms))
 end
 
 for first = FIRST_REQUEST, #ARGV, 4 do

@@ -14,8 +14,8 @@ end
 for id, tokens_per_s in pairs(cjson.decode(ARGV[6])) do
   local instance = read_instance(id)
   if instance then
-    instance.described.tokens_per_s = tokens_per_s
-    write_fields(id, 'description', instance.described)
+    instance.tokens_per_s = tokens_per_s
+    write_record(instance)
   end
 end
 if ARGV[7] then

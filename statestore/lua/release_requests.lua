@@ -2,7 +2,7 @@
 -- ARGV  1 clock, 2 fence or '': with one, only requests of a replica whose lease ran out; then 5 for each: request id;
 --       instance id where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any;
 --       what to note of it, as JSON, or ''
--- Reply for each the queue of its instance (queue_json), 'null' where that has no room, is empty or comes with a later one;
+-- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later one;
 --       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, or past this; error FENCED
 local FIRST_REQUEST = 3
 local now_ms, fence, instances, changed, replies = store_now_ms(), ARGV[2], {}, {}, {}
@@ -60,7 +60,7 @@ for first = FIRST_REQUEST, #ARGV, 5 do
   else
     request = finish(id, replica_id, attempt, note)
   end
-  replies[#replies + 1] = request and 'null' or 0
+  replies[#replies + 1] = not request and 0
   local instance = request and instances[request.instance_id]
   if instance then
     instance.version = instance.version + (changed[instance.id] and 1 or 0) -- every release is a change
@@ -69,6 +69,6 @@ for first = FIRST_REQUEST, #ARGV, 5 do
 end
 for id, last in pairs(changed) do
   write_instance(instances[id])
-  replies[last] = room_json(instances[id], now_ms)
+  replies[last] = room(instances[id], now_ms)
 end
 return replies

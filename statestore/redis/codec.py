@@ -21,14 +21,13 @@ from scheduling.legs import Leg
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
 from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Request, RequestState
+from statestore import instance_record
 from statestore.base import NOTHING_DONE, Transition
 from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
 
-_STATES = {state.value: state for state in InstanceState}
-_LIMITS = ("kv_capacity_tokens", "dispatch_window_tokens", "max_running_requests", "max_queued_requests")
-_DESCRIBED = ("state", "role", *_LIMITS)
-"""What scripts read of a description; what else is known about an instance has a text of its own."""
-_ABOUT = tuple(field.name for field in fields(InstanceSpec)[1:] if field.name not in _DESCRIBED)
+_STATES = {state.value.encode(): state for state in InstanceState}
+_ABOUT = tuple(field.name for field in fields(InstanceSpec)[1:] if field.name not in instance_record.DESCRIBED)
+"""Fields of a description that no script reads: they have a text of their own."""
 
 HASH_BYTES = 8
 
@@ -47,58 +46,80 @@ def unpack_chain(packed: bytes) -> tuple[int, ...]:
     return struct.unpack(f">{len(packed) // HASH_BYTES}Q", packed)
 
 
-INSTANCE_TEXTS, SPEC_TEXTS = ("description", "load"), ("description", "about")
+SPEC_TEXTS = ("record", "about")
 """Fields of an instance's key."""
 
 
 # instances ---------------------------------------------------------------------------------------------------
-def spec_json(spec: InstanceSpec) -> tuple[bytes, bytes]:
-    """An instance's description without its id and state, and what else is known about it."""
-    return fields_json({name: getattr(spec, name) for name in (*_DESCRIBED[1:], *_ABOUT)})
-
-
-def fields_json(changes: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Some of these fields."""
-    described = {name: value for name, value in changes.items() if name in _DESCRIBED}
-    return orjson.dumps(described), orjson.dumps({name: changes[name] for name in changes.keys() - described.keys()})
+def described_as(changes: Mapping[str, Any], known: Sequence[bytes] | None) -> tuple[bytes, bytes]:
+    """What ``change_instance`` takes of an instance: the description that some changed fields make of its
+    ``SPEC_TEXTS`` (None: of nothing), and more about it."""
+    described: dict[str, Any] = {} if known is None else instance_record.unpack(known[0])
+    about: dict[str, Any] = {} if known is None else orjson.loads(known[1])
+    told = about | {name: changes[name] for name in _ABOUT if name in changes}
+    described |= {name: changes[name] for name in instance_record.DESCRIBED if name in changes}
+    if known is None:
+        described["tokens_per_s"] = told["prefill_tokens_per_s"]
+    return instance_record.pack_described(described), known[1] if known and told == about else orjson.dumps(told)
 
 
 def spec_from(instance_id: str, texts: Sequence[bytes | None]) -> InstanceSpec | None:
     """From ``SPEC_TEXTS``; None if the instance is gone."""
-    description, about = texts
-    if description is None or about is None:
+    packed, about = texts
+    if packed is None or about is None:
         return None
-    described, told = orjson.loads(description), orjson.loads(about)
-    fixed = told | {name: described[name] for name in _LIMITS}
+    described, told = instance_record.unpack(packed), orjson.loads(about)
+    fixed = told | {name: described[name] for name in instance_record.LIMITS}
     fixed["prefill_tokens_per_s"] = float(told["prefill_tokens_per_s"])
     return InstanceSpec(instance_id, role=Role(described["role"]), state=InstanceState(described["state"]), **fixed)
 
 
-def load_from(instance_id: str, told: Sequence[Any], now_ms: int, window_tokens: float = 0.0) -> InstanceLoad:
-    """From an instance as scripts reply it: its description, its load and a hit."""
-    described, load, hit_blocks = told
-    pending_tokens, deferred_tokens = load["pending_tokens"], load["deferred_tokens"]
+def load_from(
+    instance_id: str, packed: bytes, hit_blocks: int, now_ms: int, window_tokens: float = 0.0
+) -> InstanceLoad:
+    """From the record of an instance."""
+    state, _, numbers = packed.split(b"\0", 2)
+    (
+        kv_capacity_tokens,
+        dispatch_window_tokens,
+        max_running_requests,
+        max_queued_requests,
+        tokens_per_s,
+        pending_tokens,
+        dispatched_tokens,
+        deferred_tokens,
+        passed_over_tokens,
+        context_tokens,
+        queued_requests,
+        running_requests,
+        cached_blocks,
+        _,
+        last_prefill_ms,
+        work_since_ms,
+        _,
+        version,
+    ) = instance_record.NUMBERS.unpack(numbers)
     has_work = pending_tokens > deferred_tokens
     return InstanceLoad(
         instance_id,
-        _STATES[described["state"]],
+        _STATES[state],
         pending_tokens,
-        load["dispatched_tokens"],
-        load["queued_requests"],
-        load["running_requests"],
-        load["context_tokens"],
-        load["cached_blocks"],
+        dispatched_tokens,
+        queued_requests,
+        running_requests,
+        context_tokens,
+        cached_blocks,
         window_tokens,
-        described["tokens_per_s"],
-        stalled_s(now_ms, load["last_prefill_ms"], load["work_since_ms"]) if has_work else 0.0,
-        described["kv_capacity_tokens"],
+        tokens_per_s,
+        stalled_s(now_ms, last_prefill_ms, work_since_ms) if has_work else 0.0,
+        kv_capacity_tokens,
         hit_blocks,
         deferred_tokens,
-        load["passed_over_tokens"],
-        described["dispatch_window_tokens"],
-        described["max_running_requests"],
-        described["max_queued_requests"],
-        load["version"],
+        passed_over_tokens,
+        dispatch_window_tokens,
+        max_running_requests,
+        max_queued_requests,
+        version,
     )
 
 
@@ -107,16 +128,16 @@ class ToldLoads(Mapping[str, InstanceLoad]):
 
     __slots__ = ("_made", "_now_ms", "_told")
 
-    def __init__(self, flat: Sequence[bytes], now_ms: int) -> None:
-        """``flat`` is an id and what ``load_from`` takes as JSON, an id, …"""
-        self._told = dict(zip(map(bytes.decode, flat[::2]), flat[1::2], strict=True))
+    def __init__(self, flat: Sequence[Any], now_ms: int) -> None:
+        """``flat`` is an id, a record, a hit, an id, …"""
+        self._told = dict(zip(map(bytes.decode, flat[::3]), zip(flat[1::3], flat[2::3], strict=True), strict=True))
         self._now_ms = now_ms
         self._made: dict[str, InstanceLoad] = {}
 
     def __getitem__(self, instance_id: str) -> InstanceLoad:
         load = self._made.get(instance_id)
         if load is None:
-            load = self._made[instance_id] = load_from(instance_id, orjson.loads(self._told[instance_id]), self._now_ms)
+            load = self._made[instance_id] = load_from(instance_id, *self._told[instance_id], self._now_ms)
         return load
 
     def __contains__(self, instance_id: object) -> bool:
@@ -129,21 +150,16 @@ class ToldLoads(Mapping[str, InstanceLoad]):
         return len(self._told)
 
 
-def as_told(texts: Sequence[bytes]) -> list[Any]:
-    """The same from the fields that are stored, without a hit."""
-    return [*map(orjson.loads, texts), 0]
-
-
 class LoadReader:
     """Loads with what was assigned recently: that follows from the growth of a count that this reader saw."""
 
     def __init__(self) -> None:
         self._assigned: dict[str, tuple[int, LoadWindow]] = {}
 
-    def load(self, instance_id: str, told: Sequence[Any], now_ms: int) -> InstanceLoad:
+    def load(self, instance_id: str, packed: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
         """See ``load_from``."""
-        window_tokens = self._window_tokens(instance_id, told[1]["assigned_tokens"], now_ms)
-        return load_from(instance_id, told, now_ms, window_tokens)
+        window_tokens = self._window_tokens(instance_id, instance_record.unpack(packed)["assigned_tokens"], now_ms)
+        return load_from(instance_id, packed, hit_blocks, now_ms, window_tokens)
 
     def _window_tokens(self, instance_id: str, assigned_tokens: int, now_ms: int) -> float:
         seen_tokens, window = self._assigned.get(instance_id, (assigned_tokens, LoadWindow()))
@@ -159,19 +175,17 @@ def queue_head_from(told: Sequence[Any] | None) -> QueueHead | None:
     """From what ``shared/instance.lua`` replies."""
     if told is None:
         return None
-    instance_id, now_ms, instance, listed = told
+    name, now_ms, packed, listed = told
     entries = []
     for entry, rank_ms in zip(listed[::2], listed[1::2], strict=True):
-        request_id, _, tokens = entry.rpartition(" ")
+        request_id, _, tokens = entry.decode().rpartition(" ")
         entries.append(QueueEntry(request_id, int(rank_ms), int(tokens)))
-    return QueueHead(now_ms, load_from(instance_id, instance, now_ms), tuple(entries))
+    return QueueHead(now_ms, load_from(name.decode(), packed, 0, now_ms), tuple(entries))
 
 
 def transition_from(reply: Any) -> Transition:
     """From what a script replies that ends a state of a request."""
-    if isinstance(reply, int):
-        return NOTHING_DONE
-    return Transition(True, None if reply == b"null" else queue_head_from(orjson.loads(reply)))
+    return NOTHING_DONE if reply == 0 else Transition(True, queue_head_from(reply))
 
 
 # requests ----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from scheduling.learning import Sample
 from scheduling.queue_order import QueueHead, QueueOrder
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request, RequestState
+from statestore import instance_record
 from statestore.base import Arrival, MigrateStatus, Migration
 from statestore.batches import batches
 from statestore.errors import LeaseLostError
@@ -78,15 +79,15 @@ class LeaderCalls:
         loads: dict[str, InstanceLoad] = {}
         for first in range(0, len(instance_ids), _LOADS_PER_CALL):
             page = instance_ids[first : first + _LOADS_PER_CALL]
-            commands = [("HMGET", self._keys.instance(name).instance, *codec.INSTANCE_TEXTS) for name in page]
+            commands = [("HGET", self._keys.instance(name).instance, "record") for name in page]
             now_ms, replies = await self._calls.now_ms(), await self._calls.together(commands)
-            for name, texts in zip(page, replies, strict=True):
-                if texts[0] is not None:
-                    loads[name] = self._reader.load(name, codec.as_told(texts), now_ms)
+            for name, packed in zip(page, replies, strict=True):
+                if packed is not None:
+                    loads[name] = self._reader.load(name, packed, now_ms)
         return loads
 
     async def queue_head(self, instance_id: str) -> QueueHead | None:
-        return codec.queue_head_from(orjson.loads(await self._run("read_queue", instance_id)))
+        return codec.queue_head_from(await self._run("read_queue", instance_id))
 
     async def queue(self, instance_id: str) -> HotQueue | None:
         keys = self._keys.instance(instance_id)
@@ -105,8 +106,8 @@ class LeaderCalls:
 
     async def migrate(self, request: Request, target_id: str, *, reason: str, fence: int) -> Migration:
         move = (request.request_id, request.instance_id, target_id, reason, fence, self._order.rank_ms(request.slo_ms))
-        status, *queue = orjson.loads(await self._run("migrate_request", *move))
-        return Migration(MigrateStatus(status), codec.queue_head_from(queue[0]) if queue else None)
+        status, *queue = await self._run("migrate_request", *move)
+        return Migration(MigrateStatus(status.decode()), codec.queue_head_from(queue[0]) if queue else None)
 
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
         wanted = self._keys.rebalance_wanted
@@ -184,19 +185,19 @@ class LeaderCalls:
     async def _repair(self, instance_id: str, fence: int) -> bool | None:
         """Whether it was wrong; None where it changed while it was added up."""
         keys = self._keys.instance(instance_id)
-        texts, queue, running = await self._calls.together(
+        packed, queue, running = await self._calls.together(
             [
-                ("HMGET", keys.instance, *codec.INSTANCE_TEXTS),
+                ("HGET", keys.instance, "record"),
                 ("ZRANGE", keys.queue, 0, -1),
                 ("ZRANGE", keys.running, 0, -1),
             ]
         )
-        if texts[0] is None:
+        if packed is None:
             return False
         queued, ran = [entry.decode() for entry in queue], [entry.decode() for entry in running]
         names = [entry.rpartition(" ")[0] for entry in queued] + ran
         found = add_up(instance_id, queued, ran, await self.records(names))
-        kept = orjson.loads(texts[1])
+        kept = instance_record.unpack(packed)
         if found.is_right(kept):
             return False
         strays = orjson.dumps(found.stray_queued), orjson.dumps(found.stray_running)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import orjson
 
@@ -16,8 +17,8 @@ from scheduling.weights import Form, Weights
 from statestore.redis.calls import Argument
 from statestore.redis.codec import HASH_BYTES, ToldLoads, pack_chain, queue_head_from, told_json
 
-_LEGS = {leg.value: leg for leg in Leg}
-_STATUSES = {status.value: status for status in PlaceStatus}
+_LEGS = {leg.value.encode(): leg for leg in Leg}
+_STATUSES = {status.value.encode(): status for status in PlaceStatus}
 
 
 def arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argument]:
@@ -72,13 +73,8 @@ def _side_json(
     weights: Weights, beyond_from_s: float | None, leg: Leg, roles: tuple[Role, ...], decider: Form
 ) -> bytes:
     """What is the same of most requests: a replica uses the same few weights until new ones are learned."""
-    terms: dict[str, object] = {
-        "leg": leg,
-        "cost": weights.cost.named(),
-        "ttft": weights.ttft.named(),
-        "missed": weights.missed.named(),
-        "decider": decider.named(),
-    }
+    forms = {"cost": weights.cost, "ttft": weights.ttft, "missed": weights.missed, "decider": decider}
+    terms: dict[str, object] = {"leg": leg} | {name: tuple(form) for name, form in forms.items() if any(form)}
     if beyond_from_s is not None:
         terms |= {"beyond": beyond_from_s, "roles": roles}
     return orjson.dumps(terms)
@@ -91,19 +87,18 @@ def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses:
     return orjson.dumps(terms | {name: True for name, is_set in flags.items() if is_set})[1:-1]
 
 
-def reply_from(reply: Sequence[bytes]) -> PlaceReply:
-    told = orjson.loads(reply[0])
-    status, instance_id, alternative_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, queue, leg = told
+def reply_from(reply: Sequence[Any]) -> PlaceReply:
+    status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, queue, leg, *seen = reply
     return PlaceReply(
         _STATUSES[status],
-        epoch,
-        tree_version,
+        int(epoch),
+        int(tree_version),
         now_ms,
-        ToldLoads(reply[1:], now_ms),
-        instance_id,
-        alternative_id,
+        ToldLoads(seen, now_ms),
+        None if instance_id is None else instance_id.decode(),
+        None if other_id is None else other_id.decode(),
         uncached_tokens,
         enqueued_ms,
-        None if queue is None else queue_head_from(queue),
+        queue_head_from(queue),
         _LEGS[leg],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import orjson
@@ -14,6 +15,7 @@ from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueueOrder, QueuePlan
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
+from statestore import instance_record
 from statestore.base import Membership, PoolOverview, PoolSnapshot, SettingsChange, Transition
 from statestore.keys import PoolKeys
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
@@ -73,10 +75,11 @@ class RedisPool(KvEventCalls, ScalingCalls):
         return found
 
     async def put_instance(self, spec: InstanceSpec) -> None:
-        await self._describe(spec.instance_id, codec.spec_json(spec), new_state=spec.state)
+        changes = {each.name: getattr(spec, each.name) for each in fields(spec)[1:]}
+        await self._change(spec.instance_id, lambda known: changes | ({"state": known.state} if known else {}))
 
     async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
-        return await self._describe(instance_id, codec.fields_json(changes), fence=fence)
+        return await self._change(instance_id, lambda known: changes if known else None, fence=fence)
 
     async def set_instance_state(
         self,
@@ -86,21 +89,32 @@ class RedisPool(KvEventCalls, ScalingCalls):
         expected: InstanceState | None = None,
         fence: int | None = None,
     ) -> bool:
-        fields, forget = codec.fields_json({"state": state}), "1" if state in EMPTY_CACHE else ""
-        return await self._describe(instance_id, fields, fence=fence, expected=expected or "", forget_cache=forget)
+        def changes(known: InstanceSpec | None) -> Mapping[str, Any] | None:
+            return {"state": state} if known is not None and expected in (None, known.state) else None
 
-    async def _describe(
+        return await self._change(instance_id, changes, fence=fence, forgets_cache=state in EMPTY_CACHE)
+
+    async def _change(
         self,
         instance_id: str,
-        fields: tuple[bytes, bytes],
+        changes: Callable[[InstanceSpec | None], Mapping[str, Any] | None],
         *,
-        new_state: str = "",
         fence: int | None = None,
-        expected: str = "",
-        forget_cache: str = "",
+        forgets_cache: bool = False,
     ) -> bool:
-        checked = (new_state, "" if fence is None else fence, expected, forget_cache)
-        return bool(await self._run("describe_instance", instance_id, *checked, *fields))
+        """Make the changes that an instance as it is described asks for, until nobody else describes it meanwhile.
+        False where they are None."""
+        while True:
+            texts = await self._calls.command("HMGET", self._keys.instance(instance_id).instance, *codec.SPEC_TEXTS)
+            known = codec.spec_from(instance_id, texts)
+            asked = changes(known)
+            former = texts if known is not None else None
+            described = (b"", b"") if asked is None else codec.described_as(asked, former)
+            read = b"" if former is None else instance_record.described_in(former[0]) + former[1]
+            about = (read, *described, "1" if forgets_cache else "")
+            done = await self._run("change_instance", instance_id, "" if fence is None else fence, *about)
+            if done or asked is None:
+                return bool(done)
 
     async def remove_instance(self, instance_id: str) -> bool:
         removed = bool(await self._run("remove_instance", instance_id))
@@ -140,23 +154,20 @@ class RedisPool(KvEventCalls, ScalingCalls):
         return [reply_from(reply) for reply in await self._run("place_requests", *arguments)]
 
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
-        text = await self._run("observe_instances", codec.pack_chain(chain.hashes), *instance_ids)
-        epoch, tree_version, sequence, now_ms, *seen = orjson.loads(text)
-        found = zip(instance_ids, seen, strict=True)
-        loads = {name: self._reader.load(name, told, now_ms) for name, told in found if told is not None}
-        return Observation(epoch, tree_version, sequence, loads)
+        reply = await self._run("observe_instances", codec.pack_chain(chain.hashes), *instance_ids)
+        epoch, tree_version, sequence, now_ms, *seen = reply
+        found = [each for each in zip(instance_ids, seen[::2], seen[1::2], strict=True) if each[1] is not None]
+        loads = {name: self._reader.load(name, packed, now_ms, hit) for name, packed, hit in found}
+        return Observation(int(epoch), int(tree_version), sequence, loads)
 
     async def commit(self, plan: QueuePlan, *, replica_id: str = "") -> CommitReply:
         steps: list[Argument] = []
         for step in plan.steps:
             steps += [step.request_id, "" if step.deferred_to_ms is None else step.deferred_to_ms]
         about = (plan.instance_id, plan.version, replica_id, plan.passed_over_tokens)
-        match orjson.loads(await self._run("commit_plan", *about, *steps)):
-            case ["done", granted, queue]:
-                return CommitReply(tuple([Grant(*grant) for grant in granted]), codec.queue_head_from(queue))
-            case ["stale", queue]:
-                return CommitReply(queue=codec.queue_head_from(queue))
-        return CommitReply()
+        reply = await self._run("commit_plan", *about, *steps)
+        queue, granted = (reply[0], reply[1:]) if reply else (None, ())
+        return CommitReply(tuple(map(codec.grant_from, granted)), codec.queue_head_from(queue))
 
     async def first_token(self, request_id: str, instance_id: str, *, note: str = "") -> Transition:
         return await self._releases.add((request_id, instance_id, "", "", note))

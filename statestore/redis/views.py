@@ -64,11 +64,11 @@ class Views:
         specs: dict[str, InstanceSpec] = {}
         loads: dict[str, InstanceLoad] = {}
         names: list[str] = []
-        for instance_id, (told, texts, queued, running) in each.items():
+        for instance_id, (told, queued, running) in each.items():
             spec = codec.spec_from(instance_id, told)
             if spec is not None:
                 specs[instance_id] = spec
-                loads[instance_id] = self._reader.load(instance_id, codec.as_told(texts), now_ms)
+                loads[instance_id] = self._reader.load(instance_id, told[0], now_ms)
             names += [entry.decode().rpartition(" ")[0] for entry in queued] + [entry.decode() for entry in running]
         versions = pairs_from(meta)
         requests = (await self.records(names)).values()
@@ -92,9 +92,9 @@ class Views:
         return PoolOverview(
             now_ms,
             {
-                instance_id: self._reader.load(instance_id, codec.as_told(texts), now_ms)
-                for instance_id, (texts,) in each.items()
-                if texts[0] is not None
+                instance_id: self._reader.load(instance_id, packed, now_ms)
+                for instance_id, (packed,) in each.items()
+                if packed is not None
             },
             codec.not_retired(codec.replicas_from(pairs_from(replicas))),
             codec.lease_from(pairs_from(leader), now_ms),
@@ -116,13 +116,12 @@ class Views:
         return [("HMGET", self._keys.instance(instance_id).instance, *codec.SPEC_TEXTS)]
 
     def _load_commands(self, instance_id: str) -> list[Command]:
-        return [("HMGET", self._keys.instance(instance_id).instance, *codec.INSTANCE_TEXTS)]
+        return [("HGET", self._keys.instance(instance_id).instance, "record")]
 
     def _all_commands(self, instance_id: str) -> list[Command]:
         keys = self._keys.instance(instance_id)
         return [
             *self._spec_commands(instance_id),
-            *self._load_commands(instance_id),
             ("ZRANGE", keys.queue, 0, -1),
             ("ZRANGE", keys.running, 0, -1),
         ]

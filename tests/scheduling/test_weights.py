@@ -61,10 +61,6 @@ def test_a_missed_slo_costs_extra_and_one_that_is_met_exactly_does_not() -> None
     assert weights.cost_of(features, slo_s=4.999) == 102.5
 
 
-def test_only_weights_that_count_are_named() -> None:
-    assert Form(ahead_s=1.0, progress_s=-1.0).named() == {"ahead_s": 1.0, "progress_s": -1.0}
-
-
 def test_attention_counts_pairs_of_new_tokens_with_all_before_them() -> None:
     # given the first 10,000 tokens of a prompt, and 1000 behind 20,000 cached ones
     assert attention_pairs(uncached_tokens=10_000, prompt_tokens=10_000) == 50e6

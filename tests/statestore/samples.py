@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-import orjson
 import xxhash
 
 from scheduling.chain import Chain
@@ -20,6 +19,7 @@ from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
 from scheduling.weights import PLAIN_TTFT, Form, Weights
+from statestore import instance_record
 from statestore.base import PoolStore
 from statestore.memory import MemoryPool
 from statestore.redis import RedisPool
@@ -153,8 +153,8 @@ async def drift(pool: PoolStore, instance_id: str, count: str, by: int) -> None:
     else:
         assert isinstance(pool, RedisPool)
         key = pool._keys.instance(instance_id).instance
-        load = orjson.loads(await pool._calls.command("HGET", key, "load"))
-        await pool._calls.command("HSET", key, "load", orjson.dumps(load | {count: load[count] + by}))
+        kept = instance_record.unpack(await pool._calls.command("HGET", key, "record"))
+        await pool._calls.command("HSET", key, "record", instance_record.pack(kept | {count: kept[count] + by}))
 
 
 async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:

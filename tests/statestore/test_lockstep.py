@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import orjson
 import pytest
 import redis as redis_client
 
@@ -32,6 +31,7 @@ from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.ways import Side
 from scheduling.weights import Form, Weights
+from statestore import instance_record
 from statestore.base import PoolStore
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError
@@ -135,8 +135,8 @@ class Twins:
             head = await self.both(lambda pool, name=instance_id: pool.queue_head(name))
             assert [entry.request_id for entry in head.entries] == [name for _, name in book.queue]
             keys = self.keys.instance(instance_id)
-            load = orjson.loads(client.hget(keys.instance, "load"))
-            assert (load["last_prefill_ms"], load["work_since_ms"]) == (book.last_prefill_ms, book.work_since_ms)
+            kept = instance_record.unpack(client.hget(keys.instance, "record"))
+            assert (kept["last_prefill_ms"], kept["work_since_ms"]) == (book.last_prefill_ms, book.work_since_ms)
             stamps = client.zrange(keys.kv, 0, -1, withscores=True)
             stamps.sort(key=lambda each: (min(each[1], CONFIRMED), each[0]))
             listed = [(unpack_chain(member)[0], stamp % 1 == 0) for member, stamp in stamps]

@@ -57,7 +57,7 @@ end
 -- Enters a chain, but for its settled blocks, as the youngest: its first blocks as resident, the others as reserved. Evicts
 -- the oldest beyond capacity, which what is confirmed does not count in.
 local function stamp_chain(instance, chain, block_tokens, resident, settled)
-  local capacity = math.floor(instance.described.kv_capacity_tokens / block_tokens)
+  local capacity = math.floor(instance.kv_capacity_tokens / block_tokens)
   local blocks, kv_key = math.min(#chain / 8, capacity), keys.kv .. instance.id
   instance.kv_stamp = instance.kv_stamp + blocks
   for first = settled, blocks - 1, BLOCKS_PER_CALL do
