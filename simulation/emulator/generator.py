@@ -148,8 +148,9 @@ class Generator:
                 call.responder.cut()
 
     def restart(self) -> None:
-        """A new engine process: nothing cached, every counter at zero."""
+        """A new engine process: nothing cached, every counter at zero, and no pause of the former one."""
         self._boot()
+        self.clock.resume()
         self._dead = False
 
     def publish_cache(self, log: KvEventLog | None) -> None:

@@ -84,13 +84,17 @@ def die(fleet: Fleet, name: str, *, abruptly: bool = True) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prefill_instance_that_dies_at_work_is_replaced(layerwise: Fleet, stream: bool) -> None:
     with ThreadPoolExecutor(1) as pool:
+        for name in PREFILL:
+            order(layerwise, name, "/emulator/pause", {})
         asked = pool.submit(ask, layerwise, 100 + stream, words=LONG, stream=stream)
-        died = at_work(layerwise, PREFILL, "running")
+        died = at_work(layerwise, PREFILL, "waiting")
         die(layerwise, died)
+        (other,) = set(PREFILL) - {died}
+        order(layerwise, other, "/emulator/resume", {})
 
     response, body = asked.result()
     assert response.status == 200, body
-    assert response.headers["x-dualmap-prefill-instance"] != died
+    assert response.headers["x-dualmap-prefill-instance"] == other
     assert response.headers["x-dualmap-instance"] in DECODE
 
 

@@ -333,6 +333,20 @@ async def test_a_dying_engine_ends_streams_with_an_error_event_and_closes_its_po
         assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
 
 
+async def test_a_paused_engine_that_dies_comes_back_at_work(emulator: EmulatedInstance, eventually: Eventually) -> None:
+    emulator.generator.pause()
+    emulator.die(abruptly=False, revive_after_s=0.0)
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
+
+        async def answered() -> bool:
+            try:
+                return (await client.post("/v1/chat/completions", json=chat())).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        await eventually(answered)
+
+
 async def test_a_server_that_dies_twice_comes_back_as_the_second_death_says(
     emulator: EmulatedInstance, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
