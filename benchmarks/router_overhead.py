@@ -55,6 +55,7 @@ from router.retry_budget import RetryBudget
 from router.serve import serve
 from router.settings import RouterSettings
 from scheduling.instance import InstanceSpec, InstanceState, Role
+from scheduling.legs import Leg
 from scheduling.settings import SchedulingSettings, SplitSettings
 from statestore.clock import RealClock
 from statestore.connect import open_store
@@ -211,11 +212,15 @@ class BlindRequest:
 
     def __init__(self, request: InferenceRequest, url: str, loss_notifier: InstanceLossNotifier) -> None:
         self.request_id, self.model = request.request_id, request.model
-        self.instance_id, self.instance_url = "instance-0", url
+        self.instance_id, self.instance_url, self.leg = "instance-0", url, Leg.WHOLE
         self.expected_cached_tokens, self.attempts = 0, 1
         self.data_parallel_rank: int | None = None
         self.expected_ttft_s: float | None = None
         self.loss_notifier = loss_notifier
+
+    @property
+    def answering_id(self) -> str:
+        return self.instance_id
 
     def sent(self) -> None: ...
 
