@@ -20,9 +20,7 @@ from scheduling.decision import RouteQuery
 from scheduling.learning import transfer_note
 from scheduling.legs import Leg, decode_leg_id
 from scheduling.placement import Placed, Search, SearchFailed
-from scheduling.policies.decode_legs import DecodeLegs
 from scheduling.request import Request, RequestState
-from scheduling.split import SplitRule
 from scheduling.steps import drive
 
 SLOWEST_TOKEN_S: Final = 0.25
@@ -101,12 +99,10 @@ class DecodeLeg:
         """Reserve an instance; None once that is done, else why there is none. Raises StoreUnavailableError."""
         owner, pool = self._owner, self._owner.pool
         owner.decode_attempts += 1
-        rule = SplitRule(pool.scheduling.split)
-        policy = DecodeLegs(pool.scheduling.max_key_blocks, pool.scheduling.kv_weight_s, rule)
         query = RouteQuery(owner.chain, owner.slo_s, 0, owner.prompt.expected_output_tokens, self.failed)
         search = Search(
-            policy, pool.fleet.order, query, self._request(), pool.fleet, False, pool.scheduling.decode_stall_s,
-            leg=Leg.DECODE,
+            pool.decode_policy, pool.fleet.order, query, self._request(), pool.fleet, False,
+            pool.scheduling.decode_stall_s, leg=Leg.DECODE,
         )  # fmt: skip
         self._reserved = True
         try:

@@ -13,7 +13,6 @@ from scheduling.instance import InstanceSpec
 from scheduling.placement import Placed, PlaceStatus, Search, SearchFailed
 from scheduling.policies.pinned import Pinned
 from scheduling.request import Request, RequestState
-from scheduling.split import SplitRule
 from scheduling.steps import drive
 
 
@@ -78,7 +77,7 @@ class StorePlacer:
             slo_ms,
             request.enqueued_ms,
         )
-        rule = SplitRule(pool.scheduling.split) if request.inference_request.may_split else None
+        rule = pool.split_rule if request.inference_request.may_split else None
         refuses = self._context.settings.late_requests == "refuse" and request.store_attempt == 1
         stall_s = pool.scheduling.decode_stall_s
         pinned_to = request.inference_request.pinned_to

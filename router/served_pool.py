@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from router.breakers import CircuitBreakers
@@ -19,8 +19,10 @@ from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
 from scheduling.decision import Policy
 from scheduling.policies import build_policy
+from scheduling.policies.decode_legs import DecodeLegs
 from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings, with_overrides
+from scheduling.split import SplitRule
 from statestore.base import PoolStore
 from statestore.settings import PoolSettings
 
@@ -46,6 +48,16 @@ class ServedPool:
     """``scheduling`` as it was at the start."""
     tokenizer: PromptTokenizer | None = None
     """None: prompts that are text are cut by bytes."""
+    split_rule: SplitRule = field(init=False)
+    decode_policy: DecodeLegs = field(init=False)
+    """Of decode legs, under every policy."""
+
+    def __post_init__(self) -> None:
+        self._schedule_by(self.scheduling)
+
+    def _schedule_by(self, scheduling: SchedulingSettings) -> None:
+        self.scheduling, self.split_rule = scheduling, SplitRule(scheduling.split)
+        self.decode_policy = DecodeLegs(scheduling.max_key_blocks, scheduling.kv_weight_s, self.split_rule)
 
     def follow(self, overrides: Mapping[str, Any]) -> None:
         """Apply what was read from the store: scheduling settings that were changed in the running fleet, and the size
@@ -54,7 +66,8 @@ class ServedPool:
             self.blocks = replace(self.blocks, engine_block_tokens=self.view.view.block_tokens)
         scheduling = with_overrides(self.configured, overrides)
         if scheduling != self.scheduling:
-            self.scheduling, self.policy = scheduling, build_policy(scheduling)
+            self._schedule_by(scheduling)
+            self.policy = build_policy(scheduling)
             self.fleet.order = QueueOrder.of(scheduling)
             self.grant_waiters.timeout_s, self.grant_waiters.order = scheduling.max_hold_s, self.fleet.order
             log.warning("pool %s: scheduling settings changed: %s", self.settings.name, dict(overrides))

@@ -26,7 +26,7 @@ from scheduling.split import SplitRule
 from scheduling.steps import Steps
 from scheduling.values import value
 from scheduling.view import ClusterView
-from scheduling.ways import SCHEDULED, Side, Way, choose_way, judge, named_in
+from scheduling.ways import SCHEDULED, Side, Way, choose_way, judge, judge_transfer, named_in
 from scheduling.weights import Form, Weights, features_of
 
 MAX_ROUNDS = 12
@@ -299,7 +299,9 @@ class Search:
             except NoInstanceError:
                 if leg is rule.legs[-1] and not ways:
                     raise
-        return ways if rule.settings.mode == "auto" else ways[:1]
+            if ways and rule.settings.mode != "auto":
+                break
+        return ways
 
     def _way(self, leg: Leg, view: ClusterView, rule: SplitRule | None) -> Way:
         query, instances = self._candidates(view)
@@ -358,13 +360,13 @@ class Search:
         """What the store chose, as a decision."""
         chosen, loads = reply.instance_id, reply.loads
         assert chosen is not None
+        if way.leg is Leg.DECODE:
+            return judge_transfer(self.policy, way, chosen, reply.alternative_id, loads, reply.uncached_tokens)
         if way.leg is not Leg.WHOLE or way.roles != (Role.MIXED,):
             known = self.fleet.view.instances
-            loads = {
-                name: each
-                for name, each in loads.items()
-                if name == chosen or (name in known and known[name].role in way.roles)
-            }
+            of_way = [name for name in loads if name == chosen or (name in known and known[name].role in way.roles)]
+            if len(of_way) < len(loads):
+                loads = {name: loads[name] for name in of_way}
         return judge(self.policy, way, chosen, reply.alternative_id, loads, self.decode_stall_s)
 
     def _most(self, decision: Decision) -> int | None:

@@ -9,6 +9,7 @@ have room.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from scheduling.decision import RouteQuery
 from scheduling.learned import Learned
@@ -37,9 +38,8 @@ class SplitRule:
         if limit_tokens is not None:
             return Form(constant=limit_tokens + 0.5) if split else Form(uncached_tokens=1.0)
         if split:
-            latency_s, token_s = self.transfer(learned)
-            return ttft._replace(constant=ttft.constant + latency_s, prompt_tokens=ttft.prompt_tokens + token_s)
-        return ttft._replace(decoding_compute_s=ttft.decoding_compute_s + settings.decode_delay_weight)
+            return _split_cost(ttft, *self.transfer(learned))
+        return _whole_cost(ttft, settings.decode_delay_weight)
 
     def transfer(self, learned: Learned) -> tuple[float, float]:
         """What the KV of a split request takes to reach its decode instance: seconds, and seconds per token."""
@@ -55,11 +55,25 @@ class SplitRule:
         """What a request that may be split asks for: its prefill has to end so much before its SLO that its KV reaches
         the decode instance in time. At most half of the SLO is kept for that."""
         slo_s = query.slo_s - min(self.transfer_s(learned, query.chain.prompt_tokens), query.slo_s / 2)
-        return replace(query, slo_s=slo_s), replace(request, slo_ms=round(slo_s * 1000))
+        return query.within(slo_s), replace(request, slo_ms=round(slo_s * 1000))
 
     def decode_weights(self, kv_weight_s: float, learned: Learned) -> Weights:
         """What a decode leg costs: KV memory and sequences in use, and the transfer of what is not there."""
-        latency_s, token_s = self.transfer(learned)
-        transfer = Form(constant=latency_s, uncached_tokens=token_s)
-        cost = transfer._replace(kv_demand=kv_weight_s, running_share=kv_weight_s)
-        return Weights(cost, transfer)
+        return _decode_weights(kv_weight_s, *self.transfer(learned))
+
+
+# The same for most requests: a replica uses the same few figures until new ones are learned.
+@lru_cache(maxsize=64)
+def _split_cost(ttft: Form, latency_s: float, token_s: float) -> Form:
+    return ttft._replace(constant=ttft.constant + latency_s, prompt_tokens=ttft.prompt_tokens + token_s)
+
+
+@lru_cache(maxsize=64)
+def _whole_cost(ttft: Form, decode_delay_weight: float) -> Form:
+    return ttft._replace(decoding_compute_s=ttft.decoding_compute_s + decode_delay_weight)
+
+
+@lru_cache(maxsize=64)
+def _decode_weights(kv_weight_s: float, latency_s: float, token_s: float) -> Weights:
+    transfer = Form(constant=latency_s, uncached_tokens=token_s)
+    return Weights(transfer._replace(kv_demand=kv_weight_s, running_share=kv_weight_s), transfer)

@@ -79,6 +79,27 @@ def judge(
     return decision, features
 
 
+def judge_transfer(
+    policy: Policy,
+    way: Way,
+    chosen: str,
+    alternative_id: str | None,
+    loads: Mapping[str, InstanceLoad],
+    uncached_tokens: int,
+) -> tuple[Decision, Form]:
+    """The same of a decode leg, whose first token waits for what is transferred: no load is looked at for it."""
+    chain, features = way.query.chain, Form(constant=1.0, uncached_tokens=uncached_tokens)
+    decision = Decision(
+        chosen,
+        (chain.prompt_tokens - uncached_tokens) // chain.block_tokens,
+        uncached_tokens,
+        way.expected_ttft_s(features),
+        policy.reason(way.query, loads, chosen) if alternative_id is not None else Reason.ONLY_ONE,
+        alternative_id,
+    )
+    return decision, features
+
+
 def choose_way(
     policy: Policy, ways: Sequence[Way], sequence: int, loads: Mapping[str, InstanceLoad], stall_from_s: float
 ) -> tuple[Way, Decision]:

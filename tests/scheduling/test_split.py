@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from scheduling.chain import Chain
-from scheduling.decision import Policy, RouteQuery
+from scheduling.decision import Policy, Reason, RouteQuery
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState, Role
 from scheduling.learned import Learned
@@ -203,3 +203,16 @@ def test_a_transfer_takes_no_more_than_half_of_an_slo(put: Built) -> None:
     put(fleet, "r", chain(), mode="always")
 
     assert fleet.state.requests["r"].slo_ms == 2500
+
+
+def test_a_decode_leg_is_expected_to_wait_for_what_is_not_there() -> None:
+    fleet = Fleet(decode=2)
+    fleet.learned = Learned(transfer=(0.3, 1e-4))
+    decode(fleet, "former", chain(blocks=40))
+
+    decision = decode(fleet, "r", chain(blocks=100)).decision
+
+    assert (decision.hit_blocks, decision.uncached_tokens) == (40, 6000)
+    assert decision.expected_ttft_s == pytest.approx(0.9)
+    assert decision.reason is Reason.COST
+    assert decision.alternative_id not in (None, decision.instance_id)

@@ -48,3 +48,10 @@ async def test_a_wrong_change_is_refused_by_name_and_changes_nothing(
         answer = await client.patch("/admin/settings", json={"changes": changes})
         assert answer.status_code == 400 and named in answer.json()["error"]["message"]
     assert (await client.get("/admin/settings")).json()["changed"] == {}
+
+
+async def test_a_change_reaches_the_legs_of_split_requests(start_runtime: Any, client_of: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    client, pool = client_of(runtime), runtime.pools.pools["default"]
+    await client.patch("/admin/settings", json={"changes": {"split.mode": "never"}})
+    assert pool.split_rule.settings.mode == pool.decode_policy.rule.settings.mode == "never"
