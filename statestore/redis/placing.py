@@ -74,10 +74,15 @@ def _side_json(
 ) -> bytes:
     """What is the same of most requests: a replica uses the same few weights until new ones are learned."""
     forms = {"cost": weights.cost, "ttft": weights.ttft, "missed": weights.missed, "decider": decider}
-    terms: dict[str, object] = {"leg": leg} | {name: tuple(form) for name, form in forms.items() if any(form)}
+    terms: dict[str, object] = {"leg": leg} | {name: _placed(form) for name, form in forms.items()}
     if beyond_from_s is not None:
         terms |= {"beyond": beyond_from_s, "roles": roles}
     return orjson.dumps(terms)
+
+
+def _placed(form: Form) -> list[float]:
+    """The weights that are not 0, each behind the place of its feature."""
+    return [each for place, weight in enumerate(form, 1) if weight for each in (place, weight)]
 
 
 @lru_cache(maxsize=256)

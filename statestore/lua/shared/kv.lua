@@ -7,9 +7,9 @@
 local BLOCKS_PER_CALL, CONFIRMED = 500, 2 ^ 52
 
 -- The last of 1..most for which holds tells something, and what; 0 where there is none. Those for which it does come before
--- the others. Looks at the guess and next to it, then halves what is left.
+-- the others. Looks at the guess; behind it, or whether there is any; then halves what is left.
 local function last_that(most, guess, holds)
-  local least, told, near = 0, nil, true
+  local least, told, second = 0, nil, true
   while least < most do
     local found = holds(guess)
     if found then
@@ -17,8 +17,8 @@ local function last_that(most, guess, holds)
     else
       most = guess - 1
     end
-    guess = near and guess + (found and 1 or -1) or math.floor((least + most + 1) / 2)
-    near = false
+    guess = second and (found and guess + 1 or 1) or math.floor((least + most + 1) / 2)
+    second = false
   end
   return least, told
 end

@@ -1,9 +1,9 @@
--- Weighted sums over the counts of an instance; the caller defines the weights, in the order of the features
--- (scheduling/weights.py), or nil where all are 0.
+-- Weighted sums over the counts of an instance; the caller defines the weights: place of a feature (scheduling/weights.py),
+-- its weight, place, weight, …
 local function weighted(weights, features)
   local sum = 0
-  for place = 1, weights and #features or 0 do
-    sum = sum + weights[place] * features[place]
+  for index = 1, #weights, 2 do
+    sum = sum + weights[index + 1] * features[weights[index]]
   end
   return sum
 end
