@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -31,6 +33,20 @@ def traffic(
         return answer.choices[0].text
 
     return [pool.submit(ask, number) for number in range(first, first + count)]
+
+
+@contextlib.contextmanager
+def paused(fleet: Fleet) -> Iterator[None]:
+    """No instance makes progress in this context: what was sent is still there, however slow this machine is."""
+    urls = [each["url"] for each in fleet.instances().values()]
+    try:
+        for url in urls:
+            urllib.request.urlopen(f"{url}/emulator/pause", b"", timeout=5).close()
+        yield
+    finally:
+        for url in urls:
+            with contextlib.suppress(OSError):  # it was killed
+                urllib.request.urlopen(f"{url}/emulator/resume", b"", timeout=5).close()
 
 
 @pytest.fixture
@@ -71,10 +87,11 @@ def leader_of(fleet: Fleet) -> str:
 def test_a_killed_replica_is_replaced_and_its_requests_are_released(
     fleet: Fleet, client: OpenAI, senders: ThreadPoolExecutor
 ) -> None:
-    requests = traffic(client, fleet, senders, 40)
-    until(fleet.live_requests, "requests are under way")
+    with paused(fleet):
+        requests = traffic(client, fleet, senders, 40)
+        until(fleet.live_requests, "requests are under way")
 
-    dead = fleet.kill("router-1")
+        dead = fleet.kill("router-1")
 
     failures = [request.exception() for request in requests]
     lost = [failure for failure in failures if failure is not None]
@@ -111,10 +128,11 @@ def test_the_lead_passes_on_when_the_leader_is_killed(fleet: Fleet, client: Open
 def test_a_replica_and_the_leader_that_die_under_overload_leave_every_count_exact(fleet: Fleet, client: OpenAI) -> None:
     leader = leader_of(fleet).rpartition("-")[0]
     many = ThreadPoolExecutor(150)
-    requests = traffic(client, fleet, many, 300, first=5000, prompt=8 * LONG_PROMPT)
-    until(lambda: sum(request["state"] == "held" for request in fleet.live_requests()) > 10, "requests are held")
+    with paused(fleet):
+        requests = traffic(client, fleet, many, 300, first=5000, prompt=8 * LONG_PROMPT)
+        until(lambda: sum(request["state"] == "held" for request in fleet.live_requests()) > 10, "requests are held")
 
-    dead = {name: fleet.kill(name) for name in ("router-2", leader)}
+        dead = {name: fleet.kill(name) for name in ("router-2", leader)}
 
     answered = [request for request in requests if request.exception() is None]
     many.shutdown()
@@ -133,10 +151,11 @@ def test_a_replica_and_the_leader_that_die_under_overload_leave_every_count_exac
 def test_an_instance_that_dies_before_the_first_byte_costs_the_client_nothing(
     fleet: Fleet, client: OpenAI, senders: ThreadPoolExecutor, extra_instance: subprocess.Popen[bytes]
 ) -> None:
-    requests = traffic(client, fleet, senders, 48, first=2000)
-    until(lambda: fleet.instances()["extra"]["load"]["running_requests"] > 0, "the instance got some of them")
+    with paused(fleet):
+        requests = traffic(client, fleet, senders, 48, first=2000)
+        until(lambda: fleet.instances()["extra"]["load"]["running_requests"] > 0, "the instance got some of them")
 
-    extra_instance.kill()
+        extra_instance.kill()
 
     assert [request.exception() for request in requests] == [None] * len(requests)
     assert all(request.result() for request in requests)
