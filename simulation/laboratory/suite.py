@@ -170,7 +170,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def workload_of(name: str, folder: Path | None) -> Workload:
-    """A workload of the standard suite, from its recording if ``folder`` holds it, or any generator or file; behind an
+    """A workload of a suite, from its recording if ``folder`` holds it, or any generator or file; behind an
     ``@`` the TTFT SLO in seconds, as ``agents@30``.
 
     Raises:
@@ -182,7 +182,8 @@ def workload_of(name: str, folder: Path | None) -> Workload:
             return replace(workload_of(name, folder), slo_ttft_s=float(slo))
         except ValueError:
             raise TraceError(name, None, f"the SLO behind @ must be seconds, found {slo!r}") from None
-    known = next((workload for workload in WORKLOADS if workload.name == name), None)
+    suites = (STANDARD, *SUITES.values())
+    known = next((each for suite in suites for each in suite.workloads if each.name == name), None)
     if known is None:
         return Workload(Path(name).stem if GeneratorSpec.parse(name) is None else name, name)
     return recorded(known, folder)

@@ -67,6 +67,7 @@ def test_a_recording_takes_the_generators_place_where_there_is_one(tmp_path: Pat
 
 
 def test_any_generator_or_file_can_be_a_workload() -> None:
+    assert workload_of("thinking", None).capped, "as its own suite has it"
     assert workload_of("zipf:skew=1.2", None) == Workload("zipf:skew=1.2", "zipf:skew=1.2")
     assert workload_of("some/where/trace.jsonl", None) == Workload("trace", "some/where/trace.jsonl")
 
