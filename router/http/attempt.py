@@ -44,6 +44,12 @@ class ExchangeResult:
     """The time for the whole request is over: no other try."""
     cut_off: bool = False
     """This replica stops, and broke the answer off."""
+    body: bytes = b""
+    """Of the answer to a prefill leg, which no client gets."""
+
+    def as_error(self) -> ErrorAnswer:
+        """The refusal of a prefill leg."""
+        return ErrorAnswer(self.status, [(b"content-type", b"application/json")], self.body)
 
     @property
     def engine_died(self) -> bool:

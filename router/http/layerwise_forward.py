@@ -16,8 +16,10 @@ from typing import Any
 from router.connectors import layerwise_decode_params
 from router.decode_leg import DecodeLeg
 from router.http.attempt import ExchangeResult, never_asked, stuck_transfer
+from router.http.exchange import Exchange
 from router.http.heads import Header
-from router.http.leg_answer import LegAnswer
+from router.http.keeping_exchange import KeepingExchange
+from router.http.leg_answer import NO_CLIENT, PrefillExchange
 from router.http.leg_bodies import params_edit, prefill_body
 from router.http.sending import Sending
 from router.http.split_forward import Forwarding
@@ -58,9 +60,8 @@ class LayerwiseTry:
     ) -> ExchangeResult:
         """Send the prefill leg, and wait for the answer of the decode leg."""
         placed, forwarding = self._placed, self._forwarding
-        answer = LegAnswer(forwarding.request.path, forwarding.downstream.asked_s)
         body = prefill_body(forwarding.request.path, self._body, params, forwarding.other_model)
-        sending = Sending(placed, lambda: body, answer, list[Header], awaits_output=True, on_sent=placed.sent)
+        sending = Sending(placed, lambda: body, NO_CLIENT, list[Header], on_sent=placed.sent, exchange=PrefillExchange)
         prefilling = asyncio.ensure_future(forwarding.sender.send(sending))
         try:
             await asyncio.wait((prefilling, answering), return_when=asyncio.FIRST_COMPLETED)
@@ -70,7 +71,7 @@ class LayerwiseTry:
                     await _end(answering)
                     await placed.drop_decode()
                     if result.failure is None:
-                        forwarding.pass_on(answer.as_error(result.status))
+                        forwarding.pass_on(result.as_error())
                     return result
                 placed.prefill_done()
                 return await self._transferred(decode, answering)
@@ -90,7 +91,10 @@ class LayerwiseTry:
         forwarding, url = self._forwarding, self._placed.metaserver.url
         edit = params_edit(forwarding.request.body, layerwise_decode_params(url))
         sending = replace(
-            forwarding.to_client(decode), body=lambda: forwarding.body(edit), awaits_output=True, keeps=forwarding.keeps
+            forwarding.to_client(decode),
+            body=lambda: forwarding.body(edit),
+            awaits_output=True,
+            exchange=KeepingExchange if forwarding.keeps else Exchange,
         )
         return await forwarding.sender.send(sending)
 

@@ -7,48 +7,34 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from router.errors import RouterError
-from router.http.attempt import ErrorAnswer, failure_of_whole
+from router.http.attempt import ExchangeResult, failure_of_whole
 from router.http.downstream import ByteSource
+from router.http.exchange import Exchange
 from router.http.heads import Header
 from router.http.upstream import AnswerHead
 from router.outcome import FailureKind, InstanceFailure
 
-_HEAD_END: Final = b"\r\n\r\n"
 _OUTPUT: Final = b'"choices"'
 _MAX_BEGUN_BYTES: Final = 64 << 10
 
 
-class LegAnswer:
-    """A ``Downstream`` that keeps the answer, without its framing."""
+class NoClient:
+    """A ``Downstream`` that nothing is ever sent to."""
 
+    path = ""
     page_fields: Sequence[Header] = ()
-    http_10 = True
-    """So bodies come without chunks."""
+    asked_s = 0.0
+    http_10 = False
     bodiless = False
+    committed = False
     gone = False
-
-    def __init__(self, path: str, asked_s: float) -> None:
-        self.path = path
-        self.asked_s = asked_s
-        self.committed = False
-        self._parts: list[bytes] = []
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self._parts)
-
-    def as_error(self, status: int) -> ErrorAnswer:
-        return ErrorAnswer(status, [(b"content-type", b"application/json")], self.body)
 
     def keeps_alive(self) -> bool:
         return True
 
-    def write_head(self, head: bytes) -> None:
-        self.committed = True
-        self._parts = [head.partition(_HEAD_END)[2]]
+    def write_head(self, head: bytes) -> None: ...
 
-    def write(self, data: bytes) -> None:
-        self._parts.append(data)
+    def write(self, data: bytes) -> None: ...
 
     def refuse(self, error: RouterError, fields: Iterable[Header] = ()) -> None: ...
 
@@ -59,6 +45,28 @@ class LegAnswer:
     def abort(self) -> None: ...
 
     def break_off(self, last_words: bytes) -> None: ...
+
+
+NO_CLIENT: Final = NoClient()
+
+
+class PrefillExchange(Exchange):
+    """Of a prefill leg. Its answer is kept until it is whole, and then part of the result, as is a client error."""
+
+    def head_received(self, head: AnswerHead) -> None:
+        super().head_received(head)
+        if not self._failing_status:
+            self._receive = Exchange._hold
+
+    def _complete(self) -> None:
+        head = self._head
+        assert head is not None
+        if self._failing_status:
+            return super()._complete()
+        body = self.held_body()
+        if head.status < 400 and (failure := failure_of_whole(body)) is not None:
+            return self._fail(failure)
+        return self._settle(ExchangeResult(head.status, body=body))
 
 
 class LateAnswer:

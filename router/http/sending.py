@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from router.http.attempt import ExchangeResult, ExchangeTimes
 from router.http.downstream import Downstream
 from router.http.exchange import Exchange
 from router.http.heads import Header, fields_for_instance
-from router.http.keeping_exchange import KeepingExchange
 from router.http.model_field import BodyPart
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
@@ -19,6 +17,7 @@ from router.http.upstream_pool import ConnectError, parse_origin
 from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
 from router.outcome import FailureKind
+from scheduling.values import value
 
 IDLE_DEATH_S: Final = 1.0
 """A kept connection that breaks later than this was alive, and its instance at work on the request."""
@@ -44,7 +43,7 @@ def _abort(connection: UpstreamConnection, _: Exchange) -> None:
     connection.abort()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Sending:
     """What is sent, and who gets the answer; see ``Exchange``."""
 
@@ -58,8 +57,7 @@ class Sending:
     awaits_output: bool = False
     kv_within_s: float | None = None
     """Of a decode leg, see ``ExchangeTimes``."""
-    keeps: bool = False
-    """A stream that is given back in the middle may go on elsewhere, see ``KeepingExchange``."""
+    exchange: type[Exchange] = Exchange
     on_sent: Callable[[], None] = nothing
     abandoned: Callable[[UpstreamConnection, Exchange], None] = _abort
     """Closes the connection of a try that was cancelled."""
@@ -114,7 +112,7 @@ class Sender:
         plane, settings = self._plane, self._plane.settings
         loss_notifier, instance_id, kv_s = self._loss_notifier, sending.target.instance_id, sending.kv_within_s
         times = ExchangeTimes(settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s, kv_s)
-        exchange = (KeepingExchange if sending.keeps else Exchange)(
+        exchange = sending.exchange(
             connection,
             sending.downstream,
             times,

@@ -22,7 +22,8 @@ from router.http.attempt import ErrorAnswer, ExchangeResult
 from router.http.downstream import Downstream
 from router.http.exchange import Exchange
 from router.http.heads import Header
-from router.http.leg_answer import LegAnswer
+from router.http.keeping_exchange import KeepingExchange
+from router.http.leg_answer import NO_CLIENT, PrefillExchange
 from router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
 from router.http.model_field import BodyPart, Edit
 from router.http.plane import DataPlane
@@ -77,25 +78,24 @@ class SplitTry:
     async def run(self) -> ExchangeResult:
         """With a failure if the request may be tried again."""
         forwarding = self._forwarding
-        answer = LegAnswer(forwarding.request.path, forwarding.downstream.asked_s)
         result = await forwarding.sender.send(
             Sending(
                 self._placed,
                 self._prefill_body,
-                answer,
+                NO_CLIENT,
                 list[Header],
-                awaits_output=True,
                 on_sent=self._placed.sent,
-                abandoned=partial(self._prefill_abandoned, answer),
+                abandoned=self._prefill_abandoned,
+                exchange=PrefillExchange,
             )
         )
         if result.failure is not None:
             return result
         if result.status >= 400:
-            forwarding.pass_on(answer.as_error(result.status))
+            forwarding.pass_on(result.as_error())
             return result
         try:
-            params = transfer_params(answer.body)
+            params = transfer_params(result.body)
         except ValueError as error:
             detail = f"the prefill leg's answer is no completion: {error}"
             return ExchangeResult(failure=InstanceFailure(FailureKind.PROTOCOL, detail))
@@ -148,7 +148,7 @@ class SplitTry:
             on_first_token=self._first_token,
             awaits_output=True,
             kv_within_s=decode.kv_within_s,
-            keeps=forwarding.keeps,
+            exchange=KeepingExchange if forwarding.keeps else Exchange,
             abandoned=self._abandoned,
         )
         result = await forwarding.sender.send(sending)
@@ -162,9 +162,9 @@ class SplitTry:
         self._placed.first_token()
 
     # the client has left -------------------------------------------------------------------------------------
-    def _prefill_abandoned(self, answer: LegAnswer, connection: UpstreamConnection, exchange: Exchange) -> None:
+    def _prefill_abandoned(self, connection: UpstreamConnection, exchange: Exchange) -> None:
         """The prefill leg was sent, and may have been answered."""
-        begun, request_body = answer.body + exchange.held_body(), self._forwarding.body()
+        begun, request_body = exchange.held_body(), self._forwarding.body()
 
         def staged(body: bytes) -> Callable[[], list[Try]] | None:
             try:

@@ -10,7 +10,7 @@ import pytest
 
 from router.http.attempt import ExchangeResult, ExchangeTimes
 from router.http.exchange import Exchange
-from router.http.leg_answer import LegAnswer
+from router.http.leg_answer import NO_CLIENT, NoClient, PrefillExchange
 from router.http.upstream import AnswerHead, Framing
 from router.outcome import FailureKind
 
@@ -30,12 +30,27 @@ class Connection:
         self.aborted = True
 
 
+class Client(NoClient):
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.committed = False
+        self.body = b""
+
+    def write_head(self, head: bytes) -> None:
+        self.committed = True
+        self.body = head
+
+    def write(self, data: bytes) -> None:
+        self.body += data
+
+
 def event(text: str = "", **fields: Any) -> bytes:
     return b"data: " + orjson.dumps({"choices": [{"index": 0, "text": text, **fields}]}) + b"\n\n"
 
 
-def exchange(kind: bytes) -> tuple[Exchange, LegAnswer, Connection]:
-    connection, answer = Connection(), LegAnswer("/v1/completions", 0.0)
+def exchange(kind: bytes) -> tuple[Exchange, Client, Connection]:
+    connection, answer = Connection(), Client()
     made = Exchange(
         connection,  # type: ignore[arg-type]
         answer,
@@ -117,3 +132,51 @@ async def test_an_answer_that_is_given_back_in_mid_stream_does_not_end_as_if_it_
     assert result.failure.kind is FailureKind.RECOMPUTED
     assert connection.aborted
     assert b"recomputed" not in answer.body
+
+
+def prefill_exchange(status: int = 200, kind: bytes = b"application/json") -> PrefillExchange:
+    made = PrefillExchange(
+        Connection(),  # type: ignore[arg-type]
+        NO_CLIENT,
+        FOREVER,
+        on_commit=list,
+        on_first_token=lambda: None,
+        port_refuses=lambda _: False,
+    )
+    made.head_received(AnswerHead(status, [(b"content-type", kind)], Framing.CHUNKED, {b"content-type": kind}))
+    return made
+
+
+async def test_the_answer_of_a_prefill_leg_is_its_result_once_it_is_whole() -> None:
+    made = prefill_exchange()
+
+    assert receive(made, b'{"choices":[],') is None
+    assert made.held_body() == b'{"choices":[],'
+    result = receive(made, b'"kv_transfer_params":{}}', complete=True)
+
+    assert result == ExchangeResult(200, body=b'{"choices":[],"kv_transfer_params":{}}')
+
+
+async def test_what_refuses_a_prefill_leg_is_its_result_and_an_error_for_the_client() -> None:
+    result = receive(prefill_exchange(400), b'{"error":{"code":400}}', complete=True)
+
+    assert result is not None and result.failure is None
+    assert (result.as_error().status, result.as_error().body) == (400, b'{"error":{"code":400}}')
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "failure"),
+    [
+        (200, b"application/json", b"", FailureKind.PROTOCOL),
+        (200, b"application/json", b'{"error":{}}', FailureKind.PROTOCOL),
+        (200, b"text/event-stream", b'data: {"error":{"code":500}}\n\n', FailureKind.PROTOCOL),
+        (503, b"application/json", b'{"error":{}}', FailureKind.STATUS),
+    ],
+)
+async def test_a_prefill_leg_that_has_failed_can_be_tried_elsewhere(
+    status: int, kind: bytes, body: bytes, failure: FailureKind
+) -> None:
+    result = receive(prefill_exchange(status, kind), *([body] if body else []), complete=True)
+
+    assert result is not None and result.failure is not None
+    assert result.failure.kind is failure

@@ -11,7 +11,7 @@ import pytest
 from router.http import transfers as module
 from router.http.attempt import ExchangeTimes
 from router.http.exchange import Exchange
-from router.http.leg_answer import LegAnswer
+from router.http.leg_answer import NO_CLIENT, PrefillExchange
 from router.http.leg_bodies import transfer_params
 from router.http.model_field import BodyPart
 from router.http.sweeper import Sweeper
@@ -40,14 +40,13 @@ async def transfers(upstreams) -> AsyncIterator[Transfers]:
 async def begin(upstreams: UpstreamPool, url: str) -> tuple[UpstreamConnection, Exchange]:
     """A prefill leg that was sent."""
     connection = await upstreams.connect(url)
-    leg = Exchange(
+    leg = PrefillExchange(
         connection,
-        LegAnswer("/v1/completions", 0.0),
+        NO_CLIENT,
         ExchangeTimes(1e9, 1e9, 1e9),
         on_commit=list,
         on_first_token=lambda: None,
         port_refuses=lambda _: False,
-        awaits_output=True,
     )
     connection.start(leg, [REQUEST])
     return connection, leg
