@@ -93,8 +93,11 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 
 def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Message:
-    role = message["role"]
-    parts = _text_parts(message.get("content"))
+    role, sent = message["role"], message.get("content")
+    if len(message) == 2 and type(sent) is str and role != "developer" and not sent.startswith(_BILLING_HEADER):
+        is_text = content_format == "string" or role == "tool"
+        return {"role": role, "content": sent if is_text else [{"type": "text", "text": sent}]}  # as most are
+    parts = _text_parts(sent)
     if role == "system":
         parts = _without_billing_header(parts)
     content: Any = parts if content_format == "openai" else _joined(parts)

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from tokenizers import Tokenizer
 
-from router.tokens.word_cache import word_cache_of
+from router.tokens.word_cache import id_bytes, word_cache_of
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class Encoder(Protocol):
     last_ids: tuple[int, ...]
     """What it puts after one."""
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without added special tokens. Blocks; other threads run meanwhile."""
+    def encode(self, texts: Sequence[str]) -> list[bytes]:
+        """The ids of each text, without added special tokens; see ``id_bytes``. Blocks; other threads run."""
 
 
 class LocalEncoder:
@@ -63,7 +63,7 @@ class LocalEncoder:
         self._words = word_cache_of(self._tokenizer, specials)
         self.first_ids, self.last_ids = _added(self._tokenizer)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[bytes]:
         words = self._words
         if words is None:
             return self._encode(texts)
@@ -76,8 +76,10 @@ class LocalEncoder:
             time.sleep(0)  # in a thread of its own, beside the event loop: who takes the interpreter has to offer it
         return encoded
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+    def _encode(self, texts: Sequence[str]) -> list[bytes]:
+        return [
+            id_bytes(found.ids) for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        ]
 
 
 _LOAD: Final = """

@@ -51,8 +51,8 @@ class Known:
     """Bytes of text up to the boundary."""
     blocks: int
     """Full blocks up to there: the first of ``tokenized.hashes``."""
-    rest: array[int]
-    """Token ids that follow the last full block."""
+    rest: bytes
+    """Token ids that follow the last full block, 32 bits each."""
     tokenized: Tokenized
 
 

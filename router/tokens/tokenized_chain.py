@@ -11,6 +11,7 @@ import xxhash
 
 from router.tokens.encoder import Encoder
 from router.tokens.prefix_cache import Known, PrefixCache, Tokenized, prefix_grid
+from router.tokens.word_cache import id_bytes
 from scheduling.chain import Chain
 from scheduling.engine_blocks import ROOT, TOKEN_BYTES, BlockExtras, block_hash, key_stride
 
@@ -18,7 +19,7 @@ _SEGMENT_BYTES: Final = 1024
 """Boundaries nearer to each other than this are not kept, except for the last."""
 
 Texts = Sequence[str]
-Steps = Generator[Texts, list[list[int]], Chain]
+Steps = Generator[Texts, list[bytes], Chain]
 
 
 class ChainMaker:
@@ -52,7 +53,8 @@ class ChainMaker:
             growing.take(ids)
             growing.mark(end)
         growing.take(encoded[-1])
-        growing.take(self._encoder.last_ids if add_special_tokens else ())
+        if add_special_tokens:
+            growing.take(id_bytes(self._encoder.last_ids))
         chain = growing.chain()
         with self._lock:
             self._cache.add(grid, text, start, growing.kept())
@@ -80,29 +82,23 @@ class _Growing:
     def __init__(self, start: Known | None, block_tokens: int, extras: BlockExtras, first_ids: Sequence[int]) -> None:
         self._block_tokens = block_tokens
         self._extras = extras
-        self._rest = array("I", first_ids if start is None else start.rest)
+        self._rest = id_bytes(first_ids) if start is None else start.rest
         self._hashes = array("Q") if start is None else start.tokenized.hashes[: start.blocks]
-        self._marks: list[tuple[int, int, array[int]]] = []
+        self._marks: list[tuple[int, int, bytes]] = []
 
-    def take(self, ids: Sequence[int]) -> None:
+    def take(self, ids: bytes) -> None:
         """Append token ids, and hash the blocks that they fill."""
-        self._rest.extend(ids)
-        size, hashes = self._block_tokens, self._hashes
-        full = len(self._rest) // size
-        if not full:
-            return
-        data = self._rest.tobytes()
-        step, parent = size * TOKEN_BYTES, self._last()
-        extras, at = self._extras.usual, self._extras.at
-        for end in range(step, full * step + 1, step):
-            extra = at.get(len(hashes), extras) if at else extras
+        data, step, hashes = self._rest + ids, self._block_tokens * TOKEN_BYTES, self._hashes
+        parent, usual, at = self._last(), self._extras.usual, self._extras.at
+        for end in range(step, len(data) + 1, step):
+            extra = at.get(len(hashes), usual) if at else usual
             parent = block_hash(parent, data[end - step : end], extra)
             hashes.append(parent)
-        del self._rest[: full * size]
+        self._rest = data[len(data) // step * step :]
 
     def mark(self, end: int) -> None:
         """The text up to ``end`` has been taken."""
-        self._marks.append((end, len(self._hashes), self._rest[:]))
+        self._marks.append((end, len(self._hashes), self._rest))
 
     def _last(self) -> int:
         """Hash of the last full block."""
@@ -110,11 +106,11 @@ class _Growing:
 
     def chain(self) -> Chain:
         hashes, rest, size = self._hashes, self._rest, self._block_tokens
-        tokens = len(hashes) * size + len(rest)
+        tokens = len(hashes) * size + len(rest) // TOKEN_BYTES
         tail = None
         if rest or not hashes:
             extra = self._extras.at.get(len(hashes), self._extras.usual)
-            tail = block_hash(self._last(), rest.tobytes(), extra)
+            tail = block_hash(self._last(), rest, extra)
         if not hashes:
             assert tail is not None
             return Chain((tail,), size, max(1, tokens), key_stride=key_stride(size))

@@ -135,7 +135,7 @@ class PoolTokenizer:
         return done
 
 
-def _finish(steps: Steps, encoded: list[list[int]]) -> Chain:
+def _finish(steps: Steps, encoded: list[bytes]) -> Chain:
     try:
         steps.send(encoded)
     except StopIteration as end:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, islice
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Final
 from unicodedata import is_normalized
 
@@ -40,6 +41,20 @@ _SAMPLES: Final = (
 )
 
 
+class _Words(dict[str, bytes]):
+    """Token ids of words, as ``WordCache.encode`` gives them; one that is not known yet is learned when it is read."""
+
+    def __init__(self, tokenizer: Tokenizer, specials: Sequence[str]) -> None:
+        super().__init__({special: id_bytes([tokenizer.token_to_id(special) or 0]) for special in specials})
+        self._model = tokenizer.model
+
+    def __missing__(self, word: str) -> bytes:
+        """By the model alone: the word's bytes as the letters that stand for them there."""
+        letters = word.encode().decode("latin-1").translate(_BYTE_LETTERS)
+        ids = self[word] = id_bytes([token.id for token in self._model.tokenize(letters)])
+        return ids
+
+
 class WordCache:
     """Made by ``word_cache_of``."""
 
@@ -50,36 +65,31 @@ class WordCache:
         self._split = re.compile("(" + "|".join(map(re.escape, specials)) + ")").split
         self._normal_form: Any = normal_form
         self._tokenizer = tokenizer
-        self._model = tokenizer.model
-        self._specials = {special: (tokenizer.token_to_id(special) or 0,) for special in specials}
-        self._words: dict[str, tuple[int, ...]] = dict(self._specials)
+        self._specials = specials
+        self._words = _Words(tokenizer, specials)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text without added special tokens."""
-        find, known = self._find_ascii, self._words
+    def encode(self, text: str) -> bytes:
+        """The ids of a text without added special tokens, see ``id_bytes``."""
+        find = self._find_ascii
         if not text.isascii():
             if self._normal_form is not None and not is_normalized(self._normal_form, text):
-                return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+                return id_bytes(self._tokenizer.encode(text, add_special_tokens=False).ids)
             find = self._find
-        words = self._split_words(text, find)
-        try:
-            return _joined(words, known)
-        except KeyError:
-            for word in set(words).difference(known):
-                self._learn(word, known)
+        ids = b"".join(map(self._words.__getitem__, self._split_words(text, find)))
         self._bound()
-        return _joined(words, known)
+        return ids
 
-    def encode_known(self, text: str) -> list[int] | None:
+    def encode_known(self, text: str) -> bytes | None:
         """The same for an ASCII text; None if too many of its words are new. Some of these are learned then."""
         words, known = self._split_words(text, self._find_ascii), self._words
         new = set(words).difference(known)
         if too_many := len(new) * _NEW_WORDS_SHARE > len(words):
             new = set(islice(new, _LEARNED_AT_ONCE))
-        for word in new:
-            self._learn(word, known)
+            for word in new:
+                known[word]
+        ids = None if too_many else b"".join(map(known.__getitem__, words))
         self._bound()
-        return None if too_many else _joined(words, known)
+        return ids
 
     def _split_words(self, text: str, find: Callable[[str], list[str]]) -> list[str]:
         words: list[str] = []
@@ -92,16 +102,12 @@ class WordCache:
 
     def _bound(self) -> None:
         if len(self._words) > _MAX_WORDS:
-            self._words = dict(self._specials)
-
-    def _learn(self, word: str, known: dict[str, tuple[int, ...]]) -> None:
-        """The ids of one word, by the model alone: its bytes as the letters that stand for them there."""
-        letters = word.encode().decode("latin-1").translate(_BYTE_LETTERS)
-        known[word] = tuple([token.id for token in self._model.tokenize(letters)])
+            self._words = _Words(self._tokenizer, self._specials)
 
 
-def _joined(words: Sequence[str], known: Mapping[str, tuple[int, ...]]) -> list[int]:
-    return list(chain.from_iterable(map(known.__getitem__, words)))
+def id_bytes(ids: Sequence[int]) -> bytes:
+    """Token ids in the form in which blocks of them are hashed: unsigned 32-bit numbers, one after the other."""
+    return array("I", ids).tobytes()
 
 
 def _byte_letters() -> dict[int, int]:
@@ -131,7 +137,7 @@ def word_cache_of(tokenizer: Tokenizer, specials: Sequence[str]) -> WordCache | 
     except regex.error:
         return None
     samples = [*_SAMPLES, *(special + sample for special in specials for sample in _SAMPLES[:2])]
-    expected = [found.ids for found in tokenizer.encode_batch_fast(samples, add_special_tokens=False)]
+    expected = [id_bytes(found.ids) for found in tokenizer.encode_batch_fast(samples, add_special_tokens=False)]
     return cache if [cache.encode(sample) for sample in samples] == expected else None
 
 

@@ -34,7 +34,7 @@ class CountingEncoder(LocalEncoder):
         self.gate = threading.Event()
         self.gate.set()
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[bytes]:
         assert self.gate.wait(30)
         self.given_chars += sum(map(len, texts))
         self.threads.add(threading.current_thread().name)
