@@ -5,8 +5,8 @@ makes these functions again. A blank line ends a definition there.
 
 ``terms.NAME`` is replaced by a constant, the same in every call of a process, and ``keys.NAME`` by a key of the pool
 (``statestore/keys.py``). What all keys begin with is the one key that a script is given: they share a hash tag, so a
-script may touch any of them. ``record.NAME`` is replaced by code on the fields of an instance
-(``statestore/instance_record.py``).
+script may touch any of them. ``INSTANCE.NAME``, ``PLACED.NAME`` and ``TOLD.NAME`` are
+replaced by code on packed fields (``statestore/packed.py``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
-from statestore.instance_record import LUA
 from statestore.keys import KEY_NAMES
+from statestore.packed import LUA
 
 _DEFINED = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 _COMMENT = re.compile(r"--.*")
-_NAME = re.compile(r"(?<![\w/-])(terms|keys|record)\.(\w+)")
+_NAME = re.compile(r"(?<![\w/-])(terms|keys|INSTANCE|PLACED|TOLD)\.(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def load_scripts(terms: Mapping[str, float]) -> Mapping[str, Script]:
     shared = _definitions(each.read_text("utf-8") for each in (folder / "shared").iterdir())
     values = {("terms", name): repr(constant) for name, constant in terms.items()}
     values |= {("keys", name): f"KEYS[1] .. '{text}'" for name, text in KEY_NAMES.items()}
-    values |= {("record", name): code for name, code in LUA.items()}
+    values |= LUA
     scripts = {}
     for entry in folder.iterdir():
         if entry.name.endswith(".lua"):

@@ -1,9 +1,9 @@
 -- Replaces what is described of an instance, or adds one, if it is described still as its caller read it; its counts stay.
 -- One whose key is gone, by eviction or by hand, is added with an empty cache.
 -- ARGV  1 clock, 2 instance id, 3 fence or '', 4 description and more about it as they were read, '' for none,
---       5 description (statestore/instance_record.py), '' to check the fence alone, 6 more about it, as JSON, 7 '1' to forget its cache
+--       5 description (statestore/packed.py), '' to check the fence alone, 6 more about it, as JSON, 7 '1' to forget its cache
 -- Reply 1, or 0 if it is described otherwise by now; error FENCED
-local id, now_ms, counts_bytes = ARGV[2], store_now_ms(), record.counts_bytes
+local id, now_ms, counts_bytes = ARGV[2], store_now_ms(), INSTANCE.counts_bytes
 local refused, text, about = fence_error(ARGV[3], now_ms), unpack(redis.call('HMGET', keys.instance .. id, 'record', 'about'))
 local former = text and string.sub(text, 1, -1 - counts_bytes) .. about or ''
 if refused then

@@ -19,11 +19,11 @@ local function dispatch(request)
   if chain then
     local hit, stamp = hit_blocks(instance.id, chain.hashes)
     local resident = resident_blocks(instance.id, chain.hashes, hit, stamp)
-    request.uncached_tokens = uncached_tokens(request.told.prompt_tokens, chain.block_tokens, resident)
+    request.uncached_tokens = prefill_tokens(request.told.prompt_tokens, chain.block_tokens, resident)
     stamp_chain(instance, chain.hashes, chain.block_tokens, #chain.hashes / 8, settled_blocks(hit, stamp))
     redis.call('HDEL', keys.request .. request.id, 'chain', 'block_tokens')
   end
-  request.state, request.deferred, request.dispatched_ms = 'dispatched', false, now_ms
+  request.state, request.deferred, request.dispatched_ms = 'dispatched', 0, now_ms
 end
 
 -- Carries out one step; the grant of a request that is dispatched.
@@ -33,14 +33,14 @@ local function carry_out(request, rank)
   if dispatched then
     dispatch(request)
   else
-    request.deferred = true
+    request.deferred = 1
   end
   write_placed(request)
   enter(instance, request, rank, now_ms)
   if dispatched then
     local replica_id = request.told.replica_id
     local grant = string.format('["%s","%s","%s",%d,%d,%s]', request.id, instance.id, replica_id, request.told.attempt,
-      request.uncached_tokens, tostring(was_deferred or false))
+      request.uncached_tokens, tostring(was_deferred == 1))
     if replica_id ~= ARGV[4] then
       redis.call('PUBLISH', keys.grants .. replica_id, grant)
     end

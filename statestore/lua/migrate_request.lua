@@ -16,10 +16,10 @@ elseif target.queued_requests >= target.max_queued_requests then
 end
 local former_tokens, chain, tokens = request.uncached_tokens, read_chain(request.id), request.told.prompt_tokens
 if chain then
-  tokens = uncached_tokens(tokens, chain.block_tokens, (hit_blocks(target.id, chain.hashes)))
+  tokens = prefill_tokens(tokens, chain.block_tokens, (hit_blocks(target.id, chain.hashes)))
 end
 leave(source, request)
-request.instance_id, request.uncached_tokens, request.deferred = target.id, tokens, false
+request.instance_id, request.uncached_tokens, request.deferred = target.id, tokens, 0
 request.alternative_id, request.alternative_uncached_tokens = source.id, former_tokens
 write_placed(request)
 enter(target, request, request.enqueued_ms + ARGV[7], now_ms)

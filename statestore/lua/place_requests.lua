@@ -3,8 +3,8 @@
 -- for does not hold. A request that may be served in two ways has two sides: the least of each is found, and these are
 -- compared.
 -- ARGV  1 clock, 2 the different sides, as a JSON array; then 4 for each request: ask as JSON (statestore/redis/placing.py);
---       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
--- Reply for each {status, instance id or nil, next best or nil, uncached tokens, enqueued ms, epoch, tree version, now ms,
+--       chain, packed; what its replica tells of it, packed; the head of the chain for the arrival log, packed
+-- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now ms,
 --       queue or nil, leg, and of each instance that was weighed: its id, its record, its hit}
 local FIRST_REQUEST = 3
 local now_ms, sides, instances, met, replies = store_now_ms(), cjson.decode(ARGV[2]), {}, {}, {}
@@ -14,7 +14,7 @@ local ask, chain, samples, seen, known, best, second, side
 
 local function reply(status, request, queue)
   local told = request or {}
-  return { status, told.instance_id or false, told.alternative_id or false, told.uncached_tokens or 0,
+  return { status, told.instance_id or '', told.alternative_id or '', told.uncached_tokens or 0,
     told.enqueued_ms or 0, versions[1] or 0, versions[2] or 0, now_ms, queue or false, told.leg or 'whole', unpack(seen) }
 end
 
@@ -93,7 +93,7 @@ local function reply_again(former)
   if former.told.replica_id ~= ask.told.replica_id or former.told.attempt ~= ask.told.attempt then
     return reply('duplicate')
   end
-  side, known, former.alternative_id = sides[ask.side], excluded(), nil
+  side, known, former.alternative_id = sides[ask.side], excluded(), ''
   consider(former.instance_id)
   return reply(former.state == 'held' and 'held' or 'dispatched', former)
 end
@@ -112,9 +112,9 @@ end
 local function enter_chosen(request, resident, told, head)
   local instance, key = best.instance, keys.request .. request.id
   if request.state == 'held' then
-    redis.call('HSET', key, 'placed', placed_json(request), 'told', told, 'chain', chain, 'block_tokens', ask.block_tokens)
+    redis.call('HSET', key, 'placed', pack_placed(request), 'told', told, 'chain', chain, 'block_tokens', ask.block_tokens)
   else
-    redis.call('HSET', key, 'placed', placed_json(request), 'told', told)
+    redis.call('HSET', key, 'placed', pack_placed(request), 'told', told)
     resident = #chain / 8
   end
   enter(instance, request, request.enqueued_ms + ask.rank_ms, now_ms)
@@ -150,17 +150,16 @@ local function place_one(told, head)
   end
   local instance, decodes, enqueued_ms = best.instance, side.leg == 'decode', ask.enqueued_ms or now_ms
   local resident = resident_blocks(instance.id, chain, best.hit, best.stamp)
-  local tokens = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, resident)
+  local tokens = prefill_tokens(ask.told.prompt_tokens, ask.block_tokens, resident)
   local goes_now = goes_at_once(instance, tokens, enqueued_ms + ask.rank_ms)
   -- Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came: those
   -- that reserved them go before it.
   local request = {
     id = ask.request_id, told = ask.told, instance_id = instance.id, leg = side.leg,
-    state = decodes and 'prefilled' or goes_now and 'dispatched' or 'held', prefilled_ms = decodes and now_ms or nil,
+    state = decodes and 'prefilled' or goes_now and 'dispatched' or 'held', prefilled_ms = decodes and now_ms or 0,
     uncached_tokens = (goes_now or ask.defers) and tokens or best.uncached,
-    enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or nil,
-    deferred = false,
-    alternative_id = second and second.instance.id, alternative_uncached_tokens = second and second.uncached,
+    enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0, deferred = 0,
+    alternative_id = second and second.instance.id or '', alternative_uncached_tokens = second and second.uncached or 0,
   }
   if ask.max_pending_tokens and instance.pending_tokens > ask.max_pending_tokens then
     return reply('stale', request)
@@ -175,7 +174,7 @@ end
 
 for first = FIRST_REQUEST, #ARGV, 4 do
   ask, chain, samples, seen, best, second = cjson.decode(ARGV[first]), ARGV[first + 1], {}, {}, nil, nil
-  ask.told = cjson.decode(ARGV[first + 2])
+  ask.told = unpack_told(ARGV[first + 2])
   for place, depth in ipairs(ask.samples_at) do
     samples[place] = string.sub(chain, depth * 8 - 7, depth * 8)
   end

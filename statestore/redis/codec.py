@@ -20,13 +20,13 @@ from scheduling.learning import Finished, FirstToken, Sample
 from scheduling.legs import Leg
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
-from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Request, RequestState
-from statestore import instance_record
+from scheduling.request import Request, RequestState
 from statestore.base import NOTHING_DONE, Transition
 from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
+from statestore.packed import DESCRIBED, DESCRIPTION, INSTANCE, LIMITS, PLACED, TOLD
 
-_STATES = {state.value.encode(): state for state in InstanceState}
-_ABOUT = tuple(field.name for field in fields(InstanceSpec)[1:] if field.name not in instance_record.DESCRIBED)
+_STATES = {state.value: state for state in InstanceState}
+_ABOUT = tuple(field.name for field in fields(InstanceSpec)[1:] if field.name not in DESCRIBED)
 """Fields of a description that no script reads: they have a text of their own."""
 
 HASH_BYTES = 8
@@ -54,13 +54,14 @@ SPEC_TEXTS = ("record", "about")
 def described_as(changes: Mapping[str, Any], known: Sequence[bytes] | None) -> tuple[bytes, bytes]:
     """What ``change_instance`` takes of an instance: the description that some changed fields make of its
     ``SPEC_TEXTS`` (None: of nothing), and more about it."""
-    described: dict[str, Any] = {} if known is None else instance_record.unpack(known[0])
+    described: dict[str, Any] = {} if known is None else INSTANCE.fields(known[0])
     about: dict[str, Any] = {} if known is None else orjson.loads(known[1])
     told = about | {name: changes[name] for name in _ABOUT if name in changes}
-    described |= {name: changes[name] for name in instance_record.DESCRIBED if name in changes}
+    described |= {name: changes[name] for name in DESCRIBED if name in changes}
     if known is None:
         described["tokens_per_s"] = told["prefill_tokens_per_s"]
-    return instance_record.pack_described(described), known[1] if known and told == about else orjson.dumps(told)
+    packed = DESCRIPTION.pack([described[name] for name in DESCRIPTION.names])
+    return packed, known[1] if known and told == about else orjson.dumps(told)
 
 
 def spec_from(instance_id: str, texts: Sequence[bytes | None]) -> InstanceSpec | None:
@@ -68,8 +69,8 @@ def spec_from(instance_id: str, texts: Sequence[bytes | None]) -> InstanceSpec |
     packed, about = texts
     if packed is None or about is None:
         return None
-    described, told = instance_record.unpack(packed), orjson.loads(about)
-    fixed = told | {name: described[name] for name in instance_record.LIMITS}
+    described, told = INSTANCE.fields(packed), orjson.loads(about)
+    fixed = told | {name: described[name] for name in LIMITS}
     fixed["prefill_tokens_per_s"] = float(told["prefill_tokens_per_s"])
     return InstanceSpec(instance_id, role=Role(described["role"]), state=InstanceState(described["state"]), **fixed)
 
@@ -78,13 +79,14 @@ def load_from(
     instance_id: str, packed: bytes, hit_blocks: int, now_ms: int, window_tokens: float = 0.0
 ) -> InstanceLoad:
     """From the record of an instance."""
-    state, _, numbers = packed.split(b"\0", 2)
     (
+        state,
+        _,
+        tokens_per_s,
         kv_capacity_tokens,
         dispatch_window_tokens,
         max_running_requests,
         max_queued_requests,
-        tokens_per_s,
         pending_tokens,
         dispatched_tokens,
         deferred_tokens,
@@ -98,7 +100,7 @@ def load_from(
         work_since_ms,
         _,
         version,
-    ) = instance_record.NUMBERS.unpack(numbers)
+    ) = INSTANCE.unpack(packed)
     has_work = pending_tokens > deferred_tokens
     return InstanceLoad(
         instance_id,
@@ -158,7 +160,7 @@ class LoadReader:
 
     def load(self, instance_id: str, packed: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
         """See ``load_from``."""
-        window_tokens = self._window_tokens(instance_id, instance_record.unpack(packed)["assigned_tokens"], now_ms)
+        window_tokens = self._window_tokens(instance_id, INSTANCE.fields(packed)["assigned_tokens"], now_ms)
         return load_from(instance_id, packed, hit_blocks, now_ms, window_tokens)
 
     def _window_tokens(self, instance_id: str, assigned_tokens: int, now_ms: int) -> float:
@@ -193,22 +195,17 @@ REQUEST_TEXTS = ("placed", "told")
 """The fields of a request's key, see ``scheduling.request``."""
 
 
-def told_json(request: Request) -> bytes:
+def told_of(request: Request) -> bytes:
     """What its replica tells of a request; it never changes."""
-    return orjson.dumps(dict(zip(TOLD_FIELDS, _told(request), strict=True)))
+    return TOLD.pack(_told(request))
 
 
-def placed_json(request: Request) -> bytes:
+def placed_of(request: Request) -> bytes:
     """Where a request is, and how it counts there."""
-    placed = dict(zip(PLACED_FIELDS, _placed(request), strict=True))
-    if request.alternative_id is None:
-        del placed["alternative_id"], placed["alternative_uncached_tokens"]
-    if request.leg is Leg.WHOLE:
-        del placed["leg"]
-    return orjson.dumps(placed)
+    return PLACED.pack(_placed(request))
 
 
-_told, _placed = attrgetter(*TOLD_FIELDS), attrgetter(*PLACED_FIELDS)
+_told, _placed = attrgetter(*TOLD.names), attrgetter(*PLACED.names)
 
 
 def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | None:
@@ -216,9 +213,9 @@ def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | No
     placed, told = texts
     if placed is None or told is None:
         return None
-    record = orjson.loads(placed) | orjson.loads(told)
-    parsed = {"state": RequestState(record["state"]), "leg": Leg(record.get("leg", Leg.WHOLE))}
-    return Request(request_id, **record | parsed)
+    found = PLACED.fields(placed) | TOLD.fields(told)
+    parsed = {"state": RequestState(found["state"]), "leg": Leg(found["leg"]), "deferred": bool(found["deferred"])}
+    return Request(request_id, **found | parsed | {"alternative_id": found["alternative_id"] or None})
 
 
 def grant_from(text: bytes) -> Grant:

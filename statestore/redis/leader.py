@@ -14,12 +14,12 @@ from scheduling.learning import Sample
 from scheduling.queue_order import QueueHead, QueueOrder
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request, RequestState
-from statestore import instance_record
 from statestore.base import Arrival, MigrateStatus, Migration
 from statestore.batches import batches
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.leases import RETIRED, Lease, check_fence
+from statestore.packed import INSTANCE
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, ClientCalls
 from statestore.redis.codec import LoadReader, pairs_from
@@ -197,7 +197,7 @@ class LeaderCalls:
         queued, ran = [entry.decode() for entry in queue], [entry.decode() for entry in running]
         names = [entry.rpartition(" ")[0] for entry in queued] + ran
         found = add_up(instance_id, queued, ran, await self.records(names))
-        kept = instance_record.unpack(packed)
+        kept = INSTANCE.fields(packed)
         if found.is_right(kept):
             return False
         strays = orjson.dumps(found.stray_queued), orjson.dumps(found.stray_running)

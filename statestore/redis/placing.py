@@ -15,7 +15,7 @@ from scheduling.placement import Placement, PlaceReply, PlaceStatus
 from scheduling.ways import Side
 from scheduling.weights import Form, Weights
 from statestore.redis.calls import Argument
-from statestore.redis.codec import HASH_BYTES, ToldLoads, pack_chain, queue_head_from, told_json
+from statestore.redis.codec import HASH_BYTES, ToldLoads, pack_chain, queue_head_from, told_of
 
 _LEGS = {leg.value.encode(): leg for leg in Leg}
 _STATUSES = {status.value.encode(): status for status in PlaceStatus}
@@ -30,7 +30,7 @@ def arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argum
         packed = pack_chain(chain.hashes)
         whole = chain.key_stride == 1
         head = packed[: HASH_BYTES * key_blocks] if whole else pack_chain(chain.key_hashes[:key_blocks])
-        arguments += (_ask_json(placement, sides), packed, told_json(placement.request), head)
+        arguments += (_ask_json(placement, sides), packed, told_of(placement.request), head)
     return [b"[%b]" % b",".join(sides), *arguments]
 
 
@@ -100,8 +100,8 @@ def reply_from(reply: Sequence[Any]) -> PlaceReply:
         int(tree_version),
         now_ms,
         ToldLoads(seen, now_ms),
-        None if instance_id is None else instance_id.decode(),
-        None if other_id is None else other_id.decode(),
+        instance_id.decode() or None,
+        other_id.decode() or None,
         uncached_tokens,
         enqueued_ms,
         queue_head_from(queue),

@@ -15,10 +15,10 @@ from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueueOrder, QueuePlan
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
-from statestore import instance_record
 from statestore.base import Membership, PoolOverview, PoolSnapshot, SettingsChange, Transition
 from statestore.keys import PoolKeys
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
+from statestore.packed import COUNTS_BYTES
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, ClientCalls, Command
 from statestore.redis.kv_events import KvEventCalls
@@ -110,7 +110,7 @@ class RedisPool(KvEventCalls, ScalingCalls):
             asked = changes(known)
             former = texts if known is not None else None
             described = (b"", b"") if asked is None else codec.described_as(asked, former)
-            read = b"" if former is None else instance_record.described_in(former[0]) + former[1]
+            read = b"" if former is None else former[0][:-COUNTS_BYTES] + former[1]
             about = (read, *described, "1" if forgets_cache else "")
             done = await self._run("change_instance", instance_id, "" if fence is None else fence, *about)
             if done or asked is None:
@@ -195,7 +195,7 @@ class RedisPool(KvEventCalls, ScalingCalls):
     async def adopt(self, requests: Sequence[Request]) -> int:
         adopted = 0
         for request in requests:
-            record = (codec.placed_json(request), codec.told_json(request))
+            record = (codec.placed_of(request), codec.told_of(request))
             adopted += await self._run("adopt_request", request.request_id, self._order.rank_of(request), *record)
         return adopted
 

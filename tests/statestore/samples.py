@@ -19,9 +19,9 @@ from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
 from scheduling.weights import PLAIN_TTFT, Form, Weights
-from statestore import instance_record
 from statestore.base import PoolStore
 from statestore.memory import MemoryPool
+from statestore.packed import INSTANCE
 from statestore.redis import RedisPool
 
 BLOCK_TOKENS = 100
@@ -153,8 +153,8 @@ async def drift(pool: PoolStore, instance_id: str, count: str, by: int) -> None:
     else:
         assert isinstance(pool, RedisPool)
         key = pool._keys.instance(instance_id).instance
-        kept = instance_record.unpack(await pool._calls.command("HGET", key, "record"))
-        await pool._calls.command("HSET", key, "record", instance_record.pack(kept | {count: kept[count] + by}))
+        kept = INSTANCE.fields(await pool._calls.command("HGET", key, "record"))
+        await pool._calls.command("HSET", key, "record", INSTANCE.pack([*(kept | {count: kept[count] + by}).values()]))
 
 
 async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:

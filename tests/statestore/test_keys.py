@@ -17,10 +17,10 @@ from scheduling.learned import Learned
 from scheduling.legs import Leg
 from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
 from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore import instance_record
 from statestore.base import PoolStore
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvChange, KvViewStatus
+from statestore.packed import INSTANCE, PLACED, TOLD
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, lead, place, record
@@ -105,11 +105,14 @@ def test_every_field_that_a_fleet_makes_is_described_and_no_other(lived_in: Any)
         "meta": [field.decode() for field in lived_in.hkeys(keys.meta)],
         "instance:ID": [
             *fields_in(lived_in, keys.instance("a").instance, "about"),
-            *instance_record.unpack(lived_in.hget(keys.instance("a").instance, "record")),
+            *INSTANCE.fields(lived_in.hget(keys.instance("a").instance, "record")),
         ],
         "learned": [field.decode() for field in lived_in.hkeys(keys.learned)],
         "kv_events:ID": [field.decode() for field in lived_in.hkeys(keys.kv_events("a")[0])],
-        "request:ID": {field for key in requests for field in fields_in(lived_in, key, "placed", "told")},
+        "request:ID": [
+            *(name for key in requests for name in PLACED.fields(lived_in.hget(key, "placed"))),
+            *(name for key in requests for name in TOLD.fields(lived_in.hget(key, "told"))),
+        ],
     }
 
     assert {name: set(fields) for name, fields in made.items()} == {name: fields_described(name) for name in made}

@@ -31,13 +31,13 @@ from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.ways import Side
 from scheduling.weights import Form, Weights
-from statestore import instance_record
 from statestore.base import PoolStore
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvChange, KvViewStatus
 from statestore.memory import MemoryStore
+from statestore.packed import INSTANCE
 from statestore.redis import RedisStore
 from statestore.redis.codec import unpack_chain
 from statestore.settings import StoreSettings
@@ -135,7 +135,7 @@ class Twins:
             head = await self.both(lambda pool, name=instance_id: pool.queue_head(name))
             assert [entry.request_id for entry in head.entries] == [name for _, name in book.queue]
             keys = self.keys.instance(instance_id)
-            kept = instance_record.unpack(client.hget(keys.instance, "record"))
+            kept = INSTANCE.fields(client.hget(keys.instance, "record"))
             assert (kept["last_prefill_ms"], kept["work_since_ms"]) == (book.last_prefill_ms, book.work_since_ms)
             stamps = client.zrange(keys.kv, 0, -1, withscores=True)
             stamps.sort(key=lambda each: (min(each[1], CONFIRMED), each[0]))

@@ -1,9 +1,9 @@
--- One instance: what is described of it and its counts, packed in a field of its key (statestore/instance_record.py). Read once,
+-- One instance: what is described of it and its counts, packed in a field of its key (statestore/packed.py). Read once,
 -- changed as a table, written once. Every change grows its version, by which plans are committed.
 
 local function unpack_instance(id, text)
-  local record.names = struct.unpack(record.format, text)
-  return { id = id, text = text, record.table }
+  local INSTANCE.names = struct.unpack(INSTANCE.format, text)
+  return { id = id, text = text, INSTANCE.fields }
 end
 
 -- Nil where there is no such instance.
@@ -44,7 +44,7 @@ local function overtaken_tokens(instance)
 end
 
 local function write_record(instance)
-  instance.text = struct.pack(record.format, record.values)
+  instance.text = struct.pack(INSTANCE.format, INSTANCE.values)
   redis.call('HSET', keys.instance .. instance.id, 'record', instance.text)
 end
 

@@ -45,7 +45,7 @@ local function resident_blocks(id, chain, hit, stamp)
 end
 
 -- Prompt tokens left to prefill after a hit, at least 1.
-local function uncached_tokens(prompt_tokens, block_tokens, hit)
+local function prefill_tokens(prompt_tokens, block_tokens, hit)
   return prompt_tokens - math.min(hit, math.floor((prompt_tokens - 1) / block_tokens)) * block_tokens
 end
 

@@ -1,52 +1,37 @@
 -- How a live request counts on its instance in each of its states; docs/reference/redis-keys.md lists its fields. What its
--- replica told of it never changes; where it was placed does.
+-- replica told of it never changes; where it was placed does. Both are packed (statestore/packed.py).
+
+local function unpack_placed(id, text)
+  local PLACED.names = struct.unpack(PLACED.format, text)
+  return { id = id, PLACED.fields }
+end
+
+local function unpack_told(text)
+  local TOLD.names = struct.unpack(TOLD.format, text)
+  return { TOLD.fields }
+end
 
 -- Where it was placed, without what its replica told of it; nil where there is no such request.
 local function read_placed(id)
   local text = redis.call('HGET', keys.request .. id, 'placed')
-  if not text then
-    return nil
-  end
-  local request = cjson.decode(text)
-  request.id = id
-  return request
+  return text and unpack_placed(id, text) or nil
 end
 
 local function read_request(id)
-  local texts = redis.call('HMGET', keys.request .. id, 'placed', 'told')
-  if not texts[1] then
-    return nil
+  local placed, told = unpack(redis.call('HMGET', keys.request .. id, 'placed', 'told'))
+  local request = placed and unpack_placed(id, placed) or nil
+  if request then
+    request.told = unpack_told(told)
   end
-  local request = cjson.decode(texts[1])
-  request.id, request.told = id, cjson.decode(texts[2])
   return request
 end
 
--- Fields that have their default are left out.
-local function placed_json(request)
-  local rest = ''
-  if request.dispatched_ms then
-    rest = string.format(',"dispatched_ms":%d', request.dispatched_ms)
-  end
-  if request.prefilled_ms then
-    rest = rest .. string.format(',"prefilled_ms":%d', request.prefilled_ms)
-  end
-  if request.alternative_id then
-    rest = rest .. string.format(',"alternative_id":"%s","alternative_uncached_tokens":%d', request.alternative_id,
-      request.alternative_uncached_tokens)
-  end
-  if request.deferred then
-    rest = rest .. ',"deferred":true'
-  end
-  if request.leg and request.leg ~= 'whole' then
-    rest = rest .. ',"leg":"' .. request.leg .. '"'
-  end
-  return string.format('{"instance_id":"%s","state":"%s","uncached_tokens":%d,"enqueued_ms":%d%s}', request.instance_id,
-    request.state, request.uncached_tokens, request.enqueued_ms, rest)
+local function pack_placed(request)
+  return struct.pack(PLACED.format, PLACED.values)
 end
 
 local function write_placed(request)
-  redis.call('HSET', keys.request .. request.id, 'placed', placed_json(request))
+  redis.call('HSET', keys.request .. request.id, 'placed', pack_placed(request))
 end
 
 -- The chain of a held request, packed; nil for one whose chain is unknown.
@@ -67,7 +52,7 @@ local function count(instance, request, sign)
   end
   if request.state == 'held' then
     instance.queued_requests = instance.queued_requests + sign
-    instance.deferred_tokens = instance.deferred_tokens + (request.deferred and tokens or 0)
+    instance.deferred_tokens = instance.deferred_tokens + request.deferred * tokens
     return
   end
   local context_tokens = request.told.prompt_tokens + (request.leg == 'prefill' and 0 or request.told.expected_output_tokens)

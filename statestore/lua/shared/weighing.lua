@@ -27,7 +27,7 @@ end
 -- compared with the other side.
 local function weigh(instance, chain, ask, side, guess, now_ms)
   local hit, stamp = hit_blocks(instance.id, chain, guess)
-  local uncached = uncached_tokens(ask.told.prompt_tokens, ask.block_tokens, hit)
+  local uncached = prefill_tokens(ask.told.prompt_tokens, ask.block_tokens, hit)
   local features = features_of(instance, uncached, ask.told.prompt_tokens, now_ms)
   local missed = weighted(side.ttft, features) > ask.slo_s
   local cost = weighted(side.cost, features) + (missed and weighted(side.missed, features) or 0)
@@ -38,7 +38,7 @@ end
 -- What it would cost on one with nothing to do and such a hit, as fast as this one.
 local function idle_cost(instance, hit, ask, side)
   local prompt_tokens = ask.told.prompt_tokens
-  local uncached = uncached_tokens(prompt_tokens, ask.block_tokens, hit)
+  local uncached = prefill_tokens(prompt_tokens, ask.block_tokens, hit)
   return weighted(side.cost, { 1, 0, 0, 0, uncached / instance.tokens_per_s, uncached,
     uncached * (prompt_tokens - uncached / 2), 0, 0, 0, 0, 0, prompt_tokens })
 end
