@@ -17,6 +17,11 @@ refused.
 While no deadline is at stake, holding gains nothing: an engine is given ``CALM_WINDOWS`` dispatch windows, so that its
 steps are full. None is at stake while all work is done before the next deadline, in whatever order (``is_calm``).
 
+A long prompt, one that has more than ``LONG_SHARE`` of the KV memory to prefill, is held until it fits beside the
+contexts that run (``finds_memory``). An engine serves in order of arrival: it would let all that came later wait with
+it, whose prefixes are cached, and preempt and evict for it. Short ones go in any case: contexts are counted with the
+prefixes that they share, so that their sum may exceed the memory while there is room.
+
 An engine takes requests in only between two steps, so the next request waits for the rest of the step under way, half
 of one on average (``step_rest_tokens``).
 
@@ -40,6 +45,8 @@ PLAN_LIMIT = 64
 """Requests at the head of a queue that one plan looks at: the bound of its cost."""
 CALM_WINDOWS = 4
 """Dispatch windows that an instance may be given ahead while no deadline is at stake."""
+LONG_SHARE = 0.1
+"""Of an instance's KV memory: a prompt with more to prefill waits until it fits beside what runs."""
 DEFERRED_RANK_MS = 10**14
 """Added to the rank of a deferred request: behind every deadline."""
 
@@ -130,6 +137,7 @@ class _Room:
         self._load = load
         self._serves = load.state in SERVING
         self._running = load.running_requests
+        self._context_tokens = load.context_tokens
         self.dispatched_tokens = load.dispatched_tokens
 
     def __bool__(self) -> bool:
@@ -149,8 +157,13 @@ class _Room:
         takes_little = late.uncached_tokens <= self._load.dispatch_window_tokens
         return bool(self) and self.dispatched_tokens == 0 and (takes_little or self._load.kv_demand < 1.0)
 
+    def fits(self, entry: QueueEntry) -> bool:
+        """Whether KV memory does not keep it from being dispatched."""
+        return finds_memory(entry.uncached_tokens, self._running, self._context_tokens, self._load.kv_capacity_tokens)
+
     def take(self, entry: QueueEntry) -> PlanStep:
         self.dispatched_tokens += entry.uncached_tokens
+        self._context_tokens += entry.uncached_tokens
         self._running += 1
         return PlanStep(entry.request_id)
 
@@ -181,15 +194,17 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
         deferred_tokens += entry.uncached_tokens
     step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens)
     plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
-    while waiting and room:
+    while waiting and room and room.fits(waiting[plan.first]):
         steps.append(room.take(waiting.pop(plan.first)))
         plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
     if deferred_tokens == 0:
-        while waiting and room.has(CALM_WINDOWS) and is_calm(on_time_tokens, rate, now_ms, waiting[0].rank_ms):
+        while waiting and room.has(CALM_WINDOWS) and room.fits(waiting[0]):
+            if not is_calm(on_time_tokens, rate, now_ms, waiting[0].rank_ms):
+                break
             steps.append(room.take(waiting.pop(0)))
     if not waiting:
         for entry in queue.entries:
-            if entry.deferred and room.spares(entry):
+            if entry.deferred and room.fits(entry) and room.spares(entry):
                 steps.append(room.take(entry))
     return steps, plan.passed_over_tokens
 
@@ -197,6 +212,13 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
 def is_calm(tokens: int, tokens_per_s: float, now_ms: int, deadline_ms: int) -> bool:
     """Whether no deadline is at stake: all work of an instance, with nothing deferred, is done before the next one."""
     return now_ms + tokens * 1000 / tokens_per_s <= deadline_ms
+
+
+def finds_memory(tokens: int, running_requests: int, context_tokens: int, kv_capacity_tokens: int) -> bool:
+    """Whether a request with so many tokens to prefill may join what runs on an instance: it is not long, or fits."""
+    if running_requests == 0 or tokens <= LONG_SHARE * kv_capacity_tokens:
+        return True
+    return context_tokens + tokens <= kv_capacity_tokens
 
 
 def step_rest_tokens(dispatch_window_tokens: int, other_tokens: int) -> int:

@@ -103,7 +103,7 @@ local function goes_at_once(instance, tokens, rank_ms)
     return true -- a second leg: prefilled elsewhere, so never held
   end
   local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.kv_capacity_tokens
-  return instance.queued_requests == 0 and (
+  return instance.queued_requests == 0 and (not ask.defers or finds_memory(instance, tokens)) and (
     has_room(instance, ask.at_once and math.huge) and (is_idle or not (ask.defers and best.missed))
     or ask.defers and is_calm(instance, tokens, rank_ms, now_ms))
 end

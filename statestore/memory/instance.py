@@ -9,7 +9,7 @@ from scheduling.instance import InstanceLoad, InstanceSpec, kv_demand, overtaken
 from scheduling.legs import Leg, serves
 from scheduling.lifecycle import SERVING
 from scheduling.load_window import LoadWindow
-from scheduling.queue_order import CALM_WINDOWS, PLAN_LIMIT, QueueEntry, QueueHead, is_calm
+from scheduling.queue_order import CALM_WINDOWS, PLAN_LIMIT, QueueEntry, QueueHead, finds_memory, is_calm
 from scheduling.request import Counts, Request, RequestState
 from scheduling.view import is_ready
 from statestore.memory.kv import KvMetadata
@@ -59,6 +59,10 @@ class InstanceBook:
     def may_run(self) -> bool:
         """Whether it serves, and fewer requests run than it takes."""
         return self.spec.state in SERVING and self.running_requests < self.spec.max_running_requests
+
+    def finds_memory(self, tokens: int) -> bool:
+        """Whether KV memory does not keep a request with so many tokens to prefill from being dispatched."""
+        return finds_memory(tokens, self.running_requests, self.context_tokens, self.spec.kv_capacity_tokens)
 
     def is_calm(self, tokens: int, deadline_ms: int, now_ms: int) -> bool:
         """Whether one more may be dispatched as no deadline is at stake, so many more tokens of work included."""

@@ -132,11 +132,13 @@ class Placing:
         has_room = book.may_run() if self._placement.at_once else book.has_room()
         if not self._placement.defers:
             return has_room
+        chain, enqueued_ms = self._placement.chain, self._placement.request.enqueued_ms or self._now_ms
+        tokens = chain.uncached_tokens(book.kv.resident_blocks(chain.hashes))
+        if not book.finds_memory(tokens):
+            return False
         is_idle = book.dispatched_tokens == 0 and chosen.load.kv_demand < 1.0
         if has_room and (is_idle or not chosen.missed):
             return True
-        chain, enqueued_ms = self._placement.chain, self._placement.request.enqueued_ms or self._now_ms
-        tokens = chain.uncached_tokens(book.kv.resident_blocks(chain.hashes))
         return book.is_calm(tokens, enqueued_ms + self._placement.rank_ms, self._now_ms)
 
     def _request(self, book: InstanceBook, chosen: _Offer, other: InstanceLoad | None, goes_now: bool) -> Request:

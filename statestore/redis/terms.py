@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduling.queue_order import CALM_WINDOWS, PLAN_LIMIT
+from scheduling.queue_order import CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
 from scheduling.settings import SchedulingSettings
 from statestore.memory.members import SCALING_LOG
 from statestore.memory.prefix_index import LEAST_LOADED
@@ -18,6 +18,7 @@ def terms_of(scheduling: SchedulingSettings) -> Mapping[str, float]:
         "stall_from_s": scheduling.decode_stall_s,
         "plan_limit": PLAN_LIMIT,
         "calm_windows": CALM_WINDOWS,
+        "long_share": LONG_SHARE,
         "least_loaded": LEAST_LOADED,
         "first_lease_ms": FIRST_LEASE_MS,
         "arrivals": scheduling.hotness_window_requests,

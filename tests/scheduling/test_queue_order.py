@@ -156,6 +156,44 @@ def test_requests_go_until_the_instance_runs_as_many_as_it_can(load: Load, order
     assert dispatched(plan(load, *entries, order=order, running_requests=3, max_running_requests=5)) == ["r0", "r1"]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "figures", "goes"),
+    [
+        (5001, {"context_tokens": 44_999, "running_requests": 1}, True),
+        (5001, {"context_tokens": 45_000, "running_requests": 1}, False),
+        (5000, {"context_tokens": 90_000, "running_requests": 1}, True),  # not long: prefixes may be shared
+        (60_000, {}, True),  # nothing runs that would leave room later
+    ],
+)
+def test_a_long_prompt_waits_until_it_fits_beside_what_runs(
+    load: Load, tokens: int, figures: dict[str, int], goes: bool
+) -> None:
+    assert bool(dispatched(plan(load, entry("r", 70_000, tokens), kv_capacity_tokens=50_000, **figures))) is goes
+
+
+@pytest.mark.parametrize(("context_tokens", "goes"), [(44_999, True), (45_000, False)])
+def test_a_long_late_prompt_too_waits_until_it_fits(load: Load, context_tokens: int, goes: bool) -> None:
+    figures = {"kv_capacity_tokens": 50_000, "context_tokens": context_tokens, "running_requests": 1}
+
+    assert bool(dispatched(plan(load, deferred("late", -900, 5001), **figures))) is goes
+
+
+def test_of_long_prompts_one_plan_dispatches_as_many_as_fit_together(load: Load) -> None:
+    entries = [entry(f"r{number}", 60_000, 4000) for number in range(4)]
+    figures = {"context_tokens": 2000, "running_requests": 1, "dispatch_window_tokens": 50_000}
+
+    assert dispatched(plan(load, *entries, kv_capacity_tokens=10_000, **figures)) == ["r0", "r1"]
+    assert len(dispatched(plan(load, *entries, kv_capacity_tokens=10_000, **figures, order=FIFO))) == 4
+
+
+def test_what_comes_due_after_a_long_prompt_that_does_not_fit_waits_with_it(load: Load) -> None:
+    entries = entry("long", 50_000, 9000), entry("short", 60_000, 10)
+    figures = {"context_tokens": 9000, "running_requests": 1, "dispatched_tokens": 10}
+
+    assert plan(load, *entries, kv_capacity_tokens=10_000, **figures) == []
+    assert dispatched(plan(load, *reversed(entries), kv_capacity_tokens=10_000, **figures)) == ["short"]
+
+
 @pytest.mark.parametrize("order", [FIFO, DEADLINE])
 @pytest.mark.parametrize("state", InstanceState)
 def test_only_an_instance_in_service_is_given_requests(load: Load, order: QueueOrder, state: InstanceState) -> None:

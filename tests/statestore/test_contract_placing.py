@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,30 @@ async def test_a_request_does_not_overtake_those_that_wait_although_there_is_roo
     assert reply.status is PlaceStatus.HELD
     assert reply.queue is not None, "the caller that is told plans the queue"
     assert [entry.request_id for entry in reply.queue.entries] == ["next", "waiting"]
+
+
+@pytest.mark.parametrize(
+    ("short_of_tokens", "changes", "status"),
+    [
+        (0, {}, PlaceStatus.DISPATCHED),
+        (1, {}, PlaceStatus.HELD),
+        (1, {"defers": False}, PlaceStatus.DISPATCHED),
+        (1, {"chain": chain(7)}, PlaceStatus.DISPATCHED),  # not long
+    ],
+)
+async def test_by_deadline_a_long_prompt_is_held_until_it_fits_beside_what_runs(
+    pool: PoolStore, short_of_tokens: int, changes: dict[str, Any], status: PlaceStatus
+) -> None:
+    await pool.put_instance(instance("a", dispatch_window_tokens=10_000, kv_capacity_tokens=1000))
+    first = await place(pool, "runs", chain=chain(*range(20, 29)), defers=True)
+    fits_tokens = (await pool.loads())["a"].context_tokens + 400
+    await pool.update_instance("a", {"kv_capacity_tokens": fits_tokens - short_of_tokens})
+
+    asked = {"chain": chain(31, 32, 33, 34), "defers": True} | changes
+
+    assert first.status is PlaceStatus.DISPATCHED, "nothing runs that would leave room later"
+    assert (await place(pool, "asks", **asked)).status is status
+    await assert_sums_hold(pool)
 
 
 async def test_a_full_queue_refuses_new_requests_but_no_retries(pool: PoolStore) -> None:

@@ -31,6 +31,12 @@ local function has_room(instance, windows)
     and instance.running_requests < instance.max_running_requests
 end
 
+-- Whether a request with so many tokens to prefill may join what runs: it is not long, or fits (scheduling/queue_order.py).
+local function finds_memory(instance, tokens)
+  return instance.running_requests == 0 or tokens <= terms.long_share * instance.kv_capacity_tokens
+    or instance.context_tokens + tokens <= instance.kv_capacity_tokens
+end
+
 -- Whether one more may be dispatched as no deadline is at stake: all work, so many more tokens included, is done by then.
 local function is_calm(instance, tokens, deadline_ms, now_ms)
   return instance.deferred_tokens == 0 and has_room(instance, terms.calm_windows)
