@@ -11,11 +11,12 @@ crowd within seconds, and of the work itself, which shows longer prompts as well
 stays under the threshold. The work since the surplus began tells the new size. *Level*: the mean of the last minutes
 needs more instances, as on a slow rise. *KV memory*: running requests fill it.
 
-Down, slowly, one instance at a time: only when the highest load of the last minutes fits one instance less, and is
-below what the last step up was made for. The work of the same requests grows on a fleet that is too small: caches are
-evicted, batches grow. So a size that was too small is remembered with the rate of requests that was too much for it,
-and is not tried again at that rate: a constant load causes no more than one change back. What a crowd was given is
-given back sooner: once the load is far below the crowd's, down to the size before it.
+Down, slowly, one instance at a time: only when the highest rate of requests of the last minutes, times what a request
+usually is, fits one instance less. The rate shows at once that fewer come; the work of a request is a mean of a quarter
+of an hour, as prompts differ so much that minutes of a constant load look like a lower one. The work of the same
+requests grows on fewer instances, whose caches are evicted and whose batches grow: it is taken to grow as the fleet
+shrinks. So a constant load is not tried on a size that is too small for it. What a crowd was given is given back
+sooner: once the load is far below the crowd's, down to the size before it.
 
 What is seen is of the whole fleet. One hot prefix that overloads one instance is no reason to scale: rebalancing and
 longer keys spread it.
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from math import ceil, sqrt
+from math import ceil, exp, sqrt
 
 from scheduling.surplus import Surplus
 from scheduling.values import value
@@ -67,12 +68,10 @@ CROWD_OVER, CROWD_LASTED = 0.75, 0.8
 """Shares of a crowd's load: below the one it is over, if the mean of a minute was above the other."""
 WARM_S = 120.0
 """Of the first looks, which tell no level: caches are cold and rates are not learned yet, so requests seem larger."""
+USUAL_S = 900.0
+"""Memory of what a request's work usually is: prompts differ far more than rates of requests do."""
 LATE_S = 60.0
 """Late work is to be gone after so long."""
-BELOW = 0.88
-"""Share of the load that a step up was made for, below which it may be taken back."""
-LIGHTER = 0.6
-"""Share of the load that a size was too small for, below which its requests have changed."""
 LONGEST_GAP_S = 15.0
 """Without a look at the fleet for longer, what was seen before says nothing about now."""
 
@@ -168,16 +167,22 @@ class Crowd:
     load: float
 
 
-@value
-class TooMuch:
-    """What a size was too small for."""
+@dataclass(slots=True)
+class UsualRequest:
+    """The work of one request, over about ``USUAL_S``."""
 
-    requests_per_s: float
-    load: float
+    _work_s: float = 0.0
+    _requests: float = 0.0
 
-    def is_back(self, requests_per_s: float, load: float) -> bool:
-        """Whether such requests arrive at such a rate."""
-        return requests_per_s > BELOW * self.requests_per_s and load > LIGHTER * self.load
+    def add(self, now: FleetFigures) -> None:
+        kept = exp(-now.elapsed_s / USUAL_S)
+        self._work_s = kept * self._work_s + now.work_s
+        self._requests = kept * self._requests + now.arrived_requests
+
+    @property
+    def work_s(self) -> float:
+        """Seconds of prefill; 0 before the first request."""
+        return self._work_s / self._requests if self._requests else 0.0
 
 
 @dataclass(slots=True)
@@ -192,11 +197,8 @@ class ScalePlanner:
     """What was seen in the last minutes."""
     _work: Surplus = field(default_factory=Surplus)
     _crowd: Surplus = field(default_factory=Surplus)
+    _request: UsualRequest = field(default_factory=UsualRequest)
     _last_down_s: float = float("-inf")
-    _floor: tuple[int, float] = (0, 0.0)
-    """(size, load) of the last step up: such a size is kept while the load is above that."""
-    _too_much: dict[int, TooMuch] = field(default_factory=dict)
-    """By size, as of the last step up from it."""
     _crowd_served: Crowd | None = None
     """The last one, until what it was given is given back."""
 
@@ -212,6 +214,7 @@ class ScalePlanner:
         self._spans[-1].add(now)
         while now.at_s - self._spans[0].begin_s > SLACK_S + PEAK_S:
             self._spans.popleft()
+        self._request.add(now)
         base_load, request_s = self._usual(now.at_s)
         self._work.add(now.at_s, now.elapsed_s, now.work_s, now.size)
         crowd_from = max(CROWD_GROWTH * base_load, CROWD_LOAD * now.size)
@@ -251,9 +254,6 @@ class ScalePlanner:
             self._crowd_served = Crowd(self._crowd_served.size, load)  # it grows still
         elif crowd:
             self._crowd_served = Crowd(now.size, load)
-        self._floor = (wanted, BELOW * load)
-        rate_per_s = self._requests_per_s(BASE_S if crowd else LEVEL_S)
-        self._too_much[now.size] = TooMuch(rate_per_s, self.mean_load(LEVEL_S))
         return Plan(wanted, more.reason, more.load)
 
     def _ways_up(self, now: FleetFigures) -> tuple[Plan, ...]:
@@ -312,11 +312,9 @@ class ScalePlanner:
         peak = self.peak_load(window_s)
         if now.at_s - self._last_down_s < gap_s:
             return None
-        if (now.ready <= self._floor[0] and peak > self._floor[1]) or self._is_too_small(now.ready - 1, window_s):
-            return None
         kv_peak = max(each.kv_demand / each.looks for each in self._since(window_s))
         # Fewer instances run larger batches, so the same requests are more work to them, and run for longer.
-        more = sqrt(now.ready / (now.ready - 1))
+        more = now.ready / (now.ready - 1)
         if staffing(more * peak, self.rule.down_margin) >= now.ready or more * kv_peak > KV_SLACK * (now.ready - 1):
             return None
         self._last_down_s = now.at_s
@@ -331,11 +329,6 @@ class ScalePlanner:
         lasted = self.peak_load(SLACK_S + PEAK_S) > CROWD_LASTED * served.load
         return lasted and self.peak_load(CALM_S) < CROWD_OVER * served.load
 
-    def _is_too_small(self, size: int, window_s: float) -> bool:
-        """Whether that size, or a larger one, had to be left at such a rate."""
-        rate_per_s, load = self._requests_per_s(window_s), self.mean_load(window_s)
-        return any(known >= size and much.is_back(rate_per_s, load) for known, much in self._too_much.items())
-
     def _grew_since(self, now: FleetFigures, window_s: float) -> bool:
         """Whether the fleet grew within the window: newcomers first show what they do."""
         return any(each.least_size < now.size for each in self._since(window_s))
@@ -348,25 +341,22 @@ class ScalePlanner:
     def _since(self, window_s: float) -> list[Span]:
         return [each for each in self._spans if self._now.at_s - each.at_s < window_s]
 
-    def _requests_per_s(self, window_s: float) -> float:
-        recent = self._since(window_s)
-        return sum(each.requests for each in recent) / max(1e-9, sum(each.elapsed_s for each in recent))
-
     def mean_load(self, window_s: float) -> float:
         """Instances' worth of work that arrived in the window."""
         recent = self._since(window_s)
         return sum(each.work_s for each in recent) / max(1e-9, sum(each.elapsed_s for each in recent))
 
     def peak_load(self, window_s: float) -> float:
-        """The highest mean over ``PEAK_S`` in the window."""
-        peak = work_s = elapsed_s = 0.0
+        """The highest rate of a minute in the window, times the usual work of a request."""
+        peak = elapsed_s = 0.0
+        requests = 0
         window: deque[Span] = deque()
         for each in self._since(window_s):
             window.append(each)
-            work_s, elapsed_s = work_s + each.work_s, elapsed_s + each.elapsed_s
+            requests, elapsed_s = requests + each.requests, elapsed_s + each.elapsed_s
             while each.at_s - window[0].begin_s > PEAK_S + SPAN_S:
                 gone = window.popleft()
-                work_s, elapsed_s = work_s - gone.work_s, elapsed_s - gone.elapsed_s
+                requests, elapsed_s = requests - gone.requests, elapsed_s - gone.elapsed_s
             if each.at_s - window[0].begin_s >= PEAK_S - SPAN_S:
-                peak = max(peak, work_s / max(1e-9, elapsed_s))
-        return peak
+                peak = max(peak, requests / max(1e-9, elapsed_s))
+        return peak * self._request.work_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from math import sqrt
+from math import exp, sqrt
 from random import Random
 
 import pytest
@@ -112,7 +112,7 @@ def test_kv_memory_that_fills_is_a_reason_of_its_own() -> None:
 
 def test_slack_takes_one_instance_at_a_time_and_takes_its_time() -> None:
     fleet = Fleet(8)
-    fleet.run(900, lambda _: 2.0)
+    fleet.run(900, lambda _: 1.6)
 
     times = [at_s for at_s, _, _, _ in fleet.changes]
     assert [(before, after) for _, before, after, _ in fleet.changes] == [(8, 7), (7, 6), (6, 5), (5, 4), (4, 3)]
@@ -222,6 +222,30 @@ def test_a_constant_load_never_causes_more_than_one_change_back(
     fleet.run(3600, lambda _: noisy(rng, load))
 
     assert fleet.turns <= 1, fleet.changes
+
+
+def busy_second(rng: Random, fleet: Fleet, requests_per_s: float, longer: float) -> None:
+    """Requests whose work has a heavy tail, and is more on a fleet that is nearly full; ``longer``: this minute's."""
+    requests = max(0, round(rng.gauss(requests_per_s, sqrt(requests_per_s))))
+    used = requests_per_s * REQUEST_S / max(1, fleet.size - len(fleet.ready_s))
+    each_s = REQUEST_S * (1 + longer) * (1 + 0.8 * max(0.0, used - 0.65))
+    tail = max(0.0, rng.gauss(1.0, 1 / sqrt(max(1, requests))))
+    fleet.second(requests * each_s * tail, requests)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("requests_per_s", [3.0, 5.5, 8.2])
+def test_prompts_whose_lengths_drift_are_a_constant_load_and_change_nothing_after_the_first_minutes(
+    seed: int, requests_per_s: float
+) -> None:
+    rng, fleet, longer, kept = Random(seed), Fleet(12, start_s=30), 0.0, exp(-1 / 120)
+
+    for _ in range(5400):
+        longer = kept * longer + sqrt(1 - kept**2) * rng.gauss(0, 0.07)
+        busy_second(rng, fleet, requests_per_s, longer)
+
+    assert [change for change in fleet.changes if change[0] > 900] == []
+    assert fleet.turns <= 1
 
 
 @pytest.fixture
