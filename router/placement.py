@@ -63,8 +63,11 @@ class StorePlacer:
                 placing.pop(request_id, None)
 
     def _new_search(self, request: ScheduledRequest) -> Search:
-        pool, slo_ms, output_tokens = request.pool, round(request.slo_s * 1000), request.prompt.expected_output_tokens
-        query = RouteQuery(request.chain, request.slo_s, 0, output_tokens, request.failed)
+        pool, slo_s, output_tokens = request.pool, request.slo_s, request.prompt.expected_output_tokens
+        rule = pool.split_rule if request.inference_request.may_split else None
+        if rule is not None:
+            slo_s = rule.prefill_slo_s(slo_s, request.chain.prompt_tokens, pool.fleet.view, pool.fleet.learned)
+        query = RouteQuery(request.chain, slo_s, 0, output_tokens, request.failed)
         record = Request(
             request.request_id,
             self._context.replica_id,
@@ -74,10 +77,9 @@ class StorePlacer:
             0,
             request.chain.prompt_tokens,
             output_tokens,
-            slo_ms,
+            round(slo_s * 1000),
             request.enqueued_ms,
         )
-        rule = pool.split_rule if request.inference_request.may_split else None
         refuses = self._context.settings.late_requests == "refuse" and request.store_attempt == 1
         stall_s = pool.scheduling.decode_stall_s
         pinned_to = request.inference_request.pinned_to

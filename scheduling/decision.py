@@ -34,10 +34,6 @@ class RouteQuery:
         """The same with other instances excluded."""
         return RouteQuery(self.chain, self.slo_s, self.sequence, self.expected_output_tokens, excluded, pair)
 
-    def within(self, slo_s: float) -> RouteQuery:
-        """The same with another SLO."""
-        return RouteQuery(self.chain, slo_s, self.sequence, self.expected_output_tokens, self.excluded, self.pair)
-
 
 class Reason(StrEnum):
     """Why a policy took the instance; a label in metrics and in explanations."""

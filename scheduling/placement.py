@@ -209,7 +209,8 @@ class Search:
     refuses: bool
     decode_stall_s: float
     rule: SplitRule | None = None
-    """Decides whether the request is split; None: it is served by one instance, whatever the pool's roles."""
+    """Decides whether the request is split, whose SLO is then that of its prefill; None: it is served by one instance,
+    whatever the pool's roles."""
     leg: Leg = Leg.WHOLE
     """DECODE for the second leg of a split request."""
     at_once: bool = False
@@ -233,8 +234,6 @@ class Search:
         Raises:
             SearchFailed: see there.
         """
-        if self.rule is not None and self.fleet.view.decoding is not None and Leg.PREFILL in self.rule.legs:
-            self.query, self.request = self.rule.with_transfer(self.query, self.request, self.fleet.learned)
         for _ in range(MAX_ROUNDS):
             try:
                 placed = yield from self._round()

@@ -8,14 +8,13 @@ have room.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
-from scheduling.decision import RouteQuery
 from scheduling.learned import Learned
 from scheduling.legs import Leg
-from scheduling.request import Request
 from scheduling.settings import SplitSettings
+from scheduling.view import ClusterView
 from scheduling.weights import Form, Weights
 
 
@@ -51,11 +50,12 @@ class SplitRule:
         latency_s, token_s = self.transfer(learned)
         return latency_s + tokens * token_s
 
-    def with_transfer(self, query: RouteQuery, request: Request, learned: Learned) -> tuple[RouteQuery, Request]:
-        """What a request that may be split asks for: its prefill has to end so much before its SLO that its KV reaches
-        the decode instance in time. At most half of the SLO is kept for that."""
-        slo_s = query.slo_s - min(self.transfer_s(learned, query.chain.prompt_tokens), query.slo_s / 2)
-        return query.within(slo_s), replace(request, slo_ms=round(slo_s * 1000))
+    def prefill_slo_s(self, slo_s: float, prompt_tokens: int, view: ClusterView, learned: Learned) -> float:
+        """By when the prefill of a request that may be split has to end: so much before its SLO that its KV reaches the
+        decode instance in time. At most half of the SLO is kept for that."""
+        if view.decoding is None or self.settings.mode == "never":
+            return slo_s
+        return slo_s - min(self.transfer_s(learned, prompt_tokens), slo_s / 2)
 
     def decode_weights(self, kv_weight_s: float, learned: Learned) -> Weights:
         """What a decode leg costs: KV memory and sequences in use, and the transfer of what is not there."""

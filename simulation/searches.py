@@ -40,6 +40,7 @@ class Searches:
 
     def of_request(self, request_id: str, chain: Chain, slo_s: float, output_limit: int) -> Search:
         """``output_limit`` 0: the request has none."""
+        slo_s = self._rule.prefill_slo_s(slo_s, chain.prompt_tokens, self.fleet.view, self.fleet.learned)
         query, request = self._asked(request_id, chain, slo_s, output_limit)
         stall_s, refuses = self.scheduling.decode_stall_s, self.refuses_late
         return Search(

@@ -97,12 +97,13 @@ def never_asked(limit_s: float) -> InstanceFailure:
 
 
 GIVEN_BACK: Final = InstanceFailure(FailureKind.RECOMPUTED, "the decoder ran out of memory (stop_reason: recomputed)")
-_GIVEN_BACK: Final = re.compile(rb'"stop_reason"\s*:\s*"recomputed"')
+_WORD: Final = b'"recomputed"'
+_GIVEN_BACK: Final = re.compile(rb'"stop_reason"\s*:\s*' + _WORD)
 
 
 def gives_back(data: bytes) -> bool:
     """Whether a decoder of vLLM-Ascend asks to prefill the prompt again, in an event or a whole answer."""
-    return where_given_back(data) is not None
+    return _WORD in data and where_given_back(data) is not None
 
 
 def where_given_back(data: bytes) -> int | None:

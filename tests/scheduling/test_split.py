@@ -69,8 +69,10 @@ def put(policy: Callable[..., Policy]) -> Built:
         **settings: Any,
     ) -> Placed:  # fmt: skip
         rule = SplitRule(SplitSettings(**settings))
-        request = Request(request_id, "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=5000)
-        query = RouteQuery(asked, 5.0, excluded=failed)
+        slo_s = rule.prefill_slo_s(5.0, asked.prompt_tokens, fleet.view, fleet.learned)
+        slo_ms = round(slo_s * 1000)
+        request = Request(request_id, "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=slo_ms)
+        query = RouteQuery(asked, slo_s, excluded=failed)
         made = Search(policy(name), QueueOrder(True, 30.0), query, request, fleet, False, 3.0, rule)
         return drive_now(made.run(), fleet)
 
