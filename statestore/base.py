@@ -161,6 +161,7 @@ class PoolStore(KvEventStore, Protocol):
         *,
         expected: InstanceState | None = None,
         fence: int | None = None,
+        keeps_cache: bool = False,
     ) -> bool:
         """Change the state; False (and no change) if unknown or not in the ``expected`` state.
 
@@ -168,7 +169,7 @@ class PoolStore(KvEventStore, Protocol):
         has run out. Operators' writes carry none.
 
         Going DOWN or STARTING forgets the instance's KV metadata: a restarted engine has an empty cache, and an engine
-        on standby is not monitored.
+        on standby is not monitored. With ``keeps_cache`` it is not forgotten: nothing shows that the engine ended.
         """
 
     async def remove_instance(self, instance_id: str) -> bool:

@@ -40,6 +40,10 @@ class ServerRun:
             return self.started_s > former.started_s
         return former.tokens is not None and self.tokens is not None and self.tokens < former.tokens
 
+    def is_same_as(self, former: ServerRun) -> bool:
+        """Whether start times show that the process was not restarted. Counters cannot: they may have grown again."""
+        return self.started_s is not None and former.started_s is not None and not self.is_restart_of(former)
+
 
 def server_run_of(metrics: str, rank: int | None = None) -> ServerRun:
     """The run that a metrics page belongs to; with a ``rank``, by the tokens of that rank alone."""

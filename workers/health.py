@@ -163,7 +163,8 @@ class HealthChecker:
         record, restarted, suspicion = former, False, None
         if suspect or self._is_run_due(spec, health, former):
             run = await self._prober.run(spec.url, spec.data_parallel_rank)
-            record, restarted = former.after_reading(run, now_s), former.shows_restart(run)
+            if spec.state is InstanceState.READY:  # of one that is down, the run before is kept: see _return
+                record, restarted = former.after_reading(run, now_s), former.shows_restart(run)
             if suspect:
                 suspicion = update_suspicion(former.suspicion, run.tokens if run is not None else None, now_s)
         result = evaluate(health.complaint, suspicion, self._thresholds)
@@ -171,12 +172,12 @@ class HealthChecker:
         record = replace(record.after(result, self._due_s(pause_s)), suspicion=suspicion)
         self._records[spec.instance_id] = record
         self._tell(spec, record, health.complaint, former)
-        if restarted and spec.state is InstanceState.READY:
+        if restarted:
             self._records[spec.instance_id] = replace(record, run=former.run, run_due_s=now_s)  # until the store knows
-            await self._restart(spec)
+            await self._restart(spec, InstanceEvent.RESTARTED, "restarted between two checks")
             self._records[spec.instance_id] = record
             return
-        await self._conclude(spec, record, result, health.complaint)
+        await self._conclude(spec, record, result, health)
 
     def _is_run_due(self, spec: InstanceSpec, health: Health, former: HealthRecord) -> bool:
         """Only an instance that is ready has KV metadata that a restart makes wrong."""
@@ -184,29 +185,43 @@ class HealthChecker:
             return False
         return health.connected or self._clock.monotonic_s() >= former.run_due_s
 
-    async def _restart(self, spec: InstanceSpec) -> None:
-        """The engine was restarted between two checks: its KV cache is empty.
+    async def _restart(self, spec: InstanceSpec, event: InstanceEvent, cause: str) -> None:
+        """The engine was restarted since it was ready: its KV cache is empty.
 
         It passes through ``starting``, at whose beginning the store forgets its KV metadata, and is ready again at
         once, so that no request has to wait for the next check.
         """
         await self._learn(spec)
-        await self._change(spec, InstanceEvent.RESTARTED, "restarted between two checks")
+        await self._change(spec, event, cause)
         await self._change(replace(spec, state=InstanceState.STARTING), InstanceEvent.HEALTHY, "checks succeed")
 
-    async def _conclude(
-        self, spec: InstanceSpec, record: HealthRecord, result: CheckResult, complaint: str | None
-    ) -> None:
+    async def _conclude(self, spec: InstanceSpec, record: HealthRecord, result: CheckResult, health: Health) -> None:
         event = conclude(spec.state, record, result, self._thresholds)
         if event is None or next_state(spec.state, event) is spec.state:
             return
         if event is InstanceEvent.UNHEALTHY:
-            await self._change(spec, event, complaint or "no progress with work pending")
+            kept = record.keeps_cache(result, refused=health.refused)
+            cause = health.complaint or "no progress with work pending"
+            await self._change(spec, event, cause, keeps_cache=kept)
+            self._records[spec.instance_id] = replace(record, forgotten=not kept)
         elif not await self._proves_itself(spec):
             self._records[spec.instance_id] = record.after(CheckResult.FAILED, record.due_s)
+        elif spec.state is InstanceState.DOWN:
+            await self._return(spec, record)
         else:
             await self._learn(spec)
             await self._change(spec, event, "checks succeed")
+
+    async def _return(self, spec: InstanceSpec, record: HealthRecord) -> None:
+        """An instance that was down is ready again, with its KV metadata if it is certain that its engine ran on."""
+        run = await self._prober.run(spec.url, spec.data_parallel_rank)
+        if record.forgotten or record.is_same_run(run):
+            await self._learn(spec)
+            await self._change(spec, InstanceEvent.HEALTHY, "checks succeed")
+        else:
+            await self._restart(spec, InstanceEvent.RESUME, "it was down, and may have been restarted")
+        returned = replace(record, forgotten=False).after_reading(run, self._clock.monotonic_s())
+        self._records[spec.instance_id] = returned
 
     def _due_s(self, pause_s: float) -> float:
         return self._clock.monotonic_s() + pause_s * self._jitter.uniform(1 - JITTER, 1 + JITTER)
@@ -266,9 +281,11 @@ class HealthChecker:
         if changes:
             await self._pool.update_instance(spec.instance_id, changes, fence=self._fence)
 
-    async def _change(self, spec: InstanceSpec, event: InstanceEvent, cause: str) -> None:
+    async def _change(self, spec: InstanceSpec, event: InstanceEvent, cause: str, *, keeps_cache: bool = False) -> None:
         target = next_state(spec.state, event)
-        changed = await self._pool.set_instance_state(spec.instance_id, target, expected=spec.state, fence=self._fence)
+        changed = await self._pool.set_instance_state(
+            spec.instance_id, target, expected=spec.state, fence=self._fence, keeps_cache=keeps_cache
+        )
         if not changed:  # it was changed or removed meanwhile; the next check sees the present state
             return
         self._metrics.health_transitions.labels(self._pool.name, spec.state.value, target.value).inc()

@@ -6,6 +6,12 @@ a *suspect*. Its token counters are then read, and it is taken down only if they
 long, its KV memory full, makes progress there. Counters that cannot be read show nothing: a busy engine answers slowly,
 and one without counters is left to the time limits of its requests.
 
+Failed checks alone do not show that a KV cache is gone: on a machine that is short of CPU an answer comes too late,
+and the engine runs on. An instance's KV metadata is forgotten when it goes down if its process takes no connections, if
+it makes no progress (it may sleep, which empties its cache), or if its metrics were never read. Otherwise the start
+time decides when the instance returns: the metadata is kept if the process is the same, and forgotten if it is not
+known.
+
 An engine that is restarted between two checks answers both, with an empty KV cache. Only a connection that has to be
 opened again can hide a restart from the checker. Then, and at intervals in case a proxy keeps its connection open, it
 reads from the metrics which run of the process answers.
@@ -67,6 +73,8 @@ class HealthRecord:
     """As last read; None before the first reading."""
     run_due_s: float = 0.0
     """When it is read again, even if the connection stays open."""
+    forgotten: bool = False
+    """It is down, and its KV metadata was forgotten when it went down."""
 
     def after(self, result: CheckResult, due_s: float) -> HealthRecord:
         """The record after one more check."""
@@ -77,6 +85,14 @@ class HealthRecord:
     def after_reading(self, run: ServerRun | None, now_s: float) -> HealthRecord:
         """The record after the metrics were read; None: they could not be."""
         return replace(self, run=run or self.run, run_due_s=now_s + RUN_INTERVAL_S)
+
+    def keeps_cache(self, result: CheckResult, *, refused: bool) -> bool:
+        """Whether the KV metadata is kept when the instance goes down now: for its return, see ``is_same_run``."""
+        return result is CheckResult.FAILED and not refused and self.run is not None
+
+    def is_same_run(self, run: ServerRun | None) -> bool:
+        """Whether the run just read is certainly the one read before."""
+        return self.run is not None and run is not None and run.is_same_as(self.run)
 
     def shows_restart(self, run: ServerRun | None) -> bool:
         """Whether the run just read is not the one read before."""

@@ -38,6 +38,8 @@ class Answer:
     """False when this process could not even ask."""
     connected: bool = False
     """Whether a connection was opened for it; else it went over one that has been open since an earlier exchange."""
+    refused: bool = False
+    """Whether no connection could be opened for it: at once, not after a time."""
 
     @property
     def ok(self) -> bool:
@@ -52,6 +54,8 @@ class Health:
     """None if ``/health`` answered with success, else what is wrong."""
     connected: bool
     """Whether a connection was opened for it. If not, the server's process is the one of the last exchange."""
+    refused: bool = False
+    """Whether nobody took the connection. A busy server lets a check wait; of one that is refused the process ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Prober:
     async def health(self, url: str) -> Health:
         """Whether ``/health`` answers with success. Raises NotAskedError."""
         answer = await self._ask("GET", f"{url}/health", self._timeout_s)
-        return Health(_complaint(answer), answer.connected)
+        return Health(_complaint(answer), answer.connected, answer.refused)
 
     async def run(self, url: str, rank: int | None = None) -> ServerRun | None:
         """The run of the server's process, by the tokens of one rank if that is given; None if its metrics cannot be
@@ -160,7 +164,8 @@ class Prober:
         except TimeoutError:
             return Answer(0, b"", f"no answer within {timeout_s:g} s")
         except Exception as error:  # no error of one instance may stop the checks of the others
-            return Answer(0, b"", f"{type(error).__name__}: {error}", asked=not out_of_files(error))
+            refused = isinstance(error, httpx.ConnectError)
+            return Answer(0, b"", f"{type(error).__name__}: {error}", asked=not out_of_files(error), refused=refused)
 
 
 def _asked(answer: Answer) -> Answer:

@@ -102,12 +102,13 @@ class Members(KvEventBooks):
         *,
         expected: InstanceState | None = None,
         fence: int | None = None,
+        keeps_cache: bool = False,
     ) -> bool:
         self.check(fence)
         book = self.instances.get(instance_id)
         if book is None or (expected is not None and book.spec.state is not expected):
             return False
-        if state in EMPTY_CACHE:
+        if state in EMPTY_CACHE and not keeps_cache:
             book.kv.clear()
             book.kv_events.forget()
         elif book.spec.state is state:

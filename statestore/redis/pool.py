@@ -88,11 +88,13 @@ class RedisPool(KvEventCalls, ScalingCalls):
         *,
         expected: InstanceState | None = None,
         fence: int | None = None,
+        keeps_cache: bool = False,
     ) -> bool:
         def changes(known: InstanceSpec | None) -> Mapping[str, Any] | None:
             return {"state": state} if known is not None and expected in (None, known.state) else None
 
-        return await self._change(instance_id, changes, fence=fence, forgets_cache=state in EMPTY_CACHE)
+        forgets_cache = state in EMPTY_CACHE and not keeps_cache
+        return await self._change(instance_id, changes, fence=fence, forgets_cache=forgets_cache)
 
     async def _change(
         self,

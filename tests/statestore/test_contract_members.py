@@ -8,6 +8,7 @@ from scheduling.instance import InstanceState, Role
 from scheduling.learned import Learned
 from statestore.base import PoolStore
 from statestore.errors import LeaseLostError
+from statestore.kv_events import KvViewStatus
 from tests.statestore.samples import CHAIN, HandClock, instance, place
 
 
@@ -127,6 +128,19 @@ async def test_going_down_forgets_what_the_cache_held(pool: PoolStore) -> None:
     after = (await pool.observe(["a"], CHAIN)).loads["a"]
     assert (before.hit_blocks, before.cached_blocks) == (4, 4)
     assert (after.hit_blocks, after.cached_blocks) == (0, 0)
+
+
+async def test_an_instance_that_goes_down_with_a_living_engine_keeps_what_its_cache_held(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    await place(pool, "r", chain=CHAIN)
+    claimed = await pool.claim_kv_events("a", "w")
+    assert claimed is not None
+
+    assert await pool.set_instance_state("a", InstanceState.DOWN, keeps_cache=True)
+
+    down = (await pool.observe(["a"], CHAIN)).loads["a"]
+    assert (down.state, down.hit_blocks, down.cached_blocks) == (InstanceState.DOWN, 4, 4)
+    await pool.mark_kv_events("a", claimed.fence, KvViewStatus.EXACT, "")  # the claim of its events goes on
 
 
 async def test_an_instance_that_was_parked_comes_back_with_an_empty_cache(pool: PoolStore) -> None:

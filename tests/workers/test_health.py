@@ -315,6 +315,62 @@ async def test_a_restart_that_the_store_could_not_be_told_of_is_told_again(
     assert await believed_blocks("a") == 0
 
 
+STARTED = "process_start_time_seconds 100.0\nvllm:prompt_tokens_total 900.0\n"
+
+
+@pytest.mark.parametrize(
+    ("later", "kept"),
+    [
+        (STARTED, True),
+        ("process_start_time_seconds 160.0\nvllm:prompt_tokens_total 900.0\n", False),
+        ("vllm:prompt_tokens_total 900.0\n", False),
+    ],
+    ids=["the same process", "another process", "an unknown process"],
+)
+async def test_failed_checks_alone_forget_nothing_that_the_process_still_has(
+    check, servers, add_instance, reserve, pool, state_of, believed_blocks, later: str, kept: bool
+) -> None:
+    # given an instance whose checks fail for a while, as on a machine that is out of CPU
+    server = await servers()
+    server.answers["/metrics"] = (200, STARTED)
+    await add_instance("a", url=server.url)
+    await reserve("r1", "a", hashes=METADATA)
+    await pool.finish("r1")
+    await check(2)
+    server.answers["/health"] = (503, "")
+    await check(4)
+    assert await state_of("a") is InstanceState.DOWN
+
+    # when they succeed again
+    server.answers |= {"/health": (200, ""), "/metrics": (200, later)}
+    await check(3)
+
+    # then its start time tells whether it has its cache
+    assert await state_of("a") is InstanceState.READY
+    assert await believed_blocks("a") == (3 if kept else 0)
+    await reserve("r2", "a", hashes=METADATA)
+    await pool.finish("r2")
+    await check(40)
+    assert await believed_blocks("a") == 3, "nothing is forgotten twice"
+
+
+async def test_an_engine_that_refuses_connections_is_gone_and_its_cache_too(
+    check, servers, add_instance, reserve, pool, state_of, believed_blocks
+) -> None:
+    server = await servers()
+    server.answers["/metrics"] = (200, STARTED)
+    await add_instance("a", url=server.url)
+    await reserve("r1", "a", hashes=METADATA)
+    await pool.finish("r1")
+    await check(2)
+
+    await server.stop()
+    await check(4)
+
+    assert await state_of("a") is InstanceState.DOWN
+    assert await believed_blocks("a") == 0
+
+
 async def test_a_connection_that_was_closed_alone_is_no_restart(
     check, servers, add_instance, reserve, believed_blocks, asked_for
 ) -> None:
