@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -38,8 +39,20 @@ class KvEventCalls(LeaderCalls):
         return {name: _record(name, reply) for name, reply in zip(names, replies, strict=True)}
 
     async def claim_kv_events(self, instance_id: str, worker_id: str) -> KvEventRecord | None:
-        reply = await self._run("claim_kv_events", instance_id, worker_id)
-        return _record(instance_id, reply) if reply else None
+        key = self._keys.kv_events(instance_id)[0]
+        flat, leases = await self._calls.together([("HGETALL", key), ("HGETALL", self._keys.subscribers)])
+        known, now_ms = _record(instance_id, flat), await self._calls.now_ms()
+        subscribers = codec.replicas_from(codec.pairs_from(leases))
+        alive = {each.replica_id for each in subscribers if each.is_alive(now_ms)}
+        if known.owner != worker_id and known.owner in alive:
+            return None
+        # It grows even where the instance was removed and added again, so that no fence is ever given twice.
+        taken = replace(known, owner=worker_id, fence=max(known.fence + 1, now_ms))
+        try:
+            fields = ("owner", worker_id, "fence", taken.fence)
+            return taken if await self._run("mark_kv_events", instance_id, known.fence or "", "", *fields) else None
+        except LeaseLostError:  # another was faster
+            return None
 
     async def release_kv_events(self, instance_id: str, fence: int) -> None:
         try:

@@ -11,7 +11,7 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
 from scheduling.learning import Sample
-from scheduling.queue_order import QueueHead, QueueOrder
+from scheduling.queue_order import PLAN_LIMIT, QueueHead, QueueOrder
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request, RequestState
 from statestore.base import Arrival, MigrateStatus, Migration
@@ -87,7 +87,12 @@ class LeaderCalls:
         return loads
 
     async def queue_head(self, instance_id: str) -> QueueHead | None:
-        return codec.queue_head_from(await self._run("read_queue", instance_id))
+        keys = self._keys.instance(instance_id)
+        head = ("ZRANGE", keys.queue, 0, PLAN_LIMIT - 1, "WITHSCORES")
+        packed, listed = await self._calls.together([("HGET", keys.instance, "record"), head])
+        if packed is None:
+            return None
+        return codec.queue_head_from((instance_id.encode(), await self._calls.now_ms(), packed, listed))
 
     async def queue(self, instance_id: str) -> HotQueue | None:
         keys = self._keys.instance(instance_id)

@@ -1,8 +1,9 @@
 -- The claim of a subscriber to the KV events of an instance, and the bookings that its events confirm.
 
--- Refuses what a former subscriber writes, and what follows from before the instance's cache was forgotten.
+-- Refuses what a former subscriber writes, and what follows from before the instance's cache was forgotten. '' is the fence
+-- of one whose events nobody has claimed yet.
 local function claim_error(id, fence)
-  if redis.call('HGET', keys.kv_events .. id, 'fence') == fence then
+  if (redis.call('HGET', keys.kv_events .. id, 'fence') or '') == fence then
     return nil
   end
   return redis.error_reply('FENCED fence ' .. fence .. ' is no longer the claim of these KV events: claim them again')
