@@ -116,7 +116,9 @@ class SplitSettings(BaseModel):
         description="tokens whose KV is transferred between two instances in a second, until it is learned",
     )
     slo_tpot_s: float = Field(
-        0.05, gt=0, description="target time per output token, seconds: roles are moved so that answers keep it"
+        0.05,
+        gt=0,
+        description="target time per output token, seconds: roles move, and prompts are split, so that answers keep it",
     )
     decode_delay_weight: float = Field(
         4.0, ge=0, description="auto: cost of a second for which one running answer waits for a prefill, in seconds"

@@ -115,6 +115,19 @@ def test_a_short_prompt_is_served_whole(put: Built) -> None:
     assert put(Fleet(), "r", chain(blocks=1)).reply.leg is Leg.WHOLE
 
 
+def test_the_closer_answers_are_to_their_slo_the_more_a_prefill_beside_them_costs() -> None:
+    rule = SplitRule(SplitSettings(decode_delay_weight=4.0, slo_tpot_s=0.05))
+
+    def weight(tpot_s: float | None) -> float:
+        learned = Learned(tpot_s=tpot_s)
+        return rule.decider(split=False, learned=learned).decoding_compute_s - learned.ttft.decoding_compute_s
+
+    assert weight(None) == 4.0
+    assert weight(0.025) == pytest.approx(4.0 * 16 / 15)
+    assert weight(0.045) == pytest.approx(11.6, rel=0.01)
+    assert weight(0.05) == weight(0.5) == pytest.approx(80.0)
+
+
 def test_a_set_length_decides_instead_of_the_cost(put: Built) -> None:
     assert put(Fleet(), "r", chain(), whole_up_to_tokens=BLOCKS * 100).reply.leg is Leg.WHOLE
     assert put(Fleet(), "r", chain(), whole_up_to_tokens=BLOCKS * 100 - 1).reply.leg is Leg.PREFILL
