@@ -45,6 +45,8 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
+            # Every rendering copies them, slowly from the chain of maps that they are.
+            self._template.globals = dict(self._template.globals)
             self.content_format: ContentFormat = content_format_of(environment.parse(source))
         except TemplateError as error:
             raise TemplateSyntaxError(f"the chat template cannot be compiled: {error}") from error

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.tokens.conversation import UntokenizedError, template_input
+from router.tokens.conversation import ContentFormat, UntokenizedError, template_input
 
 
 def messages_of(*messages: dict[str, Any]) -> list[dict[str, Any]]:
@@ -86,3 +86,16 @@ def test_media_are_named_as_templates_expect_them() -> None:
     body = {"messages": [{"role": "user", "content": parts}]}
     assert template_input(body, "openai", {}).messages[0]["content"] == [parts[0], {"type": "image"}]
     assert template_input(body, "string", {}).messages[0]["content"] == "look"
+
+
+@pytest.mark.parametrize("content_format", ["string", "openai"])
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool", "developer", "critic"])
+@pytest.mark.parametrize("text", ["", "a\nb", "x-anthropic-billing-header: 1\nrest"])
+def test_a_message_of_role_and_text_alone_reads_as_one_with_a_field_that_says_nothing(
+    content_format: ContentFormat, role: str, text: str
+) -> None:
+    plain = {"role": role, "content": text}
+    (short,) = template_input({"messages": [plain]}, content_format, {}).messages
+    (long,) = template_input({"messages": [{**plain, "unread": 1}]}, content_format, {}).messages
+
+    assert list(short.items()) == list(long.items())
