@@ -172,12 +172,14 @@ class DecodeLeg:
             await self._release("")()
             self._reserved = False
 
-    def release(self, note: str = "") -> None:
-        """Have the reservation released, if there is one. Never waits."""
+    def release(self, note: str, settled: Callable[[], None] | None) -> bool:
+        """Have the reservation released, if there is one, which the answer tells. Never waits."""
         self._leave()
-        if self._reserved:
-            self._reserved = False
-            self._context.outbox.post(self._release(note))
+        if not self._reserved:
+            return False
+        self._reserved = False
+        self._context.outbox.post(self._release(note), settled)
+        return True
 
     def _release(self, note: str) -> Callable[[], Awaitable[None]]:
         """Of the present attempt, whenever it is called."""

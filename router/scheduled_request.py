@@ -326,11 +326,12 @@ class ScheduledRequest(RequestStory):
     def _send_finish(self, note: str) -> None:
         live, request_id = self._context.live, self.request_id
         live.releasing(request_id)
-        if self.decode is not None:
-            self.decode.release(note)
+        settled = partial(live.released, request_id)
+        if self.decode is not None and self.decode.release(note, settled if self._staged_kv_gone else None):
+            if self._staged_kv_gone:  # released when the decode leg had it
+                return
             note = ""
-        finish = partial(self.pool.fleet.finish, request_id, self.store_attempt, note)
-        self._context.outbox.post(finish, partial(live.released, request_id))
+        self._context.outbox.post(partial(self.pool.fleet.finish, request_id, self.store_attempt, note), settled)
 
     def _taught(self, usage: Usage | None) -> str:
         """How many tokens its text and its answer had, for the leader to learn from; "" where neither is known."""

@@ -40,6 +40,10 @@ BACKLOG = 2048
 OTHER_FILES = 256
 """Open files other than those of requests: the store, probes and scrapes, idle connections, the process's own."""
 
+YOUNG_OBJECTS = 5_000
+"""Objects that are new at a collection. Requests under way have some hundred each, and free them as they end: collected
+more often, they would be looked at, and taken for old, while they are in use."""
+
 OnReady = Callable[[int, int | None], None]
 """``on_ready(port, ops_port)``, once requests are served."""
 
@@ -143,6 +147,7 @@ def _announce(runtime: Runtime, ports: Sequence[int], on_ready: OnReady | None) 
     # Objects that exist by now are permanent: freezing them keeps the collector's pauses short.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
     log.info("replica %s serves on port %s", runtime.context.replica_id, " and ".join(map(str, ports)))
     if on_ready is not None:
         on_ready(ports[0], ports[1] if len(ports) > 1 else None)

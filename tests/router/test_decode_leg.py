@@ -108,3 +108,27 @@ async def test_a_decode_leg_that_was_placed_again_teaches_no_transfer(split: Any
 
     assert not [each for each in await store.pool("default").samples("0", 10) if isinstance(each.lesson, Finished)]
     placed.finish(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("scheduling", [ALWAYS])
+@pytest.mark.parametrize("streams", [True, False])
+async def test_each_leg_is_released_once(
+    split: Any, store: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    placed, decode = split
+    released, finish = [], placed.pool.fleet.finish
+
+    async def counted(request_id: str, attempt: int, note: str = "") -> None:
+        released.append(request_id)
+        await finish(request_id, attempt, note)
+
+    monkeypatch.setattr(placed.pool.fleet, "finish", counted)
+    if streams:
+        placed.first_token()
+        await tools.settle()
+    placed.finish(Outcome.COMPLETED)
+    await tools.settle()
+
+    assert sorted(released) == [placed.request_id, decode.request_id]
+    assert (await store.pool("default").snapshot()).requests == ()
+    assert not placed._context.live.get(placed.request_id)
