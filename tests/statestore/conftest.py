@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
+import redis
+from fakeredis import FakeServer, TcpFakeServer
+from fakeredis.commands_mixins.scripting_mixin import ScriptingCommandsMixin
 
 from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore, Store
@@ -17,6 +23,76 @@ from tests.statestore.samples import SCHEDULING, HandClock
 @pytest.fixture
 def clock() -> HandClock:
     return HandClock()
+
+
+class BusyTcpFakeServer(TcpFakeServer):
+    request_queue_size = 64  # of connections that are not accepted yet
+
+
+def _pack(layout: bytes, *values: Any) -> bytes:
+    """What Redis gives to scripts as ``struct.pack``, of the codes that ``statestore.packed`` uses."""
+    codes = layout.decode().lstrip("<").replace("i8", "q")
+    texts = codes.count("s")
+    numbers = [
+        float(each) if code == "d" else int(each) for code, each in zip(codes[texts:], values[texts:], strict=True)
+    ]
+    return b"".join(text + b"\0" for text in values[:texts]) + struct.pack("<" + codes[texts:], *numbers)
+
+
+def _unpack(layout: bytes, text: bytes) -> tuple[Any, ...]:
+    codes = layout.decode().lstrip("<").replace("i8", "q")
+    texts = codes.count("s")
+    *found, numbers = text.split(b"\0", texts)
+    return (*found, *struct.unpack_from("<" + codes[texts:], numbers), len(text) + 1)
+
+
+def _with_packed_texts(runtime_of: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The Lua runtime of a fake server, with the library ``struct`` that it lacks."""
+
+    def runtime(self: Any, server: Any) -> Any:
+        made = runtime_of(self, server)
+        if b"struct" not in server._lua_expected_globals:
+            made.globals()[b"struct"] = made.table_from({b"pack": _pack, b"unpack": _unpack})
+            server._lua_expected_globals.add(b"struct")
+        return made
+
+    return runtime
+
+
+ScriptingCommandsMixin._get_server_runtime = _with_packed_texts(ScriptingCommandsMixin._get_server_runtime)  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="session")
+def fakeredis_server() -> Iterator[TcpFakeServer]:
+    """fakeredis behind a real socket, so that the product's own connection and scripts meet it."""
+    server = BusyTcpFakeServer(("127.0.0.1", 0), server_type="valkey")
+    server.RequestHandlerClass = _keeping_connections(server.RequestHandlerClass)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+def _keeping_connections(handler: type[Any]) -> type[Any]:
+    """The handler, answering an error and reading on: as it comes it closes the connection after every error."""
+
+    class KeepingHandler(handler):
+        def setup(self) -> None:
+            super().setup()
+            client = self.current_client
+            read_response = client.read_response
+
+            def read_or_error() -> Any:
+                try:
+                    return read_response()
+                except redis.ResponseError as error:
+                    return error
+
+            client.read_response = read_or_error
+
+    return KeepingHandler
 
 
 def redis_store(
@@ -37,17 +113,20 @@ def scheduling() -> SchedulingSettings:
     return SCHEDULING
 
 
-@pytest.fixture(params=["memory", "valkey", "valkey unbatched"])
+@pytest.fixture(params=["memory", "valkey", "fakeredis"])
 async def store(
     request: pytest.FixtureRequest, clock: HandClock, scheduling: SchedulingSettings
 ) -> AsyncIterator[Store]:
-    """An open, empty store of each kind on the hand clock. Replicas batch their calls to Valkey, other
-    processes do not."""
+    """An open, empty store of each kind on the hand clock. Calls to Valkey are batched, those to fakeredis are not."""
     if request.param == "memory":
         opened: Store = MemoryStore(scheduling, now_ms=clock)
+    elif request.param == "valkey":
+        opened = redis_store(request.getfixturevalue("valkey_url"), clock, scheduling=scheduling)
     else:
-        url, batched = request.getfixturevalue("valkey_url"), request.param == "valkey"
-        opened = redis_store(url, clock, scheduling=scheduling, batched=batched)
+        server = request.getfixturevalue("fakeredis_server")
+        server.fake_server = FakeServer(server_type="valkey")
+        url = f"redis://127.0.0.1:{server.server_address[1]}/0"
+        opened = redis_store(url, clock, scheduling=scheduling, batched=False)
     await opened.open()
     yield opened
     await opened.close()
