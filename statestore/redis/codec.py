@@ -246,24 +246,17 @@ def sample_from(entry_id: bytes, flat: Sequence[bytes]) -> Sample:
 
 
 def learned_fields(learned: Learned) -> dict[str, str]:
-    """What is published of a pool."""
-    return {
-        "bytes_per_token": repr(learned.bytes_per_token),
-        "ttft_weights": orjson.dumps(learned.ttft_weights).decode(),
-        "answer_tokens": orjson.dumps(learned.answer_tokens).decode(),
-        "transfer": orjson.dumps(learned.transfer).decode(),
-        "tpot_s": orjson.dumps(learned.tpot_s).decode(),
-    }
+    """What is published of a pool, each field as JSON."""
+    return {each.name: orjson.dumps(getattr(learned, each.name)).decode() for each in fields(learned) if each.init}
 
 
-def learned_from(pairs: Mapping[bytes, bytes], prior: Learned) -> Learned:
-    if b"ttft_weights" not in pairs:
-        return prior
-    ratio, weights = float(pairs[b"bytes_per_token"]), tuple(orjson.loads(pairs[b"ttft_weights"]))
-    transfer = orjson.loads(pairs.get(b"transfer", b"null"))
-    answer_tokens = tuple(orjson.loads(pairs[b"answer_tokens"]))
-    tpot_s = orjson.loads(pairs.get(b"tpot_s", b"null"))
-    return Learned(ratio, weights, answer_tokens, None if transfer is None else tuple(transfer), tpot_s)
+def learned_from(pairs: Mapping[bytes, bytes]) -> Learned:
+    """What was published; the prior of a pool that has learned nothing."""
+    told: dict[str, Any] = {}
+    for name, text in pairs.items():
+        each = orjson.loads(text)
+        told[name.decode()] = tuple(each) if isinstance(each, list) else each
+    return Learned(**told)
 
 
 # the rest ----------------------------------------------------------------------------------------------------

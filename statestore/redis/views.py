@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 
 from scheduling.instance import InstanceLoad, InstanceSpec
-from scheduling.learned import Learned
 from scheduling.request import Request
 from statestore.base import Membership, PoolOverview, PoolSnapshot
 from statestore.errors import StoreUnavailableError
@@ -47,7 +46,7 @@ class Views:
             int(meta.get(b"tree_version", b"0")),
             {instance_id: spec for instance_id, spec in specs.items() if spec is not None},
             codec.tree_from(pairs_from(flat_tree)),
-            codec.learned_from(pairs_from(learned), Learned()),
+            codec.learned_from(pairs_from(learned)),
             {name.decode(): orjson.loads(text) for name, text in pairs_from(overrides).items()},
         )
 
