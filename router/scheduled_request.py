@@ -324,9 +324,8 @@ class ScheduledRequest(RequestStory):
             self._context.ended(explanation, self.inference_request.trace)
 
     def _send_finish(self, note: str) -> None:
-        live, request_id = self._context.live, self.request_id
-        live.releasing(request_id)
-        settled = partial(live.released, request_id)
+        request_id, settled = self.request_id, partial(self._context.live.released, self.request_id)
+        self._context.live.releasing(request_id)
         if self.decode is not None and self.decode.release(note, settled if self._staged_kv_gone else None):
             if self._staged_kv_gone:  # released when the decode leg had it
                 return
