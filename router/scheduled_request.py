@@ -83,13 +83,12 @@ class ScheduledRequest(RequestStory):
         self, inference_request: InferenceRequest, request_id: str, route: Route[ServedPool], prompt: ReadPrompt,
         context: ReplicaContext, placer: Placer,
     ) -> None:  # fmt: skip
-        pool = route.pool
+        pool = self.pool = route.pool
         self.request_id = request_id
         self.model = route.model
         self.inference_request = inference_request
         self.prompt = prompt
         self.chain = prompt.chain
-        self.pool = pool
         self.slo_s = slo_s(pool.scheduling, self.chain.prompt_tokens, inference_request.slo_s)
         self.started_s = context.clock.monotonic_s()
         self.searches: list[tuple[Search, int]] = []
