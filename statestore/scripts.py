@@ -6,7 +6,7 @@ makes these functions again. A blank line ends a definition there.
 ``terms.NAME`` is replaced by a constant, the same in every call of a process, and ``keys.NAME`` by a key of the pool
 (``statestore/keys.py``). What all keys begin with is the one key that a script is given: they share a hash tag, so a
 script may touch any of them. ``INSTANCE.NAME``, ``PLACED.NAME`` and ``TOLD.NAME`` are
-replaced by code on packed fields (``statestore/packed.py``).
+replaced by code on the fields of records (``statestore/records.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from statestore.keys import KEY_NAMES
-from statestore.packed import LUA
+from statestore.records import LUA
 
 _DEFINED = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")

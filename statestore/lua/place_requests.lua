@@ -112,9 +112,9 @@ end
 local function enter_chosen(request, resident, told, head)
   local instance, key = best.instance, keys.request .. request.id
   if request.state == 'held' then
-    redis.call('HSET', key, 'placed', pack_placed(request), 'told', told, 'chain', chain, 'block_tokens', ask.block_tokens)
+    redis.call('HSET', key, 'placed', placed_text(request), 'told', told, 'chain', chain, 'block_tokens', ask.block_tokens)
   else
-    redis.call('HSET', key, 'placed', pack_placed(request), 'told', told)
+    redis.call('HSET', key, 'placed', placed_text(request), 'told', told)
     resident = #chain / 8
   end
   enter(instance, request, request.enqueued_ms + ask.rank_ms, now_ms)
@@ -174,7 +174,7 @@ end
 
 for first = FIRST_REQUEST, #ARGV, 4 do
   ask, chain, samples, seen, best, second = cjson.decode(ARGV[first]), ARGV[first + 1], {}, {}, nil, nil
-  ask.told = unpack_told(ARGV[first + 2])
+  ask.told = cjson.decode(ARGV[first + 2])
   for place, depth in ipairs(ask.samples_at) do
     samples[place] = string.sub(chain, depth * 8 - 7, depth * 8)
   end

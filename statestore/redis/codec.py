@@ -23,7 +23,7 @@ from scheduling.queue_order import QueueEntry, QueueHead
 from scheduling.request import Request, RequestState
 from statestore.base import NOTHING_DONE, Transition
 from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
-from statestore.packed import DESCRIBED, DESCRIPTION, INSTANCE, LIMITS, PLACED, TOLD
+from statestore.records import COUNTS, COUNTS_BEGIN, DESCRIBED, INSTANCE, LIMITS, PLACED, TOLD
 
 _STATES = {state.value: state for state in InstanceState}
 _ABOUT = tuple(field.name for field in fields(InstanceSpec)[1:] if field.name not in DESCRIBED)
@@ -60,23 +60,28 @@ def described_as(changes: Mapping[str, Any], known: Sequence[bytes] | None) -> t
     described |= {name: changes[name] for name in DESCRIBED if name in changes}
     if known is None:
         described["tokens_per_s"] = told["prefill_tokens_per_s"]
-    packed = DESCRIPTION.pack([described[name] for name in DESCRIPTION.names])
-    return packed, known[1] if known and told == about else orjson.dumps(told)
+    record = INSTANCE.pack([0 if name in COUNTS else described[name] for name in INSTANCE.names])
+    return description_in(record), known[1] if known and told == about else orjson.dumps(told)
+
+
+def description_in(record: bytes) -> bytes:
+    """What is described of an instance: its record without its counts."""
+    return record.partition(COUNTS_BEGIN)[0]
 
 
 def spec_from(instance_id: str, texts: Sequence[bytes | None]) -> InstanceSpec | None:
     """From ``SPEC_TEXTS``; None if the instance is gone."""
-    packed, about = texts
-    if packed is None or about is None:
+    record, about = texts
+    if record is None or about is None:
         return None
-    described, told = INSTANCE.fields(packed), orjson.loads(about)
+    described, told = INSTANCE.fields(record), orjson.loads(about)
     fixed = told | {name: described[name] for name in LIMITS}
     fixed["prefill_tokens_per_s"] = float(told["prefill_tokens_per_s"])
     return InstanceSpec(instance_id, role=Role(described["role"]), state=InstanceState(described["state"]), **fixed)
 
 
 def load_from(
-    instance_id: str, packed: bytes, hit_blocks: int, now_ms: int, window_tokens: float = 0.0
+    instance_id: str, record: bytes, hit_blocks: int, now_ms: int, window_tokens: float = 0.0
 ) -> InstanceLoad:
     """From the record of an instance."""
     (
@@ -100,7 +105,7 @@ def load_from(
         work_since_ms,
         _,
         version,
-    ) = INSTANCE.unpack(packed)
+    ) = INSTANCE.unpack(record)
     has_work = pending_tokens > deferred_tokens
     return InstanceLoad(
         instance_id,
@@ -158,10 +163,10 @@ class LoadReader:
     def __init__(self) -> None:
         self._assigned: dict[str, tuple[int, LoadWindow]] = {}
 
-    def load(self, instance_id: str, packed: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
+    def load(self, instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
         """See ``load_from``."""
-        window_tokens = self._window_tokens(instance_id, INSTANCE.fields(packed)["assigned_tokens"], now_ms)
-        return load_from(instance_id, packed, hit_blocks, now_ms, window_tokens)
+        window_tokens = self._window_tokens(instance_id, INSTANCE.fields(record)["assigned_tokens"], now_ms)
+        return load_from(instance_id, record, hit_blocks, now_ms, window_tokens)
 
     def _window_tokens(self, instance_id: str, assigned_tokens: int, now_ms: int) -> float:
         seen_tokens, window = self._assigned.get(instance_id, (assigned_tokens, LoadWindow()))
@@ -177,12 +182,12 @@ def queue_head_from(told: Sequence[Any] | None) -> QueueHead | None:
     """From what ``shared/instance.lua`` replies."""
     if told is None:
         return None
-    name, now_ms, packed, listed = told
+    name, now_ms, record, listed = told
     entries = []
     for entry, rank_ms in zip(listed[::2], listed[1::2], strict=True):
         request_id, _, tokens = entry.decode().rpartition(" ")
         entries.append(QueueEntry(request_id, int(rank_ms), int(tokens)))
-    return QueueHead(now_ms, load_from(name.decode(), packed, 0, now_ms), tuple(entries))
+    return QueueHead(now_ms, load_from(name.decode(), record, 0, now_ms), tuple(entries))
 
 
 def transition_from(reply: Any) -> Transition:

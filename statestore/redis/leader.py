@@ -19,7 +19,7 @@ from statestore.batches import batches
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.leases import RETIRED, Lease, check_fence
-from statestore.packed import INSTANCE
+from statestore.records import INSTANCE
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, ClientCalls
 from statestore.redis.codec import LoadReader, pairs_from
@@ -81,18 +81,18 @@ class LeaderCalls:
             page = instance_ids[first : first + _LOADS_PER_CALL]
             commands = [("HGET", self._keys.instance(name).instance, "record") for name in page]
             now_ms, replies = await self._calls.now_ms(), await self._calls.together(commands)
-            for name, packed in zip(page, replies, strict=True):
-                if packed is not None:
-                    loads[name] = self._reader.load(name, packed, now_ms)
+            for name, record in zip(page, replies, strict=True):
+                if record is not None:
+                    loads[name] = self._reader.load(name, record, now_ms)
         return loads
 
     async def queue_head(self, instance_id: str) -> QueueHead | None:
         keys = self._keys.instance(instance_id)
         head = ("ZRANGE", keys.queue, 0, PLAN_LIMIT - 1, "WITHSCORES")
-        packed, listed = await self._calls.together([("HGET", keys.instance, "record"), head])
-        if packed is None:
+        record, listed = await self._calls.together([("HGET", keys.instance, "record"), head])
+        if record is None:
             return None
-        return codec.queue_head_from((instance_id.encode(), await self._calls.now_ms(), packed, listed))
+        return codec.queue_head_from((instance_id.encode(), await self._calls.now_ms(), record, listed))
 
     async def queue(self, instance_id: str) -> HotQueue | None:
         keys = self._keys.instance(instance_id)
@@ -190,19 +190,19 @@ class LeaderCalls:
     async def _repair(self, instance_id: str, fence: int) -> bool | None:
         """Whether it was wrong; None where it changed while it was added up."""
         keys = self._keys.instance(instance_id)
-        packed, queue, running = await self._calls.together(
+        record, queue, running = await self._calls.together(
             [
                 ("HGET", keys.instance, "record"),
                 ("ZRANGE", keys.queue, 0, -1),
                 ("ZRANGE", keys.running, 0, -1),
             ]
         )
-        if packed is None:
+        if record is None:
             return False
         queued, ran = [entry.decode() for entry in queue], [entry.decode() for entry in running]
         names = [entry.rpartition(" ")[0] for entry in queued] + ran
         found = add_up(instance_id, queued, ran, await self.records(names))
-        kept = INSTANCE.fields(packed)
+        kept = INSTANCE.fields(record)
         if found.is_right(kept):
             return False
         strays = orjson.dumps(found.stray_queued), orjson.dumps(found.stray_running)

@@ -16,9 +16,9 @@ from scheduling.queue_order import QueueOrder, QueuePlan
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
 from statestore.base import Membership, PoolOverview, PoolSnapshot, SettingsChange, Transition
+from statestore.errors import StoreError
 from statestore.keys import PoolKeys
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
-from statestore.packed import COUNTS_BYTES
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, ClientCalls, Command
 from statestore.redis.kv_events import KvEventCalls
@@ -30,6 +30,9 @@ from statestore.stream import Stream
 
 MAX_PLACEMENTS, MAX_RELEASES = 16, 64
 """That share a script at most: it stops everything else, and its memory is not reused before it ends."""
+
+MAX_ATTEMPTS = 64
+"""To change the description of an instance that others change at the same time."""
 
 Release = tuple[Argument, Argument, Argument, Argument, Argument]
 """What ``release_requests`` takes of one request."""
@@ -105,18 +108,19 @@ class RedisPool(KvEventCalls, ScalingCalls):
         forgets_cache: bool = False,
     ) -> bool:
         """Make the changes that an instance as it is described asks for, until nobody else describes it meanwhile.
-        False where they are None."""
-        while True:
+        False where they are None. Raises StoreError: it was described anew at every attempt."""
+        for _ in range(MAX_ATTEMPTS):
             texts = await self._calls.command("HMGET", self._keys.instance(instance_id).instance, *codec.SPEC_TEXTS)
             known = codec.spec_from(instance_id, texts)
             asked = changes(known)
             former = texts if known is not None else None
             described = (b"", b"") if asked is None else codec.described_as(asked, former)
-            read = b"" if former is None else former[0][:-COUNTS_BYTES] + former[1]
+            read = b"" if former is None else codec.description_in(former[0]) + former[1]
             about = (read, *described, "1" if forgets_cache else "")
             done = await self._run("change_instance", instance_id, "" if fence is None else fence, *about)
             if done or asked is None:
                 return bool(done)
+        raise StoreError(f"instance {instance_id!r} is changed by others again and again; try again later")
 
     async def remove_instance(self, instance_id: str) -> bool:
         removed = bool(await self._run("remove_instance", instance_id))
@@ -159,7 +163,7 @@ class RedisPool(KvEventCalls, ScalingCalls):
         reply = await self._run("observe_instances", codec.pack_chain(chain.hashes), *instance_ids)
         epoch, tree_version, sequence, now_ms, *seen = reply
         found = [each for each in zip(instance_ids, seen[::2], seen[1::2], strict=True) if each[1] is not None]
-        loads = {name: self._reader.load(name, packed, now_ms, hit) for name, packed, hit in found}
+        loads = {name: self._reader.load(name, record, now_ms, hit) for name, record, hit in found}
         return Observation(int(epoch), int(tree_version), sequence, loads)
 
     async def commit(self, plan: QueuePlan, *, replica_id: str = "") -> CommitReply:

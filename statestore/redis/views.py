@@ -91,9 +91,9 @@ class Views:
         return PoolOverview(
             now_ms,
             {
-                instance_id: self._reader.load(instance_id, packed, now_ms)
-                for instance_id, (packed,) in each.items()
-                if packed is not None
+                instance_id: self._reader.load(instance_id, record, now_ms)
+                for instance_id, (record,) in each.items()
+                if record is not None
             },
             codec.not_retired(codec.replicas_from(pairs_from(replicas))),
             codec.lease_from(pairs_from(leader), now_ms),

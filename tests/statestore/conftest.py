@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import redis
 from fakeredis import FakeServer, TcpFakeServer
-from fakeredis.commands_mixins.scripting_mixin import ScriptingCommandsMixin
 
 from scheduling.settings import SchedulingSettings
 from statestore.base import PoolStore, Store
@@ -27,39 +25,6 @@ def clock() -> HandClock:
 
 class BusyTcpFakeServer(TcpFakeServer):
     request_queue_size = 64  # of connections that are not accepted yet
-
-
-def _pack(layout: bytes, *values: Any) -> bytes:
-    """What Redis gives to scripts as ``struct.pack``, of the codes that ``statestore.packed`` uses."""
-    codes = layout.decode().lstrip("<").replace("i8", "q")
-    texts = codes.count("s")
-    numbers = [
-        float(each) if code == "d" else int(each) for code, each in zip(codes[texts:], values[texts:], strict=True)
-    ]
-    return b"".join(text + b"\0" for text in values[:texts]) + struct.pack("<" + codes[texts:], *numbers)
-
-
-def _unpack(layout: bytes, text: bytes) -> tuple[Any, ...]:
-    codes = layout.decode().lstrip("<").replace("i8", "q")
-    texts = codes.count("s")
-    *found, numbers = text.split(b"\0", texts)
-    return (*found, *struct.unpack_from("<" + codes[texts:], numbers), len(text) + 1)
-
-
-def _with_packed_texts(runtime_of: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The Lua runtime of a fake server, with the library ``struct`` that it lacks."""
-
-    def runtime(self: Any, server: Any) -> Any:
-        made = runtime_of(self, server)
-        if b"struct" not in server._lua_expected_globals:
-            made.globals()[b"struct"] = made.table_from({b"pack": _pack, b"unpack": _unpack})
-            server._lua_expected_globals.add(b"struct")
-        return made
-
-    return runtime
-
-
-ScriptingCommandsMixin._get_server_runtime = _with_packed_texts(ScriptingCommandsMixin._get_server_runtime)  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from scheduling.steps import drive
 from scheduling.weights import PLAIN_TTFT, Form, Weights
 from statestore.base import PoolStore
 from statestore.memory import MemoryPool
-from statestore.packed import INSTANCE
+from statestore.records import INSTANCE
 from statestore.redis import RedisPool
 
 BLOCK_TOKENS = 100

@@ -20,7 +20,7 @@ from scheduling.scale_record import ScaleEntry, ScaleRecord
 from statestore.base import PoolStore
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvChange, KvViewStatus
-from statestore.packed import INSTANCE, PLACED, TOLD
+from statestore.records import INSTANCE, PLACED, TOLD
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, lead, place, record

@@ -1,15 +1,16 @@
--- One instance: what is described of it and its counts, packed in a field of its key (statestore/packed.py). Read once,
+-- One instance: what is described of it and its counts, one text in a field of its key (statestore/records.py). Read once,
 -- changed as a table, written once. Every change grows its version, by which plans are committed.
 
-local function unpack_instance(id, text)
-  local INSTANCE.names = struct.unpack(INSTANCE.format, text)
-  return { id = id, text = text, INSTANCE.fields }
+local function instance_from(id, text)
+  local instance = cjson.decode(text)
+  instance.id, instance.text = id, text
+  return instance
 end
 
 -- Nil where there is no such instance.
 local function read_instance(id)
   local text = redis.call('HGET', keys.instance .. id, 'record')
-  return text and unpack_instance(id, text) or nil
+  return text and instance_from(id, text) or nil
 end
 
 -- The same, kept for the rest of the script.
@@ -50,7 +51,7 @@ local function overtaken_tokens(instance)
 end
 
 local function write_record(instance)
-  instance.text = struct.pack(INSTANCE.format, INSTANCE.values)
+  instance.text = string.format(INSTANCE.format, INSTANCE.values)
   redis.call('HSET', keys.instance .. instance.id, 'record', instance.text)
 end
 

@@ -1,37 +1,33 @@
 -- How a live request counts on its instance in each of its states; docs/reference/redis-keys.md lists its fields. What its
--- replica told of it never changes; where it was placed does. Both are packed (statestore/packed.py).
+-- replica told of it never changes; where it was placed does. Both are texts (statestore/records.py).
 
-local function unpack_placed(id, text)
-  local PLACED.names = struct.unpack(PLACED.format, text)
-  return { id = id, PLACED.fields }
-end
-
-local function unpack_told(text)
-  local TOLD.names = struct.unpack(TOLD.format, text)
-  return { TOLD.fields }
+local function placed_from(id, text)
+  local request = cjson.decode(text)
+  request.id = id
+  return request
 end
 
 -- Where it was placed, without what its replica told of it; nil where there is no such request.
 local function read_placed(id)
   local text = redis.call('HGET', keys.request .. id, 'placed')
-  return text and unpack_placed(id, text) or nil
+  return text and placed_from(id, text) or nil
 end
 
 local function read_request(id)
   local placed, told = unpack(redis.call('HMGET', keys.request .. id, 'placed', 'told'))
-  local request = placed and unpack_placed(id, placed) or nil
+  local request = placed and placed_from(id, placed) or nil
   if request then
-    request.told = unpack_told(told)
+    request.told = cjson.decode(told)
   end
   return request
 end
 
-local function pack_placed(request)
-  return struct.pack(PLACED.format, PLACED.values)
+local function placed_text(request)
+  return string.format(PLACED.format, PLACED.values)
 end
 
 local function write_placed(request)
-  redis.call('HSET', keys.request .. request.id, 'placed', pack_placed(request))
+  redis.call('HSET', keys.request .. request.id, 'placed', placed_text(request))
 end
 
 -- The chain of a held request, packed; nil for one whose chain is unknown.
