@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from statestore.errors import StoreConfigurationError
+from statestore.errors import StoreConfigurationError, StoreError
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
@@ -134,3 +134,24 @@ async def test_an_entry_of_a_queue_whose_request_was_deleted_by_hand_keeps_no_ot
     assert await pool.repair(fence=await lead(pool)) == 1
     await assert_sums_hold(pool)
     await store.close()
+
+
+async def test_an_instance_that_others_change_all_the_time_is_given_up(valkey_url: str) -> None:
+    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING)
+    other = redis.Redis.from_url(valkey_url)
+    await store.open()
+    try:
+        pool = store.pool("default")
+        await pool.put_instance(instance("a"))
+        key = PoolKeys("dualmap", "default").instance("a").instance
+
+        def changes(_: object) -> dict[str, int]:
+            other.hset(key, "about", other.hget(key, "about") + b" ")  # after it was read, before it is written
+            return {"max_queued_requests": 7}
+
+        with pytest.raises(StoreError, match="changed by others"):
+            await pool._change("a", changes)
+        assert (await pool.membership()).instances["a"].max_queued_requests != 7
+    finally:
+        other.close()
+        await store.close()
