@@ -46,10 +46,6 @@ class Record:
         """By the order of ``names``; None is an empty text."""
         return (self._format % tuple(["" if each is None else each for each in values])).encode()
 
-    def unpack(self, text: bytes) -> tuple[Any, ...]:
-        """By the order of ``names``."""
-        return tuple(orjson.loads(text).values())
-
     def fields(self, text: bytes) -> dict[str, Any]:
         """By name."""
         found: dict[str, Any] = orjson.loads(text)

@@ -55,7 +55,7 @@ class Health:
     connected: bool
     """Whether a connection was opened for it. If not, the server's process is the one of the last exchange."""
     refused: bool = False
-    """Whether nobody took the connection. A busy server lets a check wait; of one that is refused the process ended."""
+    """Whether the connection was refused. A busy server lets a check wait; of one that is refused the process ended."""
 
 
 @dataclass(frozen=True, slots=True)

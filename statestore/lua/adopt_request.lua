@@ -1,5 +1,5 @@
 -- Enters a live request that the store may have lost, as it is; a known one stays.
--- ARGV  1 clock, 2 request id, 3 its rank where it is held, 4 and 5 where it was placed and what its replica told, packed
+-- ARGV  1 clock, 2 request id, 3 its rank where it is held, 4 and 5 where it was placed and what its replica told, as JSON
 -- Reply 1 if it was entered, 0 if it is known or its instance is not
 local now_ms, key, instance = store_now_ms(), keys.request .. ARGV[2], read_instance(placed_from(ARGV[2], ARGV[4]).instance_id)
 if not instance or redis.call('EXISTS', key) == 1 then

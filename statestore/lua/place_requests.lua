@@ -3,7 +3,7 @@
 -- for does not hold. A request that may be served in two ways has two sides: the least of each is found, and these are
 -- compared.
 -- ARGV  1 clock, 2 the different sides, as a JSON array; then 4 for each request: ask as JSON (statestore/redis/placing.py);
---       chain, packed; what its replica tells of it, packed; the head of the chain for the arrival log, packed
+--       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now ms,
 --       queue or nil, leg, and of each instance that was weighed: its id, its record, its hit}
 local FIRST_REQUEST = 3

@@ -81,52 +81,31 @@ def spec_from(instance_id: str, texts: Sequence[bytes | None]) -> InstanceSpec |
 
 
 def load_from(
-    instance_id: str, record: bytes, hit_blocks: int, now_ms: int, window_tokens: float = 0.0
+    instance_id: str, kept: Mapping[str, Any], hit_blocks: int, now_ms: int, window_tokens: float = 0.0
 ) -> InstanceLoad:
-    """From the record of an instance."""
-    (
-        state,
-        _,
-        tokens_per_s,
-        kv_capacity_tokens,
-        dispatch_window_tokens,
-        max_running_requests,
-        max_queued_requests,
-        pending_tokens,
-        dispatched_tokens,
-        deferred_tokens,
-        passed_over_tokens,
-        context_tokens,
-        queued_requests,
-        running_requests,
-        cached_blocks,
-        _,
-        last_prefill_ms,
-        work_since_ms,
-        _,
-        version,
-    ) = INSTANCE.unpack(record)
+    """From the fields of an instance's record."""
+    pending_tokens, deferred_tokens = kept["pending_tokens"], kept["deferred_tokens"]
     has_work = pending_tokens > deferred_tokens
     return InstanceLoad(
         instance_id,
-        _STATES[state],
+        _STATES[kept["state"]],
         pending_tokens,
-        dispatched_tokens,
-        queued_requests,
-        running_requests,
-        context_tokens,
-        cached_blocks,
+        kept["dispatched_tokens"],
+        kept["queued_requests"],
+        kept["running_requests"],
+        kept["context_tokens"],
+        kept["cached_blocks"],
         window_tokens,
-        tokens_per_s,
-        stalled_s(now_ms, last_prefill_ms, work_since_ms) if has_work else 0.0,
-        kv_capacity_tokens,
+        kept["tokens_per_s"],
+        stalled_s(now_ms, kept["last_prefill_ms"], kept["work_since_ms"]) if has_work else 0.0,
+        kept["kv_capacity_tokens"],
         hit_blocks,
         deferred_tokens,
-        passed_over_tokens,
-        dispatch_window_tokens,
-        max_running_requests,
-        max_queued_requests,
-        version,
+        kept["passed_over_tokens"],
+        kept["dispatch_window_tokens"],
+        kept["max_running_requests"],
+        kept["max_queued_requests"],
+        kept["version"],
     )
 
 
@@ -144,7 +123,9 @@ class ToldLoads(Mapping[str, InstanceLoad]):
     def __getitem__(self, instance_id: str) -> InstanceLoad:
         load = self._made.get(instance_id)
         if load is None:
-            load = self._made[instance_id] = load_from(instance_id, *self._told[instance_id], self._now_ms)
+            record, hit_blocks = self._told[instance_id]
+            kept = INSTANCE.fields(record)
+            load = self._made[instance_id] = load_from(instance_id, kept, hit_blocks, self._now_ms)
         return load
 
     def __contains__(self, instance_id: object) -> bool:
@@ -165,8 +146,9 @@ class LoadReader:
 
     def load(self, instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
         """See ``load_from``."""
-        window_tokens = self._window_tokens(instance_id, INSTANCE.fields(record)["assigned_tokens"], now_ms)
-        return load_from(instance_id, record, hit_blocks, now_ms, window_tokens)
+        kept = INSTANCE.fields(record)
+        window_tokens = self._window_tokens(instance_id, kept["assigned_tokens"], now_ms)
+        return load_from(instance_id, kept, hit_blocks, now_ms, window_tokens)
 
     def _window_tokens(self, instance_id: str, assigned_tokens: int, now_ms: int) -> float:
         seen_tokens, window = self._assigned.get(instance_id, (assigned_tokens, LoadWindow()))
@@ -187,7 +169,7 @@ def queue_head_from(told: Sequence[Any] | None) -> QueueHead | None:
     for entry, rank_ms in zip(listed[::2], listed[1::2], strict=True):
         request_id, _, tokens = entry.decode().rpartition(" ")
         entries.append(QueueEntry(request_id, int(rank_ms), int(tokens)))
-    return QueueHead(now_ms, load_from(name.decode(), record, 0, now_ms), tuple(entries))
+    return QueueHead(now_ms, load_from(name.decode(), INSTANCE.fields(record), 0, now_ms), tuple(entries))
 
 
 def transition_from(reply: Any) -> Transition:

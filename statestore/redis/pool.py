@@ -107,8 +107,8 @@ class RedisPool(KvEventCalls, ScalingCalls):
         fence: int | None = None,
         forgets_cache: bool = False,
     ) -> bool:
-        """Make the changes that an instance as it is described asks for, until nobody else describes it meanwhile.
-        False where they are None. Raises StoreError: it was described anew at every attempt."""
+        """Make the changes that an instance as it is described asks for, until no other caller describes it meanwhile.
+        False where they are None. Raises StoreError: others described it at every attempt."""
         for _ in range(MAX_ATTEMPTS):
             texts = await self._calls.command("HMGET", self._keys.instance(instance_id).instance, *codec.SPEC_TEXTS)
             known = codec.spec_from(instance_id, texts)

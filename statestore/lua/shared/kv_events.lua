@@ -1,7 +1,7 @@
 -- The claim of a subscriber to the KV events of an instance, and the bookings that its events confirm.
 
 -- Refuses what a former subscriber writes, and what follows from before the instance's cache was forgotten. '' is the fence
--- of one whose events nobody has claimed yet.
+-- of one whose events no worker has claimed yet.
 local function claim_error(id, fence)
   if (redis.call('HGET', keys.kv_events .. id, 'fence') or '') == fence then
     return nil
