@@ -240,6 +240,22 @@ async def test_counters_are_read_rarely_unless_an_instance_is_suspect(
 
 
 METADATA = (1, 2, 3)
+
+
+@pytest.fixture
+def caching(servers, add_instance, reserve):
+    """Starts a server with these metrics, for instance "a", whose KV metadata are those of request "r1"."""
+
+    async def start(metrics: str):
+        server = await servers()
+        server.answers["/metrics"] = (200, metrics)
+        await add_instance("a", url=server.url)
+        await reserve("r1", "a", hashes=METADATA)
+        return server
+
+    return start
+
+
 """Blocks of the chain that the tests of restarts give to an instance."""
 
 
@@ -267,12 +283,9 @@ def asked_for():
     ],
 )
 async def test_a_restart_between_two_checks_is_noticed_and_its_kv_metadata_forgotten(
-    check, servers, add_instance, reserve, pool, state_of, believed_blocks, value, before: str, after: str
+    check, caching, reserve, pool, state_of, believed_blocks, value, before: str, after: str
 ) -> None:
-    server = await servers()
-    server.answers["/metrics"] = (200, before)
-    await add_instance("a", url=server.url)
-    await reserve("r1", "a", hashes=METADATA)
+    server = await caching(before)
     await pool.finish("r1")
     await check(3)
     assert await believed_blocks("a") == 3
@@ -292,12 +305,9 @@ async def test_a_restart_between_two_checks_is_noticed_and_its_kv_metadata_forgo
 
 
 async def test_a_restart_that_the_store_could_not_be_told_of_is_told_again(
-    check, servers, add_instance, reserve, pool, believed_blocks, monkeypatch
+    check, caching, pool, believed_blocks, monkeypatch
 ) -> None:
-    server = await servers()
-    server.answers["/metrics"] = (200, "process_start_time_seconds 100.0\n")
-    await add_instance("a", url=server.url)
-    await reserve("r1", "a", hashes=METADATA)
+    server = await caching("process_start_time_seconds 100.0\n")
     await check(2)
     server.answers["/metrics"] = (200, "process_start_time_seconds 160.0\n")
     await server.drop_connections()
@@ -328,13 +338,10 @@ STARTED = "process_start_time_seconds 100.0\nvllm:prompt_tokens_total 900.0\n"
     ids=["the same process", "another process", "an unknown process"],
 )
 async def test_failed_checks_alone_forget_nothing_that_the_process_still_has(
-    check, servers, add_instance, reserve, pool, state_of, believed_blocks, later: str, kept: bool
+    check, caching, reserve, pool, state_of, believed_blocks, later: str, kept: bool
 ) -> None:
     # given an instance whose checks fail for a while, as on a machine that is out of CPU
-    server = await servers()
-    server.answers["/metrics"] = (200, STARTED)
-    await add_instance("a", url=server.url)
-    await reserve("r1", "a", hashes=METADATA)
+    server = await caching(STARTED)
     await pool.finish("r1")
     await check(2)
     server.answers["/health"] = (503, "")
@@ -355,12 +362,9 @@ async def test_failed_checks_alone_forget_nothing_that_the_process_still_has(
 
 
 async def test_an_engine_that_refuses_connections_is_gone_and_its_cache_too(
-    check, servers, add_instance, reserve, pool, state_of, believed_blocks
+    check, caching, pool, state_of, believed_blocks
 ) -> None:
-    server = await servers()
-    server.answers["/metrics"] = (200, STARTED)
-    await add_instance("a", url=server.url)
-    await reserve("r1", "a", hashes=METADATA)
+    server = await caching(STARTED)
     await pool.finish("r1")
     await check(2)
 
@@ -371,13 +375,8 @@ async def test_an_engine_that_refuses_connections_is_gone_and_its_cache_too(
     assert await believed_blocks("a") == 0
 
 
-async def test_a_connection_that_was_closed_alone_is_no_restart(
-    check, servers, add_instance, reserve, believed_blocks, asked_for
-) -> None:
-    server = await servers()
-    server.answers["/metrics"] = (200, "process_start_time_seconds 100.0\nvllm:prompt_tokens_total 5.0\n")
-    await add_instance("a", url=server.url)
-    await reserve("r1", "a", hashes=METADATA)
+async def test_a_connection_that_was_closed_alone_is_no_restart(check, caching, believed_blocks, asked_for) -> None:
+    server = await caching("process_start_time_seconds 100.0\nvllm:prompt_tokens_total 5.0\n")
     await check(2)
     read = asked_for(server, "/metrics")
 
@@ -389,12 +388,9 @@ async def test_a_connection_that_was_closed_alone_is_no_restart(
 
 
 async def test_a_restart_behind_a_proxy_that_keeps_its_connection_is_noticed_a_little_later(
-    check, servers, add_instance, reserve, believed_blocks
+    check, caching, believed_blocks
 ) -> None:
-    server = await servers()
-    server.answers["/metrics"] = (200, "process_start_time_seconds 100.0\n")
-    await add_instance("a", url=server.url)
-    await reserve("r1", "a", hashes=METADATA)
+    server = await caching("process_start_time_seconds 100.0\n")
     await check(3)
 
     server.answers["/metrics"] = (200, "process_start_time_seconds 104.0\n")
