@@ -132,12 +132,12 @@ def test_the_load_balancer_is_healthy_while_its_own_health_says_so() -> None:
         HealthHandler.statuses = [200, 503]
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
-        outcomes = [subprocess.run([*command, script], timeout=20).returncode for _ in range(2)]
+        outcomes = [subprocess.run([*command, script], timeout=60).returncode for _ in range(2)]
         server.shutdown()
         thread.join()
 
     assert outcomes == [0, 1]
-    assert subprocess.run([*command, script], timeout=20, stderr=subprocess.DEVNULL).returncode != 0, "none listens"
+    assert subprocess.run([*command, script], timeout=60, stderr=subprocess.DEVNULL).returncode != 0, "none listens"
 
 
 # docker compose -----------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def rolling_update(folder: Path, *services: str) -> tuple[int, list[str]]:
     calls.touch()
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "CALLS": str(calls)}
     script = [ROOT / "deploy" / "rolling-update", *services]
-    outcome = subprocess.run(script, env=environment, capture_output=True, timeout=20)
+    outcome = subprocess.run(script, env=environment, capture_output=True, timeout=60)
     return outcome.returncode, [call for call in calls.read_text().splitlines() if "compose ps" not in call]
 
 
@@ -318,13 +318,13 @@ needs_haproxy = pytest.mark.skipif(shutil.which("haproxy") is None, reason="need
 
 @needs_haproxy
 def test_haproxy_understands_its_configuration() -> None:
-    outcome = subprocess.run(["haproxy", "-c", "-f", str(HAPROXY)], capture_output=True, text=True, timeout=20)
+    outcome = subprocess.run(["haproxy", "-c", "-f", str(HAPROXY)], capture_output=True, text=True, timeout=60)
 
     assert outcome.returncode == 0, outcome.stderr
     assert "WARNING" not in outcome.stderr
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     """Poll until the condition holds; the test fails at the deadline."""
     deadline_s = time.monotonic() + within_s
     while not condition():
@@ -389,7 +389,7 @@ def running_haproxy(folder: Path, *router_ports: int) -> Iterator[tuple[httpx.Cl
         text = text.replace(old, new)
     configuration = folder / "haproxy.cfg"
     configuration.write_text(text)
-    endpoint, own = (httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) for port in ports)
+    endpoint, own = (httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) for port in ports)
     with endpoint, own, (folder / "haproxy.log").open("w") as log:
         haproxy = subprocess.Popen(["haproxy", "-db", "-f", str(configuration)], stdout=log, stderr=log)
         try:

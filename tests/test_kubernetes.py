@@ -23,7 +23,7 @@ from workers.metrics import WorkerMetrics
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
 PROMETHEUS = shutil.which("prometheus")
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ def wait_for(port: int, query: str, wanted: float) -> None:
     until_s, found = time.monotonic() + WITHIN_S, None
     while time.monotonic() < until_s:
         try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 result = json.load(answer)["data"]["result"]
         except OSError:
             result = []

@@ -17,7 +17,7 @@ from cli.fleet_plan import free_ports
 from cli.hang_watch import Patience, hung_ones_killed
 from cli.processes import Child, ChildSpec, ProcessGroup
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 IMPATIENT = Patience(every_s=0.02, answer_within_s=0.3, questions=3)
 SERVER = """
 import http.server, os, signal, sys

@@ -131,7 +131,7 @@ def sentinel_url(store_url: str, tmp_path: Path) -> Iterator[str]:
     process = subprocess.Popen(
         [str(server_binary()), str(configuration), "--sentinel"], stdout=subprocess.DEVNULL, cwd=tmp_path
     )
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             break

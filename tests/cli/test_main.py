@@ -45,7 +45,7 @@ def test_help_loads_neither_settings_nor_servers() -> None:
         "import sys; from cli.main import main; main(['--help']);"
         "print([m for m in ('pydantic', 'fastapi', 'redis', 'rich', 'httpx') if m in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr.strip() == "[]"
 
 

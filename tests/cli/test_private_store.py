@@ -15,7 +15,7 @@ import redis
 
 from cli.private_store import private_store
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class Fleet:
         )
 
     async def until_said(self, text: str) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while text not in "\n".join(self.said):  # noqa: ASYNC110 - said by the code under test
                 await asyncio.sleep(0.001)
 

@@ -17,7 +17,7 @@ import pytest
 
 from cli.service_manager import ServiceManager
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ async def server(request: pytest.FixtureRequest, real_url: str | None) -> AsyncI
 
 class _connected:  # noqa: N801 - used like a function
     def __init__(self, url: str, *, real: bool) -> None:
-        self._http = httpx.AsyncClient(base_url=url, timeout=30, verify=False, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=url, timeout=60, verify=False, trust_env=False)
         self._real = real
 
     async def __aenter__(self) -> Server:

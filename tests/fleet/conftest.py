@@ -23,5 +23,5 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture
 def client(fleet: Fleet) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{fleet.endpoint}/v1", api_key="any", max_retries=0, timeout=30) as client:
+    with OpenAI(base_url=f"{fleet.endpoint}/v1", api_key="any", max_retries=0, timeout=60) as client:
         yield client

@@ -24,7 +24,7 @@ STOP_S = 20.0
 FREE_PORTS = ("--port", "0", "--emulator.port", str(first_port(21_000)))
 
 
-def until(probe: Callable[[], T], what: str, deadline_s: float = 15.0) -> T:
+def until(probe: Callable[[], T], what: str, deadline_s: float = 60.0) -> T:
     """The first truthy result of ``probe``, asked again and again; fails with ``what`` when none comes."""
     end_s = time.monotonic() + deadline_s
     while True:
@@ -78,14 +78,14 @@ class Fleet:
         return {path.stem: int(path.read_text()) for path in self.directory.glob("*.pid")}
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"{self.endpoint}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.endpoint}{path}", timeout=60) as answer:
             return json.loads(answer.read())
 
     def placement(self, prompt: str) -> str:
         """Where a one-token completion of the prompt was answered; over a connection of its own, so any replica."""
         body = json.dumps({"model": self.model, "prompt": prompt, "max_tokens": 1}).encode()
         request = urllib.request.Request(f"{self.endpoint}/v1/completions", body, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             answer.read()
             return str(answer.headers["x-dualmap-instance"])
 
@@ -99,7 +99,7 @@ class Fleet:
         found: list[dict[str, Any]] = self.get("/admin/requests")
         return found
 
-    def until_idle(self, deadline_s: float = 15.0) -> None:
+    def until_idle(self, deadline_s: float = 60.0) -> None:
         """Wait until nothing is left of any request: no record, no pending token."""
         until(lambda: not self.live_requests() and self.pending_tokens() == 0, "nothing is left over", deadline_s)
 

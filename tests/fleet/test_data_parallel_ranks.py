@@ -35,7 +35,7 @@ def server() -> Iterator[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}
     process = subprocess.Popen([sys.executable, "-m", "cli.main", "emulate", *words], env=environment)
     url = f"http://127.0.0.1:{port}"
-    until(lambda: urllib.request.urlopen(f"{url}/health", timeout=2).status == 200, "the server is up", 30.0)
+    until(lambda: urllib.request.urlopen(f"{url}/health", timeout=60).status == 200, "the server is up", 30.0)
     yield url
     process.kill()
     process.wait()
@@ -60,7 +60,7 @@ def ranks_of(server: str, tmp_path: Path) -> Iterator[Fleet]:
 
 def prompt_tokens(server: str) -> dict[str, int]:
     """By engine, as the server counts them."""
-    with urllib.request.urlopen(f"{server}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"{server}/metrics", timeout=60) as answer:
         page = answer.read().decode()
     found = re.findall(r'^vllm:prompt_tokens_total\{.*?engine="(\d)".*?\} (\S+)$', page, re.MULTILINE)
     return {f"r{rank}": int(float(tokens)) for rank, tokens in found}

@@ -20,7 +20,7 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required"
 
 @pytest.fixture
 def claude(fleet: Fleet) -> Iterator[Anthropic]:
-    with Anthropic(base_url=fleet.endpoint, api_key="any", max_retries=0, timeout=30) as client:
+    with Anthropic(base_url=fleet.endpoint, api_key="any", max_retries=0, timeout=60) as client:
         yield client
 
 

@@ -41,12 +41,12 @@ def paused(fleet: Fleet) -> Iterator[None]:
     urls = [each["url"] for each in fleet.instances().values()]
     try:
         for url in urls:
-            urllib.request.urlopen(f"{url}/emulator/pause", b"", timeout=5).close()
+            urllib.request.urlopen(f"{url}/emulator/pause", b"", timeout=60).close()
         yield
     finally:
         for url in urls:
             with contextlib.suppress(OSError):  # it was killed
-                urllib.request.urlopen(f"{url}/emulator/resume", b"", timeout=5).close()
+                urllib.request.urlopen(f"{url}/emulator/resume", b"", timeout=60).close()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def complete(fleet: Fleet, ids: list[int]) -> tuple[int, int, str]:
     """Expected and reported cached tokens, and the instance."""
     body = json.dumps({"model": fleet.model, "prompt": ids, "max_tokens": 2}).encode()
     request = urllib.request.Request(f"{fleet.endpoint}/v1/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         usage = json.loads(answer.read())["usage"]
         expected, instance_id = int(answer.headers["x-dualmap-cached-tokens"]), answer.headers["x-dualmap-instance"]
         return expected, usage["prompt_tokens_details"]["cached_tokens"], instance_id
@@ -58,7 +58,7 @@ def chat(fleet: Fleet, messages: list[dict[str, str]]) -> tuple[int, int, str]:
     body = json.dumps({"model": fleet.model, "messages": messages, "max_tokens": 8}).encode()
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{fleet.endpoint}/v1/chat/completions", body, headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         said = json.loads(answer.read())
         cached = said["usage"]["prompt_tokens_details"]["cached_tokens"]
         return int(answer.headers["x-dualmap-cached-tokens"]), cached, said["choices"][0]["message"]["content"]
@@ -78,7 +78,7 @@ def test_chats_that_instances_tokenize_are_expected_to_find_what_they_find(tmp_p
                 expected, cached, said = chat(fleet, messages)
                 found.append((expected, cached))
                 messages.append({"role": "assistant", "content": said})
-        with urllib.request.urlopen(f"{fleet.endpoint}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"{fleet.endpoint}/metrics", timeout=60) as answer:
             page = answer.read().decode()
 
     wrong = [pair for pair in found if abs(pair[0] - pair[1]) > 16]

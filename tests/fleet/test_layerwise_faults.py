@@ -43,7 +43,7 @@ def nothing_outlives_its_request(layerwise: Fleet) -> Iterator[None]:
 def order(fleet: Fleet, name: str, path: str, value: dict[str, Any] | None = None) -> Any:
     data = None if value is None else json.dumps(value).encode()
     url = fleet.instances()[name]["url"] + path
-    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=5) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
         return json.loads(answer.read())
 
 

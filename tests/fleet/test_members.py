@@ -67,7 +67,7 @@ def test_an_instance_is_added_drained_resumed_and_removed(fleet: Fleet, tmp_path
 def test_an_instance_that_nobody_knows_is_an_error_that_names_it(fleet: Fleet) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cli.main", "instances", "drain", "nobody", "--url", fleet.endpoint],
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "'nobody'" in done.stderr

@@ -36,7 +36,7 @@ class Prometheus:
         self.url = url
 
     def get(self, path: str, **query: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=60) as answer:
             return json.loads(answer.read())["data"]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def test_promtool_accepts_rules_and_configuration() -> None:
     for what, path in (("rules", ALERTS), ("config", ROOT / "deploy" / "prometheus" / "prometheus.yml")):
         options = ("--syntax-only",) if what == "config" else ()
         done = subprocess.run(
-            ["promtool", "check", what, *options, str(path)], capture_output=True, text=True, timeout=20
+            ["promtool", "check", what, *options, str(path)], capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -46,7 +46,7 @@ URLS: dict[str, str] = {}
 def emulator(fleet: Fleet, instance_id: str, path: str, order: dict[str, Any] | None = None) -> Any:
     url = URLS.setdefault(instance_id, fleet.instances()[instance_id]["url"]) + path
     data = None if order is None else json.dumps(order).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=5) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
         return json.loads(answer.read())
 
 
@@ -73,7 +73,7 @@ class Answer:
         return "".join(choice["text"] for event in events for choice in json.loads(event).get("choices", []))
 
 
-def ask(fleet: Fleet, body: dict[str, Any], path: str = "/v1/completions", timeout_s: float = 20) -> Answer:
+def ask(fleet: Fleet, body: dict[str, Any], path: str = "/v1/completions", timeout_s: float = 60) -> Answer:
     at = urlsplit(fleet.endpoint)
     connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=timeout_s)
     try:
@@ -87,7 +87,7 @@ def ask(fleet: Fleet, body: dict[str, Any], path: str = "/v1/completions", timeo
 
 
 def metric(fleet: Fleet, name: str) -> float:
-    with urllib.request.urlopen(f"{fleet.endpoint}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"{fleet.endpoint}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
@@ -296,7 +296,7 @@ def test_a_decoder_that_goes_first_is_sent_its_kv(layerwise_fleet: Fleet, path: 
 
 def decoded_prefill(fleet: Fleet) -> int:
     urls = [fleet.instances()[name]["url"] for name in DECODE]
-    told = [json.loads(urllib.request.urlopen(f"{url}/emulator/statistics", timeout=5).read()) for url in urls]
+    told = [json.loads(urllib.request.urlopen(f"{url}/emulator/statistics", timeout=60).read()) for url in urls]
     return sum(int(each["prefill_tokens"]) for each in told)
 
 
@@ -306,7 +306,7 @@ def test_a_prefill_leg_that_fails_ends_the_decode_leg_that_waits_for_it(layerwis
             f"{layerwise_fleet.instances()[name]['url']}/emulator/fail",
             json.dumps({"count": 1, "status": 500}).encode(),
         )
-        urllib.request.urlopen(order, timeout=5).read()
+        urllib.request.urlopen(order, timeout=60).read()
 
     answer = ask(layerwise_fleet, {"prompt": prompt(1400), "max_tokens": 4})
 

@@ -42,7 +42,7 @@ def nothing_outlives_its_request(stuck_fleet: Fleet) -> Iterator[None]:
 
 def call(url: str, order: dict[str, Any] | None = None) -> Any:
     data = None if order is None else json.dumps(order).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=5) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
         return json.loads(answer.read())
 
 
@@ -69,7 +69,7 @@ def ask(fleet: Fleet, number: int, *, stream: bool) -> tuple[http.client.HTTPRes
 
 
 def retries(fleet: Fleet) -> float:
-    with urllib.request.urlopen(f"{fleet.endpoint}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"{fleet.endpoint}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     named = [line for line in lines if line.startswith("dualmap_retries_total{") and 'failure="transfer"' in line]
     return sum(float(line.rpartition(" ")[2]) for line in named)

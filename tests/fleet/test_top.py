@@ -28,7 +28,7 @@ def test_once_prints_the_fleet_and_a_terminal_is_redrawn_until_q(fleet: Fleet) -
     )  # fmt: skip
     os.close(other_end)
     try:
-        seen, deadline_s = b"", time.monotonic() + 30
+        seen, deadline_s = b"", time.monotonic() + 60
         while b"q quit" not in seen and time.monotonic() < deadline_s:
             if select.select([terminal], [], [], 0.2)[0]:
                 seen += os.read(terminal, 65536)

@@ -60,10 +60,10 @@ def test_another_ctrl_c_kills_whoever_does_not_end(tmp_path: Path) -> None:
 def curl(words: list[str]) -> bytes:
     """Run the printed line with curl where there is one, else do what it says."""
     if shutil.which("curl"):
-        return subprocess.run([*words, "-s"], capture_output=True, timeout=30, check=True).stdout
+        return subprocess.run([*words, "-s"], capture_output=True, timeout=60, check=True).stdout
     url, body = words[2], words[words.index("-d") + 1]
     request = urllib.request.Request(url, body.encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return bytes(answer.read())
 
 

@@ -89,7 +89,7 @@ async def test_a_request_held_before_the_outage_is_granted_in_it_and_handed_over
     outage.begin()
     filling.first_token()
     await clock.advance(0.2)
-    granted = await asyncio.wait_for(held, 5)
+    granted = await asyncio.wait_for(held, 60)
     assert await states(store) == {"filling": RequestState.DISPATCHED, "held": RequestState.HELD}, (
         "it knows nothing yet"
     )
@@ -123,10 +123,10 @@ async def test_a_request_that_is_held_throughout_the_outage_keeps_its_place(
     assert (records["held"].state, records["held"].enqueued_ms) == (RequestState.HELD, first.enqueued_ms)
     assert records["later"].enqueued_ms - first.enqueued_ms == pytest.approx(500, abs=20)
     filling.finish(Outcome.COMPLETED)
-    granted = await asyncio.wait_for(held, 5)
+    granted = await asyncio.wait_for(held, 60)
     assert not later.done()
     granted.finish(Outcome.COMPLETED)
-    (await asyncio.wait_for(later, 5)).finish(Outcome.COMPLETED)
+    (await asyncio.wait_for(later, 60)).finish(Outcome.COMPLETED)
     await tools.settle()
     assert await states(store) == {}
 
@@ -157,7 +157,7 @@ async def test_requests_of_other_replicas_are_left_alone_by_a_hand_over(
 
     outage.begin()
     await clock.advance(2.0)
-    granted = await asyncio.wait_for(held, 5)  # alone, it has the instance for itself
+    granted = await asyncio.wait_for(held, 60)  # alone, it has the instance for itself
     outage.end()
     await clock.advance(3.0)
 

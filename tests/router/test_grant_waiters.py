@@ -162,7 +162,7 @@ async def test_a_stream_that_ends_is_opened_again(store: Any, clock: Any, tools:
 
     await release(pool, "first")
 
-    assert (await asyncio.wait_for(task, 5)).instance_id == "a"
+    assert (await asyncio.wait_for(task, 60)).instance_id == "a"
     listening.cancel()
 
 

@@ -307,7 +307,7 @@ async def test_a_held_request_goes_where_it_was_migrated_to(start_runtime: Any, 
     await store.pool("default").migrate(record, record.alternative_id, reason="test", fence=lease.fence)
     next(request for request in requests if request.instance_id == record.alternative_id).first_token()
 
-    granted = await asyncio.wait_for(waiting, 5)
+    granted = await asyncio.wait_for(waiting, 60)
     assert granted.instance_id == record.alternative_id
     for request in (*requests, granted):
         request.finish(Outcome.COMPLETED)
@@ -334,7 +334,7 @@ async def test_a_grant_that_overtakes_its_reservations_answer_is_kept(
 
     tampered[0].before["place"] = held_but_granted
 
-    request = await asyncio.wait_for(runtime.lifecycle.place(tools.request()), 5)
+    request = await asyncio.wait_for(runtime.lifecycle.place(tools.request()), 60)
 
     assert request.instance_id == "a"
     request.finish(Outcome.COMPLETED)
@@ -356,7 +356,7 @@ async def test_a_grant_that_was_missed_is_found_by_looking(
 
     await clock.advance(1.1)
 
-    granted = await asyncio.wait_for(waiting, 5)
+    granted = await asyncio.wait_for(waiting, 60)
     for request in (*requests, granted):
         request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
@@ -378,10 +378,10 @@ async def test_a_granted_request_expects_the_cache_as_it_was_counted_when_it_was
     placed = (await store.pool("default").records(["shares"]))["shares"]
 
     running.finish(Outcome.COMPLETED)
-    first = await asyncio.wait_for(brings, 5)
+    first = await asyncio.wait_for(brings, 60)
     first.first_token()
 
-    granted = await asyncio.wait_for(shares, 5)
+    granted = await asyncio.wait_for(shares, 60)
     assert placed.uncached_tokens == granted.chain.prompt_tokens
     assert granted.expected_cached_tokens == 1248
     for request in (first, granted):
@@ -451,7 +451,7 @@ async def test_a_held_request_that_the_store_forgot_is_placed_again(
 
     await clock.advance(1.1)
 
-    placed = await asyncio.wait_for(waiting, 5)
+    placed = await asyncio.wait_for(waiting, 60)
     assert (await live(store)) == {"forgotten": RequestState.DISPATCHED}
     placed.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
@@ -477,7 +477,7 @@ async def test_a_held_request_that_the_store_knows_after_all_is_placed_again_und
     assert set(await live(store)) == {filling.request_id, "mine"}
     assert (await store.pool("default").records(["mine"]))["mine"].attempt == 2
     filling.finish(Outcome.COMPLETED)
-    (await asyncio.wait_for(waiting, 5)).finish(Outcome.COMPLETED)
+    (await asyncio.wait_for(waiting, 60)).finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
 

@@ -54,7 +54,7 @@ def test_an_accepted_connection_sends_a_token_at_once(new_loop: Callable[[], asy
         async with server:
             _, writer = await asyncio.open_connection(*listener.getsockname())
             with contextlib.closing(writer):
-                return await asyncio.wait_for(sends_at_once, 5)
+                return await asyncio.wait_for(sends_at_once, 60)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(accept_one(bind("127.0.0.1", 0, shared=True)))

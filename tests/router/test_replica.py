@@ -232,7 +232,7 @@ async def test_a_held_request_that_was_moved_or_granted_meanwhile_is_left_as_the
     assert (await pool.records(["held"]))["held"].instance_id == held.alternative_id
     for request in filling:
         request.finish(Outcome.COMPLETED)
-    moved = await asyncio.wait_for(placing, 5)
+    moved = await asyncio.wait_for(placing, 60)
     assert moved.instance_id == held.alternative_id
     moved.finish(Outcome.COMPLETED)
     await tools.settle()

@@ -84,7 +84,7 @@ async def test_a_migrated_request_describes_where_it_is_now(start_runtime: Any, 
     await pool.migrate(record, record.alternative_id, reason="test", fence=lease.fence)
     for request in filling:
         request.finish(Outcome.COMPLETED)
-    moved = await asyncio.wait_for(placing, 5)
+    moved = await asyncio.wait_for(placing, 60)
 
     told = moved.records(now_ms=1)[0]
     known = (await pool.records(["moved"]))["moved"]

@@ -50,7 +50,7 @@ async def test_probes_are_answered_until_the_store_is_there(quick: None) -> None
     assert answers[2].json()["error"]["code"] == "store_unavailable"
 
     store.there.set()
-    assert await asyncio.wait_for(waiting, 10) == "open"
+    assert await asyncio.wait_for(waiting, 60) == "open"
     server = await asyncio.start_server(lambda reader, writer: writer.close(), sock=listener)  # still ours
     server.close()
 

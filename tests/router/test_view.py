@@ -164,7 +164,7 @@ async def test_a_read_that_fails_fails_nobody_who_asked_later(store: Any, clock:
 
     with pytest.raises(StoreUnavailableError):
         await first
-    assert (await asyncio.wait_for(stays, 5)).epoch == 0
+    assert (await asyncio.wait_for(stays, 60)).epoch == 0
 
 
 async def test_who_gives_up_waiting_does_not_stop_the_refresh_of_the_others(store: Any, clock: Any, tools: Any) -> None:
@@ -175,7 +175,7 @@ async def test_who_gives_up_waiting_does_not_stop_the_refresh_of_the_others(stor
 
     first.cancel()
 
-    assert (await asyncio.wait_for(second, 5)).epoch == 0
+    assert (await asyncio.wait_for(second, 60)).epoch == 0
 
 
 def test_rings_are_kept_when_members_stay(tools: Any) -> None:

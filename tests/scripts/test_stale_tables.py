@@ -19,12 +19,12 @@ def repository(tmp_path: Path) -> Path:
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "code.py").write_text("one")
     for words in (("init", "-q"), ("add", "-A"), ("-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "c")):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True, timeout=20)
+        subprocess.run(["git", *words], cwd=tmp_path, check=True, timeout=60)
     return tmp_path
 
 
 def publish(root: Path, command: str, mark: str = "") -> Any:
-    commit = subprocess.check_output(["git", "rev-parse", "--short=10", "HEAD"], cwd=root, text=True, timeout=20)
+    commit = subprocess.check_output(["git", "rev-parse", "--short=10", "HEAD"], cwd=root, text=True, timeout=60)
     (root / "docs/research/page.md").write_text(
         f"Text.\nCommit {commit.strip()}{mark}, 2026-11-22:\n`{command}`. More."
     )
@@ -46,9 +46,9 @@ def test_figures_are_stale_once_what_they_measure_has_changed(repository: Path) 
 def test_comments_docstrings_and_layout_make_no_figure_stale(repository: Path) -> None:
     code = repository / "scheduling" / "code.py"
     code.write_text('"""Old words."""\n\ndef one():\n    """Old."""\n    return 1  # why\n')
-    subprocess.run(["git", "add", "-A"], cwd=repository, check=True, timeout=20)
+    subprocess.run(["git", "add", "-A"], cwd=repository, check=True, timeout=60)
     commit = ("-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "c")
-    subprocess.run(["git", *commit], cwd=repository, check=True, timeout=20)
+    subprocess.run(["git", *commit], cwd=repository, check=True, timeout=60)
     figures = publish(repository, "dualmap simulate")
 
     code.write_text('"""New words."""\ndef one():\n\n    return (1)\n')
@@ -111,7 +111,7 @@ def test_figures_that_a_test_holds_and_numbers_of_the_reference_need_no_commit(r
 def test_autoscaling_is_no_part_of_a_simulated_fleet_of_fixed_size(repository: Path) -> None:
     fixed = publish(repository, "dualmap simulate --trace toolagent")
     (repository / "scheduling" / "scale_plan.py").write_text("plan")
-    subprocess.run(["git", "add", "-A"], cwd=repository, check=True, timeout=20)
+    subprocess.run(["git", "add", "-A"], cwd=repository, check=True, timeout=60)
 
     assert SCRIPT["why_stale"](fixed, repository) is None
     assert "scale_plan" in SCRIPT["why_stale"](fixed._replace(command="dualmap evaluate"), repository)

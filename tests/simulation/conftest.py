@@ -42,7 +42,7 @@ def eventually() -> Callable[[Condition], Awaitable[None]]:
     """Waits until a condition holds, and fails if it does not within some seconds."""
 
     async def poll(condition: Condition) -> None:
-        deadline_s = time.monotonic() + 8.0
+        deadline_s = time.monotonic() + 60.0
         while True:
             holds = condition()
             if inspect.isawaitable(holds):

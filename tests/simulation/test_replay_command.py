@@ -45,7 +45,7 @@ async def test_a_trace_is_replayed_and_reported_as_table_json_and_records(
     files = ("--json", str(tmp_path / "out.json"), "--records", str(tmp_path / "out.jsonl"))
     limits = ("--limit", "8", "--skip", "2", "--rate", "4", "--time-scale", "20", "--quiet")
     process = await start_replay("--trace", str(trace_file), "--url", f"{emulator.url}/v1", *limits, *files)
-    out, err = await asyncio.wait_for(process.communicate(), 30)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, err.decode()
     assert "8 / 8 / 0" in out.decode()
     report = orjson.loads((tmp_path / "out.json").read_bytes())
@@ -61,7 +61,7 @@ async def test_ctrl_c_gives_a_report_of_what_there_is(
     process = await start_replay("--trace", str(trace_file), "--url", emulator.url, "--rate", "0.5", "--quiet")
     await eventually(lambda: emulator.generator.metrics.finished["length"] >= 1)
     process.send_signal(signal.SIGINT)
-    out, _err = await asyncio.wait_for(process.communicate(), 30)
+    out, _err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 1
     assert "not sent (stopped)" in out.decode()
 
@@ -78,6 +78,6 @@ async def test_ctrl_c_gives_a_report_of_what_there_is(
 )
 async def test_wrong_options_are_named_with_exit_code_2(trace_file: Path, words: tuple[str, ...], message: str) -> None:
     process = await start_replay("--trace", str(trace_file), "--quiet", *words)
-    _out, err = await asyncio.wait_for(process.communicate(), 30)
+    _out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
     assert message in err.decode()

@@ -35,7 +35,7 @@ def running(folder: Path, *arguments: str, port: int) -> Iterator[redis.Redis]:
         )
     client = redis.Redis(port=port, retry=None)
     try:
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while True:
             try:
                 client.ping()

@@ -157,14 +157,14 @@ async def drift(pool: PoolStore, instance_id: str, count: str, by: int) -> None:
         await pool._calls.command("HSET", key, "record", INSTANCE.pack([*(kept | {count: kept[count] + by}).values()]))
 
 
-async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
     """Poll to a deadline."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
-async def within(awaitable: Awaitable[Any], within_s: float = 5.0) -> Any:
+async def within(awaitable: Awaitable[Any], within_s: float = 60.0) -> Any:
     async with asyncio.timeout(within_s):
         return await awaitable
 

@@ -259,7 +259,7 @@ async def listening(pool: PoolStore) -> Listen:
         asyncio.get_running_loop().create_task(read())
         await pool.put_instance(instance("probe", dispatch_window_tokens=1))
         await place(pool, "first", "probe")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             for number in range(1000):
                 await place(pool, f"probe{number}", "probe", replica_id=replica_id)
                 queue = await pool.queue_head("probe")

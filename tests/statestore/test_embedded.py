@@ -39,7 +39,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-def poll_until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+def poll_until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline_s

@@ -96,7 +96,7 @@ class Twins:
             for replica_id in REPLICAS
         ]
         channels = [self.keys.grants_channel_of(replica_id) for replica_id in REPLICAS]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while any(count < 1 for _, count in self.client.pubsub_numsub(*channels)):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
 
@@ -169,7 +169,7 @@ class Twins:
         lessons = [[each.lesson for each in await pool.samples("0", 1000)] for pool in (self.memory, self.redis)]
         assert lessons[0] == lessons[1]
         assert lessons[0]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(self.granted["redis"]) < len(self.granted["memory"]):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert sorted(self.granted["redis"], key=repr) == sorted(self.granted["memory"], key=repr)

@@ -22,7 +22,7 @@ assert raise_open_files_limit() == 128
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
-    subprocess.run([sys.executable, "-c", _LOWERED], check=True, timeout=30)  # a hard limit cannot be raised again
+    subprocess.run([sys.executable, "-c", _LOWERED], check=True, timeout=60)  # a hard limit cannot be raised again
 
 
 def test_a_system_that_refuses_leaves_the_limit_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def allow(valkey_url: str) -> Iterator[Allow]:
 
 async def until(condition: Callable[[], object]) -> None:
     """Poll to a deadline."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

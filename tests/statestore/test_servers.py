@@ -228,7 +228,7 @@ async def form_cluster(nodes: list[tuple[redis.Redis, int]]) -> None:
 
 
 async def until_ok(nodes: list[redis.Redis]) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while any(client.cluster("info").get("cluster_state") != "ok" for client in nodes):
         assert time.monotonic() < deadline_s
         await asyncio.sleep(0.05)

@@ -259,7 +259,7 @@ async def servers() -> AsyncIterator[Callable[[], Awaitable[ScriptedServer]]]:
 def eventually() -> Callable[..., Awaitable[Any]]:
     """Poll a condition to its deadline and give its value: ``await eventually(lambda: worker.lease)``."""
 
-    async def poll(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    async def poll(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while True:
             value = condition()

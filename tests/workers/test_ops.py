@@ -33,9 +33,9 @@ async def test_health_and_metrics_of_a_running_worker(valkey_url: str) -> None:
             on_ops_port=ports.put_nowait,
         )
     )
-    base = f"http://127.0.0.1:{await asyncio.wait_for(ports.get(), 10)}"
+    base = f"http://127.0.0.1:{await asyncio.wait_for(ports.get(), 60)}"
     async with httpx.AsyncClient(trust_env=False) as client:
-        deadline_s = asyncio.get_running_loop().time() + 10
+        deadline_s = asyncio.get_running_loop().time() + 60
         while True:
             health = (await client.get(f"{base}/health")).json()
             if health["status"] == "ok" and all(pool["leader"] for pool in health["pools"].values()):
@@ -44,7 +44,7 @@ async def test_health_and_metrics_of_a_running_worker(valkey_url: str) -> None:
             await asyncio.sleep(0.01)
         metrics = (await client.get(f"{base}/metrics")).text
     stop.set()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 60)
 
     assert (health["status"], health["worker_id"], set(health["pools"])) == ("ok", "w1", {"one", "two"})
     assert 'dualmap_worker_leader{pool="one"} 1.0' in metrics
@@ -95,11 +95,11 @@ async def test_health_answers_before_the_store_was_reached_for_the_first_time() 
             on_ops_port=ports.put_nowait,
         )
     )
-    port = await asyncio.wait_for(ports.get(), 10)
+    port = await asyncio.wait_for(ports.get(), 60)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
         answer = await client.get("/health")
     stop.set()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 60)
 
     assert (answer.status_code, answer.json()["status"]) == (200, "starting")
     assert answer.json()["store"] == "not reached yet"

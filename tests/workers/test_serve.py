@@ -57,7 +57,7 @@ class WorkerProcess:
         os.kill(self.process.pid, number)
 
     async def exit_code(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), 30)
+        return await asyncio.wait_for(self.process.wait(), 60)
 
 
 StartWorker = Callable[..., Awaitable[WorkerProcess]]

@@ -78,7 +78,7 @@ async def test_clients_may_come_by_https(kit, start_instance, start_router, serv
     await client.head()
     await client.chunk()
     client.close()
-    await asyncio.wait_for(gone.wait(), 1.0)
+    await asyncio.wait_for(gone.wait(), 60.0)
     await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.CLIENT_GONE)
     flood = await router.connect(tls=client_tls)
     flood.send(b"GET / HTTP/1.1\r\nhost: h\r\nx: " + b"y" * 70_000)

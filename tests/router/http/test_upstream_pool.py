@@ -45,7 +45,7 @@ def pool():
 async def ask(connection):
     sink = Sink()
     connection.start(sink, [b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n"])
-    return await asyncio.wait_for(sink.done, 5)
+    return await asyncio.wait_for(sink.done, 60)
 
 
 async def acquire(pool: UpstreamPool, url: str) -> UpstreamConnection:

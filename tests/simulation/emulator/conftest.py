@@ -14,7 +14,7 @@ from simulation.emulator.instance import EmulatedInstance
 
 @pytest.fixture
 async def http(emulator: EmulatedInstance) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=emulator.url, timeout=10, verify=False) as client:
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=60, verify=False) as client:
         yield client
 
 
@@ -22,7 +22,7 @@ async def http(emulator: EmulatedInstance) -> AsyncIterator[httpx.AsyncClient]:
 async def openai_client(emulator: EmulatedInstance) -> AsyncIterator[openai.AsyncOpenAI]:
     http = openai.DefaultAsyncHttpxClient(verify=False)
     async with openai.AsyncOpenAI(
-        base_url=f"{emulator.url}/v1", api_key="none", max_retries=0, timeout=10, http_client=http
+        base_url=f"{emulator.url}/v1", api_key="none", max_retries=0, timeout=60, http_client=http
     ) as client:
         yield client
 
@@ -31,6 +31,6 @@ async def openai_client(emulator: EmulatedInstance) -> AsyncIterator[openai.Asyn
 async def anthropic_client(emulator: EmulatedInstance) -> AsyncIterator[anthropic.AsyncAnthropic]:
     http = anthropic.DefaultAsyncHttpxClient(verify=False)
     async with anthropic.AsyncAnthropic(
-        base_url=emulator.url, api_key="none", max_retries=0, timeout=10, http_client=http
+        base_url=emulator.url, api_key="none", max_retries=0, timeout=60, http_client=http
     ) as client:
         yield client

@@ -144,7 +144,7 @@ async def test_what_fails_validation_is_refused_in_openai_s_form_as_vllm_does(
 async def test_a_dying_engine_ends_a_stream_with_an_error_event_and_others_with_anthropic_s_error(
     emulator: EmulatedInstance, eventually: Any
 ) -> None:
-    async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=60) as client:
         asked = {"model": MODEL, "messages": HELLO, "max_tokens": 90_000}
         asking = [
             asyncio.create_task(client.post("/v1/messages", json={**asked, "stream": stream}))

@@ -101,7 +101,7 @@ async def test_a_stop_string_ends_the_answer_before_it_streamed_or_not(openai_cl
 
 async def test_ignore_eos_goes_on_to_the_end_of_the_context(start_emulator: Any) -> None:
     emulator = await start_emulator(max_model_len=500)
-    async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=60) as client:
         body = {"messages": HELLO, "ignore_eos": True}
         answer = (await client.post("/v1/chat/completions", json=body)).json()
     assert answer["usage"]["total_tokens"] == 500

@@ -126,7 +126,7 @@ async def test_no_response_is_kept(openai_client: openai.AsyncOpenAI) -> None:
 
 
 async def test_the_stream_of_a_dying_engine_breaks_off(emulator: EmulatedInstance, eventually: Any) -> None:
-    async with httpx.AsyncClient(base_url=emulator.url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=60) as client:
         body = {"model": MODEL, "input": "x", "max_output_tokens": 90_000, "stream": True}
         asking = asyncio.create_task(client.post("/v1/responses", json=body))
         await eventually(lambda: emulator.generator.active == 1)

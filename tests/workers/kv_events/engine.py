@@ -67,7 +67,7 @@ class EngineCache:
         return {chain(prompt).hashes[-1] for prompt in self.names}
 
 
-async def until(holds: Callable[[], Any], timeout_s: float = 10.0) -> None:
+async def until(holds: Callable[[], Any], timeout_s: float = 60.0) -> None:
     """Wait for a condition, by polling it; an awaitable one is awaited."""
     async with asyncio.timeout(timeout_s):
         while True:
