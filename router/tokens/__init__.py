@@ -50,7 +50,7 @@ def build_tokenizer(
             count=lambda how: metrics.tokenized[how].inc(),
             authorization=f"Bearer {key.get_secret_value()}" if key is not None else None,
         )
-    if any(find_spec(library) is None for library in ("jinja2", "regex", "tokenizers")):
+    if any(find_spec(library) is None for library in ("fastokens", "jinja2", "tokenizers")):
         raise NoTokenizerError(
             f"pool {pool.name!r} has a tokenizer: install the package's extra, dualmap-fleet[tokens]"
         )

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,15 +14,12 @@ from typing import Final, Protocol
 
 from tokenizers import Tokenizer
 
-from router.tokens.word_cache import id_bytes, word_cache_of
+from router.tokens.fast_tokenizer import fast_ids, fast_tokenizer_of, id_bytes
 
 log = logging.getLogger(__name__)
 
-SHORT_CHARS: Final = 4 << 10
-"""Texts up to this are tokenized by a cache of words, however many of them are new."""
-WORDS_CHARS: Final = 16 << 10
-"""A longer text is left to the library: to find its words would take the interpreter for more than half a
-millisecond."""
+AT_ONCE_BYTES: Final = 32 << 10
+_AT_ONCE_SLOW_BYTES: Final = 4 << 10
 
 
 class Encoder(Protocol):
@@ -35,6 +31,8 @@ class Encoder(Protocol):
     """What ``add_special_tokens`` puts before a text."""
     last_ids: tuple[int, ...]
     """What it puts after one."""
+    at_once_bytes: int
+    """A text up to this takes a millisecond at most, so that the event loop may encode it itself."""
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """The ids of each text, without added special tokens; see ``id_bytes``. Blocks; other threads run."""
@@ -60,23 +58,16 @@ class LocalEncoder:
         self._tokenizer.no_padding()
         specials = _specials(self._tokenizer)
         self.cuts = re.compile(b"|".join(re.escape(each.encode()) for each in specials)) if specials else None
-        self._words = word_cache_of(self._tokenizer, specials)
+        self._fast = fast_tokenizer_of(self._tokenizer)
+        self.at_once_bytes = AT_ONCE_BYTES if self._fast is not None else _AT_ONCE_SLOW_BYTES
         self.first_ids, self.last_ids = _added(self._tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        words = self._words
-        if words is None:
-            return self._encode(texts)
-        if sum(map(len, texts)) <= SHORT_CHARS:
-            return [words.encode(text) for text in texts]
-        encoded = []
-        for text in texts:
-            ids = words.encode_known(text) if len(text) <= WORDS_CHARS and text.isascii() else None
-            encoded.append(self._encode((text,))[0] if ids is None else ids)
-            time.sleep(0)  # in a thread of its own, beside the event loop: who takes the interpreter has to offer it
-        return encoded
-
-    def _encode(self, texts: Sequence[str]) -> list[bytes]:
+        if self._fast is not None:
+            try:
+                return fast_ids(self._fast, texts)
+            except ValueError as error:
+                log.debug("fastokens refuses a text: %s", error)
         return [
             id_bytes(found.ids) for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         ]

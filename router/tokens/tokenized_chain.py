@@ -10,8 +10,8 @@ from typing import Final
 import xxhash
 
 from router.tokens.encoder import Encoder
+from router.tokens.fast_tokenizer import id_bytes
 from router.tokens.prefix_cache import Known, PrefixCache, Tokenized, prefix_grid
-from router.tokens.word_cache import id_bytes
 from scheduling.chain import Chain
 from scheduling.engine_blocks import ROOT, TOKEN_BYTES, BlockExtras, block_hash, key_stride
 

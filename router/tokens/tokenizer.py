@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 AT_ONCE_TEXT_BYTES: Final = 64 << 10
 """A prompt up to this is rendered and looked up on the event loop: a fraction of a millisecond."""
 AT_ONCE_PARTS: Final = 200
-AT_ONCE_REST_BYTES: Final = 4 << 10
-"""A rest up to this is tokenized there: about a millisecond at most."""
 MAX_WAITING: Final = 64
 """Prompts that wait for a thread; one more has byte blocks at once."""
 
@@ -63,7 +61,7 @@ class PoolTokenizer:
                 return await self._in_thread(lambda: self._all(source, block_tokens, extras), how)
             steps = self._steps(source, block_tokens, extras)
             texts = next(steps)
-            if sum(map(len, texts)) <= AT_ONCE_REST_BYTES:
+            if sum(map(len, texts)) <= self._encoder.at_once_bytes:
                 self._count(how)
                 return _finish(steps, self._encoder.encode(texts))
             return await self._in_thread(lambda: _finish(steps, self._encoder.encode(texts)), how)
