@@ -108,7 +108,7 @@ def wait_for(port: int, query: str, wanted: float) -> None:
     until_s, found = time.monotonic() + WITHIN_S, None
     while time.monotonic() < until_s:
         try:
-            with urllib.request.urlopen(url, timeout=60) as answer:
+            with urllib.request.urlopen(url, timeout=2) as answer:
                 result = json.load(answer)["data"]["result"]
         except OSError:
             result = []

@@ -35,7 +35,7 @@ def server() -> Iterator[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}
     process = subprocess.Popen([sys.executable, "-m", "cli.main", "emulate", *words], env=environment)
     url = f"http://127.0.0.1:{port}"
-    until(lambda: urllib.request.urlopen(f"{url}/health", timeout=60).status == 200, "the server is up", 30.0)
+    until(lambda: urllib.request.urlopen(f"{url}/health", timeout=2).status == 200, "the server is up", 30.0)
     yield url
     process.kill()
     process.wait()

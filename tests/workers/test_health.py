@@ -164,7 +164,7 @@ async def test_one_hanging_instance_delays_nobody_elses_checks(checker, clock, s
     await add_instance("b", InstanceState.STARTING, url=fine.url)
 
     await checker.tick()
-    await asyncio.wait([checker._under_way["b"]], timeout=60)
+    await asyncio.wait([checker._under_way["b"]], timeout=30)
 
     assert await state_of("b") is InstanceState.READY
     assert not checker._under_way["a"].done()

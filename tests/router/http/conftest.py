@@ -28,9 +28,11 @@ from scheduling.legs import Leg
 from statestore.clock import RealClock
 
 CHAT = "/v1/chat/completions"
+WITHIN_S = 20.0
+"""Less than ``router.client_timeout_s``, after which a connection is closed whatever the router did before."""
 
 
-async def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
+async def eventually(condition: Callable[[], bool], *, within_s: float = WITHIN_S) -> None:
     """Poll until the condition holds; the test fails at the deadline."""
     deadline = asyncio.get_running_loop().time() + within_s
     while not condition():
@@ -361,13 +363,13 @@ class Client:
         self.request(CHAT, body, headers=headers)
 
     async def head(self) -> Answer:
-        raw = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 60)
+        raw = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), WITHIN_S)
         first, *lines = raw.decode("latin-1").split("\r\n")
         return Answer(int(first.split()[1]), dict(line.split(": ", 1) for line in lines if line), b"")
 
     async def chunk(self) -> bytes:
-        size = int((await asyncio.wait_for(self.reader.readuntil(b"\r\n"), 60)).split(b";")[0], 16)
-        data = await asyncio.wait_for(self.reader.readexactly(size + 2), 60)
+        size = int((await asyncio.wait_for(self.reader.readuntil(b"\r\n"), WITHIN_S)).split(b";")[0], 16)
+        data = await asyncio.wait_for(self.reader.readexactly(size + 2), WITHIN_S)
         return data[:-2]
 
     async def answer(self, *, bodiless: bool = False) -> Answer:
@@ -376,12 +378,13 @@ class Client:
             return answer
         try:
             if "content-length" in answer.headers:
-                answer.body = await asyncio.wait_for(self.reader.readexactly(int(answer.headers["content-length"])), 60)
+                length = int(answer.headers["content-length"])
+                answer.body = await asyncio.wait_for(self.reader.readexactly(length), WITHIN_S)
             elif answer.headers.get("transfer-encoding") == "chunked":
                 while data := await self.chunk():
                     answer.body += data
             else:
-                answer.body = await asyncio.wait_for(self.reader.read(), 60)
+                answer.body = await asyncio.wait_for(self.reader.read(), WITHIN_S)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             answer.body += getattr(error, "partial", b"")
             answer.whole = False
@@ -390,7 +393,7 @@ class Client:
     async def closed(self) -> bool:
         """True when the router closes the connection without another byte."""
         try:
-            return await asyncio.wait_for(self.reader.read(), 60) == b""
+            return await asyncio.wait_for(self.reader.read(), WITHIN_S) == b""
         except ConnectionError:
             return True
 

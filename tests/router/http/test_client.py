@@ -242,7 +242,7 @@ async def test_an_http2_preface_is_told_to_speak_http1(fleet) -> None:
     _, _, router = await fleet()
     client = await router.connect()
     client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
-    assert await asyncio.wait_for(client.reader.read(), 60) == HTTP2_GOAWAY
+    assert await asyncio.wait_for(client.reader.read(), 5) == HTTP2_GOAWAY
 
 
 async def test_the_routers_own_answers_are_dated_as_the_apps_are(fleet, kit) -> None:

@@ -1067,7 +1067,7 @@ async def test_a_client_that_closed_its_half_gets_its_whole_answer(fleet, kit, s
     client.writer.write_eof()
     await asyncio.sleep(0.3)  # until it was asked more than once whether it is there
     go_on.set()
-    raw = await asyncio.wait_for(client.reader.read(), 60)
+    raw = await asyncio.wait_for(client.reader.read(), 10)
     answer = raw.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") or b'"usage"' in answer
@@ -1080,7 +1080,7 @@ async def test_requests_pipelined_before_a_client_closed_its_half_are_all_answer
     for _ in range(3):
         client.chat()
     client.writer.write_eof()
-    raw = await asyncio.wait_for(client.reader.read(), 60)
+    raw = await asyncio.wait_for(client.reader.read(), 10)
     assert raw.count(b"HTTP/1.1 200 OK") == 3 and raw.count(b"connection: close") == 1
 
 

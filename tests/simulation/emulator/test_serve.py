@@ -78,7 +78,7 @@ async def test_with_a_shutdown_timeout_running_requests_finish_while_new_ones_fa
         await eventually(refuses_new_ones)
         assert (await client.get(f"{urls[0]}/health")).status_code == 200
         assert '"finish_reason":"length"' in (await streaming).text
-        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert await asyncio.wait_for(process.wait(), 10) == 0
 
 
 async def test_a_taken_port_leaves_nothing_open() -> None:
