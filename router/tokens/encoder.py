@@ -1,4 +1,4 @@
-"""A tokenizer of the model's own files, by the ``tokenizers`` library."""
+"""A tokenizer of the model's own files, by ``fastokens`` or the ``tokenizers`` library."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from router.tokens.fast_tokenizer import fast_ids, fast_tokenizer_of, id_bytes
 
 log = logging.getLogger(__name__)
 
-AT_ONCE_BYTES: Final = 32 << 10
-_AT_ONCE_SLOW_BYTES: Final = 4 << 10
+AT_ONCE_CHARS: Final = 32 << 10
+_AT_ONCE_SLOW_CHARS: Final = 4 << 10
+"""Where the ``tokenizers`` library serves."""
 
 
 class Encoder(Protocol):
@@ -31,8 +32,8 @@ class Encoder(Protocol):
     """What ``add_special_tokens`` puts before a text."""
     last_ids: tuple[int, ...]
     """What it puts after one."""
-    at_once_bytes: int
-    """A text up to this takes a millisecond at most, so that the event loop may encode it itself."""
+    at_once_chars: int
+    """Texts up to this take a millisecond or two, so that the event loop may encode them itself."""
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """The ids of each text, without added special tokens; see ``id_bytes``. Blocks; other threads run."""
@@ -59,7 +60,7 @@ class LocalEncoder:
         specials = _specials(self._tokenizer)
         self.cuts = re.compile(b"|".join(re.escape(each.encode()) for each in specials)) if specials else None
         self._fast = fast_tokenizer_of(self._tokenizer)
-        self.at_once_bytes = AT_ONCE_BYTES if self._fast is not None else _AT_ONCE_SLOW_BYTES
+        self.at_once_chars = AT_ONCE_CHARS if self._fast is not None else _AT_ONCE_SLOW_CHARS
         self.first_ids, self.last_ids = _added(self._tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:

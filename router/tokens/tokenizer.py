@@ -61,7 +61,7 @@ class PoolTokenizer:
                 return await self._in_thread(lambda: self._all(source, block_tokens, extras), how)
             steps = self._steps(source, block_tokens, extras)
             texts = next(steps)
-            if sum(map(len, texts)) <= self._encoder.at_once_bytes:
+            if sum(map(len, texts)) <= self._encoder.at_once_chars:
                 self._count(how)
                 return _finish(steps, self._encoder.encode(texts))
             return await self._in_thread(lambda: _finish(steps, self._encoder.encode(texts)), how)

@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 from router.prompt import sent_prompt
-from router.tokens.encoder import AT_ONCE_BYTES, LocalEncoder
+from router.tokens.encoder import AT_ONCE_CHARS, LocalEncoder
 from router.tokens.model_files import read_templates
 from router.tokens.tokenizer import MAX_WAITING, PoolTokenizer
 from scheduling.chain import Chain
@@ -186,7 +186,7 @@ async def test_a_long_rest_is_tokenized_by_a_thread_and_a_short_one_at_once(
 ) -> None:
     await chain_of(tokenizer, chat("short"))
     assert encoder.threads == {threading.current_thread().name}
-    await chain_of(tokenizer, chat("x" * 2 * AT_ONCE_BYTES))
+    await chain_of(tokenizer, chat("x" * 2 * AT_ONCE_CHARS))
     assert any(name.startswith("tokenize") for name in encoder.threads)
 
 
@@ -196,7 +196,7 @@ async def test_a_prompt_that_is_not_tokenized_in_time_has_no_chain_and_its_repet
     hasty = PoolTokenizer(
         encoder, read_templates(model_folder), threads=threads, timeout_s=0.01, max_bytes=1 << 20, count=results.append
     )
-    body = chat("x y" * AT_ONCE_BYTES)
+    body = chat("x y" * AT_ONCE_CHARS)
     encoder.gate.clear()
     assert await chain_of(hasty, body) is None
     encoder.gate.set()
@@ -211,7 +211,7 @@ async def test_no_more_prompts_wait_for_a_thread_than_a_few(
     tokenizer: PoolTokenizer, encoder: CountingEncoder, results: list[str]
 ) -> None:
     encoder.gate.clear()
-    body = chat("x" * 2 * AT_ONCE_BYTES)
+    body = chat("x" * 2 * AT_ONCE_CHARS)
     waiting = [asyncio.create_task(chain_of(tokenizer, body)) for _ in range(MAX_WAITING)]
     await asyncio.sleep(0)
     assert await chain_of(tokenizer, body) is None
@@ -224,7 +224,7 @@ async def test_cancelled_requests_leave_their_places_to_others(
     tokenizer: PoolTokenizer, encoder: CountingEncoder
 ) -> None:
     encoder.gate.clear()
-    body = chat("x" * 2 * AT_ONCE_BYTES)
+    body = chat("x" * 2 * AT_ONCE_CHARS)
     waiting = [asyncio.create_task(chain_of(tokenizer, body)) for _ in range(MAX_WAITING)]
     await asyncio.sleep(0)
     for task in waiting:
