@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from statestore.key import Key
+from statestore.api_key import ApiKey
 
 CUT_OFF_S = 3.0
 """Beyond the drain timeout, for clients to read the error that cut their request off."""
@@ -46,9 +46,9 @@ class RouterSettings(BaseModel):
     log_format: Literal["text", "json"] = Field("text", description="form of their log lines")
 
     # keys ----------------------------------------------------------------------------------------------------
-    api_keys: tuple[Key, ...] = Field((), description="inference needs one of these keys when any is set")
-    admin_key: Key | None = Field(None, description="/admin needs this key when it is set")
-    upstream_api_key: Key | None = Field(
+    api_keys: tuple[ApiKey, ...] = Field((), description="inference needs one of these keys when any is set")
+    admin_key: ApiKey | None = Field(None, description="/admin needs this key when it is set")
+    upstream_api_key: ApiKey | None = Field(
         None, description="key that the instances require; replaces the client's authorization"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from statestore.key import Key
+from statestore.api_key import ApiKey
 
 
 class WorkerSettings(BaseModel):
@@ -24,7 +24,7 @@ class WorkerSettings(BaseModel):
         gt=0,
         description="work pending, no finished prefill and no counter that moves take an instance down, seconds",
     )
-    upstream_api_key: Key | None = Field(None, description="key that the instances require, sent with checks")
+    upstream_api_key: ApiKey | None = Field(None, description="key that the instances require, sent with checks")
 
     time_scale: float = Field(
         1.0,

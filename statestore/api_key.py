@@ -22,5 +22,5 @@ def _as_sent(secret: SecretStr) -> SecretStr:
     return SecretStr(key)
 
 
-Key = Annotated[SecretStr, AfterValidator(_as_sent)]
+ApiKey = Annotated[SecretStr, AfterValidator(_as_sent)]
 """Never empty: a request without a key must not have the right one. One line: it is sent as a header field."""
