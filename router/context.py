@@ -10,7 +10,6 @@ from router.errors import ReplicaFullError
 from router.explain import DecisionLog, Explanation
 from router.metaserver import Metaserver
 from router.metrics import RouterMetrics
-from router.outbox import Outbox
 from router.outcome import Outcome
 from router.recording import TrafficRecorder
 from router.retry_budget import RetryBudget
@@ -108,7 +107,6 @@ class ReplicaContext:
     settings: RouterSettings
     clock: Clock
     call_later: CallLater
-    outbox: Outbox
     metrics: RouterMetrics
     decisions: DecisionLog
     retries: RetryBudget

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, Protocol
 
 from router.context import ReplicaContext
@@ -22,7 +21,10 @@ from scheduling.legs import Leg, decode_leg_id
 from scheduling.placement import Placed, Search, SearchFailed
 from scheduling.request import Request, RequestState
 from scheduling.steps import drive
+from statestore.base import Release
 
+KEPT_BLOCKS: Final = 1024
+"""A longer chain is not kept for its explanation, which keeps thousands."""
 SLOWEST_TOKEN_S: Final = 0.25
 """A token of an answer that is only seen whole takes no longer than this."""
 
@@ -169,7 +171,7 @@ class DecodeLeg:
         the next one for another request's. Raises StoreUnavailableError."""
         self._leave()
         if self._reserved:
-            await self._release("")()
+            await self._owner.pool.fleet.release((self._release(""),))
             self._reserved = False
 
     def release(self, note: str, settled: Callable[[], None] | None) -> bool:
@@ -178,15 +180,18 @@ class DecodeLeg:
         if not self._reserved:
             return False
         self._reserved = False
-        self._context.outbox.post(self._release(note), settled)
+        self._owner.pool.outbox.post(self._release(note), settled)
         return True
 
-    def _release(self, note: str) -> Callable[[], Awaitable[None]]:
-        """Of the present attempt, whenever it is called."""
-        return partial(self._owner.pool.fleet.finish, self.request_id, self._owner.decode_attempts, note)
+    def _release(self, note: str) -> Release:
+        """Of the present attempt."""
+        return self._owner.pool.fleet.over(self.request_id, self._owner.decode_attempts, note)
 
     def story(self) -> dict[str, Any]:
         """Its part of the request's explanation."""
+        if len(self._owner.chain.hashes) > KEPT_BLOCKS:
+            for placed, _ in self.rounds:
+                placed.decision  # noqa: B018  # judged now: until then its chain is kept
         return {
             "decode_instance_id": self.instance_id or self.last_instance_id or None,
             "decode_placed_s": self.placed_s,

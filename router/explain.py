@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from itertools import islice
+from typing import Any
 
 from scheduling.decision import Decision
 from scheduling.instance import InstanceLoad
@@ -17,32 +19,67 @@ KEPT_EXPLANATIONS = 2048
 """Of requests that ended last: a few megabytes."""
 
 
-@value
 class PlacementRound:
-    """One decision: what the policy saw, what it chose, and what the store replied."""
+    """One decision: what the policy saw, what it chose, and what the store replied. Worked out when it is read, which
+    seldom happens."""
 
-    candidates: tuple[str, ...]
-    loads: Mapping[str, InstanceLoad]
-    decision: Decision
-    attempt: int
-    status: PlaceStatus
-    considered: int = 0
-    """Candidates in all; ``candidates`` and ``loads`` keep a few of them."""
+    __slots__ = ("_considered", "_placed", "attempt")
+
+    def __init__(self, placed: Placed, attempt: int, considered: int = 0) -> None:
+        self._placed = placed
+        self.attempt = attempt
+        self._considered = considered
 
     @classmethod
     def of(cls, placed: Placed, attempt: int) -> PlacementRound:
         """The round, cut to what is kept: policies that observe the whole fleet see hundreds of loads."""
-        decision, loads, status = placed.decision, placed.reply.loads, placed.reply.status
-        candidates = tuple(loads)
-        if candidates != placed.candidates:  # others beside them were weighed, or some of them are gone
-            candidates = tuple(dict.fromkeys((*placed.candidates, *loads)))
-        if len(candidates) <= KEPT_CANDIDATES:
-            return cls(candidates, loads, decision, attempt, status, len(candidates))
+        loads = placed.reply.loads
+        if len(loads) <= KEPT_CANDIDATES:
+            return cls(placed, attempt)
+        decision, candidates = placed.decision, _candidates(placed)
         chosen = [name for name in (decision.instance_id, decision.alternative_id) if name is not None]
         others = (name for name in candidates if name not in chosen)
         kept = (*chosen, *islice(others, KEPT_CANDIDATES - len(chosen)))
-        seen = {name: loads[name] for name in kept if name in loads}
-        return cls(kept, seen, decision, attempt, status, len(candidates))
+        seen, features = {name: loads[name] for name in kept if name in loads}, placed.features
+        cut = Placed(replace(placed.reply, loads=seen), kept, lambda: (decision, features))
+        return cls(cut, attempt, len(candidates))
+
+    @property
+    def considered(self) -> int:
+        """Candidates in all; ``candidates`` and ``loads`` keep a few of them."""
+        return self._considered or len(_candidates(self._placed))
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        return _candidates(self._placed)[:KEPT_CANDIDATES]
+
+    @property
+    def loads(self) -> Mapping[str, InstanceLoad]:
+        return self._placed.reply.loads
+
+    @property
+    def decision(self) -> Decision:
+        return self._placed.decision
+
+    @property
+    def status(self) -> PlaceStatus:
+        return self._placed.reply.status
+
+    def told(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "candidates": self.candidates,
+            "loads": {instance_id: asdict(load) for instance_id, load in self.loads.items()},
+            "decision": asdict(self.decision),
+            "attempt": self.attempt,
+            "status": self.status,
+            "considered": self.considered,
+        }
+
+
+def _candidates(placed: Placed) -> tuple[str, ...]:
+    """Those that were asked for, and others beside them that were weighed."""
+    return tuple(dict.fromkeys((*placed.candidates, *placed.reply.loads)))
 
 
 @value

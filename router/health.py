@@ -18,7 +18,7 @@ def health_report(runtime: Runtime) -> dict[str, Any]:
         "status": "degraded" if status == "ok" and degraded else status,
         "replica_id": context.replica_id,
         "requests": len(context.live),
-        "outbox": len(context.outbox),
+        "outbox": runtime.outbox_releases,
         "pools": pools,
     }
 

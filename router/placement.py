@@ -58,7 +58,7 @@ class StorePlacer:
                 pool.metrics.replaced.inc()
                 request.try_again()
                 # Whatever the store has of it after all: an older copy of the store may have said so.
-                await pool.fleet.finish(request.request_id, request.store_attempt)
+                await pool.fleet.release((pool.fleet.over(request.request_id, request.store_attempt),))
             finally:
                 placing.pop(request_id, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
 from scheduling.steps import drive
 from scheduling.view import ClusterView
-from statestore.base import PoolStore
+from statestore.base import PoolStore, Release
 from statestore.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -49,8 +50,9 @@ class PoolFleet:
         self._waiters = waiters
         self._replica_id = replica_id
         self._placing, self._observing, self._committing = calls["place"], calls["observe"], calls["commit"]
-        self._prefilling, self._finishing = calls["first_token"], calls["finish"]
+        self._releasing = calls["release"]
         self._now_s = now_s
+        self._plans: set[asyncio.Task[None]] = set()
         self._seen: dict[str, Mapping[str, InstanceLoad]] = {}
         """Of each instance, the loads of the last reply that had its own: for estimates, never for decisions."""
 
@@ -94,17 +96,17 @@ class PoolFleet:
                 self._waiters.deliver(grant)
         return reply
 
-    async def first_token(self, request_id: str, instance_id: str, note: str) -> None:
-        told = await measured(self._prefilling, self._store.first_token(request_id, instance_id, note=note))
-        if told.queue is not None:
-            await self.plan(told.queue)
+    def over(self, request_id: str, attempt: int, note: str = "") -> Release:
+        """The release of what is left of a request of this replica."""
+        return Release(request_id, "", self._replica_id, attempt, note)
 
-    async def finish(self, request_id: str, attempt: int, note: str = "") -> None:
-        """Release what is left of a request of this replica."""
-        finish = self._store.finish(request_id, replica_id=self._replica_id, attempt=attempt, note=note)
-        told = await measured(self._finishing, finish)
-        if told.queue is not None:
-            await self.plan(told.queue)
+    async def release(self, releases: Sequence[Release]) -> None:
+        """Queues that have room then are planned in the background: the next releases do not wait for that."""
+        for told in await measured(self._releasing, self._store.release(releases)):
+            if told.queue is not None:
+                planning = asyncio.create_task(self.plan(told.queue))
+                self._plans.add(planning)
+                planning.add_done_callback(self._plans.discard)
 
     async def plan(self, queue: QueueHead | None) -> None:
         """Grant from a queue that has room, by a reply. A failure must not fail the request, or repeat the transition,

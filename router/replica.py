@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from router.context import ReplicaContext
 from router.metrics import measured
@@ -181,9 +180,8 @@ class Replica:
 
     def _release(self, leftover: Sequence[Request]) -> None:
         context = self._context
-        finish = partial(self._pool.store.finish, replica_id=context.replica_id)
         for record in leftover:
-            context.outbox.post(partial(finish, record.request_id, attempt=record.attempt))
+            self._pool.outbox.post(self._pool.fleet.over(record.request_id, record.attempt))
         if leftover:
             context.metrics.reconciled.inc(len(leftover))
             log.warning("pool %s: released %d leftover requests", self._settings.name, len(leftover))

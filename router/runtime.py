@@ -112,9 +112,9 @@ class Runtime:
         """
         for replica in self.replicas.values():
             await replica.join()
-        self._supervisor.start("outbox", self.context.outbox.run)
         for name, pool in self.pools.pools.items():
             replica = self.replicas[name]
+            self._supervisor.start(f"outbox {name}", pool.outbox.run)
             self._supervisor.start(f"view {name}", pool.view.run)
             self._supervisor.start(f"grants {name}", pool.grant_waiters.listen)
             self._supervisor.start(f"held {name}", pool.grant_waiters.poll)
@@ -127,13 +127,18 @@ class Runtime:
     def accepts_traffic(self) -> bool:
         return self.joined and not self.context.draining
 
+    @property
+    def outbox_releases(self) -> int:
+        """Releases that wait for the store."""
+        return sum(len(pool.outbox) for pool in self.pools.pools.values())
+
     async def stop(self) -> None:
         """End what is still live, deliver the outbox to the store, give up the lease, end the background work."""
         self.context.draining = True
         await asyncio.sleep(0)  # requests that were cancelled when the drain took too long end by themselves
         for live in self.context.live:
             live.finish(Outcome.CUT_OFF)
-        await self.context.outbox.flush(FLUSH_TIMEOUT_S)
+        await asyncio.gather(*(pool.outbox.flush(FLUSH_TIMEOUT_S) for pool in self.pools.pools.values()))
         await self._supervisor.stop()
         with contextlib.suppress(TimeoutError):  # a lease that is not given up runs out
             async with asyncio.timeout(LEAVING_S / 2):
@@ -149,8 +154,8 @@ class Runtime:
 
     async def read_metrics(self) -> None:
         """Bring the gauges up to date; called before they are scraped."""
-        metrics, outbox = self.context.metrics, self.context.outbox
-        metrics.outbox.set(len(outbox))
+        metrics = self.context.metrics
+        metrics.outbox.set(self.outbox_releases)
         metrics.degraded.set(any(replica.store_state != "ok" for replica in self.replicas.values()))
         await self.fleet.refresh()
 
@@ -176,7 +181,6 @@ def _context(
         settings=settings,
         clock=clock,
         call_later=call_later,
-        outbox=Outbox(clock=clock, dropped=metrics.outbox_dropped),
         metrics=metrics,
         decisions=DecisionLog(),
         retries=RetryBudget(RETRY_SHARE, RETRIES_PER_S, clock.monotonic_s(), lambda: live.accepted),
@@ -225,6 +229,7 @@ def _served_pool(
         loss_notifier=loss_notifier,
         grant_waiters=waiters,
         fleet=fleet,
+        outbox=Outbox(fleet.release, clock=clock, dropped=context.metrics.outbox_dropped),
         policy=build_policy(scheduling),
         breakers=breakers,
         quarantine=Quarantine(clock, context.call_later),

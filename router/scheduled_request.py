@@ -32,6 +32,7 @@ from scheduling.legs import Leg
 from scheduling.placement import Placed, Search
 from scheduling.request import Request, RequestState
 from scheduling.slo import slo_s
+from statestore.base import Release
 
 
 class Placer(Protocol):
@@ -233,7 +234,7 @@ class ScheduledRequest(RequestStory):
         """The decode leg has the KV: what the prefill leg reserved is free."""
         self._staged_kv_gone = True
         note = self.decode.transfer_note(self.age_s) if self.decode is not None else ""
-        self._context.outbox.post(partial(self.pool.fleet.finish, self.request_id, self.store_attempt, note))
+        self.pool.outbox.post(self.pool.fleet.over(self.request_id, self.store_attempt, note))
 
     def _prefill_presumed(self) -> None:
         """An answer that does not stream shows no first token: its expected time is taken instead."""
@@ -243,8 +244,7 @@ class ScheduledRequest(RequestStory):
 
     def _send_first_token(self) -> None:
         self._prefilled = True
-        first_token = partial(self.pool.fleet.first_token, self.request_id, self.instance_id, self._note())
-        self._context.outbox.post(first_token)
+        self.pool.outbox.post(Release(self.request_id, self.instance_id, note=self._note()))
 
     def _note(self) -> str:
         """The sample of its first token (``scheduling.learning``); empty where that is presumed, or the end of the
@@ -287,7 +287,7 @@ class ScheduledRequest(RequestStory):
             if decode is not None:
                 await decode.released()
                 self.decode = None
-            await self.pool.fleet.finish(self.request_id, self.store_attempt)
+            await self.pool.fleet.release((self.pool.fleet.over(self.request_id, self.store_attempt),))
             self.try_again()
             self._prefilled = self._staged_kv_gone = False
             await self._place_again(failure)
@@ -318,6 +318,7 @@ class ScheduledRequest(RequestStory):
         if self.may_be_reserved:
             self._send_finish(self._taught(usage))
         explanation = self.explain()
+        self.decode = None  # which has its owner: a cycle would be left to the garbage collector
         self._context.decisions.add(explanation)
         if self._context.ended is not None:
             self._context.ended(explanation, self.inference_request.trace)
@@ -329,7 +330,7 @@ class ScheduledRequest(RequestStory):
             if self._staged_kv_gone:  # released when the decode leg had it
                 return
             note = ""
-        self._context.outbox.post(partial(self.pool.fleet.finish, request_id, self.store_attempt, note), settled)
+        self.pool.outbox.post(self.pool.fleet.over(request_id, self.store_attempt, note), settled)
 
     def _taught(self, usage: Usage | None) -> str:
         """How many tokens its text and its answer had, for the leader to learn from; "" where neither is known."""

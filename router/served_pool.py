@@ -11,6 +11,7 @@ from router.breakers import CircuitBreakers
 from router.grant_waiters import GrantWaiters
 from router.instance_loss import InstanceLossNotifier
 from router.metrics import PoolMetrics
+from router.outbox import Outbox
 from router.pool_fleet import PoolFleet
 from router.prompt import PromptTokenizer
 from router.quarantine import Quarantine
@@ -38,6 +39,7 @@ class ServedPool:
     loss_notifier: InstanceLossNotifier
     grant_waiters: GrantWaiters
     fleet: PoolFleet
+    outbox: Outbox
     policy: Policy
     breakers: CircuitBreakers
     quarantine: Quarantine

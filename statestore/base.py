@@ -58,9 +58,23 @@ class SettingsChange:
 
 
 @value
+class Release:
+    """What a request needs no more: its first token came, or it is over."""
+
+    request_id: str
+    instance_id: str = ""
+    """Where its first token came; empty: it is over."""
+    replica_id: str = ""
+    """Another replica's request is left alone; empty: any."""
+    attempt: int | None = None
+    """A newer attempt is left alone; None: any."""
+    note: str = ""
+
+
+@value
 class Transition:
-    """What a transition did, and the queue of its instance where that has room now. Of transitions that share a
-    call, one is told the queue."""
+    """What a transition did, and the queue of its instance where that has room now. Of releases that share a call, the
+    last one of an instance is told its queue."""
 
     done: bool
     queue: QueueHead | None = None
@@ -222,6 +236,9 @@ class PoolStore(KvEventStore, Protocol):
         With ``replica_id`` given, another replica's request of the same id is left alone: a replica that gave up before
         it heard DUPLICATE has nothing to release. With ``attempt`` given, a newer attempt is left alone.
         """
+
+    async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
+        """``first_token`` or ``finish`` of each, in their order, in few calls."""
 
     def grants(self, replica_id: str) -> Stream[Grant]:
         """Grants and rejections of this replica's held requests as they happen. Some may be lost with a connection;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Any
@@ -89,10 +89,8 @@ def _explanation(runtime: Runtime, request_id: str) -> Explanation | None:
 
 def _story(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
     pool = runtime.pools.pools[explanation.pool]
-    story = asdict(explanation)
-    for told, each in zip(story["rounds"], explanation.rounds, strict=True):
-        told["loads"] = {instance_id: asdict(load) for instance_id, load in each.loads.items()}
-        told["costs"] = costs_of(explanation, each, pool)
+    story = asdict(replace(explanation, rounds=(), decode_rounds=()))
+    story["rounds"] = [each.told() | {"costs": costs_of(explanation, each, pool)} for each in explanation.rounds]
     story["decode"] = _decode_leg(story, explanation)
     return {
         "replica_id": runtime.context.replica_id,
@@ -106,11 +104,7 @@ def _decode_leg(story: dict[str, Any], explanation: Explanation) -> dict[str, An
     told = {name: story.pop(f"decode_{name}") for name in ("instance_id", "placed_s", "rounds")} | {
         "transferred_tokens": story.pop("transferred_tokens")
     }
-    if told["placed_s"] is None:
-        return None
-    for each, kept in zip(told["rounds"], explanation.decode_rounds, strict=True):
-        each["loads"] = {instance_id: asdict(load) for instance_id, load in kept.loads.items()}
-    return told
+    return None if told["placed_s"] is None else told | {"rounds": [each.told() for each in explanation.decode_rounds]}
 
 
 async def _live_record(runtime: Runtime, request_id: str) -> RequestRecord | None:

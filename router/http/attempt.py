@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from router.http.heads import Header
-from router.http.sse import NO_ENDING, Ending, error_status, event_data, event_object
+from router.http.sse import NO_ENDING, Ending, error_status, event_data
 from router.outcome import FailureKind, InstanceFailure
 from scheduling.breaker import is_server_fault
 from scheduling.values import value
@@ -120,14 +121,14 @@ def failure_of_whole(body: bytes) -> InstanceFailure | None:
     return GIVEN_BACK if gives_back(body) else None
 
 
-def failure_in(event: bytes) -> InstanceFailure | None:
-    """The failure that a first event announces; None for an event that should reach the client.
+def failure_in(event: bytes, told: Mapping[str, Any] | None) -> InstanceFailure | None:
+    """The failure that a first event, which carries ``told``, announces; None for one that should reach the client.
 
     An error with a code of a client error is passed on, as a plain answer of that status is.
     """
     if gives_back(event):
         return GIVEN_BACK
-    status = error_status(event_object(event))
+    status = error_status(told)
     if status is None or not is_retried(status):
         return None
     return InstanceFailure(FailureKind.STATUS, event[:200].decode("utf-8", "replace"), status)

@@ -167,29 +167,23 @@ class Exchange:
             self._fail_by_status(None)
 
     def _hold_event(self, wire: bytes, pieces: list[bytes]) -> None:
-        """The start of a stream, until its first event is whole."""
+        """The start of a stream, until its first event is whole; of a decode leg's, until its first token has come."""
         self._hold(wire, pieces)
         events = self._split(pieces)
         if events is None:
             self._fail(InstanceFailure(FailureKind.PROTOCOL, f"the first event is over {MAX_HELD_BYTES} bytes"))
         elif events:
-            failure = failure_in(events[0])
-            if failure is not None:
-                self._fail_by_event(failure, events[0])
-                return
-            if self._awaits_output and self._held_bytes <= MAX_HELD_BYTES and self._still_held(events):
-                return
-            self._commit()
-            self._receive = Exchange._watch
-            self._look_for_output(events)
-
-    def _still_held(self, events: list[bytes]) -> bool:
-        """Whether no token is among the events of a decode leg, or one of them ends it."""
-        for event in events:
-            if (failure := failure_in(event)) is not None:
-                self._fail_by_event(failure, event)
-                return True
-        return not any(starts_output(event_object(event)) for event in events)
+            told, is_held = [*map(event_object, events)], self._awaits_output and self._held_bytes <= MAX_HELD_BYTES
+            for event, value in zip(events if is_held else events[:1], told, strict=False):
+                if (failure := failure_in(event, value)) is not None:
+                    self._fail_by_event(failure, event)
+                    return
+            has_output = any(map(starts_output, told))
+            if has_output or not is_held:
+                self._commit()
+                self._receive = Exchange._watch
+            if has_output:
+                self._first_token()
 
     def _hold_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         """The answer of a leg that does not stream, until it is whole."""
@@ -207,10 +201,8 @@ class Exchange:
         """A stream whose first token has not come."""
         self._pass(wire, pieces)
         events = self._split(pieces)
-        if events is None:
+        if events is None or any(starts_output(event_object(event)) for event in events):
             self._first_token()
-        elif events:
-            self._look_for_output(events)
 
     def _pass_unless_given_back(self, wire: bytes, pieces: list[bytes]) -> None:
         """An answer that its decoder gives back in mid-stream is not whole, though the stream ends as if it were."""
@@ -240,10 +232,6 @@ class Exchange:
             return self._splitter.feed(b"".join(pieces))
         except ValueError:
             return None
-
-    def _look_for_output(self, events: list[bytes]) -> None:
-        if any(starts_output(event_object(event)) for event in events):
-            self._first_token()
 
     def _first_token(self) -> None:
         self._receive = Exchange._pass_unless_given_back if self._awaits_output else Exchange._pass

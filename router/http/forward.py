@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 
@@ -27,7 +28,7 @@ from router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
 from router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
-from router.http.sending import Sender, Sending, Target, nothing
+from router.http.sending import Sender, Sending, Target
 from router.http.split_forward import SplitTry
 from router.http.stream_usage import id_edit, usage_edit
 from router.inference_request import InferenceRequest, response_id
@@ -173,18 +174,24 @@ class _Forwarding:
         if placed.leg is Leg.PREFILL and isinstance(placed, SplitRequest):
             layerwise = placed.pool.settings.connector == "mooncake-layerwise"
             return await (LayerwiseTry if layerwise else SplitTry)(placed, self).run()
-        return await self.sender.send(self.to_client(placed, placed.sent))
+        return await self.sender.send(self.to_client(placed, on_sent=placed.sent))
 
-    def to_client(self, target: Target, on_sent: Callable[[], None] = nothing) -> Sending:
-        """The client's request to an instance whose answer it gets."""
+    def to_client(
+        self,
+        target: Target,
+        body: Callable[[], list[BodyPart]] | None = None,
+        on_first_token: Callable[[], None] | None = None,
+        **how: Any,
+    ) -> Sending:
+        """The client's request to an instance whose answer it gets; ``how`` are further fields."""
         return Sending(
             target,
-            self.body,
+            body or self.body,
             self.downstream,
             self._begin_answer,
-            self._placed.first_token,
+            on_first_token or self._placed.first_token,
             self._asks_usage,
-            on_sent=on_sent,
+            **how,
         )
 
     # what goes to the instance -------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
 from typing import Any
+
+import orjson
 
 from router.connectors import layerwise_decode_params
 from router.decode_leg import DecodeLeg
@@ -60,7 +61,8 @@ class LayerwiseTry:
     ) -> ExchangeResult:
         """Send the prefill leg, and wait for the answer of the decode leg."""
         placed, forwarding = self._placed, self._forwarding
-        body = prefill_body(forwarding.request.path, self._body, params, forwarding.other_model)
+        told = orjson.dumps(params)
+        body = prefill_body(forwarding.request.path, self._body, told, forwarding.other_model)
         sending = Sending(placed, lambda: body, NO_CLIENT, list[Header], on_sent=placed.sent, exchange=PrefillExchange)
         prefilling = asyncio.ensure_future(forwarding.sender.send(sending))
         try:
@@ -90,9 +92,9 @@ class LayerwiseTry:
     async def _answer(self, decode: DecodeLeg) -> ExchangeResult:
         forwarding, url = self._forwarding, self._placed.metaserver.url
         edit = params_edit(forwarding.request.body, layerwise_decode_params(url))
-        sending = replace(
-            forwarding.to_client(decode),
-            body=lambda: forwarding.body(edit),
+        sending = forwarding.to_client(
+            decode,
+            lambda: forwarding.body(edit),
             awaits_output=True,
             exchange=KeepingExchange if forwarding.keeps else Exchange,
         )

@@ -18,17 +18,17 @@ _ONE_TOKEN: Final = {
 }
 
 
-def prefill_body(path: str, body: bytes, params: Mapping[str, Any], model: str | None) -> list[BodyPart]:
+def prefill_body(path: str, body: bytes, params: bytes, model: str | None) -> list[BodyPart]:
     """One token, not streamed: with ``min_tokens`` it ends by its length in any case, and no other end stages KV.
+    ``params`` is JSON.
 
     The fields are added at the end, where they stand for those of the same name before, as for any reader: a long
     prompt is neither parsed nor copied. The body must be a JSON object that has fields.
     """
-    more = orjson.dumps(params)
     name = b"" if model is None else b'"model":%b,' % orjson.dumps(model)
     if b'"stream_options"' in body:
         name += b'"stream_options":null,'
-    added = b',%b%b"kv_transfer_params":%b}' % (_ONE_TOKEN[path], name, more)
+    added = b',%b%b"kv_transfer_params":%b}' % (_ONE_TOKEN[path], name, params)
     return [memoryview(body)[: body.rindex(b"}")], added]
 
 

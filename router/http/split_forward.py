@@ -11,9 +11,10 @@ Whatever way it ends, staged KV is taken over by a decoder (``router.http.transf
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
+
+import orjson
 
 from router.connectors import PREFILL_PARAMS
 from router.decode_leg import DecodeLeg
@@ -36,6 +37,7 @@ from router.outcome import FailureKind, InstanceFailure
 from scheduling.legs import Leg
 
 FREEING_TRIES = 2
+_PREFILL_PARAMS = orjson.dumps(PREFILL_PARAMS)
 _NEEDS_PREFILL = (FailureKind.NO_DECODER, FailureKind.RECOMPUTED, FailureKind.TRANSFER)
 """No other decoder is tried with the same KV. A transfer that is stuck may be so for its source, which a decoder whose
 leg is aborted may have told to free the KV."""
@@ -60,7 +62,13 @@ class Forwarding(Protocol):
 
     def body(self, *more: Edit) -> list[BodyPart]: ...
 
-    def to_client(self, target: Target) -> Sending: ...
+    def to_client(
+        self,
+        target: Target,
+        body: Callable[[], list[BodyPart]] | None = None,
+        on_first_token: Callable[[], None] | None = None,
+        **how: Any,
+    ) -> Sending: ...
 
     def pass_on(self, answer: ErrorAnswer) -> None: ...
 
@@ -114,7 +122,7 @@ class SplitTry:
     # the legs ------------------------------------------------------------------------------------------------
     def _prefill_body(self) -> list[BodyPart]:
         request = self._forwarding.request
-        return prefill_body(request.path, request.body, PREFILL_PARAMS, self._forwarding.other_model)
+        return prefill_body(request.path, request.body, _PREFILL_PARAMS, self._forwarding.other_model)
 
     async def _decode(self, decode: DecodeLeg) -> ExchangeResult:
         loop = decode.loop_time
@@ -142,10 +150,10 @@ class SplitTry:
         """One try of the decode leg."""
         self._decodes += 1
         forwarding = self._forwarding
-        sending = replace(
-            forwarding.to_client(decode),
-            body=lambda: self._staged_body or forwarding.body(),
-            on_first_token=self._first_token,
+        sending = forwarding.to_client(
+            decode,
+            lambda: self._staged_body or forwarding.body(),
+            self._first_token,
             awaits_output=True,
             kv_within_s=decode.kv_within_s,
             exchange=KeepingExchange if forwarding.keeps else Exchange,

@@ -46,7 +46,9 @@ _log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-OF_REQUESTS = frozenset({"place", "observe", "commit", "first_token", "finish", "records", "requests_of"})
+OF_REQUESTS = frozenset({
+    "place", "observe", "commit", "release", "first_token", "finish", "records", "requests_of",
+})  # fmt: skip
 """The calls that a local state answers while the store is away."""
 
 

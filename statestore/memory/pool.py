@@ -14,6 +14,7 @@ from scheduling.granting import Grant
 from scheduling.placement import Placement, PlaceReply
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings
+from statestore.base import Release, Transition
 from statestore.feed import GrantFeeds
 from statestore.memory.placing import Placing
 from statestore.memory.state import PoolState
@@ -68,6 +69,23 @@ class MemoryPool:
         if len(self.state.wanted):
             self._wanted.set()
         return reply
+
+    async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
+        told: list[Transition] = []
+        last: dict[str, int] = {}
+        for each in releases:
+            if each.instance_id:
+                done = self.state.first_token(each.request_id, each.instance_id, note=each.note)
+            else:
+                who = each.replica_id or None
+                done = self.state.finish(each.request_id, replica_id=who, attempt=each.attempt, note=each.note)
+            if done.queue is not None:
+                former = last.get(done.queue.load.instance_id)
+                if former is not None:
+                    told[former] = Transition(True)
+                last[done.queue.load.instance_id] = len(told)
+            told.append(done)
+        return told
 
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
         if not len(self.state.wanted):

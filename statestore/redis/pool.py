@@ -15,7 +15,7 @@ from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueueOrder, QueuePlan
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
-from statestore.base import Membership, PoolOverview, PoolSnapshot, SettingsChange, Transition
+from statestore.base import Membership, PoolOverview, PoolSnapshot, Release, SettingsChange, Transition
 from statestore.errors import StoreError
 from statestore.keys import PoolKeys
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
@@ -33,9 +33,6 @@ MAX_PLACEMENTS, MAX_RELEASES = 16, 64
 
 MAX_ATTEMPTS = 64
 """To change the description of an instance that others change at the same time."""
-
-Release = tuple[Argument, Argument, Argument, Argument, Argument]
-"""What ``release_requests`` takes of one request."""
 
 
 class RedisPool(KvEventCalls, ScalingCalls):
@@ -59,7 +56,6 @@ class RedisPool(KvEventCalls, ScalingCalls):
         self._overrides: Mapping[str, Any] = {}
         self._subscriber = subscriber
         self._placements = Turn(self._place, MAX_PLACEMENTS)
-        self._releases = Turn(self._release, MAX_RELEASES)
 
     def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
         """Not used here; ``statestore.failover`` uses it."""
@@ -176,17 +172,23 @@ class RedisPool(KvEventCalls, ScalingCalls):
         return CommitReply(tuple(map(codec.grant_from, granted)), codec.queue_head_from(queue))
 
     async def first_token(self, request_id: str, instance_id: str, *, note: str = "") -> Transition:
-        return await self._releases.add((request_id, instance_id, "", "", note))
+        return (await self.release((Release(request_id, instance_id, note=note),)))[0]
 
     async def finish(
         self, request_id: str, *, replica_id: str | None = None, attempt: int | None = None, note: str = ""
     ) -> Transition:
-        checked = ("" if replica_id is None else replica_id, "" if attempt is None else attempt)
-        return await self._releases.add((request_id, "", *checked, note))
+        ended = Release(request_id, replica_id=replica_id or "", attempt=attempt, note=note)
+        return (await self.release((ended,)))[0]
 
-    async def _release(self, releases: Sequence[Release]) -> Sequence[Transition]:
-        parts = [part for release in releases for part in release]
-        return [codec.transition_from(reply) for reply in await self._run("release_requests", "", *parts)]
+    async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
+        told: list[Transition] = []
+        for first in range(0, len(releases), MAX_RELEASES):
+            parts: list[Argument] = []
+            for each in releases[first : first + MAX_RELEASES]:
+                attempt = "" if each.attempt is None else each.attempt
+                parts += (each.request_id, each.instance_id, each.replica_id, attempt, each.note)
+            told += [codec.transition_from(reply) for reply in await self._run("release_requests", "", *parts)]
+        return told
 
     def grants(self, replica_id: str) -> Stream[Grant]:
         return self._subscriber.open(replica_id)

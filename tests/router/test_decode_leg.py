@@ -13,6 +13,7 @@ from scheduling.learning import Finished
 from scheduling.legs import Leg, decode_leg_id
 from scheduling.request import RequestState
 from scheduling.settings import SchedulingSettings, SplitSettings
+from statestore.base import Release
 
 ALWAYS = SchedulingSettings(split=SplitSettings(mode="always"))
 CLOSED = InstanceFailure(FailureKind.CLOSED)
@@ -116,13 +117,13 @@ async def test_each_leg_is_released_once(
     split: Any, store: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
     placed, decode = split
-    released, finish = [], placed.pool.fleet.finish
+    released, over = [], placed.pool.fleet.over
 
-    async def counted(request_id: str, attempt: int, note: str = "") -> None:
+    def counted(request_id: str, attempt: int, note: str = "") -> Release:
         released.append(request_id)
-        await finish(request_id, attempt, note)
+        return over(request_id, attempt, note)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(placed.pool.fleet, "finish", counted)
+    monkeypatch.setattr(placed.pool.fleet, "over", counted)
     if streams:
         placed.first_token()
         await tools.settle()
@@ -132,3 +133,14 @@ async def test_each_leg_is_released_once(
     assert sorted(released) == [placed.request_id, decode.request_id]
     assert (await store.pool("default").snapshot()).requests == ()
     assert not placed._context.live.get(placed.request_id)
+
+
+@pytest.mark.parametrize("scheduling", [ALWAYS])
+async def test_a_split_request_leaves_nothing_to_the_garbage_collector(split: Any, tools: Any) -> None:
+    placed, decode = split
+    placed.finish(Outcome.COMPLETED)
+    await tools.settle()
+
+    assert placed.decode is None, "its leg has its owner"
+    explanation = placed._context.decisions.get(placed.request_id)
+    assert explanation.decode_instance_id == decode.last_instance_id

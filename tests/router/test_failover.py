@@ -19,8 +19,8 @@ from statestore.memory import MemoryStore
 LONG = "word " * 1000
 """1250 tokens: one such prompt fills an instance."""
 SHARED = (
-    "place", "observe", "commit", "first_token", "finish", "records", "membership", "heartbeat", "requests_of", "adopt",
-    "snapshot",
+    "place", "observe", "commit", "release", "first_token", "finish", "records", "membership", "heartbeat",
+    "requests_of", "adopt", "snapshot",
 )  # fmt: skip
 
 

@@ -804,7 +804,7 @@ async def test_an_id_whose_release_is_on_its_way_gets_a_suffix(start_runtime: An
     async def waits(*_: Any, **__: Any) -> None:
         await goes.wait()
 
-    tampered.before["finish"] = waits
+    tampered.before["release"] = waits
     first = await runtime.lifecycle.place(tools.request(request_id="mine"))
     first.finish(Outcome.CLIENT_GONE)
 
@@ -840,7 +840,7 @@ async def test_who_leaves_before_its_id_is_known_to_be_taken_releases_nothing_of
     leaving.cancel()
     await tools.settle()
 
-    assert "finish" in tampered.calls
+    assert "release" in tampered.calls
     assert (await store.pool("default").records(["same"]))["same"].replica_id == "replica-1"
     first.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, one, tools)

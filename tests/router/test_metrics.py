@@ -9,6 +9,7 @@ from prometheus_client import REGISTRY, generate_latest
 
 from router.metrics import RouterMetrics, measured
 from router.outcome import FailureKind, InstanceFailure, Outcome
+from statestore.base import Release
 from statestore.errors import StoreUnavailableError
 
 
@@ -96,12 +97,11 @@ async def test_a_request_that_was_placed_again_or_does_not_stream_says_nothing_o
 
 async def test_what_a_full_outbox_drops_is_counted(start_runtime: Any) -> None:
     runtime = await start_runtime()
-    runtime.context.outbox._limit = 16
+    outbox = runtime.pools.pools["default"].outbox
+    outbox._limit = 16
 
-    async def delivered() -> None: ...
-
-    for _ in range(20):
-        runtime.context.outbox.post(delivered)
+    for number in range(20):
+        outbox.post(Release(f"r{number}"))
 
     assert sample(runtime, "dualmap_outbox_dropped_transitions_total") == 4.0
 

@@ -1,14 +1,34 @@
-"""Transitions on their way to the store."""
+"""Releases on their way to the store."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from typing import Any
 
-from router.outbox import Outbox
+from router.outbox import TOGETHER, Outbox
+from statestore.base import Release
 from statestore.errors import StoreError, StoreUnavailableError
+
+
+class Fleet:
+    """Notes what is delivered to it, and fails as it is told to."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.tries: list[list[str]] = []
+        self.delivered: list[str] = []
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def release(self, releases: Sequence[Release]) -> None:
+        names = [release.request_id for release in releases]
+        self.tries.append(names)
+        await self.goes_on.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        self.delivered += names
 
 
 def delivering(outbox: Outbox) -> asyncio.Task[None]:
@@ -20,108 +40,110 @@ async def stopped(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def note(into: list[int], number: int) -> Callable[[], Awaitable[None]]:
-    async def transition() -> None:
-        into.append(number)
-
-    return transition
-
-
-async def test_calls_start_in_the_order_in_which_they_were_posted(clock: Any) -> None:
-    outbox, seen = Outbox(limit=100, clock=clock, concurrency=8), []
+async def test_releases_are_delivered_in_the_order_in_which_they_were_posted_so_many_at_a_time(clock: Any) -> None:
+    fleet = Fleet()
+    outbox, names = Outbox(fleet.release, clock=clock), [f"r{number}" for number in range(TOGETHER + 1)]
     task = delivering(outbox)
 
-    for number in range(50):
-        outbox.post(note(seen, number))
+    for name in names:
+        outbox.post(Release(name))
 
     assert await outbox.flush(5.0)
-    assert seen == list(range(50))
+    assert fleet.tries == [names[:TOGETHER], names[TOGETHER:]]
     await stopped(task)
 
 
-async def test_one_that_finds_the_store_away_is_repeated_until_it_gets_through(clock: Any, tools: Any) -> None:
-    outbox, tries = Outbox(limit=10, clock=clock, concurrency=1), []
-
-    async def comes_back_after_three() -> None:
-        tries.append(clock.now_s)
-        if len(tries) <= 3:
-            raise StoreUnavailableError("away")
-
+async def test_what_is_posted_while_a_delivery_is_under_way_shares_the_next(clock: Any, tools: Any) -> None:
+    fleet = Fleet()
+    fleet.goes_on.clear()
+    outbox = Outbox(fleet.release, clock=clock)
     task = delivering(outbox)
-    outbox.post(comes_back_after_three)
+    for name in "abc":
+        outbox.post(Release(name))
+        await tools.settle()
+
+    fleet.goes_on.set()
+
+    assert await outbox.flush(5.0)
+    assert fleet.tries == [["a"], ["b", "c"]]
+    await stopped(task)
+
+
+async def test_those_that_find_the_store_away_are_repeated_until_they_get_through(clock: Any) -> None:
+    fleet, at_s = Fleet(*[StoreUnavailableError("away")] * 3), []
+
+    async def release(releases: Sequence[Release]) -> None:
+        at_s.append(clock.now_s)
+        await fleet.release(releases)
+
+    outbox = Outbox(release, clock=clock)
+    task = delivering(outbox)
+    outbox.post(Release("a"))
     await clock.advance(10.0)
 
-    assert len(tries) == 4
-    gaps = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    assert fleet.tries == [["a"]] * 4
+    gaps = [later - earlier for earlier, later in itertools.pairwise(at_s)]
     assert gaps == sorted(gaps)
     assert gaps[0] < gaps[-1]
     assert await outbox.flush(1.0)
     await stopped(task)
 
 
-async def test_one_that_is_refused_does_not_stop_the_others(clock: Any) -> None:
-    outbox, seen = Outbox(limit=10, clock=clock, concurrency=1), []
-
-    async def refused() -> None:
-        raise StoreError("never")
-
-    async def broken() -> None:
-        raise ValueError("a bug")
-
+async def test_what_is_refused_does_not_stop_the_others(clock: Any, tools: Any) -> None:
+    fleet = Fleet(StoreError("never"), ValueError("a bug"))
+    outbox = Outbox(fleet.release, clock=clock)
     task = delivering(outbox)
-    for transition in (refused, broken, note(seen, 1)):
-        outbox.post(transition)
+    for name in ("refused", "broken", "sound"):
+        outbox.post(Release(name))
+        await tools.settle()
 
     assert await outbox.flush(5.0)
-    assert seen == [1]
+    assert fleet.delivered == ["sound"]
     await stopped(task)
 
 
 async def test_a_full_outbox_drops_and_counts_and_never_waits(clock: Any) -> None:
-    outbox = Outbox(limit=2, clock=clock)
+    outbox = Outbox(Fleet().release, limit=2, clock=clock)
 
     for number in range(5):
-        outbox.post(note([], number))
+        outbox.post(Release(f"r{number}"))
 
     assert (len(outbox), outbox.dropped.value) == (2, 3)
 
 
 async def test_flushing_gives_up_in_time(clock: Any) -> None:
-    outbox = Outbox(limit=2, clock=clock)
-    outbox.post(note([], 1))  # no courier runs
+    outbox = Outbox(Fleet().release, clock=clock)
+    outbox.post(Release("a"))  # nothing delivers it
 
     assert not await outbox.flush(0.01)
 
 
-async def test_couriers_that_were_stopped_leave_the_next_ones_work(clock: Any) -> None:
-    outbox, seen = Outbox(limit=10, clock=clock, concurrency=4), []
+async def test_a_delivery_that_was_stopped_leaves_the_next_ones_work(clock: Any) -> None:
+    fleet = Fleet()
+    outbox = Outbox(fleet.release, clock=clock)
     former = delivering(outbox)
-    await asyncio.sleep(0)  # all of them wait for work
+    await asyncio.sleep(0)  # it waits for work
     await stopped(former)
 
     task = delivering(outbox)
     await asyncio.sleep(0)
-    outbox.post(note(seen, 1))
+    outbox.post(Release("a"))
 
     assert await outbox.flush(5.0)
-    assert seen == [1]
+    assert fleet.delivered == ["a"]
     await stopped(task)
 
 
-async def test_whoever_posts_is_told_once_when_it_was_delivered_refused_or_dropped(clock: Any) -> None:
-    outbox, told = Outbox(limit=2, clock=clock, concurrency=1), []
-
-    async def refused() -> None:
-        told.append("tried")
-        raise StoreError("no")
-
-    async def delivered() -> None:
-        told.append("tried")
-
-    for name, transition in (("refused", refused), ("delivered", delivered), ("dropped", delivered)):
-        outbox.post(transition, lambda name=name: told.append(name))
+async def test_whoever_posts_is_told_once_when_it_was_delivered_refused_or_dropped(clock: Any, tools: Any) -> None:
+    fleet, told = Fleet(StoreError("no")), []
+    outbox = Outbox(fleet.release, limit=1, clock=clock)
     task = delivering(outbox)
-
-    assert await outbox.flush(5.0)
-    assert told == ["dropped", "tried", "refused", "tried", "delivered"]
+    for name in ("refused", "delivered"):
+        outbox.post(Release(name), lambda name=name: told.append((name, len(fleet.tries))))
+        await tools.settle()
     await stopped(task)
+    outbox.post(Release("waits"))
+
+    outbox.post(Release("dropped"), lambda: told.append(("dropped", len(fleet.tries))))
+
+    assert told == [("refused", 1), ("delivered", 2), ("dropped", 2)]

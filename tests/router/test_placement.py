@@ -107,7 +107,7 @@ async def test_whatever_becomes_of_requests_nothing_is_left_of_them(
 
     sweeping.cancel()
     for replica in replicas:
-        assert await replica.context.outbox.flush(5.0)
+        assert await replica.pools.pools["default"].outbox.flush(5.0)
         assert len(replica.context.live) == 0
     snapshot = await pool.snapshot()
     assert snapshot.requests == ()
@@ -323,7 +323,7 @@ async def test_what_left_its_instance_is_not_entered_there_again(start_runtime: 
     async def on_the_way(*_: Any, **__: Any) -> None:
         told.extend(record for live in runtime.context.live for record in live.records(0))
 
-    tampered.before |= {"place": on_the_way, "finish": on_the_way}
+    tampered.before |= {"place": on_the_way, "release": on_the_way}
     await request.reroute(InstanceFailure(FailureKind.CONNECT))
 
     assert told == []

@@ -301,7 +301,7 @@ async def test_a_leftover_of_a_replica_on_its_own_is_released_by_its_own_state(
     async def away(*_: Any, **__: Any) -> None:
         raise StoreUnavailableError("away")
 
-    calls = ("place", "snapshot", "membership", "heartbeat", "finish", "requests_of", "records")
+    calls = ("place", "snapshot", "membership", "heartbeat", "finish", "release", "requests_of", "records")
     tampered[0].before |= dict.fromkeys(calls, away)
     await pool.place(tools.placement("lost"))
     assert pool.degraded

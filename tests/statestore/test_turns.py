@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 import pytest
 
 from scheduling.placement import PlaceReply
-from statestore.base import PoolStore, Store
+from statestore.base import PoolStore, Release, Store
 from statestore.errors import StoreUnavailableError
 from statestore.redis import RedisStore
 from statestore.redis.pool import RedisPool
@@ -133,9 +133,7 @@ async def test_on_a_server_each_is_released_and_the_last_of_an_instance_is_told_
     for request_id, name in (("1", "a"), ("2", "a"), ("3", "b"), ("held", "a")):
         await place(pool, request_id, name)
 
-    told = await asyncio.gather(
-        pool.first_token("1", "a"), pool.finish("1"), pool.finish("2"), pool.finish("3"), pool.finish("nobody's")
-    )
+    told = await pool.release([Release("1", "a"), Release("1"), Release("2"), Release("3"), Release("nobody's")])
 
     assert [each.done for each in told] == [True, True, True, True, False]
     assert [each.queue is not None for each in told] == [False, False, True, False, False]

@@ -12,8 +12,11 @@ from typing import Any
 import orjson
 import pytest
 
+from router.explain import PlacementRound
 from router.outcome import Outcome
 from router.scheduled_request import ScheduledRequest
+from scheduling.placement import Placed
+from scheduling.weights import Form
 
 
 async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client_of: Any, tools: Any) -> None:
@@ -57,8 +60,11 @@ async def test_loads_that_are_read_when_they_are_asked_for_are_told_too(
     request = await runtime.lifecycle.place(tools.request(request_id="one"))
     request.finish(Outcome.COMPLETED)
     explanation = runtime.context.decisions.get("one")
-    lazy = tuple(replace(each, loads=Lazy(each.loads)) for each in explanation.rounds)
-    runtime.context.decisions.add(replace(explanation, rounds=lazy))
+    (each,) = explanation.rounds
+    placed = Placed(
+        replace(each._placed.reply, loads=Lazy(each.loads)), each.candidates, lambda: (each.decision, Form())
+    )
+    runtime.context.decisions.add(replace(explanation, rounds=(PlacementRound(placed, each.attempt),)))
 
     story = (await client_of(runtime).get("/admin/explain/one")).json()
 

@@ -46,7 +46,7 @@ def test_a_prefill_leg_is_the_clients_request_with_one_token_and_no_stream(
 ) -> None:
     body = orjson.dumps({"model": "m", "messages": [], "temperature": 0.5, **fields})
 
-    made = orjson.loads(b"".join(prefill_body(CHAT, body, PREFILL_PARAMS, model)))
+    made = orjson.loads(b"".join(prefill_body(CHAT, body, orjson.dumps(PREFILL_PARAMS), model)))
     assert made.pop("stream_options", None) is None
 
     assert made == {
@@ -62,7 +62,7 @@ def test_a_prefill_leg_is_the_clients_request_with_one_token_and_no_stream(
 
 
 def test_a_completions_prefill_leg_has_the_limits_that_completions_have() -> None:
-    made = orjson.loads(b"".join(prefill_body(COMPLETION, b'{"prompt":"a}b"} ', PREFILL_PARAMS, None)))
+    made = orjson.loads(b"".join(prefill_body(COMPLETION, b'{"prompt":"a}b"} ', orjson.dumps(PREFILL_PARAMS), None)))
 
     assert made["max_tokens"] == made["min_tokens"] == 1
     assert "max_completion_tokens" not in made
