@@ -5,18 +5,20 @@ learned rates. Rates are learned under load, so they contain what decoding takes
 √N; a fleet that carries R instances' worth is therefore sized R + margin · √R (square-root staffing: Halfin and Whitt,
 Operations Research 29, 1981). KV memory is a second demand, in instances' worth of KV capacity.
 
-Up, fast, by one of three tests. *Surplus*: a sum of the work that arrived beyond a reference, never below 0 (CUSUM:
-Page, Biometrika 41, 1954). It is kept twice: of requests times their usual work, which is the less noisy and shows a
-crowd within seconds, and of the work itself, which shows longer prompts as well. A burst that the queue digests in time
-stays under the threshold. The work since the surplus began tells the new size. *Level*: the mean of the last minutes
-needs more instances, as on a slow rise. *KV memory*: running requests fill it.
+Up, fast, by one of three tests. *Crowd* and *overload* are sums of the work that arrived beyond a reference, never
+below 0 (CUSUM: Page, Biometrika 41, 1954). A crowd's is of requests times their usual work, which is the less noisy and
+shows within seconds that more come; the work since it began tells the new size. An overload's is of the work itself,
+which shows a slow rise and longer prompts as well. At a constant rate work drifts up for minutes and back, and minutes
+tell no size: an overload takes one instance, and more only for what is late. Once that is ready, the sum starts again
+with what is late then. A burst that the queue digests stays under the thresholds. *KV memory*: running requests fill
+it.
 
 Down, slowly, one instance at a time: only when the highest rate of requests of the last minutes, times what a request
 usually is, fits one instance less. The rate shows at once that fewer come; the work of a request is a mean of a quarter
 of an hour, as prompts differ so much that minutes of a constant load look like a lower one. The work of the same
 requests grows on fewer instances, whose caches are evicted and whose batches grow: it is taken to grow as the fleet
 shrinks. So a constant load is not tried on a size that is too small for it. What a crowd was given is given back
-sooner: once the load is far below the crowd's, down to the size before it.
+sooner: once the load is far below the crowd's, down to the size before it, without that growth.
 
 What is seen is of the whole fleet. One hot prefix that overloads one instance is no reason to scale: rebalancing and
 longer keys spread it.
@@ -37,10 +39,10 @@ DOWN_MARGIN = 0.35
 """The same for one instance less: the difference keeps a load between two sizes from flapping."""
 SPARE = 0.15
 """Instances beyond that: arrivals in bursts are harder on small fleets than random ones."""
-KV_TARGET = 0.55
+KV_TARGET = 0.65
 """KV demand of an instance at most: above it decoding slows, contexts stay longer, and demand grows by itself."""
-WORK_SURPLUS_S = 6.0
-"""Surplus work per instance that is an overload: a little more than a queue digests within the usual TTFT SLO."""
+WORK_SURPLUS_S = 10.0
+"""Surplus work per instance that is an overload: twice the usual TTFT SLO, as part of it is a drift that ends."""
 CROWD_SURPLUS_S = 2.5
 """The same for requests times their usual work."""
 CROWD_GROWTH = 1.25
@@ -49,7 +51,7 @@ CROWD_LOAD = 0.85
 BASE_S = 15.0
 """The latest looks that are no part of the usual load."""
 LEVEL_S = 240.0
-"""Window of the mean that a level is judged by."""
+"""Window of the mean that a load is told by."""
 PEAK_S = 60.0
 """Means over so long are what the highest load is taken from."""
 KV_SLACK = 0.35
@@ -208,6 +210,8 @@ class ScalePlanner:
             self._level_from_s = now.at_s + WARM_S
             self._spans.clear()
             self._work, self._crowd = Surplus(), Surplus()
+        if now.ready > self._now.ready:
+            self._work = Surplus(now.late_s)
         self._now = now
         if not self._spans or now.at_s - self._spans[-1].begin_s >= SPAN_S:
             self._spans.append(Span(now.at_s))
@@ -257,34 +261,34 @@ class ScalePlanner:
         return Plan(wanted, more.reason, more.load)
 
     def _ways_up(self, now: FleetFigures) -> tuple[Plan, ...]:
-        return (
-            self._by_surplus(now, self._crowd, CROWD_SURPLUS_S, "crowd"),
-            self._by_surplus(now, self._work, WORK_SURPLUS_S, "overload"),
-            self._by_level(now),
-            self._by_kv(now),
-        )
+        return self._by_crowd(now), self._by_overload(now), self._by_kv(now)
 
-    def _by_surplus(self, now: FleetFigures, surplus: Surplus, threshold_s: float, name: str) -> Plan:
-        # One instance more: in small fleets the noise of a constant load is larger beside what they serve.
-        if surplus.trough_s(now.at_s) < threshold_s * (now.size + 1):
+    def _by_crowd(self, now: FleetFigures) -> Plan:
+        crowd = self._crowd
+        if not self._is_beyond(crowd, CROWD_SURPLUS_S):
             return Plan(0, "")
-        load, elapsed_s = surplus.load, surplus.elapsed_s
-        late = self._late_load(now)
-        wanted = staffing(load + late, self.rule.up_margin)
-        told = f"{name}: work for {load:.1f} instances arrives since {elapsed_s:.0f} s, {now.size} serve"
-        return Plan(wanted, told + (f"; {now.late_s:.0f} s of work is late" if late else ""), load)
+        told = f"crowd: work for {crowd.load:.1f} instances arrives since {crowd.elapsed_s:.0f} s, {now.size} serve"
+        wanted = staffing(crowd.load + self._late_load(now), self.rule.up_margin)
+        return Plan(wanted, told + self._late_told(now), crowd.load)
+
+    def _by_overload(self, now: FleetFigures) -> Plan:
+        if now.starting or not self._is_beyond(self._work, WORK_SURPLUS_S):
+            return Plan(0, "")
+        told = f"overload: {self._work.excess_s:.0f} s of work beyond what {now.size} instances compute"
+        wanted = now.size + 1 + int(self._late_load(now))
+        return Plan(wanted, told + self._late_told(now), self._work.load)
+
+    def _is_beyond(self, surplus: Surplus, threshold_s: float) -> bool:
+        # One instance more: in small fleets the noise of a constant load is larger beside what they serve.
+        return surplus.trough_s(self._now.at_s) >= threshold_s * (self._now.size + 1)
+
+    def _late_told(self, now: FleetFigures) -> str:
+        return f"; {now.late_s:.0f} s of work is late" if self._late_load(now) else ""
 
     def _late_load(self, now: FleetFigures) -> float:
         """Instances' worth of work if what is late is to be done soon; late work of a few instances is the
         rebalancer's."""
         return now.late_s / LATE_S if 2 * now.late_instances > now.ready else 0.0
-
-    def _by_level(self, now: FleetFigures) -> Plan:
-        if self._known_s() < LEVEL_S:
-            return Plan(0, "")
-        load = self.mean_load(LEVEL_S)
-        wanted = staffing(load, self.rule.up_margin)
-        return Plan(wanted, f"work for {load:.1f} instances arrived in the last {LEVEL_S:.0f} s", load)
 
     def _by_kv(self, now: FleetFigures) -> Plan:
         recent = self._since(PEAK_S)
@@ -302,19 +306,19 @@ class ScalePlanner:
             return stay
         if self._crowd_is_over(now):
             self._level_from_s = max(self._level_from_s, now.at_s - CALM_S)
-            return self._smaller(now, CALM_S, CROWD_GAP_S, "the crowd is over") or stay
+            return self._smaller(now, CALM_S, CROWD_GAP_S, "the crowd is over", 1.0) or stay
         if self._known_s() < SLACK_S or self._grew_since(now, SLACK_S):
             return stay
-        return self._smaller(now, SLACK_S + PEAK_S, DOWN_GAP_S, "slack") or stay
-
-    def _smaller(self, now: FleetFigures, window_s: float, gap_s: float, why: str) -> Plan | None:
-        """One instance less, if the highest load of the window fits it."""
-        peak = self.peak_load(window_s)
-        if now.at_s - self._last_down_s < gap_s:
-            return None
-        kv_peak = max(each.kv_demand / each.looks for each in self._since(window_s))
         # Fewer instances run larger batches, so the same requests are more work to them, and run for longer.
         more = now.ready / (now.ready - 1)
+        return self._smaller(now, SLACK_S + PEAK_S, DOWN_GAP_S, "slack", more) or stay
+
+    def _smaller(self, now: FleetFigures, window_s: float, gap_s: float, why: str, more: float) -> Plan | None:
+        """One instance less, if ``more`` times the highest load of the window fits it."""
+        if now.at_s - self._last_down_s < gap_s:
+            return None
+        peak = self.peak_load(window_s)
+        kv_peak = max(each.kv_demand / each.looks for each in self._since(window_s))
         if staffing(more * peak, self.rule.down_margin) >= now.ready or more * kv_peak > KV_SLACK * (now.ready - 1):
             return None
         self._last_down_s = now.at_s

@@ -65,6 +65,8 @@ class Plan:
     scaling_requests: int = 6000
     day_requests: int = 43_000
     day_s: int = 7200
+    constant_s: int = 5400
+    constant_seeds: int = 3
     balance_requests: int = 20_000
     balance_trials: int = 20
     overhead_sizes: tuple[int, ...] = (8, 16, 32, 64)
@@ -113,6 +115,8 @@ QUICK = replace(
     scaling_requests=2400,
     day_requests=10_000,
     day_s=1800,
+    constant_s=2700,
+    constant_seeds=1,
     balance_requests=5000,
     balance_trials=5,
     overhead_sizes=(8, 32),

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from simulation.evaluate.autoscaling import autoscaling_section
 from simulation.evaluate.balance import balance_section
+from simulation.evaluate.constant_load import constant_load_section
 from simulation.evaluate.disaggregation import disaggregation_section
 from simulation.evaluate.hotspots import hotspot_section
 from simulation.evaluate.orders import orders_section, prefill_first_section
@@ -38,6 +39,7 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
         "hotspots": lambda plan, worker, rates: hotspot_section(plan, worker),
         "elasticity": lambda plan, worker, rates: elasticity_section(plan, worker),
         "autoscaling": lambda plan, worker, rates: autoscaling_section(plan, worker),
+        "constant_load": lambda plan, worker, rates: constant_load_section(plan, worker),
         "scalability": lambda plan, worker, rates: scalability_section(plan, worker),
         "disaggregation": lambda plan, worker, rates: disaggregation_section(plan, worker),
         "key_lengths": lambda plan, worker, rates: key_length_section(plan, worker),

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from scheduling.scale_plan import (
     DOWN_GAP_S,
-    LEVEL_S,
     LONGEST_GAP_S,
     SLACK_S,
     WARM_S,
@@ -79,15 +78,44 @@ def test_a_doubled_load_is_answered_within_fifteen_seconds_with_the_size_that_ca
     assert "crowd" in fleet.changes[0][3]
 
 
-def test_longer_prompts_are_an_overload_though_no_more_requests_come() -> None:
-    fleet, plans = Fleet(4), []
+def test_longer_prompts_take_one_instance_after_another_though_no_more_requests_come() -> None:
+    fleet = Fleet(4, start_s=30)
     fleet.run(300, lambda _: 2.5)
-    for _ in range(20):
-        fleet.now_s += 1
-        fleet.planner.observe(FleetFigures(fleet.now_s, fleet.size, 0, 1.0, 6.0, arrived_requests=5))
-        plans.append(fleet.planner.plan())
-    assert plans[-1].wanted >= 7
-    assert plans[-1].reason.startswith("overload")
+    for _ in range(300):
+        fleet.second(6.0, requests=5)
+
+    assert [(before, after) for _, before, after, _ in fleet.changes] == [(4, 5), (5, 6)]
+    assert fleet.changes[0][0] - 300 <= 30
+    assert all(reason.startswith("overload") for _, _, _, reason in fleet.changes)
+
+
+def test_an_overload_takes_more_instances_for_what_is_late() -> None:
+    fleet = Fleet(4, start_s=30)
+    fleet.run(300, lambda _: 2.5)
+    for _ in range(30):
+        fleet.second(6.0, requests=5, late_s=130.0, late_instances=4)
+    assert [(before, after) for _, before, after, _ in fleet.changes] == [(4, 7)]
+    assert "130 s of work is late" in fleet.changes[0][3]
+
+
+def test_what_is_late_when_a_newcomer_is_ready_is_a_reason_for_the_next() -> None:
+    fleet = Fleet(4, start_s=30)
+    for _ in range(30):
+        fleet.second(6.0, requests=5)
+    for _ in range(60):
+        fleet.second(4.9, requests=5, late_s=100.0, late_instances=5)
+    assert [(before, after) for _, before, after, _ in fleet.changes][:2] == [(4, 5), (5, 7)]
+
+
+def test_work_that_drifts_up_for_minutes_and_back_takes_one_instance_at_most() -> None:
+    fleet = Fleet(4, start_s=30)
+    fleet.run(1200, lambda _: 3.1)
+    for _ in range(50):
+        fleet.second(4.7, requests=6)
+    for _ in range(150):
+        fleet.second(3.6, requests=6)
+    fleet.run(1800, lambda _: 3.1)
+    assert len(fleet.changes) <= 1, fleet.changes
 
 
 def test_a_burst_that_the_queue_digests_is_no_reason() -> None:
@@ -105,7 +133,7 @@ def test_late_work_of_one_instance_alone_is_no_reason() -> None:
 
 def test_kv_memory_that_fills_is_a_reason_of_its_own() -> None:
     fleet = Fleet(4)
-    fleet.run(60, lambda _: 1.0, kv_demand=3.0)
+    fleet.run(60, lambda _: 1.0, kv_demand=3.6)
     assert fleet.changes[0][2] == 6
     assert "KV memory" in fleet.changes[0][3]
 
@@ -148,14 +176,18 @@ def test_a_crowd_that_did_not_last_is_no_reason_to_hurry() -> None:
     assert "slack" in fleet.changes[0][3]
 
 
-def test_the_first_minutes_tell_no_level_as_caches_are_cold() -> None:
+def test_the_first_minutes_tell_no_level_to_leave_by() -> None:
     fleet = Fleet(4)
-    fleet.run(int(WARM_S), lambda _: 3.9)
-    fleet.run(1200, lambda _: 3.2)
+    fleet.run(int(WARM_S + SLACK_S) - 1, lambda _: 1.2)
     assert fleet.changes == []
 
-    fleet.run(int(LEVEL_S) + 60, lambda _: 3.9)
-    assert [after for _, _, after, _ in fleet.changes] == [5]
+
+def test_a_load_that_rises_slowly_takes_one_instance_after_another() -> None:
+    fleet = Fleet(4)
+    for _ in range(3600):
+        load = 3.0 + fleet.now_s / 900
+        fleet.second(load, requests=round(2 * load))
+    assert [(before, after) for _, before, after, _ in fleet.changes] == [(4, 5), (5, 6), (6, 7)]
 
 
 @pytest.mark.parametrize("load", [0.8, 1.6, 3.0, 4.4, 7.5])
@@ -253,7 +285,7 @@ def grown() -> Fleet:
     """Five instances, since four were too small for six requests a second: there they are more work."""
     fleet = Fleet(4)
     for _ in range(7200):
-        fleet.second(3.9 if fleet.size <= 4 else 2.6, requests=6)
+        fleet.second(4.2 if fleet.size <= 4 else 2.6, requests=6)
     assert [(before, after) for _, before, after, _ in fleet.changes] == [(4, 5)], "once, and no change back"
     return fleet
 

@@ -32,6 +32,7 @@ TINY: Plan = replace(
     scaling_requests=60,
     day_requests=200,
     day_s=60,
+    constant_s=20,
     balance_requests=200,
     balance_trials=1,
     overhead_sizes=(2, 4),
@@ -52,7 +53,8 @@ def sections(steps: list[tuple[str, int, int]]) -> list[Section]:
 def test_every_experiment_of_the_paper_has_its_section(sections: list[Section]) -> None:
     assert [section.name for section in sections] == [
         "capacity", "goodput", "pareto", "ablation", "orders", "prefill_first", "hotspots", "elasticity",
-        "autoscaling", "scalability", "disaggregation", "key_lengths", "prefixes", "balance", "overhead",
+        "autoscaling", "constant_load", "scalability", "disaggregation", "key_lengths", "prefixes", "balance",
+        "overhead",
     ]  # fmt: skip
     assert all(section.tables for section in sections)
     for section in sections:

@@ -1,0 +1,46 @@
+"""Instance-hours over the share on time: the day of ``dualmap evaluate --section autoscaling``, by a plan's options.
+
+python -m benchmarks.size_curve dynamo:queue_up=2,queue_down=1,kv_up=0.4,kv_down=0.16 dualmap:down_margin=0.2
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from dataclasses import replace
+
+from scheduling.scale_settings import AutoscaleSettings
+from simulation.autoscale import Autoscale
+from simulation.evaluate.autoscaling import COLD_START_S, DAY_LEAST, DAY_MOST
+from simulation.evaluate.plan import DEFAULT_POLICY, FULL, scenario_for
+from simulation.runs import RunJob, run_job
+
+FIRST_SIZE = 3
+
+
+def autoscale_of(text: str) -> Autoscale:
+    """``PLAN[:OPTION=VALUE,…]``, as ``dynamo:queue_up=2,kv_up=0.4``."""
+    scaler, _, options = text.partition(":")
+    pairs = [each.split("=") for each in options.split(",") if each]
+    settings = AutoscaleSettings(min_instances=DAY_LEAST, max_instances=DAY_MOST, start_s=COLD_START_S)
+    return Autoscale(settings, scaler, tuple((name, float(figure)) for name, figure in pairs))
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("plans", nargs="+", metavar="PLAN[:OPTION=VALUE,…]")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    plan = replace(FULL, seed=arguments.seed)
+    day = plan.generated(f"diurnal:day_s={plan.day_s}", plan.day_requests)
+    for text in arguments.plans:
+        scenario = scenario_for(DEFAULT_POLICY, day, FIRST_SIZE)
+        run = run_job(RunJob(day.source, replace(scenario, autoscale=autoscale_of(text), skip_requests=0)))
+        print(
+            f"{text}: {100 * run.effective_capacity:.1f} % on time, {run.instance_hours:.2f} instance-hours, "
+            f"{len(run.changes)} changes, {run.refused} refused",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
