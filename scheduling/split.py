@@ -17,9 +17,11 @@ from scheduling.settings import SplitSettings
 from scheduling.view import ClusterView
 from scheduling.weights import Form, Weights
 
-LEAST_SLACK = 0.05
-"""Of a time per token at its SLO or past it. The fourth power of the share in use keeps the weight near its setting
-until the SLO is near: 1.1 x at half of it, 2.9 x at nine tenths."""
+FULL_SHARE = 0.95
+"""Of the SLO of a time per token: a mean at it leaves no slack, as half of the answers are slower than their mean."""
+LEAST_SLACK = 0.02
+"""Of a time per token at that share or past it. The fourth power of what is in use keeps the weight near its setting
+until the SLO is near: 1.1 x at half of it, 5 x at nine tenths."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class SplitRule:
     def _decode_delay_weight(self, learned: Learned) -> float:
         """What a second costs for which one running answer waits: the more, the closer answers are to their SLO."""
         settings = self.settings
-        used = 0.0 if learned.tpot_s is None else learned.tpot_s / settings.slo_tpot_s
+        used = 0.0 if learned.tpot_s is None else learned.tpot_s / (FULL_SHARE * settings.slo_tpot_s)
         return settings.decode_delay_weight / max(LEAST_SLACK, 1.0 - used**4)
 
     def transfer(self, learned: Learned) -> tuple[float, float]:

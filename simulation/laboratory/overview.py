@@ -45,7 +45,7 @@ def overview_tables(experiment: Experiment) -> list[ReportTable]:
     rates = dict.fromkeys(result.rate for result in experiment.rates)
     tables = [*(_goodputs(experiment, target) for target in targets), *(_lengths(experiment, rate) for rate in rates)]
     if any(variant.options.roles for variant in experiment.variants):
-        tables += [table(experiment, rate) for rate in rates for table in (_split, _by_fleet)]
+        tables += [table(experiment, rate) for rate in rates for table in (_split, _by_fleet, _seed_by_seed)]
     return tables
 
 
@@ -105,6 +105,29 @@ def _by_fleet(experiment: Experiment, rate: Rate) -> ReportTable:
     ]
     note = "P90 TTFT in s / P90 TPOT in ms / percent of all requests on time and within 50 ms a token."
     return ReportTable(f"Fleets at {rate.label}", ("fleet", "variant", *fleets), tuple(rows), (note,))
+
+
+def _seed_by_seed(experiment: Experiment, rate: Rate) -> ReportTable:
+    """Of every split that several variants share: the first of them against the best other, in both figures."""
+    sharing: dict[str, list[str]] = {}
+    for variant in experiment.variants:
+        sharing.setdefault(variant.options.roles or MIXED, []).append(variant.name)
+    rows = []
+    for result in experiment.rates:
+        for names in sharing.values() if result.rate == rate else ():
+            if len(names) > 1:
+                both, ttft = (result.values(figure) for figure in ("both_tight", "ttft_p90_s"))
+                most = Comparison.of({name: both[name] for name in names})
+                least = Comparison.of({name: ttft[name] for name in names}, highest_best=False)
+                points, percent = _signed(most.points), "" if least.percent is None else _signed(least.percent)
+                rows.append((result.fleet.title, names[0], points, most.best_other, percent, least.best_other))
+    columns = ("fleet", "variant", "both SLOs, points", "against", "P90 TTFT, %", "against")
+    note = "Differences seed by seed from the best other over the same instances, ± their 95 % confidence interval."
+    return ReportTable(f"Seed by seed at {rate.label}", columns, tuple(rows), (note,))
+
+
+def _signed(mean: Mean) -> str:
+    return f"{mean.value:+.1f} ± {mean.half_width:.1f}"
 
 
 def _three(result: RateResult, name: str | None) -> str:

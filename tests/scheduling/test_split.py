@@ -123,9 +123,9 @@ def test_the_closer_answers_are_to_their_slo_the_more_a_prefill_beside_them_cost
         return rule.decider(split=False, learned=learned).decoding_compute_s - learned.ttft.decoding_compute_s
 
     assert weight(None) == 4.0
-    assert weight(0.025) == pytest.approx(4.0 * 16 / 15)
-    assert weight(0.045) == pytest.approx(11.6, rel=0.01)
-    assert weight(0.05) == weight(0.5) == pytest.approx(80.0)
+    assert weight(0.025) == pytest.approx(4.33, rel=0.01)
+    assert weight(0.045) == pytest.approx(20.6, rel=0.01)
+    assert weight(0.05) == weight(0.5) == pytest.approx(200.0)
 
 
 def test_a_set_length_decides_instead_of_the_cost(put: Built) -> None:

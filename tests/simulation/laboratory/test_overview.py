@@ -20,7 +20,7 @@ def test_a_fleet_with_roles_is_told_with_both_slos_and_what_was_split() -> None:
     rate = replace(made.rates[0], figures={**made.rates[0].figures, **figures})
     made = replace(made, variants=(split, *made.variants[1:]), rates=(rate,))
 
-    table, fleets = overview_tables(made)[-2:]
+    table, fleets, _ = overview_tables(made)[-3:]
 
     assert table.title == "Prefill and decode apart at 1.5 × saturation"
     ours = dict(zip(table.columns, table.rows[0], strict=True))
@@ -29,6 +29,25 @@ def test_a_fleet_with_roles_is_told_with_both_slos_and_what_was_split() -> None:
     cells = {row[1]: dict(zip(fleets.columns, row, strict=True)) for row in fleets.rows}
     assert (cells["ours"]["4P4D"], cells["ours"]["mixed"]) == ("2.00 / 80 / 80.0", "")
     assert (cells["peer"]["4P4D"], cells["peer"]["mixed"]) == ("", "2.00 / 80 / 0.0")
+
+
+def test_variants_over_the_same_split_are_compared_seed_by_seed() -> None:
+    made = experiment()
+    variants = tuple(replace(one, options=ScenarioOptions(roles="4P4D")) for one in made.variants)
+    both = {"ours": (0.9, 0.8), "peer": (0.8, 0.72), "other": (0.5, 0.5)}
+    first = {name: own[0] for name, own in made.rates[0].figures.items()}
+    ttft_s = {"ours": 2.2, "peer": 2.0, "other": 4.0}
+    figures = {
+        name: tuple(replace(first[name], both_tight=share, ttft_p90_s=ttft_s[name]) for share in shares)
+        for name, shares in both.items()
+    }
+    made = replace(made, variants=variants, rates=(replace(made.rates[0], figures=figures),))
+
+    table = overview_tables(made)[-1]
+
+    assert table.title == "Seed by seed at 1.5 × saturation"
+    (row,) = table.rows
+    assert row[1:] == ("ours", "+9.0 ± 12.7", "peer", "+10.0 ± 0.0", "peer")
 
 
 def test_shares_are_told_by_length_and_by_tokens() -> None:
