@@ -3,10 +3,10 @@
     python benchmarks/store_cost.py [--instances 8 500] [--blocks 4 64] [--held 0 500] [--policy NAME]
 
 Starts a private Valkey, sends requests through ``RedisPool`` from 64 concurrent callers as routers do (the search for
-an instance, the first token, the end, and the plans of the queues that these made room in), and divides the CPU time of
-this process and of the server by the number of requests. Half of a prompt's blocks are shared by many. With ``--held``
-every instance has so many requests in its queue, and each request that ends lets one of them go. Figures are medians
-over the repetitions; they are not tests, as a busy machine changes them.
+an instance, the first token and the end through an outbox, and the plans of the queues that these made room in), and
+divides the CPU time of this process and of the server by the number of requests. Half of a prompt's blocks are shared
+by many. With ``--held`` every instance has so many requests in its queue, and each request that ends lets one of them
+go. Figures are medians over the repetitions; they are not tests, as a busy machine changes them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 import redis
 import uvloop
 
+from router.outbox import Outbox
 from scheduling.chain import Chain
 from scheduling.decision import RouteQuery
 from scheduling.granting import CommitReply, Grant, grant_queue
@@ -37,7 +38,8 @@ from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
 from scheduling.view import ClusterView
-from statestore.base import PoolStore
+from statestore.base import PoolStore, Release
+from statestore.clock import RealClock
 from statestore.embedded import EmbeddedValkey
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
@@ -128,6 +130,14 @@ class Bench:
         self._policy = build_policy(scheduling)
         self._order = QueueOrder.of(scheduling)
         self._stall_s = scheduling.decode_stall_s
+        self._outbox = Outbox(self._release, clock=RealClock())
+        self._background = {asyncio.create_task(self._outbox.run())}
+
+    async def close(self) -> None:
+        """End the plans under way, and the outbox."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     async def place(self, request_id: str, chain: Chain) -> None:
         request = Request(request_id, REPLICA, "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, slo_ms=3_600_000)
@@ -142,12 +152,23 @@ class Bench:
 
     async def first_token(self, grant: Grant) -> None:
         note = '{"features":[1.0,0.1,0.2,0.3,0.4]}'
-        await self._plan((await self._pool.first_token(grant.request_id, grant.instance_id, note=note)).queue)
+        await self._told(Release(grant.request_id, grant.instance_id, note=note))
 
     async def finish(self, grant: Grant) -> None:
-        note = '{"text_bytes":2048,"tokens":512}'
-        finished = await self._pool.finish(grant.request_id, replica_id=REPLICA, attempt=1, note=note)
-        await self._plan(finished.queue)
+        await self._told(Release(grant.request_id, "", REPLICA, 1, '{"text_bytes":2048,"tokens":512}'))
+
+    async def _told(self, release: Release) -> None:
+        """Once the store knows."""
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._outbox.post(release, lambda: settled.set_result(None))
+        await settled
+
+    async def _release(self, releases: Sequence[Release]) -> None:
+        for told in await self._pool.release(releases):
+            if told.queue is not None:
+                planning = asyncio.create_task(self._plan(told.queue))
+                self._background.add(planning)
+                planning.add_done_callback(self._background.discard)
 
     async def _plan(self, queue: QueueHead | None) -> None:
         await drive(grant_queue(queue, self._order), self.fleet)
@@ -193,8 +214,9 @@ async def measure(
     cpu = ServerCpu(url)
     store = RedisStore(StoreSettings(url=url, command_timeout_s=30.0), scheduling=scheduling, batched=True)
     await store.open()
+    pool: PoolStore = store.pool("default")
+    bench: Bench | None = None
     try:
-        pool: PoolStore = store.pool("default")
         bench = Bench(pool, await members(pool, scheduling, scenario, requests), scheduling)
         waiting = scenario.held * scenario.instances
         filling, *asked = chains(waiting + requests + 1, scenario.blocks, random_source)
@@ -209,6 +231,8 @@ async def measure(
             costs |= await by_steps(cpu, bench, asked)
         return costs, bench.fleet.trips / bench.fleet.placed
     finally:
+        if bench is not None:
+            await bench.close()
         await store.close()
 
 
@@ -281,6 +305,7 @@ async def bytes_per_block(url: str, blocks: int) -> float:
         for number, chain in enumerate(chains(blocks // 32 + ROOTS, 64, random.Random(7))):
             await bench.place(f"r{number}", chain)
             await bench.finish(bench.fleet.dispatched.popleft())
+        await bench.close()
         cached = (await pool.loads())["a"].cached_blocks
         return ServerCpu(url).memory_bytes(PoolKeys("dualmap", "memory").instance("a").kv) / cached
     finally:

@@ -34,17 +34,29 @@ _SCALING = tuple(
         "simulation/autoscale*.py",
         "simulation/scalers",
         "simulation/evaluate/autoscaling.py",
+        "simulation/evaluate/constant_load.py",
     )
 )
 """Not run by a fleet of fixed size."""
-_SIMULATED = ("scheduling", "simulation", "statestore/memory")
+_SPLITTING = (":(exclude)scheduling/split.py",)
+"""Not run by a fleet of mixed instances."""
+_SIMULATED = ("scheduling", "simulation", "statestore/memory", ":(exclude)statestore/memory/pool.py")
+"""Simulations use the state behind the pool in memory."""
+_EVALUATE, _LABORATORIES = (":(exclude)simulation/evaluate",), (":(exclude)simulation/laboratory",)
+"""Commands of their own; the laboratory has the workers of the evaluation."""
+_SHOWN = tuple(
+    f":(exclude)simulation/{name}.py"
+    for name in ("laboratory/suite", "laboratory/overview", "evaluate/plan", "evaluate/run")
+)
+"""What a suite runs stands in its results, and a test holds the tables to them."""
 _MEASURES = {
-    "dualmap simulate": _SIMULATED,
-    "dualmap laboratory": _SIMULATED,
-    "dualmap evaluate": _SIMULATED,
+    "dualmap simulate": (*_SIMULATED, *_EVALUATE, *_LABORATORIES),
+    "dualmap laboratory": (*_SIMULATED, *_SHOWN),
+    "dualmap evaluate": (*_SIMULATED, *_LABORATORIES),
     "benchmarks/scheduling_cost.py": ("scheduling",),
-    "benchmarks/simulation_speed.py": _SIMULATED,
-    "benchmarks/kv_events_hit_rate.py": _SIMULATED,
+    "benchmarks.size_curve": (*_SIMULATED, *_LABORATORIES),
+    "benchmarks/simulation_speed.py": (*_SIMULATED, *_LABORATORIES),
+    "benchmarks/kv_events_hit_rate.py": (*_SIMULATED, *_EVALUATE, *_LABORATORIES),
     "": ("router", "scheduling", "statestore"),
 }
 """What a command measures, by its beginning; the last is for every other benchmark."""
@@ -92,8 +104,10 @@ def measured_by(command: str) -> tuple[str, ...]:
     """The paths whose change makes a command's figures stale."""
     words = command.removeprefix("python ").removeprefix("-m ")
     paths = next(paths for beginning, paths in _MEASURES.items() if words.startswith(beginning))
-    scales = "autoscal" in words or (words.startswith("dualmap evaluate") and "--section" not in words)
-    return paths if scales else (*paths, *_SCALING)
+    sized = any(word in words for word in ("autoscal", "constant_load", "size_curve"))
+    scales = sized or (words.startswith("dualmap evaluate") and "--section" not in words)
+    splits = any(word in words for word in ("split", "roles", "disaggregation")) or words == "dualmap evaluate"
+    return (*paths, *(() if scales else _SCALING), *(() if splits else _SPLITTING))
 
 
 def why_stale(figures: Figures, root: Path = ROOT) -> str | None:

@@ -114,4 +114,5 @@ def test_autoscaling_is_no_part_of_a_simulated_fleet_of_fixed_size(repository: P
     subprocess.run(["git", "add", "-A"], cwd=repository, check=True, timeout=60)
 
     assert SCRIPT["why_stale"](fixed, repository) is None
-    assert "scale_plan" in SCRIPT["why_stale"](fixed._replace(command="dualmap evaluate"), repository)
+    for command in ("dualmap evaluate", "dualmap evaluate --section constant_load", "python -m benchmarks.size_curve"):
+        assert "scale_plan" in SCRIPT["why_stale"](fixed._replace(command=command), repository)
