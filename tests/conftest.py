@@ -1,8 +1,11 @@
-"""Fixtures of every room: a real Valkey for the whole session, empty for each test."""
+"""Fixtures of every room: a real Valkey for the whole session, empty for each test, and a shortage of open files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+import resource
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
@@ -23,3 +26,21 @@ def valkey_url(valkey_server: EmbeddedValkey) -> str:
     with redis.Redis.from_url(valkey_server.url) as client:
         client.flushall()
     return valkey_server.url
+
+
+@pytest.fixture
+def no_files_left() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """``with no_files_left():`` this process can open none. The limit is the first number that is free: the threads of
+    this process may go on, which could not wait for anything (poll(2), EINVAL) below a limit of 0."""
+
+    @contextlib.contextmanager
+    def shortage() -> Iterator[None]:
+        former = resource.getrlimit(resource.RLIMIT_NOFILE)
+        os.close(free := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, former[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, former)
+
+    return shortage

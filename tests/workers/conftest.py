@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import heapq
 import random
-import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -271,19 +270,3 @@ def eventually() -> Callable[..., Awaitable[Any]]:
             await asyncio.sleep(0.01)
 
     return poll
-
-
-@pytest.fixture
-def no_files_left() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """``with no_files_left():`` this process can open none."""
-
-    @contextlib.contextmanager
-    def shortage() -> Iterator[None]:
-        former = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, former[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, former)
-
-    return shortage

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import resource
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -207,23 +204,12 @@ async def test_a_plain_server_behind_https_is_a_connect_failure(pool, start_inst
     assert isinstance(caught.value.__cause__, ssl.SSLError | ConnectionError | TimeoutError)
 
 
-@contextlib.contextmanager
-def no_descriptor_left() -> Iterator[None]:
-    """Lower the limit of open files to none: those that are open stay so."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 async def test_a_shortage_of_descriptors_is_no_failure_of_the_instance_and_is_logged_now_and_then(
-    pool, start_instance, caplog
+    pool, start_instance, no_files_left, caplog
 ) -> None:
     instance, subject = await start_instance(answer), pool()
 
-    with no_descriptor_left():
+    with no_files_left():
         for _ in range(3):
             with pytest.raises(OutOfFilesError, match="limit of open files"):
                 await acquire(subject, instance.url)
