@@ -95,7 +95,7 @@ async def serve_one(runtime: Runtime, body: bytes) -> int:
     placed: Any = await runtime.lifecycle.place(request)
     placed.first_token()
     placed.finish(Outcome.COMPLETED)
-    await runtime.pools.pools["default"].outbox.flush(5.0)
+    await runtime.pools.pools["default"].outbox.flush()
     return int(placed.chain.prompt_tokens)
 
 

@@ -26,9 +26,9 @@ class Outbox:
     """A bounded queue of the releases of one pool, so that the byte path never waits for the store.
 
     They are delivered in the order in which they were posted. While one delivery is under way, the next ones gather:
-    the busier the store, the more share a call. A delivery that finds the store away is repeated until it succeeds:
-    releases are idempotent. When the queue is full the new release is dropped and counted: the replica's reconciliation
-    finds what it should have released.
+    the busier the store, the more share a call. A delivery that finds the store away is repeated until it succeeds, and
+    one that is refused is repeated release by release: they are idempotent. When the queue is full the new release is
+    dropped and counted: the replica's reconciliation finds what it should have released.
     """
 
     def __init__(
@@ -88,20 +88,20 @@ class Outbox:
         delay_s = FIRST_RETRY_S
         while True:
             try:
-                return await self._deliver(releases)
+                await self._deliver(releases)
             except StoreUnavailableError:
                 await self._clock.sleep(delay_s)
                 delay_s = min(2 * delay_s, LONGEST_RETRY_S)
-            except StoreError as error:
-                return log.error("%d releases were refused: %s", len(releases), error)
-            except Exception:
-                return log.exception("%d releases failed", len(releases))
+            except Exception as error:
+                if len(releases) > 1:
+                    break
+                return log.error("a release was refused: %s", error, exc_info=not isinstance(error, StoreError))
+            else:
+                return None
+        for each in releases:  # one that cannot be carried out takes no others with it
+            await self._deliver_all((each,))
+        return None
 
-    async def flush(self, timeout_s: float) -> bool:
-        """Wait until everything posted has been delivered; False when that takes longer than the timeout."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._settled.wait()
-        except TimeoutError:
-            return False
-        return True
+    async def flush(self) -> None:
+        """Wait until everything posted has been delivered, refused or dropped."""
+        await self._settled.wait()

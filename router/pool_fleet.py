@@ -108,6 +108,10 @@ class PoolFleet:
                 self._plans.add(planning)
                 planning.add_done_callback(self._plans.discard)
 
+    async def planned(self) -> None:
+        """Wait until the queues that releases made room in are planned."""
+        await asyncio.gather(*self._plans)
+
     async def plan(self, queue: QueueHead | None) -> None:
         """Grant from a queue that has room, by a reply. A failure must not fail the request, or repeat the transition,
         of that reply: the leader's sweep grants instead."""

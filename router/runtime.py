@@ -138,7 +138,7 @@ class Runtime:
         await asyncio.sleep(0)  # requests that were cancelled when the drain took too long end by themselves
         for live in self.context.live:
             live.finish(Outcome.CUT_OFF)
-        await asyncio.gather(*(pool.outbox.flush(FLUSH_TIMEOUT_S) for pool in self.pools.pools.values()))
+        await asyncio.gather(*(_let_go(pool) for pool in self.pools.pools.values()))
         await self._supervisor.stop()
         with contextlib.suppress(TimeoutError):  # a lease that is not given up runs out
             async with asyncio.timeout(LEAVING_S / 2):
@@ -158,6 +158,14 @@ class Runtime:
         metrics.outbox.set(self.outbox_releases)
         metrics.degraded.set(any(replica.store_state != "ok" for replica in self.replicas.values()))
         await self.fleet.refresh()
+
+
+async def _let_go(pool: ServedPool) -> None:
+    """Deliver the releases of a pool, and what the room that they make is granted to; bounded."""
+    with contextlib.suppress(TimeoutError):  # the leader's sweep grants instead
+        async with asyncio.timeout(FLUSH_TIMEOUT_S):
+            await pool.outbox.flush()
+            await pool.fleet.planned()
 
 
 def _telling(tellers: Sequence[SpanExport | RequestLog]) -> Callable[[Explanation, TraceContext | None], None] | None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from router.outcome import Outcome
 from router.runtime import Runtime, make_replica_id
 from router.settings import RouterSettings
+from scheduling.request import RequestState
 from statestore.errors import StoreUnavailableError
 from statestore.settings import PoolSettings
 
@@ -44,6 +46,30 @@ async def test_stopping_releases_what_is_in_flight_and_delivers_it(start_runtime
     snapshot = await store.pool("default").snapshot()
     assert (snapshot.requests, snapshot.replicas) == ((), ())
     assert len(runtime.context.live) == 0
+
+
+async def test_room_that_the_last_releases_make_is_granted_before_the_replica_is_gone(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    tampered = tools.Tampered(store)
+
+    async def slow(*_: Any, **__: Any) -> None:
+        for _ in range(200):
+            await asyncio.sleep(0)
+
+    tampered.before["commit"] = slow
+    leaving = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
+    staying = await start_runtime()
+    await leaving.lifecycle.place(tools.request("word " * 1000))
+    waiting = asyncio.create_task(staying.lifecycle.place(tools.request()))
+    await tools.settle()
+    assert not waiting.done()
+
+    await leaving.stop()
+
+    (record,) = (await store.pool("default").snapshot()).requests
+    assert (record.replica_id, record.state) == (staying.context.replica_id, RequestState.DISPATCHED)
+    (await waiting).finish(Outcome.COMPLETED)
 
 
 async def test_no_task_outlives_a_stopped_replica(store: Any, scheduling: Any, clock: Any) -> None:
