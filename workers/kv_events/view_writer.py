@@ -140,6 +140,7 @@ class ViewWriter:
         assert self._fence is not None
         started_s = self._clock.monotonic_s()
         booked = await self._pool.apply_kv_events(instance_id, self._fence, change)
+        self.known = True  # also of a view that was cleared, and dropped in the store
         self.written_s = self._clock.monotonic_s()
         self._names_told = 0 if all_names else self._names_told + len(change.names)
         blocks = self._metrics.kv_event_blocks

@@ -251,6 +251,21 @@ async def test_a_cache_that_was_cleared_is_known_to_be_empty(pool: MemoryPool, p
         await until(lambda: is_exactly(pool, engine))
 
 
+async def test_what_was_lost_after_a_cache_was_cleared_is_replayed(pool: MemoryPool, publish: Any) -> None:
+    engine = EngineCache(publish(kept_batches=3))
+    async with following(pool, engine.publisher) as metrics:
+        engine.store(OTHER)
+        await until(lambda: is_exactly(pool, engine))
+        engine.clear()
+        engine.store(PROMPT)
+        await until(lambda: is_exactly(pool, engine))
+        engine.evict(PROMPT, published=False)
+        engine.store(OTHER)
+        await until(lambda: is_exactly(pool, engine))
+
+    assert (gaps(metrics, "filled"), gaps(metrics, "dropped")) == (1, 0)
+
+
 async def test_a_store_that_is_away_costs_no_exactness(
     pool: MemoryPool, publish: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
