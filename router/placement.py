@@ -68,6 +68,7 @@ class StorePlacer:
         if rule is not None:
             slo_s = rule.prefill_slo_s(slo_s, request.chain.prompt_tokens, pool.fleet.view, pool.fleet.learned)
         query = RouteQuery(request.chain, slo_s, 0, output_tokens, request.failed)
+        pinned_to = request.inference_request.pinned_to
         record = Request(
             request.request_id,
             self._context.replica_id,
@@ -79,10 +80,10 @@ class StorePlacer:
             output_tokens,
             round(slo_s * 1000),
             request.enqueued_ms,
+            pinned=pinned_to is not None,
         )
         refuses = self._context.settings.late_requests == "refuse" and request.store_attempt == 1
         stall_s = pool.scheduling.decode_stall_s
-        pinned_to = request.inference_request.pinned_to
         policy = pool.policy if pinned_to is None else Pinned(pool.policy, pinned_to)
         at_once = not holds(pool.policy, pool.fleet.order)
         return Search(policy, pool.fleet.order, query, record, pool.fleet, refuses, stall_s, rule=rule, at_once=at_once)

@@ -3,7 +3,8 @@
 Placement looks at each request once. What is held when an instance joins, comes back or slows down was placed for the
 fleet as it was. So the leader looks at the queues once a second while an instance is idle. A request is moved if its
 own queue defers or passes it over and the idle one is expected to serve it within its SLO. Only its next best instance
-is known to hold a part of its prefix. Anywhere else it counts with its whole prompt.
+is known to hold a part of its prefix. Anywhere else it counts with its whole prompt. A pinned request stays: only its
+instance has what it continues.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ class IdleWork:
 
     def plan(self, queue: HotQueue) -> tuple[Move, ...]:
         """What leaves this queue; what takes the least prefill where it goes first."""
-        late = [each for each in late_requests(queue, self._decode_stall_s) if queue.load.instance_id not in self._idle]
+        late = () if queue.load.instance_id in self._idle else late_requests(queue, self._decode_stall_s)
         moves: list[Move] = []
-        for request in sorted(late, key=lambda each: min(each.prompt_tokens, self._alternative_tokens(each))):
+        free = (request for request in late if not request.pinned)
+        for request in sorted(free, key=lambda each: min(each.prompt_tokens, self._alternative_tokens(each))):
             move = self._move(request, queue)
             if move is not None:
                 moves.append(move)

@@ -92,6 +92,11 @@ class Request:
     deferred: bool = documented(
         "it cannot meet its deadline, and waits behind those that can: `0` or `1`", default=False
     )
+    pinned: bool = documented(
+        "it continues what only its instance has stored, so it is not moved for a shorter wait: `0` or `1`",
+        default=False,
+        told=True,
+    )
     leg: Leg = documented("`whole`, or the `prefill` or `decode` leg of a split request", default=Leg.WHOLE)
 
     @property

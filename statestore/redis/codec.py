@@ -201,8 +201,9 @@ def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | No
     if placed is None or told is None:
         return None
     found = PLACED.fields(placed) | TOLD.fields(told)
-    parsed = {"state": RequestState(found["state"]), "leg": Leg(found["leg"]), "deferred": bool(found["deferred"])}
-    return Request(request_id, **found | parsed | {"alternative_id": found["alternative_id"] or None})
+    found |= {"state": RequestState(found["state"]), "leg": Leg(found["leg"])}
+    found |= {name: bool(found[name]) for name in ("deferred", "pinned")}
+    return Request(request_id, **found | {"alternative_id": found["alternative_id"] or None})
 
 
 def grant_from(text: bytes) -> Grant:

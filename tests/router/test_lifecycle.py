@@ -930,14 +930,18 @@ async def test_a_conversation_finds_its_cache_over_another_api(start_runtime: An
         request.finish(Outcome.COMPLETED)
 
 
-async def test_a_response_is_continued_by_the_instance_that_stored_it(start_runtime: Any, tools: Any) -> None:
+async def test_a_response_is_continued_by_the_instance_that_stored_it(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     body = {"input": "and then?"}
     for wanted in "abcd":
         pinned = tools.request(path="/v1/responses", body=body, pinned_to=wanted)
         placed = await runtime.lifecycle.place(pinned)
-        assert placed.instance_id == wanted
+        (record,) = (await store.pool("default").snapshot()).requests
+        assert (placed.instance_id, record.instance_id, record.pinned) == (wanted, wanted, True)
         placed.finish(Outcome.COMPLETED)
+        await tools.settle()
 
     gone = await runtime.lifecycle.place(tools.request(path="/v1/responses", body=body, pinned_to="gone"))
 

@@ -74,6 +74,13 @@ def test_what_its_queue_makes_late_goes_to_an_idle_instance_that_serves_it_in_ti
     assert moves(IdleWork({"a": of.load, "b": load("b")}), of) == [("long", "b")]
 
 
+def test_a_pinned_request_waits_where_what_it_continues_is_stored(load: Load) -> None:
+    of = queue(load, held("pinned", 2500, pinned=True), held("deferred", 100, deferred=True, pinned=True))
+
+    assert [request.request_id for request in late_requests(of)] == ["pinned", "deferred"]
+    assert moves(IdleWork({"a": of.load, "b": load("b")}), of) == []
+
+
 @pytest.mark.parametrize(("tokens", "goes"), [(4900, True), (5001, False)])
 def test_what_would_be_late_there_as_well_stays(load: Load, tokens: int, goes: bool) -> None:
     of = queue(load, held("long", tokens))
