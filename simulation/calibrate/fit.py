@@ -56,7 +56,10 @@ def fit_costs(prefills: Sequence[PrefillTime], decodes: Sequence[DecodeTime], bu
         ValueError: there are too few of them.
     """
     if len({each.prompt_tokens for each in prefills}) < 3 or len({each.sequences for each in decodes}) < 2:
-        raise ValueError("at least three lengths of prompts and two batch sizes must be measured")
+        raise ValueError(
+            "at least three lengths of prompts and two batch sizes must be measured: calibrate again while the instance"
+            " has no other work"
+        )
     rows = [[1.0, float(each.sequences), float(each.context_tokens)] for each in decodes]
     least_s, sequence_s, context_s = non_negative(rows, [each.step_s for each in decodes])
     fits = [_prefill_fit(prefills, least_s * (1 - share), least_s * share, budget_tokens) for share in _SHARES]

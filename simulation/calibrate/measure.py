@@ -11,8 +11,9 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import orjson
 
@@ -26,10 +27,22 @@ the first and the last piece of a short answer says nothing then."""
 _TOKEN_IDS = re.compile(rb'"token_ids":\s*\[([0-9, ]*)\]')
 _FIRST_ID, _LAST_ID = 300, 3000
 """Ids of ordinary tokens in every vocabulary."""
+_ATTEMPTS = 3
+"""Of one measurement. A length or batch that fails as often is not measured in later rounds."""
+_PAUSE_S = 1.0
+"""Before the next attempt: what disturbed the last one may be over then."""
+
+_Measured = TypeVar("_Measured")
+_Cell = TypeVar("_Cell", int, tuple[int, int])
+"""Length of a prompt alone; sequences of a batch, and the length of their prompts."""
 
 
 class CalibrationError(Exception):
     """The instance cannot be measured; the message says why."""
+
+
+class DisturbedError(CalibrationError):
+    """One measurement failed, and another attempt may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +128,21 @@ class Engine:
         self, plan: Plan, told: Callable[[str], None] = lambda line: None
     ) -> tuple[list[PrefillTime], list[DecodeTime]]:
         """All of the plan, in rounds, so that what disturbs the machine for a while disturbs no length or batch more
-        than others; then the medians. ``told`` is called with a line for each round and result.
+        than others; then the medians. What fails is tried again, and left out if it goes on failing. ``told`` is called
+        with a line for each round, result and failure.
 
         Raises:
-            CalibrationError: the instance refuses, or breaks off.
+            CalibrationError: the instance does not answer at the start, or refuses a request.
         """
         for _ in range(3):
             await self._answer(64, 4)  # connections, lazy imports, first steps
         ttfts_s: dict[int, list[float]] = {length: [] for length in plan.prompt_lengths}
         steps: dict[tuple[int, int], list[DecodeTime]] = {batch: [] for batch in plan.batches}
+        lengths, batches = list(ttfts_s), list(steps)
         for repetition in range(plan.repetitions):
-            for length, times_s in ttfts_s.items():
-                times_s.append(await self._ttft_s(length))
+            lengths = await _round(lengths, self._ttft_s, ttfts_s, told)
             if repetition % 2 == 0:
-                for (sequences, prompt), found in steps.items():
-                    found.append(await self._step(sequences, prompt, plan))
+                batches = await _round(batches, lambda batch: self._step(*batch, plan), steps, told)
             told(f"round {repetition + 1} of {plan.repetitions} is done")
         return medians_of(ttfts_s, steps, told)
 
@@ -142,7 +155,7 @@ class Engine:
         must not be done when the last one starts, so answers grow until they overlap, and long enough."""
         tokens = plan.decode_tokens
         while True:
-            answers = await asyncio.gather(*(self._answer(prompt_tokens, tokens) for _ in range(sequences)))
+            answers = await _all_of([self._answer(prompt_tokens, tokens) for _ in range(sequences)])
             start_s, end_s = max(each.times_s[0] for each in answers), min(each.times_s[-1] for each in answers)
             steps = statistics.median(each.tokens_between(start_s, end_s) for each in answers)
             longest = tokens >= _MAX_ANSWER_TOKENS or not plan.holds(sequences, prompt_tokens, 2 * tokens)
@@ -151,7 +164,7 @@ class Engine:
                 context = sequences * (prompt_tokens + round(tokens - steps / 2))
                 return DecodeTime(sequences, context, (end_s - start_s) / steps)
             if longest:
-                raise CalibrationError(f"{sequences} answers did not overlap: is the instance busy?")
+                raise DisturbedError(f"{sequences} answers did not overlap: is the instance busy?")
             tokens *= 2
 
     async def _answer(self, prompt_tokens: int, output_tokens: int) -> _Stream:
@@ -171,12 +184,52 @@ class Engine:
         try:
             response = await self._client.request("POST", "/v1/completions", orjson.dumps(body), self._headers, take)
         except HttpClientError as error:
-            raise CalibrationError(str(error)) from error
+            raise DisturbedError(str(error)) from error
         if response.status != 200 or stream.error or not stream.times_s:
             said = stream.error or b"".join(raw)
             text = said[:300].decode(errors="replace")
-            raise CalibrationError(f"a prompt of {prompt_tokens} tokens is answered with {response.status}: {text}")
+            refused = 400 <= response.status < 500 and response.status not in (408, 429)
+            kind = CalibrationError if refused else DisturbedError
+            raise kind(f"a prompt of {prompt_tokens} tokens is answered with {response.status}: {text}")
         return stream
+
+
+async def _round(
+    cells: Sequence[_Cell],
+    measure: Callable[[_Cell], Awaitable[_Measured]],
+    found: Mapping[_Cell, list[_Measured]],
+    told: Callable[[str], None],
+) -> list[_Cell]:
+    """Measure each once; returns those to go on with. Raises CalibrationError where another attempt is of no use."""
+    kept = []
+    for cell in cells:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                found[cell].append(await measure(cell))
+            except DisturbedError as error:
+                if attempt == _ATTEMPTS:
+                    told(f"{_named(cell)}: measured no more after {_ATTEMPTS} failures: {error}")
+                else:
+                    await asyncio.sleep(_PAUSE_S)
+            else:
+                kept.append(cell)
+                break
+    return kept
+
+
+def _named(cell: int | tuple[int, int]) -> str:
+    return f"prompt of {cell} tokens" if isinstance(cell, int) else f"batch of {cell[0]}, prompts of {cell[1]} tokens"
+
+
+async def _all_of(answers: Sequence[Awaitable[_Stream]]) -> list[_Stream]:
+    """When all are done, so that none disturbs the next measurement. Raises what the first failed one did."""
+    done = await asyncio.gather(*answers, return_exceptions=True)
+    streams = []
+    for each in done:
+        if isinstance(each, BaseException):
+            raise each
+        streams.append(each)
+    return streams
 
 
 def medians_of(
@@ -184,8 +237,9 @@ def medians_of(
     steps: Mapping[tuple[int, int], Sequence[DecodeTime]],
     told: Callable[[str], None],
 ) -> tuple[list[PrefillTime], list[DecodeTime]]:
-    prefills = [PrefillTime(length, statistics.median(times_s)) for length, times_s in ttfts_s.items()]
-    decodes = [sorted(found, key=lambda each: each.step_s)[len(found) // 2] for found in steps.values()]
+    """Without those that could not be measured."""
+    prefills = [PrefillTime(length, statistics.median(times_s)) for length, times_s in ttfts_s.items() if times_s]
+    decodes = [sorted(found, key=lambda each: each.step_s)[len(found) // 2] for found in steps.values() if found]
     for prefill in prefills:
         told(f"prompt of {prefill.prompt_tokens} tokens: first token after {1000 * prefill.ttft_s:.1f} ms")
     for step in decodes:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from simulation.calibrate import measure
 from simulation.calibrate.fit import DecodeTime, PrefillTime
-from simulation.calibrate.measure import CalibrationError, Engine, Plan, medians_of, plan_for
+from simulation.calibrate.measure import CalibrationError, DisturbedError, Engine, Plan, medians_of, plan_for
 
 
 def test_a_plan_reaches_the_longest_prompt_and_stays_within_memory() -> None:
@@ -66,10 +67,67 @@ async def test_a_server_that_refuses_is_quoted(start_emulator: Any) -> None:
     emulator = await start_emulator(model="m")
     engine = Engine(emulator.url, "another")
     try:
-        with pytest.raises(CalibrationError, match=r"404.*another"):
+        with pytest.raises(CalibrationError, match=r"404.*another") as refused:
             await engine.measure(Plan((32,), (), 8192, 100_000))
     finally:
         engine.close()
+    assert not isinstance(refused.value, DisturbedError)
+
+
+class _Disturbed(Engine):
+    """Fails at given attempts to measure a prompt alone, or a batch of two."""
+
+    def __init__(self, url: str, attempts: dict[object, list[bool]]) -> None:
+        super().__init__(url, "m")
+        self.attempts = attempts
+
+    def _fail(self, cell: object) -> None:
+        if self.attempts.get(cell) and self.attempts[cell].pop(0):
+            raise DisturbedError(f"{cell} did not overlap")
+
+    async def _ttft_s(self, prompt_tokens: int) -> float:
+        self._fail(prompt_tokens)
+        return await super()._ttft_s(prompt_tokens)
+
+    async def _step(self, sequences: int, prompt_tokens: int, plan: Plan) -> DecodeTime:
+        self._fail((sequences, prompt_tokens))
+        return await super()._step(sequences, prompt_tokens, plan)
+
+
+@pytest.mark.parametrize(("failures", "left"), [(2, 3), (3, 2)])
+async def test_what_fails_is_measured_again_and_left_out_if_it_goes_on_failing(
+    start_emulator: Any, monkeypatch: pytest.MonkeyPatch, failures: int, left: int
+) -> None:
+    monkeypatch.setattr(measure, "_PAUSE_S", 0.0)
+    emulator = await start_emulator(model="m")
+    plan = Plan((32, 64, 96), ((1, 32), (2, 32), (3, 32)), 8192, 100_000, repetitions=2, decode_tokens=8)
+    engine = _Disturbed(emulator.url, {64: [True] * failures, (2, 32): [True] * failures})
+    lines: list[str] = []
+    try:
+        prefills, decodes = await engine.measure(plan, lines.append)
+    finally:
+        engine.close()
+    assert (len(prefills), len(decodes)) == (left, left)
+    given_up = [line.split(":")[0] for line in lines if "measured no more after 3 failures" in line]
+    assert given_up == ([] if left == 3 else ["prompt of 64 tokens", "batch of 2, prompts of 32 tokens"])
+
+
+async def test_what_was_measured_before_it_failed_counts(start_emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_PAUSE_S", 0.0)
+    emulator = await start_emulator(model="m")
+    engine = _Disturbed(emulator.url, {32: [False, True, True, True]})
+    try:
+        prefills, _ = await engine.measure(Plan((32,), (), 8192, 100_000, repetitions=4))
+    finally:
+        engine.close()
+    assert [each.prompt_tokens for each in prefills] == [32]
+    assert engine.attempts == {32: []}
+
+
+async def test_a_server_that_is_away_is_no_refusal() -> None:
+    engine = Engine("http://127.0.0.1:1", "m")
+    with pytest.raises(DisturbedError, match="cannot connect"):
+        await engine.measure(Plan((32,), (), 8192, 100_000))
 
 
 def test_the_middle_of_all_rounds_counts() -> None:
