@@ -218,8 +218,8 @@ def _complaints(error: ValidationError, origins: Mapping[tuple[str, ...], str]) 
             problem = f"there is no such setting{_suggestion(path)}"
         else:
             problem = _problem(name, detail)
-        origin = _origin(path, origins)
-        yield f"{name}: {problem}" + (f" (from {origin})" if origin else "")
+        origin = _origin(path, origins) if path else None  # what concerns the whole tree names its settings itself
+        yield (f"{name}: {problem}" if name else problem) + (f" (from {origin})" if origin else "")
 
 
 def _problem(name: str, detail: ErrorDetails) -> str:

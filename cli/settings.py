@@ -6,7 +6,7 @@ from collections import Counter
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from router.settings import RouterSettings
+from router.settings import RouterSettings, not_finite
 from scheduling.settings import SchedulingSettings
 from simulation.settings import EmulatorSettings
 from statestore.settings import PoolSettings, StoreSettings
@@ -41,4 +41,10 @@ class Settings(BaseModel):
             twice = [name for name, count in ids.items() if count > 1]
             if twice:
                 raise ValueError(f"instance id {twice[0]!r} appears twice in pool {pool.name!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _numbers_are_finite(self) -> Settings:
+        for name in not_finite(self):
+            raise ValueError(f"{name} must be finite")
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -144,3 +146,15 @@ class RouterSettings(BaseModel):
         """A replica has ended by this time after a signal to stop. Killed earlier, it may leave its lease and
         reservations behind."""
         return self.settle_s + self.drain_timeout_s + CUT_OFF_S + FLUSH_TIMEOUT_S + LEAVING_S
+
+
+def not_finite(section: BaseModel) -> Iterator[str]:
+    """Dotted names of numbers that are infinite or not a number, which deadlines and the store's scripts cannot use."""
+    for name, given in section:
+        if isinstance(given, BaseModel):
+            yield from (f"{name}.{inner}" for inner in not_finite(given))
+        elif isinstance(given, tuple):
+            parts = ((index, part) for index, part in enumerate(given) if isinstance(part, BaseModel))
+            yield from (f"{name}.{index}.{inner}" for index, part in parts for inner in not_finite(part))
+        elif isinstance(given, float) and not math.isfinite(given):
+            yield name

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from router.admin.scope import PoolParam
 from router.errors import InvalidRequestError
+from router.settings import not_finite
 from scheduling.settings import with_overrides
 
 routes = APIRouter(prefix="/admin/settings", tags=["settings"])
@@ -37,9 +38,11 @@ async def change(pool: PoolParam, wanted: SettingsChanges) -> dict[str, Any]:
     known = (await pool.store.membership()).overrides
     merged = {name: given for name, given in {**known, **wanted.changes}.items() if given is not None}
     try:
-        with_overrides(pool.configured, merged)
+        scheduling = with_overrides(pool.configured, merged)
     except ValueError as error:
         raise InvalidRequestError(str(error), param="changes") from error
+    for name in not_finite(scheduling):
+        raise InvalidRequestError(f"scheduling.{name} must be finite", param="changes")
     await pool.store.change_settings(wanted.changes, by=wanted.by)
     await pool.view.refresh()
     return await effective(pool)

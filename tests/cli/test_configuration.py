@@ -200,6 +200,18 @@ def test_two_pools_cannot_share_a_name_a_model_or_an_instance_id() -> None:
     assert "appears twice" in complaint("--pools", f'[{{"instances": [{instance}, {instance}]}}]')
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "named"),
+    [
+        ("--scheduling.slo_ttft_s", "inf", "scheduling.slo_ttft_s"),
+        ("--scheduling.dynamo.prefill_scale", "inf", "scheduling.dynamo.prefill_scale"),
+        ("--pools", '[{"transfer_timeout_s": .inf}]', "pools.0.transfer_timeout_s"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused_by_name(flag: str, value: str, named: str) -> None:
+    assert complaint("--router.port", "1", flag, value).endswith(f"{named} must be finite")
+
+
 def test_the_command_stops_with_exit_code_2_and_names_the_value(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
