@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 
@@ -178,15 +179,22 @@ def workload_of(name: str, folder: Path | None) -> Workload:
     """
     name, at, slo = name.rpartition("@") if "@" in name else (name, "", "")
     if at:
-        try:
-            return replace(workload_of(name, folder), slo_ttft_s=float(slo))
-        except ValueError:
-            raise TraceError(name, None, f"the SLO behind @ must be seconds, found {slo!r}") from None
+        return replace(workload_of(name, folder), slo_ttft_s=_slo_s(name, slo))
     suites = (STANDARD, *SUITES.values())
     known = next((each for suite in suites for each in suite.workloads if each.name == name), None)
     if known is None:
         return Workload(Path(name).stem if GeneratorSpec.parse(name) is None else name, name)
     return recorded(known, folder)
+
+
+def _slo_s(name: str, text: str) -> float:
+    try:
+        slo_s = float(text)
+    except ValueError:
+        slo_s = 0.0
+    if not 0 < slo_s < inf:
+        raise TraceError(name, None, f"the SLO behind @ must be seconds above 0, found {text!r}")
+    return slo_s
 
 
 def recorded(workload: Workload, folder: Path | None) -> Workload:

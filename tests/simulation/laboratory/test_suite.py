@@ -88,8 +88,12 @@ def test_a_workload_may_have_an_slo_of_its_own_behind_its_name() -> None:
     assert fleet.title == "uniform in 30 s, 8 × 7B"
     trial = Trial(parse_variant("a=dualmap,slo_ttft_s=5", SchedulingSettings()), fleet, 1, RunCache(None))
     assert trial.job(4.0).scenario.scheduling.slo_ttft_s == 30.0
-    with pytest.raises(TraceError, match="must be seconds, found 'soon'"):
-        workload_of("uniform@soon", None)
+
+
+@pytest.mark.parametrize("slo", ["soon", "", "0", "-5", "nan", "inf"])
+def test_an_slo_that_is_no_time_is_an_error(slo: str) -> None:
+    with pytest.raises(TraceError, match=f"must be seconds above 0, found '{slo}'"):
+        workload_of(f"uniform@{slo}", None)
 
 
 def test_agents_warm_up_until_their_contexts_were_sent_once() -> None:
