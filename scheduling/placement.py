@@ -361,11 +361,6 @@ class Search:
         assert chosen is not None
         if way.leg is Leg.DECODE:
             return judge_transfer(self.policy, way, chosen, reply.alternative_id, loads, reply.uncached_tokens)
-        if way.leg is not Leg.WHOLE or way.roles != (Role.MIXED,):
-            known = self.fleet.view.instances
-            of_way = [name for name in loads if name == chosen or (name in known and known[name].role in way.roles)]
-            if len(of_way) < len(loads):
-                loads = {name: loads[name] for name in of_way}
         return judge(self.policy, way, chosen, reply.alternative_id, loads, self.decode_stall_s)
 
     def _most(self, decision: Decision) -> int | None:

@@ -66,15 +66,15 @@ def judge(
 ) -> tuple[Decision, Form]:
     """What the store chose of the instances of this way, as a decision."""
     load, chain = loads[chosen], way.query.chain
-    features, other = features_of(load, chain, stall_from_s), loads.get(alternative_id or "")
+    features = features_of(load, chain, stall_from_s)
     decision = Decision(
         chosen,
         load.hit_blocks,
         chain.uncached_tokens(load.hit_blocks),
         way.expected_ttft_s(features),
-        policy.reason(way.query, loads, chosen) if other is not None else Reason.ONLY_ONE,
+        Reason.ONLY_ONE if alternative_id is None else policy.reason(way.query, loads, chosen, alternative_id),
         alternative_id,
-        0 if other is None else chain.uncached_tokens(other.hit_blocks),
+        0 if alternative_id is None else chain.uncached_tokens(loads[alternative_id].hit_blocks),
     )
     return decision, features
 
@@ -94,7 +94,7 @@ def judge_transfer(
         (chain.prompt_tokens - uncached_tokens) // chain.block_tokens,
         uncached_tokens,
         way.expected_ttft_s(features),
-        policy.reason(way.query, loads, chosen) if alternative_id is not None else Reason.ONLY_ONE,
+        Reason.ONLY_ONE if alternative_id is None else policy.reason(way.query, loads, chosen, alternative_id),
         alternative_id,
     )
     return decision, features

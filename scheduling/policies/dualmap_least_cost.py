@@ -44,10 +44,7 @@ class DualMapLeastCost(BeyondPair):
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
         return Weights(self._cost, learned.ttft, Form(self.settings.miss_penalty * query.slo_s))
 
-    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str) -> Reason:
+    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str, other: str) -> Reason:
         if chosen not in query.pair:
             return Reason.BEYOND_PAIR
-        if len(loads) == 1:
-            return Reason.ONLY_ONE
-        others = max([load.hit_blocks for name, load in loads.items() if name != chosen])
-        return Reason.CACHE if loads[chosen].hit_blocks > others else Reason.COST
+        return Reason.CACHE if loads[chosen].hit_blocks > loads[other].hit_blocks else Reason.COST

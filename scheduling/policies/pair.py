@@ -48,12 +48,10 @@ class PairPolicy(ABC):
     def _weights(self) -> Weights:
         """What a candidate costs."""
 
-    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str) -> Reason:
+    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str, other: str) -> Reason:
         if query.excluded and chosen not in query.pair:
             return Reason.BEYOND_PAIR
-        if len(loads) < PAIR:
-            return Reason.ONLY_ONE
-        return self._reason(query, loads[chosen], next(load for name, load in loads.items() if name != chosen))
+        return self._reason(query, loads[chosen], loads[other])
 
     @abstractmethod
     def _reason(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason: ...

@@ -86,7 +86,7 @@ def weighed(policy: Policy, query: RouteQuery, loads: Mapping[str, InstanceLoad]
         loads[chosen].hit_blocks,
         query.chain.uncached_tokens(loads[chosen].hit_blocks),
         weights.ttft.of(features[chosen]),
-        policy.reason(query, loads, chosen) if other is not None else Reason.ONLY_ONE,
+        policy.reason(query, loads, chosen, other.instance_id) if other is not None else Reason.ONLY_ONE,
         other.instance_id if other is not None else None,
         query.chain.uncached_tokens(other.hit_blocks) if other is not None else 0,
     )
