@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cli.admin_api import AdminApi, add_connection_arguments
 from cli.settings import Settings
-from cli.terminal import terminal
+from simulation.terminal import terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from cli.admin_api import AdminApi, add_connection_arguments
 from cli.errors import CommandError
 from cli.settings import Settings
-from cli.terminal import terminal
+from simulation.terminal import terminal
 
 _ACTIONS = {
     "set": "change scheduling settings for all replicas and workers, while they run",

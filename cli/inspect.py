@@ -11,9 +11,9 @@ from rich.console import RenderableType
 from cli import inspect_tables as tables
 from cli.errors import CommandError, of_store
 from cli.settings import Settings
-from cli.terminal import terminal
 from scheduling.ring import DualRing
 from scheduling.view import is_scheduled
+from simulation.terminal import terminal
 from statestore.base import PoolSnapshot, Store
 from statestore.connect import open_store
 from statestore.errors import StoreConfigurationError, StoreError

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cli.admin_api import AdminApi, add_connection_arguments, refuse_errors
 from cli.settings import Settings
-from cli.terminal import terminal
+from simulation.terminal import terminal
 
 _FIGURES = (
     "prefill_tokens_per_s",

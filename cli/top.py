@@ -20,9 +20,9 @@ from rich.text import Text
 from cli.errors import CommandError, of_store
 from cli.live_status import STATE_STYLES
 from cli.settings import Settings
-from cli.terminal import terminal
 from router.traffic import FleetTraffic, TrafficCounts
 from scheduling.instance import InstanceLoad
+from simulation.terminal import terminal
 from statestore.base import PoolOverview, Store
 from statestore.connect import open_store
 from statestore.errors import StoreConfigurationError, StoreError

@@ -6,8 +6,6 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from scheduling.settings import SchedulingSettings
 from simulation.commands.options import OptionError, add_output_arguments, exit_code, policies_of, write_whole
 from simulation.commands.progress import by_name, progress_bars
@@ -18,6 +16,7 @@ from simulation.evaluate.work import Worker
 from simulation.generators import DEFAULT_SEED
 from simulation.plots import require_matplotlib
 from simulation.settings import EngineSettings
+from simulation.terminal import terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
         sections = evaluate(plan, Worker(arguments.workers, by_name(progress)), wanted)
     write_whole(arguments.out / "results.json", render_json(plan, sections))
     write_whole(arguments.out / "report.html", render_html(plan, sections, rules_of(plan)))
-    console = Console()
+    console = terminal()
     for section in sections:
         for finding in section.findings:
             console.print(f"[bold]{section.title}[/bold]: {finding}", highlight=False, soft_wrap=True)

@@ -7,8 +7,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from scheduling.settings import SchedulingSettings
 from simulation.commands.options import OptionError, add_output_arguments, exit_code, write_whole
 from simulation.commands.progress import by_name, progress_bars
@@ -37,6 +35,7 @@ from simulation.laboratory.variants import Variant, parse_variant
 from simulation.presets import CHANGES, PRESETS, UnknownPresetError, find_preset
 from simulation.roles import roles_of
 from simulation.settings import EngineSettings
+from simulation.terminal import terminal
 
 REPORT = "report.md"
 _WHAT_RUNS = (
@@ -178,7 +177,7 @@ def _fill(document: Path, folder: str, experiment: Experiment) -> int:
 
 
 def _show(experiment: Experiment) -> None:
-    console = Console()
+    console = terminal()
     summary = [*order_tables(experiment), *summary_tables(experiment)]
     if summary:
         console.print(f"[bold underline]{SUMMARY}[/bold underline]\n")

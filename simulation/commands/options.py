@@ -145,7 +145,7 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
     _at_least("skip", arguments.skip, 0)
     scheduling = configured.scheduling
     if arguments.slo_s is not None:
-        if arguments.slo_s <= 0:
+        if not 0 < arguments.slo_s < float("inf"):
             raise OptionError(f"--slo-s must be more than 0, found {arguments.slo_s}")
         scheduling = scheduling.model_copy(update={"slo_ttft_s": arguments.slo_s})
     engine = _engine(arguments.preset, configured.engine)

@@ -17,6 +17,7 @@ from simulation.commands.options import OptionError, add_trace_arguments, exit_c
 from simulation.replay import ReplayOptions, ReplayProgress, replay
 from simulation.replay_bodies import Endpoint
 from simulation.replay_report import ReplayRecord, record_lines, report_tables, summarize_replay
+from simulation.terminal import terminal
 from simulation.traces import Trace
 
 SOME_FAILED = 1
@@ -64,7 +65,7 @@ def _run(arguments: argparse.Namespace, default_time_scale: float) -> int:
     trace = _trace(arguments)
     record = uvloop.run(_replay(trace, options, arguments.quiet))
     report = summarize_replay(record)
-    console = Console()
+    console = terminal()
     for table in report_tables(report):
         console.print(table)
     if arguments.json is not None:

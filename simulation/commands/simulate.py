@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import orjson
-from rich.console import Console
 from rich.progress import Progress
 
 from simulation.bounds import bounds_of, short_trace_note
@@ -32,6 +31,7 @@ from simulation.results import RunResult
 from simulation.runs import RunJob, map_jobs, run_job
 from simulation.simulate import simulate
 from simulation.sources import TraceSource
+from simulation.terminal import terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,7 @@ def _rates(
     arguments: argparse.Namespace, options: FleetOptions, source: TraceSource, rates: tuple[float | None, ...]
 ) -> int:
     jobs = [RunJob(source, options.scenario(policy), rate) for rate in rates for policy in options.policies]
-    console = Console()
+    console = terminal()
     if len(jobs) == 1:
         results = [_run_alone(jobs[0], arguments.quiet)]
     else:
@@ -133,10 +133,10 @@ def _goodput(
         slo_s = options.scheduling.slo_ttft_s
         trace, engine, share, skip = source.load(), options.engine, arguments.on_time, arguments.skip
         bounds = bounds_of(trace, engine, options.instances, slo_s, share=share, skip=skip)
-    Console().print(goodput_table(found, bounds))
+    terminal().print(goodput_table(found, bounds))
     above = [policy for policy, goodput in found if goodput.rate_per_s > bounds.sustainable_per_s]
     if note := short_trace_note(above):
-        Console().print(note, highlight=False)
+        terminal().print(note, highlight=False)
     if arguments.json is not None:
         rows = [{"policy": policy, **asdict(goodput)} for policy, goodput in found]
         document = {"on_time": arguments.on_time, **asdict(bounds), "goodput": rows}

@@ -8,6 +8,7 @@ from scheduling.instance import InstanceSpec, Role
 from scheduling.settings import SchedulingSettings
 from simulation.commands import simulate
 from simulation.commands.options import ConfiguredFleet, FleetOptions, OptionError, fleet_options
+from simulation.commands.tables import COLUMNS
 from simulation.errors import SimulationError
 from simulation.scenario import Dispatch
 from simulation.settings import EngineSettings
@@ -43,6 +44,15 @@ def test_simulate_prints_a_table_and_writes_json_and_plots(tmp_path: Path, capsy
     assert {"on-time-share.svg", "pending-tokens.svg", "key-length.svg"} <= {
         path.name for path in (tmp_path / "plots").iterdir()
     }
+
+
+def test_a_pipe_gets_every_column(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("COLUMNS")
+
+    assert run("--trace", "uniform:requests=50", "--rate", "2", "--instances", "2") == 0
+
+    heading = capsys.readouterr().out.splitlines()[0]
+    assert [column for column in COLUMNS if column not in heading] == []
 
 
 @pytest.mark.parametrize(
@@ -156,6 +166,8 @@ def test_goodput_prints_the_rate_and_what_none_can_pass(tmp_path: Path, capsys: 
         (["--rate", "0"], "--rate needs requests per second above 0"),
         (["--instances", "0"], "--instances must be at least 1"),
         (["--slo-s", "-1"], "--slo-s must be more than 0"),
+        (["--slo-s", "nan"], "--slo-s must be more than 0"),
+        (["--slo-s", "inf"], "--slo-s must be more than 0"),
         (["--requests", "50", "--skip", "50"], "--skip 50 leaves nothing of 50 requests"),
         (["--trace", "nothing"], "neither a file nor a generator"),
         (["--trace", "zipf:skew=steep"], "needs a number"),

@@ -7,10 +7,10 @@ import sys
 
 from rich.console import Console
 
-_PIPED_WIDTH = 200
+_PIPED_WIDTH = 400
 
 
 def terminal() -> Console:
-    """Standard output; a pipe has no width of its own, so tables are not squeezed into 80 columns there."""
+    """Standard output; a pipe has no width of its own, so tables have all their columns there."""
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(width=_PIPED_WIDTH if piped else None)
