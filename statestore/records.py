@@ -14,9 +14,15 @@ import orjson
 
 from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Request
 
-LIMITS: Final = ("kv_capacity_tokens", "dispatch_window_tokens", "max_running_requests", "max_queued_requests")
-DESCRIBED: Final = ("state", "role", "tokens_per_s", *LIMITS)
-"""Of an instance, beside its counts."""
+DESCRIBED: Final = (
+    "state",
+    "role",
+    "kv_capacity_tokens",
+    "dispatch_window_tokens",
+    "max_running_requests",
+    "max_queued_requests",
+)
+"""Of the description of an instance, what scripts read."""
 COUNTS: Final = (
     "pending_tokens",
     "dispatched_tokens",
@@ -60,9 +66,7 @@ def _form(name: str) -> str:
     return '"%s"' if name in _TEXTS else "%.17g" if name == "tokens_per_s" else "%d"
 
 
-INSTANCE: Final = Record((*DESCRIBED, *COUNTS))
-COUNTS_BEGIN: Final = f',"{COUNTS[0]}":'.encode()
-"""In the text of an instance: what is described of it stands before."""
+INSTANCE: Final = Record((*DESCRIBED, "tokens_per_s", *COUNTS))
 PLACED: Final = Record(PLACED_FIELDS)
 TOLD: Final = Record(TOLD_FIELDS)
 
@@ -74,8 +78,5 @@ LUA: Final[Mapping[tuple[str, str], str]] = {
         ("TOLD", TOLD, "told"),
     )
     for piece, code in record.lua(table).items()
-} | {
-    ("INSTANCE", "counts_begin"): f"'{COUNTS_BEGIN.decode()}'",
-    ("INSTANCE", "no_counts"): "'," + ",".join(f'"{name}":0' for name in COUNTS) + "}'",
 }
 """What ``INSTANCE.format`` and the like stand for in a script."""

@@ -38,7 +38,7 @@ local function finish(id, replica_id, attempt, note)
   local request = read_request(id)
   if not request or (replica_id ~= '' and request.told.replica_id ~= replica_id)
     or (attempt ~= '' and request.told.attempt > tonumber(attempt))
-    or (fence ~= '' and replica_alive(keys.replicas, request.told.replica_id, now_ms)) then
+    or (fence ~= '' and replica_alive(request.told.replica_id, now_ms)) then
     return nil
   end
   redis.call('DEL', keys.request .. id)

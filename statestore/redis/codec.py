@@ -6,7 +6,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import Any
 
@@ -21,14 +21,13 @@ from scheduling.legs import Leg
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
 from scheduling.request import Request, RequestState
+from scheduling.scale_record import DecisionStatus, ScaleRecord
 from statestore.base import NOTHING_DONE, Transition
 from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
-from statestore.records import COUNTS, COUNTS_BEGIN, DESCRIBED, INSTANCE, LIMITS, PLACED, TOLD
+from statestore.records import COUNTS, DESCRIBED, INSTANCE, PLACED, TOLD
 
 _STATES = {state.value: state for state in InstanceState}
-_ABOUT = tuple(field.name for field in fields(InstanceSpec)[1:] if field.name not in DESCRIBED)
-"""Fields of a description that no script reads: they have a text of their own."""
-
+_NAME_LISTS = ("starting", "leaving", "spares")
 HASH_BYTES = 8
 
 
@@ -46,38 +45,30 @@ def unpack_chain(packed: bytes) -> tuple[int, ...]:
     return struct.unpack(f">{len(packed) // HASH_BYTES}Q", packed)
 
 
-SPEC_TEXTS = ("record", "about")
-"""Fields of an instance's key."""
-
-
 # instances ---------------------------------------------------------------------------------------------------
-def described_as(changes: Mapping[str, Any], known: Sequence[bytes] | None) -> tuple[bytes, bytes]:
-    """What ``change_instance`` takes of an instance: the description that some changed fields make of its
-    ``SPEC_TEXTS`` (None: of nothing), and more about it."""
-    described: dict[str, Any] = {} if known is None else INSTANCE.fields(known[0])
-    about: dict[str, Any] = {} if known is None else orjson.loads(known[1])
-    told = about | {name: changes[name] for name in _ABOUT if name in changes}
-    described |= {name: changes[name] for name in DESCRIBED if name in changes}
-    if known is None:
-        described["tokens_per_s"] = told["prefill_tokens_per_s"]
-    record = INSTANCE.pack([0 if name in COUNTS else described[name] for name in INSTANCE.names])
-    return description_in(record), known[1] if known and told == about else orjson.dumps(told)
+def spec_text(spec: InstanceSpec) -> bytes:
+    """The description as it is kept; its id is in the key."""
+    return orjson.dumps({name: told for name, told in asdict(spec).items() if name != "instance_id"})
 
 
-def description_in(record: bytes) -> bytes:
-    """What is described of an instance: its record without its counts."""
-    return record.partition(COUNTS_BEGIN)[0]
-
-
-def spec_from(instance_id: str, texts: Sequence[bytes | None]) -> InstanceSpec | None:
-    """From ``SPEC_TEXTS``; None if the instance is gone."""
-    record, about = texts
-    if record is None or about is None:
+def spec_from(instance_id: str, text: bytes | None) -> InstanceSpec | None:
+    """None if the instance is gone."""
+    if text is None:
         return None
-    described, told = INSTANCE.fields(record), orjson.loads(about)
-    fixed = told | {name: described[name] for name in LIMITS}
-    fixed["prefill_tokens_per_s"] = float(told["prefill_tokens_per_s"])
-    return InstanceSpec(instance_id, role=Role(described["role"]), state=InstanceState(described["state"]), **fixed)
+    told = orjson.loads(text)
+    parsed = {"role": Role(told["role"]), "state": InstanceState(told["state"])}
+    return InstanceSpec(instance_id, **told | parsed)
+
+
+def described(spec: InstanceSpec) -> dict[str, Any]:
+    """The part of a description that transitions read: fields of the record."""
+    return {name: getattr(spec, name) for name in DESCRIBED}
+
+
+def new_record(spec: InstanceSpec) -> bytes:
+    """The record of an instance without requests and blocks."""
+    fields = described(spec) | {"tokens_per_s": spec.prefill_tokens_per_s} | dict.fromkeys(COUNTS, 0)
+    return INSTANCE.pack([fields[name] for name in INSTANCE.names])
 
 
 def load_from(
@@ -247,7 +238,25 @@ def learned_from(pairs: Mapping[bytes, bytes]) -> Learned:
     return Learned(**told)
 
 
-# the rest ----------------------------------------------------------------------------------------------------
+# publications ----------------------------------------------------------------------------------------------------
+def scale_fields(record: ScaleRecord) -> dict[str, str]:
+    """As text; lists of instances are separated by commas."""
+    return {name: ",".join(given) if name in _NAME_LISTS else str(given) for name, given in asdict(record).items()}
+
+
+def scale_record_from(fields: Mapping[bytes, bytes]) -> ScaleRecord:
+    """The record of a pool that never scaled, where there are no fields."""
+    values: dict[str, Any] = {}
+    for name, default in asdict(ScaleRecord()).items():
+        text = fields.get(name.encode())
+        if text is not None:
+            given = text.decode()
+            values[name] = tuple(filter(None, given.split(","))) if name in _NAME_LISTS else type(default)(given)
+    if "status" in values:
+        values["status"] = DecisionStatus(values["status"])
+    return ScaleRecord(**values)
+
+
 def tree_fields(tree: HotnessTree, counts: Mapping[int, int]) -> dict[str, str]:
     """Prefix in hex to 'depth count'."""
     return {f"{prefix:016x}": f"{depth} {counts.get(prefix, 0)}" for prefix, depth in tree.hot.items()}
@@ -257,14 +266,25 @@ def tree_from(pairs: Mapping[bytes, bytes]) -> HotnessTree:
     return HotnessTree({int(prefix, 16): int(value.split()[0]) for prefix, value in pairs.items()})
 
 
+def lease_text(lease: ReplicaInfo, *, beaten: bool = True) -> bytes:
+    """The lease of a replica or a subscriber; one that its owner did not renew is not ``beaten``."""
+    times = {"expires_ms": lease.expires_ms, "lease_ms": lease.lease_ms}
+    return orjson.dumps(times | {"beaten": beaten, "info": dict(lease.info)})
+
+
+def beaten_from(replica_id: str, text: bytes | None) -> ReplicaInfo | None:
+    """The lease that its owner renewed; None where there is none."""
+    return _replica_from(replica_id, text) if text is not None and orjson.loads(text)["beaten"] else None
+
+
 def replicas_from(pairs: Mapping[bytes, bytes]) -> tuple[ReplicaInfo, ...]:
     """Every replica, retired ones included, by id."""
-    replicas = []
-    for replica_id, text in sorted(pairs.items()):
-        values = orjson.loads(text)
-        lease = int(values["expires_ms"]), int(values["lease_ms"])
-        replicas.append(ReplicaInfo(replica_id.decode(), *lease, dict(values["info"])))
-    return tuple(replicas)
+    return tuple(_replica_from(replica_id.decode(), text) for replica_id, text in sorted(pairs.items()))
+
+
+def _replica_from(replica_id: str, text: bytes) -> ReplicaInfo:
+    values = orjson.loads(text)
+    return ReplicaInfo(replica_id, values["expires_ms"], values["lease_ms"], values["info"])
 
 
 def not_retired(replicas: Iterable[ReplicaInfo]) -> tuple[ReplicaInfo, ...]:

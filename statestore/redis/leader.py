@@ -1,8 +1,10 @@
-"""The leader's share of a pool's calls: leases, queues, migration, publications, reaping, repair."""
+"""The leader's share of a pool's calls: leases, queues, migration, publications, scaling, reaping, repair."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import orjson
@@ -14,14 +16,17 @@ from scheduling.learning import Sample
 from scheduling.queue_order import PLAN_LIMIT, QueueHead, QueueOrder
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request, RequestState
+from scheduling.scale_record import ScaleEntry, ScaleRecord
 from statestore.base import Arrival, MigrateStatus, Migration
 from statestore.batches import batches
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.leases import RETIRED, Lease, check_fence
+from statestore.memory.members import SCALING_LOG
 from statestore.records import INSTANCE
 from statestore.redis import codec
-from statestore.redis.calls import Argument, Calls, ClientCalls
+from statestore.redis.calls import Calls, ClientCalls, Command
+from statestore.redis.changes import Change, Changes
 from statestore.redis.codec import LoadReader, pairs_from
 from statestore.redis.sums import add_up
 from statestore.redis.views import Views
@@ -32,7 +37,7 @@ _MAX_REPAIRS = 5
 _HELD = RequestState.HELD
 
 
-class LeaderCalls:
+class LeaderCalls(Changes):
     """Half of ``RedisPool``; see ``statestore.base.PoolStore`` for the contract."""
 
     def __init__(
@@ -42,31 +47,42 @@ class LeaderCalls:
         order: QueueOrder,
         waiting: ClientCalls,
     ) -> None:
-        self._keys = keys
-        self._calls = calls
+        super().__init__(keys, calls)
         self._order = order
         self._waiting = waiting
         """For the one call that blocks its connection; given up, it closes it."""
         self._reader = LoadReader()
         self._views = Views(keys, calls, self._reader)
 
-    def _run(self, script: str, *arguments: Argument) -> Awaitable[Any]:
-        return self._calls.script(script, self._keys.base, *arguments)
-
     # leadership ------------------------------------------------------------------------------------------
     async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
-        reply = await self._run("take_lease", owner, lease_ms, "")
-        return Lease(owner, reply[0], reply[1]) if reply else None
+        key = self._keys.leader
+
+        async def take() -> tuple[Lease | None, Change]:
+            known, now_ms = pairs_from(await self._calls.command("HGETALL", key)), await self._calls.now_ms()
+            led = codec.lease_from(known, now_ms)
+            if led is not None and led.owner != owner:
+                return None, Change()
+            # From the clock where that is ahead, so that it grows even over a lost store.
+            fence = max(int(known.get(b"fence", b"0")) + 1, now_ms) if led is None else led.fence
+            lease = Lease(owner, fence, now_ms + lease_ms)
+            times = ("expires_ms", lease.expires_ms, "lease_ms", lease_ms)
+            read = [(key, name, known.get(name.encode())) for name in ("owner", "fence", "expires_ms")]
+            return lease, Change([("HSET", key, "owner", owner, "fence", fence, *times)], read)
+
+        return await self._derive(take)
 
     async def renew_lease(self, lease: Lease, lease_ms: int) -> Lease:
-        _, expires_ms = await self._run("take_lease", lease.owner, lease_ms, lease.fence)
-        return Lease(lease.owner, lease.fence, expires_ms)
+        expires_ms = await self._calls.now_ms() + lease_ms
+        times: Command = ("HSET", self._keys.leader, "expires_ms", expires_ms, "lease_ms", lease_ms)
+        await self._make(Change([times], fence=lease.fence))
+        return replace(lease, expires_ms=expires_ms)
 
     async def release_lease(self, lease: Lease) -> None:
-        try:
-            await self._run("take_lease", lease.owner, 0, lease.fence)
-        except LeaseLostError:
-            return
+        """The fence stays, so that the next one is higher."""
+        ended: Command = ("HDEL", self._keys.leader, "owner", "expires_ms", "lease_ms")
+        with contextlib.suppress(LeaseLostError):
+            await self._make(Change([ended], fence=lease.fence))
 
     # queues ----------------------------------------------------------------------------------------------
     async def loads(self) -> Mapping[str, InstanceLoad]:
@@ -144,13 +160,46 @@ class LeaderCalls:
         return entries
 
     async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
-        known = codec.tree_from(pairs_from(await self._calls.command("HGETALL", self._keys.hotness_tree)))
-        fields, grows = orjson.dumps(codec.tree_fields(tree, counts)), int(known.hot != tree.hot)
-        return int(await self._run("publish_fields", fence, grows, "tree", fields, "{}"))
+        keys = self._keys
+        known = codec.tree_from(pairs_from(await self._calls.command("HGETALL", keys.hotness_tree)))
+        grows: Command = ("HINCRBY", keys.meta, "tree_version", int(known.hot != tree.hot))
+        await self._publish(keys.hotness_tree, codec.tree_fields(tree, counts), grows, fence=fence)
+        return int(await self._calls.command("HGET", keys.meta, "tree_version"))
 
     async def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float], *, fence: int) -> None:
-        fields, rates = orjson.dumps(codec.learned_fields(learned)), orjson.dumps(dict(tokens_per_s))
-        await self._run("publish_fields", fence, 0, "learned", fields, rates)
+        rates = {instance_id: {"tokens_per_s": rate} for instance_id, rate in tokens_per_s.items()}
+        await self._publish(self._keys.learned, codec.learned_fields(learned), fence=fence, instances=rates)
+
+    async def _publish(self, key: bytes, fields: Mapping[str, str], *more: Command, **about: Any) -> None:
+        """Replace the fields of a key."""
+        commands: list[Command] = [("DEL", key), *(("HSET", key, *each) for each in fields.items()), *more]
+        await self._make(Change(commands, **about))
+
+    # scaling ---------------------------------------------------------------------------------------------
+    async def now_ms(self) -> int:
+        return await self._calls.now_ms()
+
+    async def scaling(self) -> ScaleRecord:
+        return codec.scale_record_from(pairs_from(await self._calls.command("HGETALL", self._keys.scaling)))
+
+    async def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, *, fence: int) -> None:
+        log = self._keys.scaling_log
+        line: Command = ("LPUSH", log, orjson.dumps(asdict(entry)))
+        trimmed: Command = ("LTRIM", log, 0, SCALING_LOG - 1)
+        await self._publish(self._keys.scaling, codec.scale_fields(record), line, trimmed, fence=fence)
+
+    async def scaling_log(self, limit: int) -> Sequence[ScaleEntry]:
+        if limit <= 0:
+            return []
+        lines = await self._calls.command("LRANGE", self._keys.scaling_log, 0, limit - 1)
+        return [ScaleEntry(**orjson.loads(line)) for line in lines]
+
+    async def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Mapping[str, Sequence[int]]:
+        blocks: dict[str, Sequence[int]] = {}
+        for name in instance_ids:  # one by one: the store serves requests in between
+            newest = await self._calls.command("ZREVRANGE", self._keys.instance(name).kv, 0, limit - 1)
+            blocks[name] = codec.unpack_chain(b"".join(newest))
+        return blocks
 
     # the end of requests ---------------------------------------------------------------------------------
     async def expired_replicas(self) -> Mapping[str, bool]:
@@ -167,14 +216,16 @@ class LeaderCalls:
         for batch in batches(await self.requests_of(replica_id)):
             releases = [part for request in batch for part in (request.request_id, "", replica_id, "", "")]
             reaped += sum(reply != 0 for reply in await self._run("release_requests", fence, *releases))
-        await self._lease(replica_id, 0, {}, fence=fence)
+        await self._forget(replica_id, fence)
         return reaped
 
-    async def _lease(
-        self, replica_id: str, lease_ms: int, info: Mapping[str, str], *, fence: int | None = None
-    ) -> bool:
-        told = (lease_ms, orjson.dumps(dict(info)), "" if fence is None else fence, "")
-        return bool(await self._run("lease_replica", replica_id, *told))
+    async def _forget(self, replica_id: str, fence: int) -> None:
+        """Unless it is alive again."""
+        key, now_ms = self._keys.replicas, await self._calls.now_ms()
+        text = await self._calls.command("HGET", key, replica_id)
+        known = codec.replicas_from({replica_id.encode(): text} if text else {})
+        ended: list[Command] = [("HDEL", key, each.replica_id) for each in known if not each.is_alive(now_ms)]
+        await self._make(Change(ended, ((key, replica_id, text),), fence))
 
     async def repair(self, *, fence: int) -> int:
         leader = pairs_from(await self._calls.command("HGETALL", self._keys.leader))
@@ -202,9 +253,10 @@ class LeaderCalls:
         queued, ran = [entry.decode() for entry in queue], [entry.decode() for entry in running]
         names = [entry.rpartition(" ")[0] for entry in queued] + ran
         found = add_up(instance_id, queued, ran, await self.records(names))
-        kept = INSTANCE.fields(record)
-        if found.is_right(kept):
+        if found.is_right(INSTANCE.fields(record)):
             return False
-        strays = orjson.dumps(found.stray_queued), orjson.dumps(found.stray_running)
-        sums = (instance_id, fence, kept["version"], orjson.dumps(found.sums), *strays)
-        return True if await self._run("correct_instance", *sums) else None
+        strays: list[Command] = [("ZREM", keys.queue, entry) for entry in found.stray_queued]
+        strays += [("ZREM", keys.running, entry) for entry in found.stray_running]
+        read = ((keys.instance, "record", record),)
+        right = Change(strays, read, fence, instances={instance_id: found.sums}, counted=True)
+        return True if await self._make(right) else None

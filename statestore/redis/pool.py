@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from scheduling.chain import Chain
 from scheduling.granting import CommitReply, Grant
-from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.instance import InstanceSpec, InstanceState, Role
 from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueueOrder, QueuePlan
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
 from statestore.base import Membership, PoolOverview, PoolSnapshot, Release, SettingsChange, Transition
-from statestore.errors import StoreError
 from statestore.keys import PoolKeys
+from statestore.kv_events import KvViewStatus
+from statestore.leases import RETIRED, ReplicaInfo
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
+from statestore.records import INSTANCE
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, ClientCalls, Command
-from statestore.redis.kv_events import KvEventCalls
+from statestore.redis.changes import Change
+from statestore.redis.kv_events import READ_SO_FAR, KvEventCalls
+from statestore.redis.leader import LeaderCalls
 from statestore.redis.placing import arguments_of, reply_from
-from statestore.redis.scaling import ScalingCalls
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.redis.turns import Turn
 from statestore.stream import Stream
@@ -31,11 +34,8 @@ from statestore.stream import Stream
 MAX_PLACEMENTS, MAX_RELEASES = 16, 64
 """That share a script at most: it stops everything else, and its memory is not reused before it ends."""
 
-MAX_ATTEMPTS = 64
-"""To change the description of an instance that others change at the same time."""
 
-
-class RedisPool(KvEventCalls, ScalingCalls):
+class RedisPool(KvEventCalls, LeaderCalls):
     """``PoolStore`` on Redis. Every transition of a request is one script."""
 
     degraded = False
@@ -74,11 +74,12 @@ class RedisPool(KvEventCalls, ScalingCalls):
         return found
 
     async def put_instance(self, spec: InstanceSpec) -> None:
-        changes = {each.name: getattr(spec, each.name) for each in fields(spec)[1:]}
-        await self._change(spec.instance_id, lambda known: changes | ({"state": known.state} if known else {}))
+        await self._describe(
+            spec.instance_id, lambda known: spec if known is None else replace(spec, state=known.state)
+        )
 
     async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
-        return await self._change(instance_id, lambda known: changes if known else None, fence=fence)
+        return await self._describe(instance_id, lambda known: known and replace(known, **changes), fence=fence)
 
     async def set_instance_state(
         self,
@@ -89,37 +90,78 @@ class RedisPool(KvEventCalls, ScalingCalls):
         fence: int | None = None,
         keeps_cache: bool = False,
     ) -> bool:
-        def changes(known: InstanceSpec | None) -> Mapping[str, Any] | None:
-            return {"state": state} if known is not None and expected in (None, known.state) else None
+        def changed(known: InstanceSpec | None) -> InstanceSpec | None:
+            return replace(known, state=state) if known is not None and expected in (None, known.state) else None
 
         forgets_cache = state in EMPTY_CACHE and not keeps_cache
-        return await self._change(instance_id, changes, fence=fence, forgets_cache=forgets_cache)
+        return await self._describe(instance_id, changed, fence=fence, forgets_cache=forgets_cache)
 
-    async def _change(
+    async def _describe(
         self,
         instance_id: str,
-        changes: Callable[[InstanceSpec | None], Mapping[str, Any] | None],
+        change: Callable[[InstanceSpec | None], InstanceSpec | None],
         *,
         fence: int | None = None,
         forgets_cache: bool = False,
     ) -> bool:
-        """Make the changes that an instance as it is described asks for, until no other caller describes it meanwhile.
-        False where they are None. Raises StoreError: others described it at every attempt."""
-        for _ in range(MAX_ATTEMPTS):
-            texts = await self._calls.command("HMGET", self._keys.instance(instance_id).instance, *codec.SPEC_TEXTS)
-            known = codec.spec_from(instance_id, texts)
-            asked = changes(known)
-            former = texts if known is not None else None
-            described = (b"", b"") if asked is None else codec.described_as(asked, former)
-            read = b"" if former is None else codec.description_in(former[0]) + former[1]
-            about = (read, *described, "1" if forgets_cache else "")
-            done = await self._run("change_instance", instance_id, "" if fence is None else fence, *about)
-            if done or asked is None:
-                return bool(done)
-        raise StoreError(f"instance {instance_id!r} is changed by others again and again; try again later")
+        """Describe an instance as follows from how it is described; False where that is None. Its counts stay. One
+        whose key is gone, by eviction or by hand, is added with an empty cache."""
+        key, events = self._keys.instance(instance_id).instance, self._keys.kv_events(instance_id)[0]
+
+        async def describe() -> tuple[bool, Change]:
+            listed: Command = ("SISMEMBER", self._keys.instances, instance_id)
+            reads = (("HMGET", key, "spec", "record"), ("HGET", events, "fence"), listed)
+            (text, record), claim, is_listed = await self._calls.together(reads)
+            known = codec.spec_from(instance_id, text)
+            spec, forgets = change(known), known is None or forgets_cache
+            if spec is None or (spec == known and is_listed and not forgets):
+                return spec is not None, Change(fence=fence)
+            fields, commands = codec.described(spec), self._commands_of(known, spec)
+            if spec != known or not is_listed:
+                commands.append(("HINCRBY", self._keys.meta, "epoch", 1))
+            if forgets:
+                fields["cached_blocks"] = 0
+                commands += self._forgotten(instance_id, claim is not None)
+            if known is not None and known.state is not spec.state and INSTANCE.fields(record)["pending_tokens"] > 0:
+                fields["work_since_ms"] = await self._calls.now_ms()
+            read = ((key, "spec", text), (events, "fence", claim))
+            return True, Change(commands, read, fence, {instance_id: fields}, counted=True)
+
+        return await self._derive(describe)
+
+    def _commands_of(self, known: InstanceSpec | None, spec: InstanceSpec) -> list[Command]:
+        """What enters this description in the place of the known one."""
+        keys, name, key = self._keys, spec.instance_id, self._keys.instance(spec.instance_id).instance
+        commands: list[Command] = [("SADD", keys.instances, name), ("HSET", key, "spec", codec.spec_text(spec))]
+        if known is None:
+            commands.append(("HSET", key, "record", codec.new_record(spec)))
+        elif known.role is not spec.role:
+            commands.append(("ZREM", keys.least_loaded(known.role), name))
+        return commands
+
+    def _forgotten(self, instance_id: str, claimed: bool) -> list[Command]:
+        """What empties the cache of an instance as it is known, and ends the claim to its KV events."""
+        (events, names), kv = self._keys.kv_events(instance_id), self._keys.instance(instance_id).kv
+        why = ("status", KvViewStatus.ESTIMATE.value, "reason", "the instance went down")
+        ended: list[Command] = [("HINCRBY", events, "fence", 1), ("HDEL", events, *READ_SO_FAR), ("HSET", events, *why)]
+        return [("UNLINK", kv, names), *(ended if claimed else ())]
 
     async def remove_instance(self, instance_id: str) -> bool:
-        removed = bool(await self._run("remove_instance", instance_id))
+        keys, of_it = self._keys, self._keys.instance(instance_id)
+
+        async def remove() -> tuple[bool, Change]:
+            listed: Command = ("EXISTS", of_it.queue, of_it.running)
+            reads = (("SISMEMBER", keys.instances, instance_id), ("HGET", of_it.instance, "record"), listed)
+            known, record, busy = await self._calls.together(reads)
+            if not known or busy:
+                return False, Change()
+            commands: list[Command] = [("UNLINK", of_it.instance, of_it.kv, *keys.kv_events(instance_id))]
+            commands += [("ZREM", ranking, instance_id) for ranking in map(keys.least_loaded, Role)]
+            commands += [("SREM", keys.instances, instance_id), ("ZREM", keys.rebalance_wanted, instance_id)]
+            commands.append(("HINCRBY", keys.meta, "epoch", 1))
+            return True, Change(commands, ((of_it.instance, "record", record),))
+
+        removed = await self._derive(remove)
         if removed:
             self._reader.forget(instance_id)
         return removed
@@ -195,10 +237,27 @@ class RedisPool(KvEventCalls, ScalingCalls):
 
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
-        return await self._lease(replica_id, lease_ms, info)
+        key = self._keys.replicas
+
+        async def renew() -> tuple[bool, Change]:
+            text, now_ms = await self._calls.command("HGET", key, replica_id), await self._calls.now_ms()
+            known = codec.beaten_from(replica_id, text)
+            lease = codec.lease_text(ReplicaInfo(replica_id, now_ms + lease_ms, lease_ms, info))
+            renewed: Command = ("HSET", key, replica_id, lease)
+            return known is not None and known.is_alive(now_ms), Change((renewed,), ((key, replica_id, text),))
+
+        return await self._derive(renew)
 
     async def retire(self, replica_id: str) -> None:
-        await self._lease(replica_id, 0, {})
+        """The entry stays, expired, until a reaper has finished the replica's requests and removes it."""
+        key, retired = self._keys.replicas, ReplicaInfo(replica_id, RETIRED, 0, {})
+
+        async def end() -> tuple[None, Change]:
+            text = await self._calls.command("HGET", key, replica_id)
+            ended: Command = ("HSET", key, replica_id, codec.lease_text(retired, beaten=False))
+            return None, Change((ended,) if text else (), ((key, replica_id, text),))
+
+        await self._derive(end)
 
     async def adopt(self, requests: Sequence[Request]) -> int:
         adopted = 0

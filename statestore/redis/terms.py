@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from scheduling.queue_order import CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
 from scheduling.settings import SchedulingSettings
-from statestore.memory.members import SCALING_LOG
 from statestore.memory.prefix_index import LEAST_LOADED
 from statestore.memory.replicas import FIRST_LEASE_MS
 from statestore.memory.state import SAMPLE_LOG
@@ -24,5 +23,4 @@ def terms_of(scheduling: SchedulingSettings) -> Mapping[str, float]:
         "arrivals": scheduling.hotness_window_requests,
         "samples": scheduling.prefix_samples,
         "taught": SAMPLE_LOG,
-        "scaling_log": SCALING_LOG,
     }

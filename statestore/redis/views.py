@@ -40,7 +40,7 @@ class Views:
         ]
         (flat_meta, flat_tree, learned, overrides), each = await self._read(common, self._spec_commands)
         meta = pairs_from(flat_meta)
-        specs = {instance_id: codec.spec_from(instance_id, texts) for instance_id, (texts,) in each.items()}
+        specs = {instance_id: codec.spec_from(instance_id, text) for instance_id, (text,) in each.items()}
         return Membership(
             int(meta.get(b"epoch", b"0")),
             int(meta.get(b"tree_version", b"0")),
@@ -63,11 +63,11 @@ class Views:
         specs: dict[str, InstanceSpec] = {}
         loads: dict[str, InstanceLoad] = {}
         names: list[str] = []
-        for instance_id, (told, queued, running) in each.items():
+        for instance_id, (told, record, queued, running) in each.items():
             spec = codec.spec_from(instance_id, told)
-            if spec is not None:
+            if spec is not None and record is not None:
                 specs[instance_id] = spec
-                loads[instance_id] = self._reader.load(instance_id, told[0], now_ms)
+                loads[instance_id] = self._reader.load(instance_id, record, now_ms)
             names += [entry.decode().rpartition(" ")[0] for entry in queued] + [entry.decode() for entry in running]
         versions = pairs_from(meta)
         requests = (await self.records(names)).values()
@@ -112,7 +112,7 @@ class Views:
         return found
 
     def _spec_commands(self, instance_id: str) -> list[Command]:
-        return [("HMGET", self._keys.instance(instance_id).instance, *codec.SPEC_TEXTS)]
+        return [("HGET", self._keys.instance(instance_id).instance, "spec")]
 
     def _load_commands(self, instance_id: str) -> list[Command]:
         return [("HGET", self._keys.instance(instance_id).instance, "record")]
@@ -121,6 +121,7 @@ class Views:
         keys = self._keys.instance(instance_id)
         return [
             *self._spec_commands(instance_id),
+            *self._load_commands(instance_id),
             ("ZRANGE", keys.queue, 0, -1),
             ("ZRANGE", keys.running, 0, -1),
         ]

@@ -11,6 +11,7 @@ import pytest
 from statestore.base import PoolStore, Store
 from statestore.redis import RedisStore
 from tests.statestore.samples import (
+    CHAIN,
     SCHEDULING,
     HandClock,
     assert_sums_hold,
@@ -142,3 +143,30 @@ async def test_of_many_workers_one_leads(pools: Pools) -> None:
     leases = await asyncio.gather(*(pools[number % 2].acquire_lease(f"worker-{number}", 1000) for number in range(20)))
 
     assert len([lease for lease in leases if lease is not None]) == 1
+
+
+async def test_changes_of_one_instance_at_once_are_all_made(pools: Pools) -> None:
+    await pools[0].put_instance(instance("a"))
+    changes = {"url": "http://new", "kv_capacity_tokens": 7, "max_running_requests": 5, "max_queued_requests": 6}
+
+    await asyncio.gather(
+        *(
+            pools[number % 2].update_instance("a", {name: value})
+            for number, (name, value) in enumerate(changes.items())
+        ),
+        *(place(pools[number % 2], f"r{number}", chain=CHAIN) for number in range(3)),
+    )
+
+    membership = await pools[1].membership()
+    assert (membership.instances["a"], membership.epoch) == (instance("a", **changes), 5)
+    await assert_sums_hold(pools[0])
+
+
+async def test_an_instance_is_not_removed_with_a_request_that_comes_meanwhile(pools: Pools) -> None:
+    for number in range(20):
+        await pools[0].put_instance(instance("a"))
+
+        placed, removed = await asyncio.gather(place(pools[0], f"r{number}"), pools[1].remove_instance("a"))
+
+        assert (placed.status, removed) in (("dispatched", False), ("not_ready", True))
+        await pools[0].finish(f"r{number}")

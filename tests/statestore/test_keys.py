@@ -104,7 +104,7 @@ def test_every_field_that_a_fleet_makes_is_described_and_no_other(lived_in: Any)
     made = {
         "meta": [field.decode() for field in lived_in.hkeys(keys.meta)],
         "instance:ID": [
-            *fields_in(lived_in, keys.instance("a").instance, "about"),
+            *fields_in(lived_in, keys.instance("a").instance, "spec"),
             *INSTANCE.fields(lived_in.hget(keys.instance("a").instance, "record")),
         ],
         "learned": [field.decode() for field in lived_in.hkeys(keys.learned)],

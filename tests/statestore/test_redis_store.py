@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import redis
 
+from scheduling.instance import InstanceSpec
 from statestore.errors import StoreConfigurationError, StoreError
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
@@ -145,12 +147,12 @@ async def test_an_instance_that_others_change_all_the_time_is_given_up(valkey_ur
         await pool.put_instance(instance("a"))
         key = PoolKeys("dualmap", "default").instance("a").instance
 
-        def changes(_: object) -> dict[str, int]:
-            other.hset(key, "about", other.hget(key, "about") + b" ")  # after it was read, before it is written
-            return {"max_queued_requests": 7}
+        def change(known: InstanceSpec | None) -> InstanceSpec | None:
+            other.hset(key, "spec", other.hget(key, "spec") + b" ")  # after it was read, before it is written
+            return known and replace(known, max_queued_requests=7)
 
         with pytest.raises(StoreError, match="changed by others"):
-            await pool._change("a", changes)
+            await pool._describe("a", change)
         assert (await pool.membership()).instances["a"].max_queued_requests != 7
     finally:
         other.close()

@@ -17,9 +17,10 @@ local function fence_error(fence, now_ms)
   return redis.error_reply('FENCED fence ' .. fence .. ' is no longer the leader\'s: stop leading and change nothing more')
 end
 
--- Leases of router replicas: JSON by id in one hash. One that is known by its requests alone has not beaten yet.
-local function replica_alive(key, replica_id, now_ms)
-  local text = redis.call('HGET', key, replica_id)
+-- No request is without a lease, JSON by id in one hash: its replica gets a first one if it has none that runs, which it has
+-- not beaten for.
+local function replica_alive(replica_id, now_ms)
+  local text = redis.call('HGET', keys.replicas, replica_id)
   if not text then
     return false
   end
@@ -27,14 +28,9 @@ local function replica_alive(key, replica_id, now_ms)
   return lease_runs(string.match(text, '"expires_ms":(%d+)'), string.match(text, '"lease_ms":(%d+)'), now_ms)
 end
 
-local function write_lease(key, replica_id, expires_ms, lease_ms, beaten, info_json)
-  redis.call('HSET', key, replica_id, string.format('{"expires_ms":%d,"lease_ms":%d,"beaten":%s,"info":%s}',
-    expires_ms, lease_ms, tostring(beaten), info_json))
-end
-
--- No request is without a lease: its replica gets a first one if it has none that runs.
 local function lease_first(replica_id, now_ms)
-  if not replica_alive(keys.replicas, replica_id, now_ms) then
-    write_lease(keys.replicas, replica_id, now_ms + terms.first_lease_ms, terms.first_lease_ms, false, '{}')
+  if not replica_alive(replica_id, now_ms) then
+    redis.call('HSET', keys.replicas, replica_id, string.format('{"expires_ms":%d,"lease_ms":%d,"beaten":false,"info":{}}',
+      now_ms + terms.first_lease_ms, terms.first_lease_ms))
   end
 end

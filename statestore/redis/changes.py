@@ -1,0 +1,72 @@
+"""Changes that are derived here from what was read, and made if it is still so: members, leases, publications, repairs.
+
+No request waits for one, so it may take two round trips, and a third where another caller was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import orjson
+
+from statestore.errors import StoreError
+from statestore.keys import PoolKeys
+from statestore.redis.calls import Argument, Calls, Command
+
+MAX_ATTEMPTS = 64
+"""To make a change of what others change at the same time."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Commands that run together, and new values in the records of instances."""
+
+    commands: Sequence[Command] = ()
+    read: Sequence[tuple[bytes, str, bytes | None]] = ()
+    """Key, field, text: what it was derived from; None: there was no such field."""
+    fence: int | None = None
+    """Of the leader that makes it."""
+    instances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By id and name of the field; what is gone stays so."""
+    counted: bool = False
+    """Plans for these instances were made for other figures."""
+
+
+class Changes:
+    """A share of ``RedisPool``."""
+
+    def __init__(self, keys: PoolKeys, calls: Calls) -> None:
+        self._keys = keys
+        self._calls = calls
+
+    def _run(self, script: str, *arguments: Argument) -> Awaitable[Any]:
+        return self._calls.script(script, self._keys.base, *arguments)
+
+    async def _make(self, change: Change) -> bool:
+        """False where something was read that is otherwise by now. Raises LeaseLostError."""
+        if not change.commands and not change.instances and change.fence is None:
+            return True
+        told = {
+            "read": [(key, name, False if text is None else text) for key, name, text in change.read],
+            "commands": [[each if isinstance(each, bytes) else str(each) for each in one] for one in change.commands],
+            "instances": change.instances,
+            "counted": change.counted,
+        }
+        fence = "" if change.fence is None else change.fence
+        return bool(await self._run("change_pool", fence, orjson.dumps(told, default=bytes.decode)))
+
+    async def _derive(self, derive: Callable[[], Awaitable[tuple[Answer, Change]]]) -> Answer:
+        """The answer, once the change that was read and derived with it is made.
+
+        Raises:
+            StoreError: others changed it at every attempt.
+        """
+        for _ in range(MAX_ATTEMPTS):
+            answer, change = await derive()
+            if await self._make(change):
+                return answer
+        raise StoreError("it is changed by others again and again; try again later")
