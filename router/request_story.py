@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 
 from router.decode_leg import DecodeLeg
 from router.explain import Explanation, PlacementRound
 from router.inference_request import InferenceRequest
 from router.outcome import Outcome, Usage
+from router.prompt import ReadPrompt
 from router.served_pool import ServedPool
 from scheduling.chain import Chain
 from scheduling.granting import Grant
@@ -22,6 +24,7 @@ class RequestStory(ABC):
     request_id: str
     inference_request: InferenceRequest
     pool: ServedPool
+    prompt: ReadPrompt
     chain: Chain
     slo_s: float
     instance_id: str
@@ -60,7 +63,11 @@ class RequestStory(ABC):
 
     @property
     @abstractmethod
-    def _received_unix_s(self) -> float: ...
+    def age_s(self) -> float: ...
+
+    @property
+    def _received_unix_s(self) -> float:
+        return time.time() - self.age_s
 
     @property
     @abstractmethod
@@ -136,3 +143,13 @@ class RequestStory(ABC):
             metrics.decision_s.observe(self.placed_s)
         if self._dispatched and self._held_by is None:
             metrics.hold_s.observe(self.held_s)
+
+    def count_reported(self, usage: Usage, prompt_tokens: int) -> None:
+        """Of an answer with usage: what was expected of its prompt, beside what its instance counted."""
+        self._reported, metrics = usage, self.pool.metrics
+        if self.prompt.tokenized and prompt_tokens != self.chain.prompt_tokens:
+            metrics.miscounted.inc()
+        metrics.compare_cached(self.expected_cached_tokens, usage.cached_tokens)
+        if usage.cached_tokens is not None:
+            metrics.prompt_tokens_reported.inc(prompt_tokens)
+            metrics.hit_tokens_reported.inc(usage.cached_tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
@@ -26,7 +25,7 @@ from router.served_pool import ServedPool
 from router.stored_record import stored_record
 from router.timers import TimerHandle
 from scheduling.granting import Grant
-from scheduling.instance import InstanceSpec
+from scheduling.instance import InstanceSpec, Role
 from scheduling.learning import features_to_note, finished_note
 from scheduling.legs import Leg
 from scheduling.placement import Placed, Search
@@ -183,20 +182,23 @@ class ScheduledRequest(RequestStory):
             self._release = self._context.call_later(delay_s, self._prefill_presumed)
 
     def first_token(self) -> None:
-        if self._done or self._first_token_s is not None:
-            if self.decode is not None and not (self._done or self._staged_kv_gone):  # another leg of the same stream
-                self._release_staged()
+        if self._done:
             return
         if self.trial is not None:
             self.trial.passed.set()
-        self._count_ttft()
-        self.pool.breakers.succeeded(self.answering_id)
-        if self.decode is not None:
-            if self.decode.placed_s is not None:
-                self.pool.metrics.transfer_s.observe(self.age_s - self.decode.placed_s)
+        if self._first_token_s is None:
+            self._count_first_token()
+        # A stream that was given back has another first token, and another reservation.
+        if self.decode is None:
+            if not self._prefilled:
+                self._send_first_token()
+        elif not self._staged_kv_gone:
             self._release_staged()
-        elif not self._prefilled:
-            self._send_first_token()
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether a decode instance answers it, or another one as such."""
+        return self.leg is Leg.PREFILL or (self._spec is not None and self._spec.role is Role.DECODE)
 
     @property
     def answering_id(self) -> str:
@@ -258,9 +260,12 @@ class ScheduledRequest(RequestStory):
             return "{}"
         return orjson.dumps({"features": features_to_note(placed.features)}).decode()
 
-    def _count_ttft(self) -> None:
+    def _count_first_token(self) -> None:
         self._first_token_s = self.age_s
         self.pool.metrics.count_ttft(self._first_token_s, self.slo_s, self.expected_ttft_s)
+        self.pool.breakers.succeeded(self.answering_id)
+        if self.decode is not None and self.decode.placed_s is not None:
+            self.pool.metrics.transfer_s.observe(self._first_token_s - self.decode.placed_s)
 
     async def reroute(self, failure: InstanceFailure) -> None:
         failed_id, decode = self.instance_id, self.decode
@@ -301,7 +306,10 @@ class ScheduledRequest(RequestStory):
         try:
             await self._placer.place(self)
         except UnavailableError as error:
-            raise nobody_left(failure, self.attempts) from error
+            if failure.kind is not FailureKind.RECOMPUTED or not self.failed:
+                raise nobody_left(failure, self.attempts) from error
+            self.failed = frozenset()  # who gave it back is better than nobody
+            await self._place_again(failure)
 
     def engine_died(self) -> None:
         self.pool.quarantine.died(self.prompt_hash, self.answering_id, self.request_id)
@@ -356,13 +364,7 @@ class ScheduledRequest(RequestStory):
                 self.pool.recent_answers.ended(self.instance_id, self.chain, usage or Usage())
             self._record(usage or Usage())
         if usage is not None and usage.prompt_tokens is not None:
-            self._reported = usage
-            if self.prompt.tokenized and usage.prompt_tokens != self.chain.prompt_tokens:
-                metrics.miscounted.inc()
-            metrics.compare_cached(self.expected_cached_tokens, usage.cached_tokens)
-            if usage.cached_tokens is not None:
-                metrics.prompt_tokens_reported.inc(usage.prompt_tokens)
-                metrics.hit_tokens_reported.inc(usage.cached_tokens)
+            self.count_reported(usage, usage.prompt_tokens)
 
     def _record(self, usage: Usage) -> None:
         """Expected counts replace those that the instance did not report."""
@@ -377,10 +379,6 @@ class ScheduledRequest(RequestStory):
         if self._release is not None:
             self._release.cancel()
             self._release = None
-
-    @property
-    def _received_unix_s(self) -> float:
-        return time.time() - self.age_s
 
     # its records ------------------------------------------------------------------------------------------------
     def records(self, now_ms: int) -> Sequence[Request]:

@@ -9,14 +9,17 @@ a prompt of token ids) is not continued.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
 
 from router.errors import RouterError, error_body
+from router.http.admission import may_split
 from router.http.downstream import ByteSource, Downstream
 from router.http.heads import Header, as_chunk
 from router.http.sse import EVENT_END, error_event, event_object
+from router.outcome import Usage
 from scheduling.values import value
 
 _CHAT: Final = "/v1/chat/completions"
@@ -59,8 +62,8 @@ def continued(path: str, body: bytes, events: bytes) -> Continued | None:
 
 
 def _may_continue(path: str, request: Mapping[str, Any]) -> bool:
-    """Whether its text is all that an answer to it depends on."""
-    if any(request.get(name) for name in _NOT_CONTINUED):
+    """Whether its text is all that an answer to it depends on, and it is one answer to one prompt."""
+    if any(request.get(name) for name in _NOT_CONTINUED) or not may_split(path, request):
         return False
     if (request.get("response_format") or {"type": "text"}).get("type") != "text":
         return False
@@ -116,6 +119,15 @@ class Continuation:
         self.path = client.path
         self.page_fields: Sequence[Header] = ()
         self.asked_s = client.asked_s
+
+    def count(self, usage: Usage) -> Usage:
+        """Of the whole answer, from that of its last part."""
+        prompt_tokens, output_tokens = usage.prompt_tokens, usage.output_tokens
+        return replace(
+            usage,
+            prompt_tokens=None if prompt_tokens is None else prompt_tokens - self._tokens,
+            output_tokens=None if output_tokens is None else output_tokens + self._tokens,
+        )
 
     @property
     def gone(self) -> bool:

@@ -22,7 +22,9 @@ from router.http.admission import (
 from router.http.attempt import GIVEN_BACK, ErrorAnswer, ExchangeResult
 from router.http.continuation import Continuation, continued
 from router.http.downstream import Downstream
+from router.http.exchange import Exchange
 from router.http.heads import Header, response_head
+from router.http.keeping_exchange import KeepingExchange
 from router.http.layerwise_forward import LayerwiseTry
 from router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
 from router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
@@ -31,7 +33,7 @@ from router.http.request_reader import Request
 from router.http.sending import Sender, Sending, Target
 from router.http.split_forward import SplitTry
 from router.http.stream_usage import id_edit, usage_edit
-from router.inference_request import InferenceRequest, response_id
+from router.inference_request import COMPLETIONS_PATHS, InferenceRequest, response_id
 from router.lifecycle import PlacedRequest, SplitRequest
 from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from scheduling.breaker import is_server_fault
@@ -174,7 +176,8 @@ class _Forwarding:
         if placed.leg is Leg.PREFILL and isinstance(placed, SplitRequest):
             layerwise = placed.pool.settings.connector == "mooncake-layerwise"
             return await (LayerwiseTry if layerwise else SplitTry)(placed, self).run()
-        return await self.sender.send(self.to_client(placed, on_sent=placed.sent))
+        how: dict[str, Any] = {"exchange": self.answer_exchange, "awaits_output": True} if self._is_decoded else {}
+        return await self.sender.send(self.to_client(placed, on_sent=placed.sent, **how))
 
     def to_client(
         self,
@@ -202,12 +205,24 @@ class _Forwarding:
         return model if asked and model != asked else None
 
     @property
-    def keeps(self) -> bool:
-        """Whether a decoder may give its stream back in the middle: those of vLLM-Ascend's connectors do."""
+    def _is_decoded(self) -> bool:
+        """Whether its answer is a decoder's, which may fail it late or give it back, and say so."""
         placed = self._placed
-        if not self.streams or placed.leg is not Leg.PREFILL or not isinstance(placed, SplitRequest):
+        told = self._inference_request.path in COMPLETIONS_PATHS  # by no other is a stop_reason passed on
+        return told and isinstance(placed, SplitRequest) and placed.is_decoded
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the stream may go on that its decoder gives back: those of vLLM-Ascend's connectors do that."""
+        placed = self._placed
+        if not (self.streams and self._is_decoded and isinstance(placed, SplitRequest)):
             return False
         return placed.pool.settings.connector != "nixl"
+
+    @property
+    def answer_exchange(self) -> type[Exchange]:
+        """Of a decoder's answer."""
+        return KeepingExchange if self._keeps else Exchange
 
     @property
     def streams(self) -> bool:
@@ -232,7 +247,7 @@ class _Forwarding:
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> list[Header]:
         """There is no other try from here on: drop the body, and add the fleet's fields to the answer's."""
-        if not self.keeps:
+        if not self._keeps:
             self.request.drop_body()
         return self._fleet_fields()
 
@@ -275,8 +290,9 @@ class _Forwarding:
         ending = result.ending
         if result.failure is not None or ending.prompt_tokens is None:
             return None
-        return Usage(
+        usage = Usage(
             prompt_tokens=ending.prompt_tokens,
             cached_tokens=ending.cached_tokens,
             output_tokens=ending.output_tokens,
         )
+        return self.downstream.count(usage) if isinstance(self.downstream, Continuation) else usage

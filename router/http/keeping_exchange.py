@@ -40,7 +40,7 @@ class KeptEvents:
 
 
 class KeepingExchange(Exchange):
-    """Of a decode leg that streams. Given back in the middle, its result has ``sent_events``, and the client's stream
+    """Of a decoder's stream. Given back in the middle, its result has ``sent_events``, and the client's stream
     stays open."""
 
     _kept: KeptEvents | None = None

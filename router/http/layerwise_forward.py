@@ -17,9 +17,7 @@ import orjson
 from router.connectors import layerwise_decode_params
 from router.decode_leg import DecodeLeg
 from router.http.attempt import ExchangeResult, never_asked, stuck_transfer
-from router.http.exchange import Exchange
 from router.http.heads import Header
-from router.http.keeping_exchange import KeepingExchange
 from router.http.leg_answer import NO_CLIENT, PrefillExchange
 from router.http.leg_bodies import params_edit, prefill_body
 from router.http.sending import Sending
@@ -96,7 +94,7 @@ class LayerwiseTry:
             decode,
             lambda: forwarding.body(edit),
             awaits_output=True,
-            exchange=KeepingExchange if forwarding.keeps else Exchange,
+            exchange=forwarding.answer_exchange,
         )
         return await forwarding.sender.send(sending)
 

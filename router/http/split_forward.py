@@ -23,7 +23,6 @@ from router.http.attempt import ErrorAnswer, ExchangeResult
 from router.http.downstream import Downstream
 from router.http.exchange import Exchange
 from router.http.heads import Header
-from router.http.keeping_exchange import KeepingExchange
 from router.http.leg_answer import NO_CLIENT, PrefillExchange
 from router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
 from router.http.model_field import BodyPart, Edit
@@ -58,7 +57,7 @@ class Forwarding(Protocol):
     def streams(self) -> bool: ...
 
     @property
-    def keeps(self) -> bool: ...
+    def answer_exchange(self) -> type[Exchange]: ...
 
     def body(self, *more: Edit) -> list[BodyPart]: ...
 
@@ -156,7 +155,7 @@ class SplitTry:
             self._first_token,
             awaits_output=True,
             kv_within_s=decode.kv_within_s,
-            exchange=KeepingExchange if forwarding.keeps else Exchange,
+            exchange=forwarding.answer_exchange,
             abandoned=self._abandoned,
         )
         result = await forwarding.sender.send(sending)

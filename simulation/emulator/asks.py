@@ -29,6 +29,8 @@ class Limits:
     seed: int
     crash_on: bytes | None = None
     """A prompt that contains this kills the engine."""
+    gives_back_after: int | None = None
+    """Tokens after which an answer is given back (``stop_reason: recomputed``); None: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,9 @@ def _script(prompt: Prompt, sampling: Sampling, limits: Limits, seed: int) -> Sc
     else:
         drawn = max(sampling.min_tokens, 1, _drawn_length(seed, limits.mean_output_tokens))
         script = Script(MadeUpText(seed), min(room, drawn), "stop" if drawn <= room else "length")
-    return script.stopped(sampling.stop, include_stop=sampling.include_stop, min_tokens=sampling.min_tokens)
+    script = script.stopped(sampling.stop, include_stop=sampling.include_stop, min_tokens=sampling.min_tokens)
+    after = limits.gives_back_after
+    return script if after is None or after >= script.tokens else script.given_back(after)
 
 
 def _answers(payload: Body) -> int:

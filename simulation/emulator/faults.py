@@ -49,6 +49,7 @@ class Faults:
         self._fail_next = 0
         self._fail_status = 500
         self._answer = "error"
+        self._after_tokens = 0
 
     def routes(self) -> Routes:
         generator = self._generator
@@ -68,9 +69,16 @@ class Faults:
         """Raises ApiError: this request for inference is to fail."""
         if self.draining:
             raise engine_dead()
-        if self._fail_next > 0:
+        if self._fail_next > 0 and not self._after_tokens:
             self._fail_next -= 1
             raise _ANSWERS.get(self._answer) or plain(self._fail_status)
+
+    def gives_back_after(self) -> int | None:
+        """Tokens after which this request is to be given back; None: it is not."""
+        if self._fail_next == 0 or not self._after_tokens:
+            return None
+        self._fail_next -= 1
+        return self._after_tokens
 
     def _statistics(self, _request: HttpRequest, responder: Responder) -> None:
         send(responder, asdict(self._generator.engine.statistics()))
@@ -85,7 +93,10 @@ class Faults:
         answer = payload.get("answer", "error")
         if answer not in ("error", *_ANSWERS):
             raise bad_request("answer must be error, empty or recomputed.", "answer")
-        self._answer = answer
+        after_tokens = whole_number(payload, "after_tokens", 0)
+        if after_tokens and answer != "recomputed":
+            raise bad_request("after_tokens is of answers that are recomputed.", "after_tokens")
+        self._answer, self._after_tokens = answer, after_tokens
         if not 400 <= status <= 599:
             raise bad_request("status must be an error status.", "status")
         self.order_failures(count, status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -84,7 +85,10 @@ class Inference:
         def handle(request: HttpRequest, responder: Responder) -> None:
             payload = read_json(request.body)
             self._fail_if_ordered(payload)
-            ask, reply = read(payload, self._limits, self._stamp(request, payload, own_id=own_id))
+            limits, after_tokens = self._limits, self._faults.gives_back_after()
+            if after_tokens is not None:
+                limits = replace(limits, gives_back_after=after_tokens)
+            ask, reply = read(payload, limits, self._stamp(request, payload, own_id=own_id))
             self._generator.start(ask, reply, responder, reply if flag(payload, "stream") else None)
 
         return Route(handle, error_body)

@@ -17,6 +17,8 @@ from simulation.emulator.structured import read_chat_tools, read_output_format
 from simulation.tokenizer import TOKEN_BYTES, decode, render_chat
 
 DEFAULT_COMPLETION_TOKENS = 16
+_AFTER_MESSAGE = b"<|im_end|>\n<|im_start|>assistant\n"
+"""Between the last message and the answer, unless the answer continues that message."""
 
 
 def check_model(payload: Body, limits: Limits) -> None:
@@ -66,8 +68,12 @@ def chat_prompt(payload: Body) -> bytes:
         raise invalid("messages", "list_type", "Input should be a valid list", messages)
     if not messages:
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    continues = flag(payload, "continue_final_message")
+    if continues and payload.get("add_generation_prompt", True):
+        raise bad_request("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     try:
-        return render_chat(messages, payload.get("tools"))
+        rendered = render_chat(messages, payload.get("tools"))
+        return rendered.removesuffix(_AFTER_MESSAGE) if continues else rendered
     except ValueError as error:
         raise invalid("messages", "value_error", f"Value error, {error}", messages) from error
 

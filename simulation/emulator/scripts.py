@@ -7,7 +7,7 @@ into fours, and its last token may be shorter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from simulation.prompts import WORDS
@@ -83,6 +83,10 @@ class Script:
         """The tokens' own texts, also where they are not seen."""
         text = self.source.slice(start * TOKEN_CHARS, (start + count) * TOKEN_CHARS)
         return [text[at * TOKEN_CHARS : (at + 1) * TOKEN_CHARS] for at in range(count)]
+
+    def given_back(self, tokens: int) -> Script:
+        """This answer as a decoder ends it that gives its request back after so many tokens."""
+        return replace(self, tokens=tokens, finish_reason="stop", stop_reason="recomputed", visible_chars=None)
 
     def stopped(self, stops: Sequence[str], *, include_stop: bool, min_tokens: int) -> Script:
         """This answer, ended by the first stop string in it after its first ``min_tokens`` tokens."""

@@ -133,3 +133,23 @@ async def test_no_timer_outlives_its_request(start_runtime: Any, clock: Any, too
     await clock.advance(10.0)
 
     assert releases() == 1.0
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a",)])
+async def test_a_stream_that_is_given_back_is_prefilled_and_released_once_more(
+    start_runtime: Any, store: Any, tools: Any, names: tuple[str, ...]
+) -> None:
+    runtime = await start_runtime(instances=tuple(map(tools.spec, names)))
+    request = await runtime.lifecycle.place(tools.request(LONG))
+    request.first_token()
+    gave_back = request.instance_id
+
+    await request.reroute(InstanceFailure(FailureKind.RECOMPUTED))
+
+    assert (request.instance_id == gave_back) is (len(names) == 1)  # nobody else is left
+    pool = store.pool("default")
+    assert (await pool.snapshot()).loads[request.instance_id].pending_tokens > 0
+    request.first_token()
+    await tools.settle()
+    assert (await pool.snapshot()).loads[request.instance_id].pending_tokens == 0
+    request.finish(Outcome.COMPLETED)

@@ -294,6 +294,18 @@ async def test_the_next_requests_fail_as_ordered(http: httpx.AsyncClient) -> Non
     assert statuses == [429, 429, 200]
 
 
+async def test_the_next_answer_is_given_back_as_ordered(http: httpx.AsyncClient) -> None:
+    await http.post("/emulator/fail", json={"answer": "recomputed", "after_tokens": 2})
+    given_back, whole = [
+        (await http.post("/v1/chat/completions", json=chat(stream=stream))) for stream in (True, False)
+    ]
+    last = events_of(given_back.text)[-2]["choices"][0]
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", "recomputed")
+    assert whole.json()["usage"]["completion_tokens"] == 4
+    refused = await http.post("/emulator/fail", json={"answer": "empty", "after_tokens": 2})
+    assert refused.status_code == 400
+
+
 async def test_a_dying_engine_ends_streams_with_an_error_event_and_closes_its_port(
     emulator: EmulatedInstance, eventually: Eventually
 ) -> None:

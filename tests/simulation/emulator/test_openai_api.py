@@ -36,6 +36,16 @@ async def test_what_is_null_is_as_good_as_absent(http: httpx.AsyncClient, absent
     assert (await http.post("/v1/completions", json=completion)).status_code == 200
 
 
+async def test_a_message_of_the_assistant_that_is_continued_is_the_end_of_the_prompt(http: httpx.AsyncClient) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "four"}]
+    body = {"model": MODEL, "messages": begun, "max_tokens": 2, "continue_final_message": True}
+
+    answer = await http.post("/v1/chat/completions", json={**body, "add_generation_prompt": False})
+
+    assert answer.json()["usage"]["prompt_tokens"] == 16 + 1
+    assert "add_generation_prompt" in await refusal(http, "/v1/chat/completions", **body)
+
+
 async def test_several_answers_differ_and_their_prompt_counts_once(openai_client: openai.AsyncOpenAI) -> None:
     answer = await openai_client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5, n=3)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
