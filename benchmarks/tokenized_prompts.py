@@ -95,7 +95,8 @@ async def serve_one(runtime: Runtime, body: bytes) -> int:
     placed: Any = await runtime.lifecycle.place(request)
     placed.first_token()
     placed.finish(Outcome.COMPLETED)
-    await runtime.pools.pools["default"].outbox.flush()
+    for pool in runtime.pools.pools.values():
+        await pool.outbox.flush()
     return int(placed.chain.prompt_tokens)
 
 
