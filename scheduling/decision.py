@@ -10,6 +10,7 @@ from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
 from scheduling.queue_order import QueueOrder
+from scheduling.settings import Order
 from scheduling.values import value
 from scheduling.view import ClusterView
 from scheduling.weights import Weights
@@ -83,6 +84,10 @@ class Policy(Protocol):
     def holds(self) -> bool:
         """Whether requests for which an instance has no room wait in the fleet, so that they can migrate: DualMap's own
         idea. Any policy holds by deadline, see ``holds``."""
+
+    @property
+    def queue_order(self) -> Order:
+        """The order that it is made for: what ``queue_order: auto`` means."""
 
     @property
     def weighs(self) -> bool:

@@ -34,6 +34,8 @@ PolicyName = Literal[
     "llm-d-latency",
 ]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+Order = Literal["fifo", "deadline"]
+"""Of held requests: which one is granted first."""
 OWN_POLICIES: set[Any] = set()
 """Names of policies of other packages, see ``scheduling.policies.registry.add_policy``."""
 
@@ -152,7 +154,9 @@ class SchedulingSettings(BaseModel):
         " dualmap-least-cost and in the ranking of the least loaded",
     )
     queue_order: Literal["auto", "fifo", "deadline"] = Field(
-        "auto", description="which held request is granted first; auto: deadline for dualmap-least-cost, else fifo"
+        "auto",
+        description="which held request is granted first; auto: the order that the policy is made for (deadline:"
+        " dualmap-least-cost; fifo: the other built-in ones)",
     )
     max_hold_s: float = Field(300.0, gt=0, description="longest time a request is held, seconds; then it is refused")
     max_deferred_s: float = Field(
@@ -180,12 +184,13 @@ class SchedulingSettings(BaseModel):
         return name
 
     @property
-    def granting_order(self) -> Literal["fifo", "deadline"]:
-        """``queue_order`` with ``auto`` resolved: the paper's DualMap and the peers' policies are first come, first
-        served; ``dualmap-least-cost`` is made for deadlines."""
-        if self.queue_order == "auto":
-            return "deadline" if self.policy == "dualmap-least-cost" else "fifo"
-        return self.queue_order
+    def granting_order(self) -> Order:
+        """``queue_order`` with ``auto`` resolved: the order that the policy is made for."""
+        if self.queue_order != "auto":
+            return self.queue_order
+        from scheduling.policies.registry import build_policy  # which imports the settings
+
+        return build_policy(self).queue_order
 
     @property
     def fingerprint(self) -> str:

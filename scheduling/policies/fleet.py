@@ -12,6 +12,7 @@ from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
 from scheduling.policies.choice import Cost, decide, ranked, usable
+from scheduling.settings import Order
 from scheduling.view import ClusterView
 from scheduling.weights import PLAIN_TTFT, Form, Weights
 
@@ -24,6 +25,7 @@ class FleetPolicy(ABC):
     decode_stall_s: float
     rebalances: bool = False
     holds: ClassVar[bool] = False
+    queue_order: ClassVar[Order] = "fifo"
     weighs: ClassVar[bool] = False
     beyond_from_s: ClassVar[float | None] = None
 

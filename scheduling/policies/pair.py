@@ -12,6 +12,7 @@ from scheduling.decision import Decision, Reason, RouteQuery
 from scheduling.errors import NoInstanceError
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
+from scheduling.settings import Order
 from scheduling.view import ClusterView
 from scheduling.weights import Form, Weights
 
@@ -35,6 +36,7 @@ class PairPolicy(ABC):
     decode_stall_s: float
     rebalances: bool = False
     holds: ClassVar[bool] = True
+    queue_order: ClassVar[Order] = "fifo"
     weighs: ClassVar[bool] = True
     beyond_from_s: ClassVar[float | None] = None
 
@@ -69,6 +71,7 @@ class BeyondPair:
     kv_weight_s: float
     rebalances: ClassVar[bool] = False
     holds: ClassVar[bool] = False
+    queue_order: ClassVar[Order] = "deadline"
     weighs: ClassVar[bool] = True
     beyond_from_s: ClassVar[float] = 0.1
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 from scheduling.decision import Decision, Policy, Reason, RouteQuery
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
+from scheduling.settings import Order
 from scheduling.view import ClusterView
 from scheduling.weights import Weights
 
@@ -27,6 +28,10 @@ class Pinned:
     @property
     def name(self) -> str:
         return self.policy.name
+
+    @property
+    def queue_order(self) -> Order:
+        return self.policy.queue_order
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
         if self.instance_id in view.ready and self.instance_id not in query.excluded:

@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 import scheduling.policies
-from scheduling.policies import build_policy
+from scheduling import settings
+from scheduling.policies import build_policy, registry
 from scheduling.policies.registry import BUILDERS
 from scheduling.settings import PolicyName, SchedulingSettings
 
@@ -35,6 +36,16 @@ def test_the_default_is_least_cost_under_deadline_order() -> None:
 def test_the_papers_method_and_the_peers_serve_first_come_first_served() -> None:
     assert SchedulingSettings(policy="dualmap").granting_order == "fifo"
     assert SchedulingSettings(policy="preble").granting_order == "fifo"
+
+
+def test_a_policy_of_another_package_has_the_order_that_it_is_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_for = {"in-turn": BUILDERS["round-robin"], "by-cost": BUILDERS["dualmap-least-cost"]}
+    monkeypatch.setattr(registry, "BUILDERS", BUILDERS | made_for)
+    monkeypatch.setattr(settings, "OWN_POLICIES", set(made_for))
+
+    orders = [SchedulingSettings.model_validate({"policy": name}).granting_order for name in made_for]
+
+    assert orders == ["fifo", "deadline"]
 
 
 def test_a_queue_order_that_is_named_is_kept() -> None:
