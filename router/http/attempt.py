@@ -41,6 +41,8 @@ class ExchangeResult:
     error_answer: ErrorAnswer | None = None
     sent_events: bytes | None = None
     """What the client has of a stream that was given back and may go on; None: there is none such."""
+    unsent_events: bytes = b""
+    """The rest of such a stream."""
     overdue: bool = False
     """The time for the whole request is over: no other try."""
     cut_off: bool = False
@@ -99,6 +101,8 @@ def never_asked(limit_s: float) -> InstanceFailure:
 
 GIVEN_BACK: Final = InstanceFailure(FailureKind.RECOMPUTED, "the decoder ran out of memory (stop_reason: recomputed)")
 _WORD: Final = b'"recomputed"'
+MARK_BYTES: Final = 64
+"""What says so is shorter."""
 _GIVEN_BACK: Final = re.compile(rb'"stop_reason"\s*:\s*' + _WORD)
 
 

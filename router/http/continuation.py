@@ -1,9 +1,10 @@
 """A stream that its decoder gave back in the middle goes on from where it stopped.
 
 vLLM-Ascend's decoders end such a stream with ``stop_reason: "recomputed"``. The request is then asked again with the
-text so far behind its prompt, and that much less to answer. The client sees one stream: no second role, and the usage
-of the whole. What the text so far does not tell everything about (tool calls, reasoning, a grammar, log probabilities,
-a prompt of token ids) is not continued.
+text so far behind its prompt, that much less to answer, and all its other fields as they are. The client sees one
+stream: no second role, and the usage of the whole. What the text so far does not tell everything about (tool calls,
+reasoning, a grammar, log probabilities, a prompt of token ids) is not continued. Of an answer that is continued, what
+looks back at its tokens alone begins anew: penalties for presence and frequency, and the draws from a seed.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ _NOT_CONTINUED: Final = frozenset(
     {
         *("tools", "tool_choice", "functions", "structured_outputs", "logprobs", "top_logprobs", "return_token_ids"),
         *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"),
+        "truncate_prompt_tokens",  # the text so far would take the place of the prompt's begin
     }
 )
 _LIMITS: Final = ("max_tokens", "max_completion_tokens")
+_COMPLETION_TOKENS: Final = 16
+"""``max_tokens`` of a completion that does not say."""
 _HEAD_END: Final = b"\r\n\r\n"
 
 
@@ -42,17 +46,22 @@ class Continued:
     """Of the answer, that its prompt ends with."""
 
 
-def continued(path: str, body: bytes, events: bytes) -> Continued | None:
-    """What to ask next for a request whose answer stopped after these ``events``; None where it cannot be continued."""
+def continued(path: str, body: bytes, events: bytes, unsent: bytes = b"") -> Continued | None:
+    """What to ask next for a request whose answer stopped after these ``events``; None where it cannot be continued.
+    ``unsent``: the events that gave it back."""
     request = orjson.loads(body)
-    told = _told(path, events)
+    told, end = _told(path, events), _told(path, unsent)
     if told is None or not _may_continue(path, request):
         return None
     text, tokens = told
+    if end is not None and not end[0]:  # so its usage counts what the client has
+        tokens = end[1] or tokens
     if text and path == _CHAT:
         _continue_message(request, text)
     elif text:
         request["prompt"] += text
+    if path != _CHAT:
+        request.setdefault("max_tokens", _COMPLETION_TOKENS)
     for name in _LIMITS:
         if request.get(name):
             request[name] = max(1, request[name] - tokens)
@@ -63,20 +72,27 @@ def continued(path: str, body: bytes, events: bytes) -> Continued | None:
 
 def _may_continue(path: str, request: Mapping[str, Any]) -> bool:
     """Whether its text is all that an answer to it depends on, and it is one answer to one prompt."""
-    if any(request.get(name) for name in _NOT_CONTINUED) or not may_split(path, request):
+    asked = [request.get(name) for name in _NOT_CONTINUED]
+    if not all(each is None or each is False or each == [] for each in asked) or not may_split(path, request):
+        return False
+    if request.get("include_reasoning") is False:  # so no event shows whether there was any
+        return False
+    if request.get("stop") and request.get("include_stop_str_in_output"):  # a part of one may have been sent
         return False
     if (request.get("response_format") or {"type": "text"}).get("type") != "text":
         return False
     if path != _CHAT:
         return isinstance(request.get("prompt"), str)
     messages = request.get("messages")
-    return isinstance(messages, list) and bool(messages)
+    if not isinstance(messages, list) or not messages:
+        return False
+    return not request.get("continue_final_message") or isinstance(messages[-1].get("content"), str)
 
 
 def _continue_message(request: dict[str, Any], text: str) -> None:
     messages = request["messages"]
     last = messages[-1]
-    if request.get("continue_final_message") and isinstance(last.get("content"), str):
+    if request.get("continue_final_message"):
         request["messages"] = [*messages[:-1], {**last, "content": last["content"] + text}]
         return
     request["messages"] = [*messages, {"role": "assistant", "content": text}]

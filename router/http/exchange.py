@@ -17,6 +17,7 @@ from typing import Final
 from router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
 from router.http.attempt import (
     GIVEN_BACK,
+    MARK_BYTES,
     STREAM_TAIL_READS,
     ErrorAnswer,
     ExchangeResult,
@@ -189,8 +190,12 @@ class Exchange:
         """The answer of a leg that does not stream, until it is whole."""
         self._hold(wire, pieces)
         if self._held_bytes > MAX_HELD_BYTES:
+            if gives_back(self.held_body()):
+                self._connection.abort()
+                return self._fail(GIVEN_BACK)
             self._commit()
-            self._receive = Exchange._pass
+            self._receive = Exchange._pass_unless_given_back
+        return None
 
     def _begin_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         self._hold(wire, pieces)
@@ -206,10 +211,14 @@ class Exchange:
 
     def _pass_unless_given_back(self, wire: bytes, pieces: list[bytes]) -> None:
         """An answer that its decoder gives back in mid-stream is not whole, though the stream ends as if it were."""
-        if not gives_back(wire):
+        if not self._tells_given_back(wire):
             return self._pass(wire, pieces)
         self._connection.abort()
         return self._fail(GIVEN_BACK)
+
+    def _tells_given_back(self, wire: bytes) -> bool:
+        """Also where a part of the words came with the read before."""
+        return gives_back(self._last_wire[-MARK_BYTES:] + wire)
 
     def _pass(self, wire: bytes, pieces: list[bytes]) -> None:
         self._downstream.write(wire if self._reframe is None else self._reframe(pieces))

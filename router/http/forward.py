@@ -124,15 +124,15 @@ class _Forwarding:
                 return ExchangeResult(200, failure=GIVEN_BACK)
             if isinstance(self.downstream, Continuation) and result.failure is None:
                 self.downstream.end()
-            if result.sent_events is None or not await self._continue(result.sent_events):
+            if result.sent_events is None or not await self._continue(result.sent_events, result.unsent_events):
                 return result
 
-    async def _continue(self, events: bytes) -> bool:
+    async def _continue(self, events: bytes, unsent: bytes) -> bool:
         """Ask for the rest of an answer, of which the client has these events, as another request; False where there
-        is no way, and the client was told."""
+        is no way, and the client was told. ``unsent``: the events that gave it back."""
         request, former = self.request, self.downstream
         self.downstream = Continuation(former, 0)
-        made = continued(request.path, request.body, events)
+        made = continued(request.path, request.body, events, unsent)
         try:
             if made is None:
                 raise UpstreamError(f"the stream broke off: {GIVEN_BACK.detail}, and this answer cannot be continued")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-from router.http.attempt import GIVEN_BACK, ExchangeResult, gives_back, where_given_back
+from router.http.attempt import GIVEN_BACK, ErrorAnswer, ExchangeResult, where_given_back
 from router.http.exchange import MAX_HELD_BYTES, Exchange
 from router.http.heads import as_chunk
 from router.http.sse import EVENT_END
 from router.http.upstream import Framing
+from router.outcome import InstanceFailure
 
 MAX_KEPT_BYTES: Final = 1 << 20
 """Of a stream's events; a longer one is not continued."""
@@ -40,11 +41,13 @@ class KeptEvents:
 
 
 class KeepingExchange(Exchange):
-    """Of a decoder's stream. Given back in the middle, its result has ``sent_events``, and the client's stream
-    stays open."""
+    """Of a decoder's stream. Given back in the middle, it is read to its end, which counts its tokens; its result has
+    ``sent_events``, and the client's stream stays open."""
 
     _kept: KeptEvents | None = None
     """Once the answer has begun."""
+    _sent_events: bytes | None = None
+    """Once it was given back."""
 
     def _commit(self) -> None:
         if self._event_stream and self._held_bytes <= MAX_HELD_BYTES:
@@ -59,14 +62,13 @@ class KeepingExchange(Exchange):
 
     def _keep(self, wire: bytes, pieces: list[bytes]) -> None:
         assert self._kept is not None
-        if gives_back(wire):
+        if self._tells_given_back(wire):
             self._give_back(pieces)
         else:
             self._kept.add(pieces)
             self._pass(wire, pieces)
 
     def _give_back(self, pieces: list[bytes]) -> None:
-        self._connection.abort()
         head, mark = self._head, where_given_back(b"".join(pieces))
         assert head is not None
         assert self._kept is not None
@@ -74,8 +76,32 @@ class KeepingExchange(Exchange):
         fits = head.framing is not Framing.LENGTH and (not spliced or self._last_wire.endswith(b"\r\n"))
         known = self._kept.before(mark, pieces) if mark is not None and fits and self._between_events() else None
         if known is None:
+            self._connection.abort()
             return self._fail(GIVEN_BACK)
         sent, more = known
         if more:
             self._downstream.write(as_chunk(more) if self._reframe is None else self._reframe([more]))
-        return self._settle(ExchangeResult(head.status, failure=GIVEN_BACK, sent_events=sent + more))
+        self._sent_events, self._unsent = sent + more, [b"".join(pieces)[len(more) :]]
+        self._receive = cast("Any", KeepingExchange._read_on)
+        return None
+
+    def _read_on(self, _: bytes, pieces: list[bytes]) -> None:
+        self._unsent += pieces
+
+    def _complete(self) -> None:
+        if self._sent_events is None:
+            super()._complete()
+        else:
+            self._settle_given_back(self._sent_events)
+
+    def _fail(self, failure: InstanceFailure, *, answer: ErrorAnswer | None = None, overdue: bool = False) -> None:
+        if self._sent_events is None:
+            super()._fail(failure, answer=answer, overdue=overdue)
+        else:
+            self._connection.abort()
+            self._settle_given_back(self._sent_events)
+
+    def _settle_given_back(self, sent: bytes) -> None:
+        assert self._head is not None
+        unsent = b"".join(self._unsent)
+        self._settle(ExchangeResult(self._head.status, failure=GIVEN_BACK, sent_events=sent, unsent_events=unsent))

@@ -231,6 +231,8 @@ class Generator:
             self.kv_legs.pull(event.request_id, generation.call.ask.kv, event.tokens)
         elif event.kind is EventKind.FINISHED:
             self._count_tokens(generation, event.tokens - max(1, generation.sent_tokens), event.time_s)
+            if generation.choice.script.is_given_back:  # its end has no token
+                self._write_tokens(generation, event.tokens - generation.sent_tokens)
             self._stage(event.request_id, generation)
             self._end(event.request_id, generation, Ended(event.tokens, generation.choice.script.finish_reason))
             self.metrics.request_latency_s.observe(self._wall_s(event.time_s - generation.call.arrived_s))

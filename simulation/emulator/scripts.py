@@ -13,6 +13,7 @@ from typing import Protocol
 from simulation.prompts import WORDS
 
 TOKEN_CHARS = 4
+_RECOMPUTED = "recomputed"
 _PERIOD_CHARS = 4096 * TOKEN_CHARS
 
 
@@ -86,7 +87,11 @@ class Script:
 
     def given_back(self, tokens: int) -> Script:
         """This answer as a decoder ends it that gives its request back after so many tokens."""
-        return replace(self, tokens=tokens, finish_reason="stop", stop_reason="recomputed", visible_chars=None)
+        return replace(self, tokens=tokens, finish_reason="stop", stop_reason=_RECOMPUTED, visible_chars=None)
+
+    @property
+    def is_given_back(self) -> bool:
+        return self.stop_reason == _RECOMPUTED
 
     def stopped(self, stops: Sequence[str], *, include_stop: bool, min_tokens: int) -> Script:
         """This answer, ended by the first stop string in it after its first ``min_tokens`` tokens."""

@@ -137,7 +137,10 @@ async def test_usage_stays_hidden_from_a_client_that_did_not_ask(serve: Any, ask
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
         (CHAT, {"response_format": {"type": "json_object"}}),
         (COMPLETION, {"prompt": [1, 2, 3]}),
-        (COMPLETION, {"logprobs": 1}),
+        (COMPLETION, {"logprobs": 0}),
+        (COMPLETION, {"truncate_prompt_tokens": 100}),
+        (COMPLETION, {"stop": [" four"], "include_stop_str_in_output": True}),
+        (CHAT, {"include_reasoning": False}),
     ],
 )
 async def test_what_cannot_be_continued_ends_in_an_error_event_that_says_so(
@@ -201,6 +204,54 @@ def test_reasoning_and_tool_calls_are_not_continued() -> None:
         assert (
             continued(CHAT, body, b"data: %b\n\n" % orjson.dumps({"choices": [{"index": 0, "delta": delta}]})) is None
         )
+
+
+def test_only_a_text_of_the_assistant_grows() -> None:
+    parts = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "I"}]}]
+    body = orjson.dumps({"messages": parts, "continue_final_message": True, "add_generation_prompt": False})
+
+    assert continued(CHAT, body, b"data: %b\n\n" % orjson.dumps(piece(CHAT, " am"))) is None
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_how_an_answer_is_sampled_does_not_change(path: str) -> None:
+    how = {
+        "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 7, "presence_penalty": 0.5,
+        "frequency_penalty": 0.4, "repetition_penalty": 1.1, "stop": ["END"], "stop_token_ids": [9], "ignore_eos": True,
+        "logit_bias": {"5": -1.0}, "cache_salt": "s", "priority": 3, "stream": True, "min_tokens": 6, "max_tokens": 9,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+
+    made = continued(path, orjson.dumps(asked(path, **how)), b"data: %b\n\n" % orjson.dumps(piece(path, "one")))
+
+    assert made is not None
+    sent = orjson.loads(made.body)
+    assert {name: sent[name] for name in how} == {**how, "min_tokens": 5, "max_tokens": 8}
+
+
+def test_a_completion_without_a_limit_has_that_of_the_engine() -> None:
+    event = b"data: %b\n\n" % orjson.dumps(piece(COMPLETION, " one"))
+
+    made = continued(COMPLETION, b'{"prompt":"p"}', event * 3)
+
+    assert made is not None
+    assert orjson.loads(made.body)["max_tokens"] == 16 - 3
+
+
+@pytest.mark.parametrize(("text", "left"), [("", 10 - 5), (" d", 10 - 1)])
+def test_the_usage_behind_the_end_counts_the_tokens_unless_the_client_lacks_some(text: str, left: int) -> None:
+    sent = b"data: %b\n\n" % orjson.dumps(piece(COMPLETION, "a b c"))
+    end = [piece(COMPLETION, text, **GIVEN_BACK), {"choices": [], "usage": {"completion_tokens": 5}}]
+
+    made = continued(
+        COMPLETION,
+        b'{"prompt":"p","max_tokens":10}',
+        sent,
+        b"".join(b"data: %b\n\n" % orjson.dumps(each) for each in end),
+    )
+
+    assert made is not None
+    assert orjson.loads(made.body) == {"prompt": "pa b c", "max_tokens": left}
 
 
 def test_a_stream_that_counts_its_tokens_is_believed() -> None:

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from router.http.attempt import ExchangeResult, ExchangeTimes
-from router.http.exchange import Exchange
+from router.http.exchange import MAX_HELD_BYTES, Exchange
 from router.http.leg_answer import NO_CLIENT, NoClient, PrefillExchange
 from router.http.upstream import AnswerHead, Framing
 from router.outcome import FailureKind
@@ -132,6 +132,32 @@ async def test_an_answer_that_is_given_back_in_mid_stream_does_not_end_as_if_it_
     assert result.failure.kind is FailureKind.RECOMPUTED
     assert connection.aborted
     assert b"recomputed" not in answer.body
+
+
+async def test_what_is_given_back_is_seen_where_two_reads_divide_its_words() -> None:
+    made, _, connection = exchange(b"text/event-stream")
+    receive(made, event("word"))
+    end = event("", finish_reason="stop", stop_reason="recomputed")
+    cut = end.index(b"recomputed") + 4
+
+    for wire in (b"%x\r\n%b" % (len(end), end[:cut]), b"%b\r\n" % end[cut:]):
+        made.body_received(wire, [wire], False)
+
+    assert made.done.result().failure is not None
+    assert connection.aborted
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_plain_answer_that_is_too_long_to_be_held_is_given_back_too(before: bool) -> None:
+    made, answer, connection = exchange(b"application/json")
+    told, long = b'{"choices":[{"stop_reason":"recomputed"},', b'"' + b"x" * (MAX_HELD_BYTES + 1) + b'"'
+
+    result = receive(made, *((told, long) if before else (long, told)), complete=True)
+
+    assert result is not None and result.failure is not None
+    assert result.failure.kind is FailureKind.RECOMPUTED
+    assert connection.aborted
+    assert answer.committed is not before
 
 
 def prefill_exchange(status: int = 200, kind: bytes = b"application/json") -> PrefillExchange:
