@@ -59,16 +59,19 @@ class SettingsChange:
 
 @value
 class Release:
-    """What a request needs no more: its first token came, or it is over."""
+    """What a request needs no more. Its first token came: it has no pending tokens any more, and the prefill clock is
+    stamped. Or it is over, and nothing is left of it."""
 
     request_id: str
     instance_id: str = ""
     """Where its first token came; empty: it is over."""
     replica_id: str = ""
-    """Another replica's request is left alone; empty: any."""
+    """Another replica's request of this id is left alone: one that gave up before it heard DUPLICATE has nothing to
+    release. Empty: any."""
     attempt: int | None = None
     """A newer attempt is left alone; None: any."""
     note: str = ""
+    """JSON that is logged for the leader, see ``scheduling.learning``; empty: nothing is."""
 
 
 @value
@@ -216,29 +219,8 @@ class PoolStore(KvEventStore, Protocol):
         resident. A message goes to its replica, except to ``replica_id``: the caller learns it from the reply.
         """
 
-    async def first_token(self, request_id: str, instance_id: str, *, note: str = "") -> Transition:
-        """The prefill is done: release pending tokens and stamp the prefill clock.
-
-        With a ``note`` (JSON, see ``scheduling.learning``) a sample is logged for the leader. Not done if the request
-        is unknown, elsewhere, or already past this point.
-        """
-
-    async def finish(
-        self,
-        request_id: str,
-        *,
-        replica_id: str | None = None,
-        attempt: int | None = None,
-        note: str = "",
-    ) -> Transition:
-        """Release all that is left of the request; not done if nothing was left.
-
-        With ``replica_id`` given, another replica's request of the same id is left alone: a replica that gave up before
-        it heard DUPLICATE has nothing to release. With ``attempt`` given, a newer attempt is left alone.
-        """
-
     async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
-        """``first_token`` or ``finish`` of each, in their order, in few calls."""
+        """What each says, in their order, in few calls. Not done where nothing was left to release."""
 
     def grants(self, replica_id: str) -> Stream[Grant]:
         """Grants and rejections of this replica's held requests as they happen. Some may be lost with a connection;

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from scheduling.instance import InstanceSpec
 from scheduling.request import Request, RequestState
-from statestore.base import Membership, PoolStore
+from statestore.base import Membership, PoolStore, Release
 from statestore.batches import batches, for_each
 
 
@@ -45,9 +45,8 @@ async def recover_requests(pool: PoolStore, stored: Sequence[Request], live: Seq
     wrong = [request for request in live if not _stands(request, former.get(request.request_id))]
     over = [request for request in stored if request.request_id not in here]
     moved = [former[request.request_id] for request in wrong if request.request_id in former]
-    await for_each(
-        [*over, *moved],
-        lambda request: pool.finish(request.request_id, replica_id=request.replica_id, attempt=request.attempt),
+    await pool.release(
+        [Release(each.request_id, replica_id=each.replica_id, attempt=each.attempt) for each in (*over, *moved)]
     )
     adopted = 0
     for batch in batches([_as_stored(request, former.get(request.request_id)) for request in wrong]):

@@ -46,9 +46,7 @@ _log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-OF_REQUESTS = frozenset({
-    "place", "observe", "commit", "release", "first_token", "finish", "records", "requests_of",
-})  # fmt: skip
+OF_REQUESTS = frozenset({"place", "observe", "commit", "release", "records", "requests_of"})
 """The calls that a local state answers while the store is away."""
 
 

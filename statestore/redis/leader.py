@@ -17,15 +17,14 @@ from scheduling.queue_order import PLAN_LIMIT, QueueHead, QueueOrder
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request, RequestState
 from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore.base import Arrival, MigrateStatus, Migration
-from statestore.batches import batches
+from statestore.base import Arrival, MigrateStatus, Migration, Release, Transition
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.leases import RETIRED, Lease, check_fence
 from statestore.memory.members import SCALING_LOG
 from statestore.records import INSTANCE
 from statestore.redis import codec
-from statestore.redis.calls import Calls, ClientCalls, Command
+from statestore.redis.calls import Argument, Calls, ClientCalls, Command
 from statestore.redis.changes import Change, Changes
 from statestore.redis.codec import LoadReader, pairs_from
 from statestore.redis.sums import add_up
@@ -34,6 +33,8 @@ from statestore.redis.views import Views
 _LOADS_PER_CALL = 250
 _MAX_WANTED = 1024
 _MAX_REPAIRS = 5
+MAX_RELEASES = 64
+"""That share a script at most: it stops everything else."""
 _HELD = RequestState.HELD
 
 
@@ -212,12 +213,20 @@ class LeaderCalls(Changes):
         return (await self._views.snapshot()).requests_of(replica_id)
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
-        reaped = 0
-        for batch in batches(await self.requests_of(replica_id)):
-            releases = [part for request in batch for part in (request.request_id, "", replica_id, "", "")]
-            reaped += sum(reply != 0 for reply in await self._run("release_requests", fence, *releases))
+        left = [Release(request.request_id, replica_id=replica_id) for request in await self.requests_of(replica_id)]
+        reaped = sum(told.done for told in await self._release(left, fence))
         await self._forget(replica_id, fence)
         return reaped
+
+    async def _release(self, releases: Sequence[Release], fence: int | None = None) -> list[Transition]:
+        told: list[Transition] = []
+        for first in range(0, len(releases), MAX_RELEASES):
+            parts: list[Argument] = ["" if fence is None else fence]
+            for each in releases[first : first + MAX_RELEASES]:
+                attempt = "" if each.attempt is None else each.attempt
+                parts += (each.request_id, each.instance_id, each.replica_id, attempt, each.note)
+            told += [codec.transition_from(reply) for reply in await self._run("release_requests", *parts)]
+        return told
 
     async def _forget(self, replica_id: str, fence: int) -> None:
         """Unless it is alive again."""

@@ -31,7 +31,7 @@ from statestore.redis.subscriber import GrantSubscriber
 from statestore.redis.turns import Turn
 from statestore.stream import Stream
 
-MAX_PLACEMENTS, MAX_RELEASES = 16, 64
+MAX_PLACEMENTS = 16
 """That share a script at most: it stops everything else, and its memory is not reused before it ends."""
 
 
@@ -213,24 +213,8 @@ class RedisPool(KvEventCalls, LeaderCalls):
         queue, granted = (reply[0], reply[1:]) if reply else (None, ())
         return CommitReply(tuple(map(codec.grant_from, granted)), codec.queue_head_from(queue))
 
-    async def first_token(self, request_id: str, instance_id: str, *, note: str = "") -> Transition:
-        return (await self.release((Release(request_id, instance_id, note=note),)))[0]
-
-    async def finish(
-        self, request_id: str, *, replica_id: str | None = None, attempt: int | None = None, note: str = ""
-    ) -> Transition:
-        ended = Release(request_id, replica_id=replica_id or "", attempt=attempt, note=note)
-        return (await self.release((ended,)))[0]
-
     async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
-        told: list[Transition] = []
-        for first in range(0, len(releases), MAX_RELEASES):
-            parts: list[Argument] = []
-            for each in releases[first : first + MAX_RELEASES]:
-                attempt = "" if each.attempt is None else each.attempt
-                parts += (each.request_id, each.instance_id, each.replica_id, attempt, each.note)
-            told += [codec.transition_from(reply) for reply in await self._run("release_requests", "", *parts)]
-        return told
+        return await self._release(releases)
 
     def grants(self, replica_id: str) -> Stream[Grant]:
         return self._subscriber.open(replica_id)

@@ -19,7 +19,7 @@ from statestore.memory import MemoryStore
 LONG = "word " * 1000
 """1250 tokens: one such prompt fills an instance."""
 SHARED = (
-    "place", "observe", "commit", "release", "first_token", "finish", "records", "membership", "heartbeat",
+    "place", "observe", "commit", "release", "records", "membership", "heartbeat",
     "requests_of", "adopt", "snapshot",
 )  # fmt: skip
 

@@ -15,6 +15,7 @@ from scheduling.granting import Grant, grant_queue
 from scheduling.queue_order import QueueOrder
 from scheduling.request import Request, RequestState
 from scheduling.steps import drive
+from tests.statestore.samples import finish
 
 ORDER = QueueOrder(by_deadline=False, max_deferred_s=30.0)
 
@@ -44,7 +45,7 @@ async def held(pool: Any, tools: Any, *request_ids: str) -> None:
 
 async def release(pool: Any, request_id: str) -> None:
     """Finish a request, and grant what its instance has room for."""
-    told = await pool.finish(request_id)
+    told = await finish(pool, request_id)
     await drive(grant_queue(told.queue, ORDER), pool)
 
 

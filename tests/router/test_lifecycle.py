@@ -30,6 +30,7 @@ from scheduling.request import RequestState
 from scheduling.settings import SchedulingSettings
 from statestore.errors import StoreUnavailableError
 from statestore.settings import PoolSettings
+from tests.statestore.samples import finish
 
 LONG = "word " * 1000
 """1250 tokens: more than the dispatch window, so one such prompt fills an instance."""
@@ -444,7 +445,7 @@ async def test_a_held_request_that_the_store_forgot_is_placed_again(
     runtime, requests = await full_fleet(start_runtime, tools)
     waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG, request_id="forgotten")))
     await tools.settle()
-    await store.pool("default").finish("forgotten")
+    await finish(store.pool("default"), "forgotten")
     for request in requests:
         request.finish(Outcome.COMPLETED)
     await tools.settle()

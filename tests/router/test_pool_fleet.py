@@ -16,6 +16,7 @@ from scheduling.request import RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
 from statestore.errors import StoreUnavailableError
+from tests.statestore.samples import first_token
 
 LONG = "word " * 1000
 """1250 tokens: more than the dispatch window, 1.25 s of prefill."""
@@ -88,7 +89,7 @@ async def test_a_request_that_is_held_where_there_is_room_is_planned_by_its_own_
     pool = store.pool("default")
     await pool.place(tools.placement("first", tokens=1200))
     await pool.place(tools.placement("left behind", tokens=100))  # held; its replica died before it planned
-    await pool.first_token("first", "a")
+    await first_token(pool, "first", "a")
     assert await state_of(store, "left behind") is RequestState.HELD
 
     request = await asyncio.wait_for(runtime.lifecycle.place(tools.request("x" * 400)), 60)
@@ -159,7 +160,7 @@ async def test_a_plan_that_could_not_be_committed_is_no_reason_to_fail_a_request
     pool = store.pool("default")
     await pool.place(tools.placement("first", tokens=1200))
     await pool.place(tools.placement("left behind", tokens=100))
-    await pool.first_token("first", "a")
+    await first_token(pool, "first", "a")
 
     async def away(*_: Any, **__: Any) -> None:
         raise StoreUnavailableError("just now")

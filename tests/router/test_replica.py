@@ -14,6 +14,7 @@ from statestore.errors import StoreUnavailableError
 from statestore.failover import FailoverStore
 from statestore.memory import MemoryStore
 from statestore.settings import InstanceSettings, PoolSettings
+from tests.statestore.samples import finish
 
 
 def swap_store(runtime: Any, store: Any) -> None:
@@ -126,7 +127,7 @@ async def test_what_a_killed_process_of_the_same_id_left_is_released_before_the_
     await start_runtime(through=lambda _: tampered)
 
     assert [record.request_id for record in (await pool.snapshot()).requests] == ["of replica-2"]
-    assert tampered.calls.index("finish") < tampered.calls.index("heartbeat")
+    assert tampered.calls.index("release") < tampered.calls.index("heartbeat")
 
 
 async def test_a_store_that_forgot_the_lease_is_told_at_once_what_is_over(
@@ -150,7 +151,7 @@ async def test_a_request_that_ends_while_it_is_entered_again_leaves_nothing(
     tampered = tools.Tampered(store)
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
     request = await runtime.lifecycle.place(tools.request())
-    await store.pool("default").finish(request.request_id)
+    await finish(store.pool("default"), request.request_id)
     await store.pool("default").retire("replica-1")
 
     async def ends_first(*_: Any) -> None:
@@ -247,7 +248,7 @@ async def test_what_an_older_snapshot_of_the_store_has_in_another_place_is_put_r
     pool = store.pool("default")
     request = await runtime.lifecycle.place(tools.request("x" * 4000))
     other = "b" if request.instance_id == "a" else "a"
-    await pool.finish(request.request_id)
+    await finish(pool, request.request_id)
     await pool.place(tools.placement("filler", other, 1200, replica_id="replica-2"))
     await pool.place(tools.placement(request.request_id, other, 1000))
     assert (await pool.records([request.request_id]))[request.request_id].state is RequestState.HELD
@@ -269,7 +270,7 @@ async def test_what_could_not_be_given_back_is_tried_again_at_every_beat(
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
     pool = store.pool("default")
     request = await runtime.lifecycle.place(tools.request("x" * 400))
-    await pool.finish(request.request_id)
+    await finish(pool, request.request_id)
     await pool.retire("replica-1")
 
     async def away(*_: Any) -> None:
@@ -301,7 +302,7 @@ async def test_a_leftover_of_a_replica_on_its_own_is_released_by_its_own_state(
     async def away(*_: Any, **__: Any) -> None:
         raise StoreUnavailableError("away")
 
-    calls = ("place", "snapshot", "membership", "heartbeat", "finish", "release", "requests_of", "records")
+    calls = ("place", "snapshot", "membership", "heartbeat", "release", "requests_of", "records")
     tampered[0].before |= dict.fromkeys(calls, away)
     await pool.place(tools.placement("lost"))
     assert pool.degraded

@@ -19,7 +19,7 @@ from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
 from scheduling.weights import PLAIN_TTFT, Form, Weights
-from statestore.base import PoolStore
+from statestore.base import PoolStore, Release, Transition
 from statestore.memory import MemoryPool
 from statestore.records import INSTANCE
 from statestore.redis import RedisPool
@@ -118,6 +118,17 @@ async def hold(pool: PoolStore, request_id: str, *instances: str, slo_ms: int = 
     """Place in a queue by deadline; the record."""
     await place(pool, request_id, *instances, slo_ms=slo_ms, rank_ms=slo_ms, defers=True, **changes)
     return await record(pool, request_id)
+
+
+async def first_token(pool: PoolStore, request_id: str, instance_id: str, *, note: str = "") -> Transition:
+    (told,) = await pool.release([Release(request_id, instance_id, note=note)])
+    return told
+
+
+async def finish(pool: PoolStore, request_id: str, **about: Any) -> Transition:
+    """``about`` are fields of the release."""
+    (told,) = await pool.release([Release(request_id, **about)])
+    return told
 
 
 async def record(pool: PoolStore, request_id: str) -> Request:

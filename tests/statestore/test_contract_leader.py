@@ -20,6 +20,7 @@ from tests.statestore.samples import (
     assert_sums_hold,
     chain,
     drift,
+    first_token,
     hold,
     instance,
     lead,
@@ -212,7 +213,7 @@ async def busy_pool(pool: PoolStore) -> None:
     await pool.put_instance(instance("a", prefill_tokens_per_s=100.0))
     for request_id in ("prefilled", "dispatched", "late", "waiting"):
         await hold(pool, request_id, slo_ms=1 if request_id == "late" else 60_000)
-    await pool.first_token("prefilled", "a")
+    await first_token(pool, "prefilled", "a")
     await sweep(pool, scheduling=DEADLINE)
     assert (await pool.loads())["a"].deferred_tokens == 400
 

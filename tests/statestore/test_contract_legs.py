@@ -13,7 +13,7 @@ from scheduling.request import RequestState
 from scheduling.ways import Side
 from scheduling.weights import PLAIN_TTFT, Form, Weights
 from statestore.base import PoolStore
-from tests.statestore.samples import CHAIN, FIRST, assert_sums_hold, instance, lead, place, record
+from tests.statestore.samples import CHAIN, FIRST, assert_sums_hold, finish, first_token, instance, lead, place, record
 
 LEAST_LOADED = Weights(Form(ahead_s=1.0, kv_demand=4.0), PLAIN_TTFT)
 
@@ -104,10 +104,10 @@ async def test_a_decode_leg_is_no_arrival_and_holds_no_prefix_index(split_pool: 
 
 async def test_a_prefill_leg_keeps_its_prompt_in_memory_until_it_is_finished(split_pool: PoolStore) -> None:
     await place(split_pool, "r", "p", leg=Leg.PREFILL, tokens=400)
-    await split_pool.first_token("r", "p")
+    await first_token(split_pool, "r", "p")
 
     staged = (await split_pool.loads())["p"]
-    await split_pool.finish("r")
+    await finish(split_pool, "r")
 
     assert (staged.pending_tokens, staged.context_tokens, staged.running_requests) == (0, 400, 1)
     assert (await split_pool.loads())["p"].context_tokens == 0

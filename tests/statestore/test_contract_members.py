@@ -9,7 +9,7 @@ from scheduling.learned import Learned
 from statestore.base import PoolStore
 from statestore.errors import LeaseLostError
 from statestore.kv_events import KvViewStatus
-from tests.statestore.samples import CHAIN, HandClock, instance, place
+from tests.statestore.samples import CHAIN, HandClock, finish, instance, place
 
 
 async def test_an_empty_pool_has_no_members_and_nothing_learned(pool: PoolStore) -> None:
@@ -146,7 +146,7 @@ async def test_an_instance_that_goes_down_with_a_living_engine_keeps_what_its_ca
 async def test_an_instance_that_was_parked_comes_back_with_an_empty_cache(pool: PoolStore) -> None:
     await pool.put_instance(instance("a"))
     await place(pool, "r", chain=CHAIN)
-    await pool.finish("r")
+    await finish(pool, "r")
     for state in (InstanceState.DRAINING, InstanceState.STANDBY):
         await pool.set_instance_state("a", state)
     parked = (await pool.observe(["a"], CHAIN)).loads["a"]
@@ -162,7 +162,7 @@ async def test_a_busy_instance_is_not_removed_and_an_idle_one_leaves_nothing(poo
     await place(pool, "r")
 
     busy = await pool.remove_instance("a")
-    await pool.finish("r")
+    await finish(pool, "r")
     idle = await pool.remove_instance("a")
 
     assert (busy, idle) == (False, True)

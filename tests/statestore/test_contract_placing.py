@@ -20,6 +20,8 @@ from tests.statestore.samples import (
     HandClock,
     assert_sums_hold,
     chain,
+    finish,
+    first_token,
     instance,
     lead,
     own_chain,
@@ -44,7 +46,7 @@ async def test_a_request_is_dispatched_while_dispatched_tokens_are_under_the_win
 async def test_running_requests_are_limited_even_when_their_prefill_is_done(pool: PoolStore) -> None:
     await pool.put_instance(instance("a", max_running_requests=1))
     await place(pool, "running")
-    await pool.first_token("running", "a")
+    await first_token(pool, "running", "a")
 
     assert await statuses(pool, "waiting") == ["held"]
     await assert_sums_hold(pool)
@@ -53,7 +55,7 @@ async def test_running_requests_are_limited_even_when_their_prefill_is_done(pool
 async def test_a_request_does_not_overtake_those_that_wait_although_there_is_room(pool: PoolStore) -> None:
     await pool.put_instance(instance("a", dispatch_window_tokens=400))
     await statuses(pool, "sent", "waiting")
-    told = await pool.finish("sent")
+    told = await finish(pool, "sent")
 
     reply = await place(pool, "next")
 
@@ -124,7 +126,7 @@ async def test_a_placed_request_is_read_back_as_it_was_asked(pool: PoolStore, cl
 async def test_a_retry_keeps_the_time_of_its_first_reservation(pool: PoolStore, clock: HandClock) -> None:
     await pool.put_instance(instance("a"))
     first = await place(pool, "r")
-    await pool.finish("r", attempt=1)
+    await finish(pool, "r", attempt=1)
     clock.advance(1500)
 
     second = await place(pool, "r", attempt=2, enqueued_ms=first.enqueued_ms)
@@ -180,9 +182,9 @@ async def test_the_least_weighted_sum_is_taken(pool: PoolStore, weights: Form, t
         )
     await place(pool, "before", "cached", chain=CHAIN)
     await place(pool, "running", "idle")
-    await pool.first_token("running", "idle")
+    await first_token(pool, "running", "idle")
     await place(pool, "running too", "idle")
-    await pool.first_token("running too", "idle")
+    await first_token(pool, "running too", "idle")
 
     reply = await place(pool, "r", "cached", "idle", chain=CHAIN, weights=Weights(weights, PLAIN_TTFT))
 
@@ -211,7 +213,7 @@ async def test_a_decode_stall_counts_once_it_is_long_enough(
     await place(pool, "before", "stalled", tokens=100)
     await place(pool, "before too", "other", tokens=400)
     clock.advance(stalled_ms)
-    await pool.first_token("before too", "other")
+    await first_token(pool, "before too", "other")
     await place(pool, "ahead", "other", tokens=400)
 
     reply = await place(pool, "r", "stalled", "other", weights=LEAST_TTFT)
@@ -372,7 +374,7 @@ async def test_the_instance_that_was_last_given_the_prefix_is_weighed_first(pool
     await place(pool, "more", "a")
     for name, head in (("b", 1000), ("d", 2100)):
         await place(pool, f"before on {name}", name, chain=replace(long, hashes=long.hashes[: head // 100]))
-        await pool.first_token(f"before on {name}", name)
+        await first_token(pool, f"before on {name}", name)
 
     reply = await beyond(pool, "r", "a", chain=long)
 
@@ -383,7 +385,7 @@ async def test_the_instance_that_was_last_given_the_prefix_is_weighed_first(pool
 async def test_an_instance_that_holds_the_prefix_and_is_least_loaded_is_weighed_once(pool: PoolStore) -> None:
     await busy_pair_and_others(pool, "b")
     await place(pool, "before", "b", chain=CHAIN)
-    await pool.finish("before")
+    await finish(pool, "before")
 
     assert list((await beyond(pool, "r", "a")).loads) == ["a", "b"]
 
@@ -402,7 +404,7 @@ async def test_a_holder_that_takes_no_requests_is_not_weighed(pool: PoolStore) -
 async def test_an_excluded_instance_is_not_weighed(pool: PoolStore, holder: str) -> None:
     await busy_pair_and_others(pool, "b", "c")
     await place(pool, "before", holder, chain=CHAIN)
-    await pool.finish("before")
+    await finish(pool, "before")
 
     reply = await beyond(pool, "r", "a", excluded=frozenset({"b"}))
 
@@ -431,7 +433,7 @@ async def test_the_least_loaded_are_ranked_by_what_they_have_to_do(pool: PoolSto
     await pool.put_instance(instance("decoder", role=Role.DECODE))
     await place(pool, "waits", "busy")
     await place(pool, "decodes", "crowded")
-    await pool.first_token("decodes", "crowded")
+    await first_token(pool, "decodes", "crowded")
     dearer = Weights(Form(ahead_s=1.0, kv_demand=40.0, compute_s=0.1), PLAIN_TTFT)
 
     reply = await beyond(pool, "r", "busy", weights=dearer, excluded=frozenset({"idle"}))
@@ -492,7 +494,7 @@ async def test_what_is_only_reserved_draws_requests_but_counts_for_those_alone_t
 
     shares = await place(pool, "shares", chain=CHAIN, defers=defers)
     for request_id in ("brings", "shares", "running"):
-        await pool.finish(request_id)
+        await finish(pool, request_id)
     alone = await place(pool, "alone", chain=CHAIN)
 
     assert (shares.status, shares.loads["a"].hit_blocks, shares.uncached_tokens) == (PlaceStatus.HELD, 4, tokens)

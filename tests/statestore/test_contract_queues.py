@@ -30,6 +30,8 @@ from tests.statestore.samples import (
     HandClock,
     assert_sums_hold,
     chain,
+    finish,
+    first_token,
     hold,
     instance,
     lead,
@@ -73,9 +75,9 @@ async def order_of(pool: PoolStore, instance_id: str = "a") -> list[str]:
     return [entry.request_id for entry in (await head(pool, instance_id)).entries]
 
 
-async def finish(pool: PoolStore, request_id: str) -> int:
+async def end(pool: PoolStore, request_id: str) -> int:
     """As its replica does: how many requests its room was given to."""
-    return await samples.grant(pool, (await pool.finish(request_id)).queue, DEADLINE)
+    return await samples.grant(pool, (await finish(pool, request_id)).queue, DEADLINE)
 
 
 async def sweep(pool: PoolStore) -> int:
@@ -248,7 +250,7 @@ async def test_what_a_plan_passed_over_and_has_left_is_overtaken_no_more(pool: P
     await hold(pool, "waits", slo_ms=60_000, tokens=100)
     await pool.commit(QueuePlan("a", (await head(pool)).load.version, (), passed_over_tokens=400))
 
-    await pool.finish("passed-over")
+    await finish(pool, "passed-over")
 
     assert (await head(pool)).load.overtaken_tokens == 100, "no more than is held"
     await pool.commit(QueuePlan("a", (await head(pool)).load.version, ()))
@@ -271,7 +273,7 @@ async def test_a_deferred_request_that_goes_is_none_any_more_and_its_grant_says_
 async def test_deferred_work_that_waits_for_memory_is_no_stall(pool: PoolStore, clock: HandClock) -> None:
     # given an instance whose running request leaves no room, and a deferred one that waits for it
     running = await busy(pool, one_at_a_time(max_running_requests=1))
-    await pool.first_token(running, "a")
+    await first_token(pool, running, "a")
     await hold(pool, "late", slo_ms=1)
     await commit(pool, PlanStep("late", DEFERRED_RANK_MS))
     clock.advance(30_000)
@@ -289,9 +291,9 @@ async def test_the_earliest_deadline_goes_first_and_the_leader_sweeps_what_no_re
     for request_id, slo_ms in (("relaxed", 50_000), ("urgent", 30_000), ("normal", 40_000)):
         await hold(pool, request_id, slo_ms=slo_ms)
 
-    assert await finish(pool, running) == 1
+    assert await end(pool, running) == 1
     assert await dispatched(pool, ["relaxed", "urgent", "normal"]) == ["urgent"]
-    await pool.finish("urgent")
+    await finish(pool, "urgent")
     assert await dispatched(pool, ["relaxed", "normal"]) == [], "its replica died before it planned"
     assert (await sweep(pool), await sweep(pool)) == (1, 0)
     assert await dispatched(pool, ["relaxed", "normal"]) == ["normal"]
@@ -309,7 +311,7 @@ async def test_what_cannot_meet_its_deadline_is_deferred_and_goes_when_nothing_e
     assert await sweep(pool) == 0
     assert await order_of(pool) == ["in time", "short of time"]
     for request_id in (running, "in time"):
-        assert await finish(pool, request_id) == 1
+        assert await end(pool, request_id) == 1
 
     assert await dispatched(pool, ["short of time"]) == ["short of time"]
     await assert_sums_hold(pool)
@@ -318,7 +320,7 @@ async def test_what_cannot_meet_its_deadline_is_deferred_and_goes_when_nothing_e
 async def test_a_planner_that_lost_the_race_plans_what_is_there_now(pool: PoolStore) -> None:
     running = await busy(pool, one_at_a_time(dispatch_window_tokens=400))
     await hold(pool, "one", slo_ms=7_500)
-    stale = (await pool.finish(running)).queue
+    stale = (await finish(pool, running)).queue
     await hold(pool, "urgent", slo_ms=7_000)
 
     assert await samples.grant(pool, stale, DEADLINE) == 1
@@ -355,7 +357,7 @@ async def test_a_queue_is_told_where_its_head_meets_its_deadline_behind_all_work
     await hold(pool, "runs", slo_ms=LONG_MS)
     await hold(pool, "held", slo_ms=slo_ms)
 
-    queue = (await pool.finish(running)).queue
+    queue = (await finish(pool, running)).queue
 
     assert (queue is not None) is told
     assert await samples.grant(pool, queue, DEADLINE) == int(told)
@@ -366,7 +368,7 @@ async def test_a_down_instance_is_granted_nothing_and_a_draining_one_finishes_it
     await hold(pool, "held", slo_ms=60_000)
 
     await pool.set_instance_state("a", InstanceState.DOWN)
-    assert await finish(pool, running) == 0
+    assert await end(pool, running) == 0
     assert await sweep(pool) == 0
     await pool.set_instance_state("a", InstanceState.DRAINING)
     assert await sweep(pool) == 1
@@ -410,7 +412,7 @@ async def test_a_whole_queue_is_told_with_the_loads_of_its_requests_alternatives
 async def test_a_moved_request_swaps_its_instances_and_its_queue_is_told_where_it_may_go(pool: PoolStore) -> None:
     held = await one_held_on_a(pool)
     await place(pool, "former", "b", chain=chain(*CHAIN.hashes[:3]))
-    await pool.finish("former")
+    await finish(pool, "former")
     await commit(pool, PlanStep("r", DEFERRED_RANK_MS))
 
     moved = await pool.migrate(held, "b", reason="benefit", fence=await lead(pool))

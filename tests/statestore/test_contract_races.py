@@ -15,6 +15,8 @@ from tests.statestore.samples import (
     SCHEDULING,
     HandClock,
     assert_sums_hold,
+    finish,
+    first_token,
     grant,
     instance,
     lead,
@@ -85,7 +87,7 @@ async def test_of_all_who_plan_the_same_room_one_fills_it(pools: Pools) -> None:
     await pools[0].put_instance(instance("a", dispatch_window_tokens=400, max_queued_requests=50))
     for number in range(30):
         await place(pools[0], f"r{number:02d}")
-    told = (await pools[0].finish("r00")).queue
+    told = (await finish(pools[0], "r00")).queue
 
     granted = await asyncio.gather(*(grant(pools[number % 2], told) for number in range(20)))
 
@@ -105,11 +107,11 @@ async def test_first_tokens_ends_moves_and_plans_at_once_leave_nothing_behind(po
 
     async def live(name: str, mine: PoolStore, others: PoolStore) -> int:
         first, moved = await asyncio.gather(
-            mine.first_token(name, "a"), others.migrate(held[name], "b", reason="benefit", fence=fence)
+            first_token(mine, name, "a"), others.migrate(held[name], "b", reason="benefit", fence=fence)
         )
         await asyncio.gather(grant(mine, first.queue), grant(others, moved.queue))
-        await mine.first_token(name, "b")
-        ended = await asyncio.gather(mine.finish(name), others.finish(name))
+        await first_token(mine, name, "b")
+        ended = await asyncio.gather(finish(mine, name), finish(others, name))
         for each in ended:
             await grant(mine, each.queue)
         return sum(each.done for each in ended)
@@ -169,4 +171,4 @@ async def test_an_instance_is_not_removed_with_a_request_that_comes_meanwhile(po
         placed, removed = await asyncio.gather(place(pools[0], f"r{number}"), pools[1].remove_instance("a"))
 
         assert (placed.status, removed) in (("dispatched", False), ("not_ready", True))
-        await pools[0].finish(f"r{number}")
+        await finish(pools[0], f"r{number}")

@@ -13,7 +13,7 @@ from statestore.base import PoolStore
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
-from tests.statestore.samples import SCHEDULING, HandClock, instance, lead, place, sweep
+from tests.statestore.samples import SCHEDULING, HandClock, first_token, instance, lead, place, sweep
 
 
 async def test_a_heartbeat_says_whether_the_replica_was_known(pool: PoolStore, clock: HandClock) -> None:
@@ -65,7 +65,7 @@ async def test_an_expired_replica_is_reaped_with_everything_it_had(pool: PoolSto
     await pool.heartbeat("two", 60_000, {})
     await pool.put_instance(instance("a", dispatch_window_tokens=400))
     await place(pool, "prefilled", replica_id="one")
-    await pool.first_token("prefilled", "a")
+    await first_token(pool, "prefilled", "a")
     await place(pool, "dispatched", replica_id="one")
     await place(pool, "held", replica_id="one")
     await place(pool, "survivor", replica_id="two")
@@ -213,7 +213,7 @@ async def test_adopted_requests_are_entered_as_they_were_and_known_ones_stay(sto
     for pool in (lived, lost):
         await pool.put_instance(instance("a", dispatch_window_tokens=400))
     await place(lived, "prefilled")
-    await lived.first_token("prefilled", "a")
+    await first_token(lived, "prefilled", "a")
     await place(lived, "dispatched")
     await place(lived, "held", alternative_id="b", alternative_uncached_tokens=9)
     before = await lived.snapshot()

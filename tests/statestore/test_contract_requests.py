@@ -17,6 +17,8 @@ from tests.statestore.samples import (
     CHAIN,
     HandClock,
     assert_sums_hold,
+    finish,
+    first_token,
     grant,
     instance,
     lead,
@@ -35,7 +37,7 @@ async def test_a_first_token_releases_pending_tokens_once_and_tells_who_may_go(
         await place(pool, request_id)
     clock.advance(300)
 
-    first, again = await pool.first_token("one", "a"), await pool.first_token("one", "a")
+    first, again = await first_token(pool, "one", "a"), await first_token(pool, "one", "a")
 
     load = (await pool.loads())["a"]
     assert (first.done, again) == (True, NOTHING_DONE)
@@ -50,7 +52,7 @@ async def test_a_transition_without_anybody_waiting_tells_of_no_queue(pool: Pool
     await pool.put_instance(instance("a"))
     await place(pool, "r")
 
-    assert [(await pool.first_token("r", "a")).queue, (await pool.finish("r")).queue] == [None, None]
+    assert [(await first_token(pool, "r", "a")).queue, (await finish(pool, "r")).queue] == [None, None]
 
 
 async def test_the_first_token_of_a_held_unknown_or_moved_request_means_nothing(pool: PoolStore) -> None:
@@ -59,7 +61,7 @@ async def test_the_first_token_of_a_held_unknown_or_moved_request_means_nothing(
         await place(pool, request_id)
 
     answers = [
-        await pool.first_token(request_id, instance_id)
+        await first_token(pool, request_id, instance_id)
         for request_id, instance_id in (("held", "a"), ("unknown", "a"), ("sent", "b"), ("sent", "nobody"))
     ]
 
@@ -76,15 +78,15 @@ async def test_a_stall_is_measured_from_the_later_of_work_and_the_last_first_tok
     clock.advance(1000)
     if last == "first token":
         await place(pool, "two")
-        await pool.first_token("one", "a")
+        await first_token(pool, "one", "a")
     else:
-        await pool.first_token("one", "a")
+        await first_token(pool, "one", "a")
         clock.advance(60_000)
         await place(pool, "two")
     clock.advance(1500)
 
     assert (await pool.loads())["a"].stalled_s == 1.5
-    await pool.finish("two")
+    await finish(pool, "two")
     assert (await pool.loads())["a"].stalled_s == 0
 
 
@@ -104,15 +106,15 @@ async def test_finishing_releases_whatever_is_left_exactly_once(pool: PoolStore,
         await place(pool, "before")
     await place(pool, "r")
     if state is RequestState.PREFILLED:
-        await pool.first_token("r", "a")
+        await first_token(pool, "r", "a")
     assert (await record(pool, "r")).state is state
 
-    finished = [(await pool.finish("r")).done for _ in range(2)]
+    finished = [(await finish(pool, "r")).done for _ in range(2)]
 
     assert finished == [True, False]
     assert await pool.records(["r"]) == {}
     await assert_sums_hold(pool)
-    await pool.finish("before")
+    await finish(pool, "before")
     load = (await pool.loads())["a"]
     assert (load.pending_tokens, load.dispatched_tokens, load.context_tokens, load.running_requests) == (0, 0, 0, 0)
 
@@ -134,7 +136,7 @@ async def test_another_replicas_request_and_a_newer_attempt_are_left_alone(
     await pool.put_instance(instance("a"))
     await place(pool, "r", replica_id="one", attempt=2)
 
-    assert (await pool.finish("r", **who)).done is done  # type: ignore[arg-type]
+    assert (await finish(pool, "r", **who)).done is done  # type: ignore[arg-type]
     assert ("r" in await pool.records(["r"])) is not done
     await assert_sums_hold(pool)
 
@@ -146,7 +148,7 @@ async def test_finishing_a_request_that_moved_finds_it(pool: PoolStore) -> None:
     await place(pool, "r", "a")
     await pool.migrate(await record(pool, "r"), "b", reason="benefit", fence=await lead(pool))
 
-    assert (await pool.finish("r")).done
+    assert (await finish(pool, "r")).done
     await assert_sums_hold(pool)
 
 
@@ -165,9 +167,9 @@ async def test_a_noted_first_token_is_a_sample_with_its_times(pool: PoolStore, c
     await place(pool, "one")
     await place(pool, "two")
     clock.advance(700)
-    await pool.first_token("one", "a", note=orjson.dumps({"features": [1.0, 0.5]}).decode())
+    await first_token(pool, "one", "a", note=orjson.dumps({"features": [1.0, 0.5]}).decode())
     clock.advance(800)
-    await pool.first_token("two", "a", note=orjson.dumps({"features": None}).decode())
+    await first_token(pool, "two", "a", note=orjson.dumps({"features": None}).decode())
 
     lessons = [sample.lesson for sample in await pool.samples("0", 10)]
 
@@ -180,7 +182,7 @@ async def test_a_noted_first_token_is_a_sample_with_its_times(pool: PoolStore, c
 async def test_a_noted_end_is_a_sample_of_the_length_of_text(pool: PoolStore) -> None:
     await pool.put_instance(instance("a"))
     await place(pool, "r")
-    await pool.finish("r", note=orjson.dumps({"text_bytes": 900, "tokens": 200}).decode())
+    await finish(pool, "r", note=orjson.dumps({"text_bytes": 900, "tokens": 200}).decode())
 
     assert [sample.lesson for sample in await pool.samples("0", 10)] == [Finished(900, 200)]
 
@@ -189,10 +191,10 @@ async def test_transitions_without_a_note_and_repeated_ones_teach_nothing(pool: 
     await pool.put_instance(instance("a"))
     await place(pool, "r")
     for _ in range(2):
-        await pool.first_token("r", "a")
-        await pool.first_token("r", "a", note='{"features": null}')
-    await pool.finish("r")
-    await pool.finish("r", note='{"text_bytes": 1, "tokens": 1}')
+        await first_token(pool, "r", "a")
+        await first_token(pool, "r", "a", note='{"features": null}')
+    await finish(pool, "r")
+    await finish(pool, "r", note='{"text_bytes": 1, "tokens": 1}')
 
     assert list(await pool.samples("0", 10)) == []
 
@@ -201,7 +203,7 @@ async def test_samples_are_read_on_from_the_last_one_seen(pool: PoolStore) -> No
     await pool.put_instance(instance("a"))
     for number in range(3):
         await place(pool, "r")
-        await pool.finish("r", note=orjson.dumps({"text_bytes": number, "tokens": 1}).decode())
+        await finish(pool, "r", note=orjson.dumps({"text_bytes": number, "tokens": 1}).decode())
 
     first = await pool.samples("0", 2)
     rest = await pool.samples(first[-1].entry_id, 100)
@@ -234,7 +236,7 @@ async def test_work_assigned_lately_fades(pool: PoolStore, clock: HandClock) -> 
     await place(pool, "one")
     await place(pool, "two", tokens=100)
     at_once = await window_tokens()
-    await pool.finish("one")
+    await finish(pool, "one")
     clock.advance(180_000)
 
     assert (before, at_once, await window_tokens()) == (0, 500, pytest.approx(500 / 2.71828, rel=1e-4))
@@ -265,13 +267,13 @@ async def listening(pool: PoolStore) -> Listen:
                 queue = await pool.queue_head("probe")
                 assert queue is not None
                 await pool.commit(QueuePlan("probe", queue.load.version, (PlanStep(f"probe{number}"),)))
-                await pool.finish(f"probe{number}")
+                await finish(pool, f"probe{number}")
                 try:
                     await asyncio.wait_for(grants.get(), 0.05)
                     break
                 except TimeoutError:
                     continue
-        await pool.finish("first")
+        await finish(pool, "first")
         await pool.remove_instance("probe")
         while not grants.empty():
             grants.get_nowait()
@@ -288,7 +290,7 @@ async def test_a_grant_reaches_the_replica_that_owns_the_request_and_no_other(
     await place(pool, "sent", replica_id="one")
     await place(pool, "held", replica_id="two")
 
-    assert await grant(pool, (await pool.finish("sent")).queue) == 1
+    assert await grant(pool, (await finish(pool, "sent")).queue) == 1
 
     assert await within(two.get()) == Grant("held", "a", "two", 1, 400)
     assert one.empty()

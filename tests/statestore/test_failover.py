@@ -18,7 +18,7 @@ from scheduling.placement import Observation, PlaceReply, PlaceStatus
 from scheduling.queue_order import QueuePlan
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
-from statestore.base import Membership, PoolSnapshot, PoolStore, Transition
+from statestore.base import Membership, PoolSnapshot, PoolStore, Release, Transition
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreUnavailableError
 from statestore.failover import FailoverPool, FailoverStore
@@ -32,6 +32,8 @@ from tests.statestore.samples import (
     DEADLINE,
     SCHEDULING,
     assert_sums_hold,
+    finish,
+    first_token,
     grant,
     instance,
     lead,
@@ -72,13 +74,13 @@ class Replica:
 
     async def first_token(self, request_id: str) -> None:
         request = self.live[request_id]
-        told = await self.pool.first_token(request_id, request.instance_id)
+        told = await first_token(self.pool, request_id, request.instance_id)
         self.live[request_id] = replace(request, state=RequestState.PREFILLED, prefilled_ms=request.enqueued_ms + 1)
         await grant(self, told.queue, self._scheduling)
 
     async def finish(self, request_id: str) -> bool:
         self.live.pop(request_id, None)
-        told = await self.pool.finish(request_id, replica_id="one")
+        told = await finish(self.pool, request_id, replica_id="one")
         await grant(self, told.queue, self._scheduling)
         return told.done
 
@@ -212,7 +214,7 @@ async def test_without_the_store_the_replica_sweeps_its_queues_itself(
     late = await replica.place("late", slo_ms=1, rank_ms=1, defers=True)
     assert late.status is PlaceStatus.HELD
 
-    assert (await replica.pool.finish("sent")).done, "the caller that made the room plans nothing"
+    assert (await finish(replica.pool, "sent")).done, "the caller that made the room plans nothing"
 
     assert await within(anext(grants), 10) == Grant("late", "a", "one", 1, 400, deferred=True)
     await store.close()
@@ -316,7 +318,7 @@ async def test_after_a_partition_the_store_believes_the_replica_about_its_own_re
     # The replica lives on, and sends its held request, while the fleet finishes the one and moves the other.
     await replica.first_token("prefills")
     await replica.finish("over")
-    await shared.finish("prefills")
+    await finish(shared, "prefills")
     await shared.migrate(before["goes"], "b", reason="benefit", fence=await lead(shared))
     await until(lambda: not replica.degraded)
 
@@ -463,10 +465,11 @@ class LateAnswers:
     async def observe(self, *_: object) -> Observation:
         raise StoreUnavailableError("gone for a moment")
 
-    async def finish(self, request_id: str, **facts: Any) -> Transition:
-        told = await self._pool.finish(request_id, **facts)
-        self.finished.set()
-        await self.answers.wait()
+    async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
+        told = await self._pool.release(releases)
+        if releases:
+            self.finished.set()
+            await self.answers.wait()
         return told
 
 
@@ -518,10 +521,10 @@ class Breaking:
         self._break("snapshot")
         return view
 
-    async def finish(self, request_id: str, **facts: Any) -> Transition:
-        told = await self._pool.finish(request_id, **facts)
-        self._break("finish")
-        return told
+    async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
+        told = await self._pool.release(releases[:1])
+        self._break("release")
+        return [*told, *await self._pool.release(releases[1:])]
 
     async def adopt(self, records: Sequence[Request]) -> int:
         adopted = await self._pool.adopt(records[:1])
@@ -529,7 +532,7 @@ class Breaking:
         return adopted + await self._pool.adopt(records[1:])
 
 
-@pytest.mark.parametrize("call", ["snapshot", "finish", "adopt"])
+@pytest.mark.parametrize("call", ["snapshot", "release", "adopt"])
 async def test_a_hand_over_that_breaks_off_halfway_is_made_good_by_the_next(call: str) -> None:
     shared = MemoryStore(SCHEDULING).pool("default")
     await shared.put_instance(instance("a", max_queued_requests=10))

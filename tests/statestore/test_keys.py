@@ -23,7 +23,7 @@ from statestore.kv_events import KvChange, KvViewStatus
 from statestore.records import INSTANCE, PLACED, TOLD
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
-from tests.statestore.samples import CHAIN, SCHEDULING, instance, lead, place, record
+from tests.statestore.samples import CHAIN, SCHEDULING, finish, first_token, instance, lead, place, record
 
 ROOT = Path(__file__).parents[2]
 DESCRIPTION = (ROOT / "docs/reference/redis-keys.md").read_text("utf-8")
@@ -53,11 +53,11 @@ async def live_through_everything(pool: PoolStore) -> None:
     await pool.heartbeat("one", 60_000, {})
     fence = await lead(pool)
     await place(pool, "over")
-    await pool.first_token("over", "a", note='{"features": null}')
-    await pool.finish("over", note='{"text_bytes": 9, "tokens": 2}')
+    await first_token(pool, "over", "a", note='{"features": null}')
+    await finish(pool, "over", note='{"text_bytes": 9, "tokens": 2}')
     await pool.observe(["a"], CHAIN)
     await place(pool, "sent", "a", "b")
-    await pool.first_token("sent", "a")
+    await first_token(pool, "sent", "a")
     await place(pool, "busy", "a", leg=Leg.PREFILL)
     for request_id in ("held", "moves", "late"):
         await place(pool, request_id, "a", "b", slo_ms=1, rebalances=True)

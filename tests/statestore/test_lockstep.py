@@ -41,7 +41,17 @@ from statestore.records import INSTANCE
 from statestore.redis import RedisStore
 from statestore.redis.codec import unpack_chain
 from statestore.settings import StoreSettings
-from tests.statestore.samples import DEADLINE, SCHEDULING, HandClock, chain, drift, instance, placement
+from tests.statestore.samples import (
+    DEADLINE,
+    SCHEDULING,
+    HandClock,
+    chain,
+    drift,
+    finish,
+    first_token,
+    instance,
+    placement,
+)
 
 STEPS = 600
 CONFIRMED = 2.0**52
@@ -312,7 +322,7 @@ class Traffic:
     async def first_token(self) -> None:
         if request := self.pick(RequestState.DISPATCHED):
             note = self.rng.choice(("", '{"features":null}', '{"features":[1.0,0.25]}'))
-            await self.twins.both(lambda pool: pool.first_token(request.request_id, request.instance_id, note=note))
+            await self.twins.both(lambda pool: first_token(pool, request.request_id, request.instance_id, note=note))
             self.seen["first tokens"] += 1
 
     async def finish(self, request: Request | None = None) -> None:
@@ -320,7 +330,7 @@ class Traffic:
         if request is not None:
             note = self.rng.choice(("", '{"text_bytes":900,"tokens":200}'))
             name, replica_id, attempt = request.request_id, request.replica_id, request.attempt
-            await self.twins.both(lambda pool: pool.finish(name, replica_id=replica_id, attempt=attempt, note=note))
+            await self.twins.both(lambda pool: finish(pool, name, replica_id=replica_id, attempt=attempt, note=note))
 
     async def observe(self) -> None:
         named, request_chain = self.rng.sample(INSTANCES, 3), self.rng.choice(CHAINS)
@@ -393,8 +403,8 @@ class Traffic:
         """Calls that come too late, or from somewhere else."""
         rng, name = self.rng, self.rng.choice(sorted(self._names()))
         instance_id, replica_id = rng.choice(INSTANCES), rng.choice(REPLICAS)
-        await self.twins.both(lambda pool: pool.first_token(name, instance_id))
-        await self.twins.both(lambda pool: pool.finish(name, replica_id=replica_id, attempt=1))
+        await self.twins.both(lambda pool: first_token(pool, name, instance_id))
+        await self.twins.both(lambda pool: finish(pool, name, replica_id=replica_id, attempt=1))
 
     # members, leases, upkeep ---------------------------------------------------------------------------------
     async def change_instance(self) -> None:

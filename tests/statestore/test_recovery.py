@@ -10,7 +10,7 @@ import pytest
 from scheduling.request import Request, RequestState
 from statestore.base import Membership, PoolStore
 from statestore.recovery import Recovered, lost_members, recover_requests, restore_members
-from tests.statestore.samples import assert_sums_hold, instance, lead, place, record
+from tests.statestore.samples import assert_sums_hold, finish, instance, lead, place, record
 
 
 async def recover(pool: PoolStore, *live: Request) -> Recovered:
@@ -42,7 +42,7 @@ async def test_what_the_store_lost_is_entered_again(pool: PoolStore) -> None:
     live = await pool_with(pool, "sent", "sent too", "held")
     prefilled = replace(live[0], state=RequestState.PREFILLED, prefilled_ms=live[0].enqueued_ms + 5)
     for request in live:
-        await pool.finish(request.request_id)
+        await finish(pool, request.request_id)
 
     assert await recover(pool, prefilled, *live[1:]) == Recovered(0, 3)
     assert await pool.requests_of("one") == [live[2], prefilled, live[1]]

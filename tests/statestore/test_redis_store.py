@@ -16,7 +16,7 @@ from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.processes import free_port, running
-from tests.statestore.samples import SCHEDULING, assert_sums_hold, grant, instance, lead, place, record
+from tests.statestore.samples import SCHEDULING, assert_sums_hold, finish, grant, instance, lead, place, record
 
 Allow = Callable[..., str]
 
@@ -130,7 +130,7 @@ async def test_an_entry_of_a_queue_whose_request_was_deleted_by_hand_keeps_no_ot
     with redis.Redis.from_url(valkey_url) as client:
         client.delete(PoolKeys("dualmap", "default").request("lost"))
 
-    await grant(pool, (await pool.finish("sent")).queue)
+    await grant(pool, (await finish(pool, "sent")).queue)
 
     assert (await record(pool, "next")).state == "dispatched"
     assert await pool.repair(fence=await lead(pool)) == 1

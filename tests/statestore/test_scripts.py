@@ -14,7 +14,7 @@ from statestore.redis import RedisStore
 from statestore.redis.terms import terms_of
 from statestore.scripts import load_scripts
 from statestore.settings import StoreSettings
-from tests.statestore.samples import CHAIN, SCHEDULING, chain, instance, place
+from tests.statestore.samples import CHAIN, SCHEDULING, chain, finish, first_token, instance, place
 
 SCRIPTS = load_scripts(terms_of(SCHEDULING))
 SHARED = {
@@ -90,7 +90,7 @@ async def test_scripts_the_server_forgot_are_loaded_again(valkey_url: str) -> No
         client.script_flush()
 
     placed = await place(pool, "r")
-    released = await pool.first_token("r", "a")
+    released = await first_token(pool, "r", "a")
     await store.close()
 
     assert (placed.status, released.done) == ("dispatched", True)
@@ -103,7 +103,7 @@ async def test_an_instance_whose_key_was_evicted_begins_again_with_an_empty_cach
     small = instance("a", kv_capacity_tokens=400)
     await pool.put_instance(small)
     await place(pool, "former", chain=CHAIN)
-    await pool.finish("former")
+    await finish(pool, "former")
     with redis.Redis.from_url(valkey_url) as client:
         client.delete(PoolKeys("dualmap", "default").instance("a").instance)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from scheduling.instance import InstanceState
+from tests.statestore.samples import finish
 from workers.drainer import Drainer
 
 
@@ -21,7 +22,7 @@ async def test_a_draining_instance_is_done_when_its_last_request_is(
     await drainer.tick()
     assert value("dualmap_worker_drained_total") == 0
 
-    await pool.finish("r1")
+    await finish(pool, "r1")
     await drainer.tick()
     await drainer.tick()
 

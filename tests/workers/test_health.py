@@ -11,6 +11,7 @@ import pytest
 from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
 from statestore.errors import LeaseLostError, StoreUnavailableError
+from tests.statestore.samples import finish
 from workers.health import CONCURRENCY, HealthChecker, check_pause_s, plan_tick
 from workers.health_rules import HealthRecord
 from workers.probe import Health, Prober
@@ -187,7 +188,7 @@ async def test_an_engine_that_answers_but_makes_no_progress_goes_down_and_stays_
     assert value("dualmap_worker_health_checks_total", outcome="stalled") == 1
 
     # when its work is gone, /health alone does not bring it back
-    await pool.finish("r1")
+    await finish(pool, "r1")
     await check(6)
     assert await state_of("a") is InstanceState.DOWN
     server.answers["/v1/completions"] = (200, "{}")
@@ -286,7 +287,7 @@ async def test_a_restart_between_two_checks_is_noticed_and_its_kv_metadata_forgo
     check, caching, reserve, pool, state_of, believed_blocks, value, before: str, after: str
 ) -> None:
     server = await caching(before)
-    await pool.finish("r1")
+    await finish(pool, "r1")
     await check(3)
     assert await believed_blocks("a") == 3
 
@@ -299,7 +300,7 @@ async def test_a_restart_between_two_checks_is_noticed_and_its_kv_metadata_forgo
     assert value("dualmap_worker_health_transitions_total", source="ready", target="starting") == 1
 
     await reserve("r2", "a", hashes=METADATA)
-    await pool.finish("r2")
+    await finish(pool, "r2")
     await check(40)
     assert await believed_blocks("a") == 3, "one restart is noticed once"
 
@@ -342,7 +343,7 @@ async def test_failed_checks_alone_forget_nothing_that_the_process_still_has(
 ) -> None:
     # given an instance whose checks fail for a while, as on a machine that is out of CPU
     server = await caching(STARTED)
-    await pool.finish("r1")
+    await finish(pool, "r1")
     await check(2)
     server.answers["/health"] = (503, "")
     await check(4)
@@ -356,7 +357,7 @@ async def test_failed_checks_alone_forget_nothing_that_the_process_still_has(
     assert await state_of("a") is InstanceState.READY
     assert await believed_blocks("a") == (3 if kept else 0)
     await reserve("r2", "a", hashes=METADATA)
-    await pool.finish("r2")
+    await finish(pool, "r2")
     await check(40)
     assert await believed_blocks("a") == 3, "nothing is forgotten twice"
 
@@ -365,7 +366,7 @@ async def test_an_engine_that_refuses_connections_is_gone_and_its_cache_too(
     check, caching, pool, state_of, believed_blocks
 ) -> None:
     server = await caching(STARTED)
-    await pool.finish("r1")
+    await finish(pool, "r1")
     await check(2)
 
     await server.stop()

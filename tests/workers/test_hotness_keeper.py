@@ -7,6 +7,7 @@ import pytest
 from scheduling.instance import InstanceState, Role
 from scheduling.settings import SchedulingSettings
 from statestore.errors import LeaseLostError
+from tests.statestore.samples import finish
 from workers.hotness_keeper import HotnessJob, scheduled_ready
 
 HOT, COLD_BASE = 0xAAAA, 1_000
@@ -48,7 +49,7 @@ async def traffic(pool, add_instance, reserve):
             count += 1
             first = HOT if number < requests * hot_share else COLD_BASE + count
             await reserve(f"r{count}", f"i{count % 8}", 256, hashes=(first, 10_000_000 + count))
-            await pool.finish(f"r{count}")
+            await finish(pool, f"r{count}")
 
     return send
 

@@ -9,6 +9,7 @@ from scheduling.learned import DEFAULT_BYTES_PER_TOKEN
 from scheduling.learning import RATIO_MIN_TOKENS, features_to_note
 from scheduling.weights import Form
 from statestore.errors import LeaseLostError, StoreUnavailableError
+from tests.statestore.samples import finish, first_token
 from workers.learner import Learner
 
 RATE = 2000.0
@@ -38,8 +39,8 @@ def prefills(pool, add_instance, reserve, clock):
             clock.jump(tokens / RATE)
             features = Form(constant=1.0, compute_s=expected_s or tokens / (RATE / 2))
             note = orjson.dumps({"features": features_to_note(features)}).decode()
-            await pool.first_token(f"r{count}", "a", note=note)
-            await pool.finish(f"r{count}", note=f'{{"text_bytes":{2 * tokens},"tokens":{tokens}}}')
+            await first_token(pool, f"r{count}", "a", note=note)
+            await finish(pool, f"r{count}", note=f'{{"text_bytes":{2 * tokens},"tokens":{tokens}}}')
 
     return run
 

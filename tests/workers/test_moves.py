@@ -12,6 +12,7 @@ from scheduling.leader_jobs import evacuate
 from scheduling.steps import drive
 from statestore.errors import StoreUnavailableError
 from statestore.led import LedPool
+from tests.statestore.samples import finish
 from workers import evacuator, idle_filler, rebalancer
 from workers.evacuator import Evacuator
 from workers.moves import count_moves
@@ -35,7 +36,7 @@ async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
     class LeavesMeanwhile(LedPool):
         async def queue(self, instance_id):
             read = await pool.queue(instance_id)
-            await pool.finish("r7")
+            await finish(pool, "r7")
             return read
 
     loads, instances = await pool.loads(), (await pool.membership()).instances

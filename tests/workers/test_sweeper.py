@@ -6,6 +6,7 @@ import pytest
 
 from scheduling.request import RequestState
 from scheduling.settings import SchedulingSettings
+from tests.statestore.samples import first_token
 from workers.sweeper import Sweeper
 
 
@@ -42,7 +43,7 @@ async def test_a_grant_that_a_dead_planner_owed_is_made_by_the_sweep(
     await add_instance("a", dispatch_window_tokens=1000, prefill_tokens_per_s=300.0)
     await reserve("first", "a")
     await reserve("held", "a", replica_id="router-2")
-    owed = await pool.first_token("first", "a")
+    owed = await first_token(pool, "first", "a")
     assert owed.queue is not None and await state_of("held") is RequestState.HELD
 
     grants = await told(pool, "router-2", sweeper.tick)
@@ -86,7 +87,7 @@ async def test_a_deferred_request_goes_when_the_engine_has_nothing_else(
     await reserve("late", "a", 1000)
     clock.jump(6.0)
     await sweeper.tick()
-    await pool.first_token("first", "a")
+    await first_token(pool, "first", "a")
     await sweeper.tick()
 
     assert await state_of("late") is RequestState.DISPATCHED
@@ -100,7 +101,7 @@ async def test_a_race_with_a_replica_that_plans_as_well_grants_each_request_once
     await reserve("first", "a", 1000)
     for number in range(3):
         await reserve(f"held-{number}", "a", 600)
-    await pool.first_token("first", "a")
+    await first_token(pool, "first", "a")
     commit, raced = pool.commit, []
 
     async def overtaken(plan, *, replica_id=""):
