@@ -26,11 +26,11 @@ from statestore.url import without_password
 _NO_SERVER = ("memory", "embedded")
 _NAMED = 10
 _VIEW_HELP = {
-    "overview": "instances, replicas, leader, migrations",
+    "overview": "instances with their roles, replicas, leader, migrations",
     "queues": "held requests of every instance, in the order of their queue",
     "ring": "share of the hash space that each instance owns on either ring",
     "hot": "hot prefixes with depth and traffic",
-    "requests": "live requests",
+    "requests": "live requests; both legs of those that are split",
     "scaling": "the last decision on the number of instances, and the log of decisions",
     "kv": "blocks that an instance is believed to hold, newest first",
 }

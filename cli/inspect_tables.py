@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from router.traffic import INFO_FIELD
+from scheduling.instance import Role
+from scheduling.legs import request_id_of
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request
 from scheduling.ring import DualRing, Ring
@@ -27,11 +29,17 @@ def _table(*headings: str, numbers_from: int = 1, title: str | None = None) -> T
     return table
 
 
+def _has_roles(snapshot: PoolSnapshot) -> bool:
+    return any(spec.role is not Role.MIXED for spec in snapshot.instances.values())
+
+
 def overview(pool: str, snapshot: PoolSnapshot) -> RenderableType:
-    """Members, replicas and leader of a pool."""
+    """Members, replicas and leader of a pool; the roles of its instances, where one has another than to do all."""
+    has_roles = _has_roles(snapshot)
+    named = ["instance", *(["role"] if has_roles else []), "state", "url"]
     headings = ("pending", "dispatched", "held", "running", "cached blocks", "tokens/s", "stalled s")
     instances = _table(
-        "instance", "state", "url", *headings, numbers_from=3,
+        *named, *headings, numbers_from=len(named),
         title=f"Pool {pool}: epoch {snapshot.epoch}, tree version {snapshot.tree_version}",
     )  # fmt: skip
     for instance_id, spec in sorted(snapshot.instances.items()):
@@ -49,7 +57,8 @@ def overview(pool: str, snapshot: PoolSnapshot) -> RenderableType:
             if load
             else ()
         )
-        instances.add_row(instance_id, spec.state.value, spec.url, *figures)
+        role = (spec.role.value,) if has_roles else ()
+        instances.add_row(instance_id, *role, spec.state.value, spec.url, *figures)
     replicas = _table("replica", "lease ends in s", "about", numbers_from=9)
     for replica in sorted(snapshot.replicas, key=lambda replica: replica.replica_id):
         about = ", ".join(f"{name} {value}" for name, value in sorted(replica.info.items()) if name != INFO_FIELD)
@@ -106,18 +115,20 @@ def owned_shares(ring: Ring) -> dict[str, float]:
 
 
 def requests(snapshot: PoolSnapshot, limit: int) -> RenderableType:
-    """Live requests, oldest first."""
+    """Live requests, oldest first; in a pool with roles one row for each leg."""
     found = sorted(snapshot.requests, key=lambda record: (record.enqueued_ms, record.request_id))
-    headings = ("request", "state", "instance", "other", "replica", "attempt", "uncached", "prompt", "age s")
-    table = _table(*headings, numbers_from=5, title=f"{len(found)} live requests")
+    has_roles = _has_roles(snapshot)
+    named = ["request", *(["leg"] if has_roles else []), "state", "instance", "other", "replica"]
+    title = f"{len({request_id_of(record.request_id) for record in found})} live requests"
+    table = _table(*named, "attempt", "uncached", "prompt", "age s", numbers_from=len(named), title=title)
     for record in found[:limit]:
-        table.add_row(*_request_row(record, snapshot.now_ms))
+        leg = (record.leg.value,) if has_roles else ()
+        table.add_row(request_id_of(record.request_id), *leg, *_request_row(record, snapshot.now_ms))
     return table
 
 
 def _request_row(record: Request, now_ms: int) -> tuple[str, ...]:
     return (
-        record.request_id,
         record.state.value,
         record.instance_id,
         record.alternative_id or "–",

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ import pytest
 from cli import inspect_tables
 from cli.main import main
 from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.instance import InstanceSpec, InstanceState, Role
+from scheduling.legs import Leg, decode_leg_id
 from scheduling.ring import DualRing
 from scheduling.settings import SchedulingSettings
 from statestore.connect import open_store
@@ -77,6 +79,42 @@ def test_live_requests_are_listed_up_to_a_limit(inspect) -> None:  # type: ignor
     assert "3 live requests" in text
     assert "request-0" in text
     assert "request-1" not in text
+
+
+def test_the_legs_of_a_pool_without_roles_are_not_told(inspect) -> None:  # type: ignore[no-untyped-def]
+    assert "role" not in inspect("overview")
+    assert "leg" not in inspect("requests")
+
+
+def test_roles_and_legs_are_told_where_there_are_any(
+    store_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    asyncio.run(_populate_split(store_url))
+
+    assert main(["inspect", "overview", "--pool", "split", "--store.url", store_url]) == 0
+    overview = {line.split()[0]: line.split()[1:3] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert main(["inspect", "requests", "--pool", "split", "--store.url", store_url]) == 0
+    title, headings, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+
+    assert (overview["p"], overview["d"]) == (["prefill", "ready"], ["decode", "ready"])
+    assert title[:3] == ["1", "live", "requests"]
+    assert headings[:2] == ["request", "leg"]
+    legs = sorted((row[:2], row[3]) for row in rows)
+    assert legs == [(["asked", "decode"], "d"), (["asked", "prefill"], "p")]
+
+
+async def _populate_split(url: str) -> None:
+    """A pool with roles, and a request with both its legs."""
+    store = await open_store(StoreSettings(url=url), scheduling=SchedulingSettings())
+    pool = store.pool("split")
+    for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
+        await pool.put_instance(InstanceSpec(name, f"http://{name}", role))
+        await pool.set_instance_state(name, InstanceState.READY)
+    await pool.place(replace(placement("asked", "p", 256), leg=Leg.PREFILL))
+    decode = replace(placement(decode_leg_id("asked"), "d", 256), leg=Leg.DECODE, roles=(Role.DECODE,))
+    await pool.place(decode)
+    await store.close()
 
 
 def test_hot_prefixes_and_cached_blocks_are_decoded(inspect) -> None:  # type: ignore[no-untyped-def]
