@@ -13,4 +13,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
-    return replay.run(arguments, settings.emulator.time_scale)
+    return replay.run(arguments, settings.emulator.time_scale, settings.scheduling)

@@ -17,11 +17,13 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import orjson
 
+from scheduling.settings import SchedulingSettings
+from scheduling.slo import slo_s
 from simulation.answer_stream import AnswerStream
 from simulation.errors import SimulationError
 from simulation.fleet_probe import FleetProbe
@@ -40,8 +42,9 @@ class ReplayOptions:
     model: str | None = None
     """None: the first one that ``/v1/models`` lists."""
     endpoint: Endpoint = Endpoint.CHAT
-    slo_ttft_s: float = 5.0
-    """In engine seconds; sent along as ``x-slo-ttft-ms``."""
+    scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
+    """Of their SLO, in engine seconds, which is sent along as ``x-slo-ttft-ms``; a request of the trace may have its
+    own."""
     time_scale: float = 1.0
     """Engine seconds in a second of the clock."""
     skip_requests: int = 0
@@ -152,7 +155,7 @@ class _Replay:
             url=options.url,
             rate_per_s=self._trace.rate_per_s,
             time_scale=options.time_scale,
-            slo_ttft_s=options.slo_ttft_s,
+            slo_ttft_s=options.scheduling.slo_ttft_s,
             skip_requests=options.skip_requests,
             requests=tuple(sorted(self._results, key=lambda request: request.index)),
             unsent=len(self._trace.requests) - self._sent,
@@ -192,8 +195,7 @@ class _Replay:
                 await asyncio.wait([stopping], timeout=delay_s)
 
     def _slo_s(self, request: TraceRequest) -> float:
-        """The trace's, else the replay's."""
-        return request.slo_ttft_s or self._options.slo_ttft_s
+        return slo_s(self._options.scheduling, request.input_tokens, request.slo_ttft_s)
 
     def _headers(self, request: TraceRequest) -> dict[str, str]:
         slo_ms = self._slo_s(request) * 1000 / self._options.time_scale

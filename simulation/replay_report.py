@@ -89,7 +89,7 @@ class ReplayReport:
     """Not sent because the replay was stopped; sent + unsent is the whole trace."""
     failures: Mapping[str, int]
     own_slos: int
-    """Requests that asked for an SLO other than ``slo_ttft_s``."""
+    """Requests with an SLO other than ``slo_ttft_s``: their own, or one by length."""
     effective_capacity: float
     """Share of the requests sent whose TTFT met the SLO; failed ones did not."""
     ttft_s: Percentiles
@@ -236,7 +236,7 @@ def _instance_shares(answered: Sequence[ReplayedRequest]) -> dict[str, InstanceS
 
 def _slo_title(report: ReplayReport) -> str:
     if report.own_slos:
-        return f"TTFT within the request's own SLO, or {report.slo_ttft_s:g} s"
+        return f"TTFT within the request's SLO ({report.slo_ttft_s:g} s, its own, or by length)"
     return f"TTFT within {report.slo_ttft_s:g} s"
 
 

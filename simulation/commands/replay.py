@@ -13,6 +13,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from scheduling.settings import SchedulingSettings
 from simulation.commands.options import OptionError, add_trace_arguments, exit_code, trace_source, write_whole
 from simulation.replay import ReplayOptions, ReplayProgress, replay
 from simulation.replay_bodies import Endpoint
@@ -38,11 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="engine seconds in a second, as the emulated instances were started (none: emulator.time_scale)",
     )  # fmt: skip
     sending.add_argument(
-        "--slo-s",
-        type=float,
-        default=5.0,
-        help="TTFT SLO in engine seconds of requests whose trace names none; sent along",
-    )
+        "--slo-s", type=float,
+        help="TTFT SLO in engine seconds of requests whose trace names none; sent along (none: scheduling.slo_ttft_s)",
+    )  # fmt: skip
     sending.add_argument("--timeout-s", type=float, default=3600.0, help="time for one answer in engine seconds")
     sending.add_argument("--salt", default="", help="another salt, other texts: caches of a former replay do not help")
     sending.add_argument("--api-key", help="sent as bearer token")
@@ -55,13 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-def run(arguments: argparse.Namespace, default_time_scale: float = 1.0) -> int:
+def run(
+    arguments: argparse.Namespace,
+    default_time_scale: float = 1.0,
+    scheduling: SchedulingSettings = SchedulingSettings(),  # noqa: B008 - frozen
+) -> int:
     """Replay and report. Exit code 0 when everything was answered, 1 when not, 2 for wrong options."""
-    return exit_code("replay", lambda: _run(arguments, default_time_scale))
+    return exit_code("replay", lambda: _run(arguments, default_time_scale, scheduling))
 
 
-def _run(arguments: argparse.Namespace, default_time_scale: float) -> int:
-    options = _options(arguments, default_time_scale)
+def _run(arguments: argparse.Namespace, default_time_scale: float, scheduling: SchedulingSettings) -> int:
+    options = _options(arguments, default_time_scale, scheduling)
     trace = _trace(arguments)
     record = uvloop.run(_replay(trace, options, arguments.quiet))
     report = summarize_replay(record)
@@ -75,11 +78,13 @@ def _run(arguments: argparse.Namespace, default_time_scale: float) -> int:
     return 0 if report.failed == 0 and report.unsent == 0 else SOME_FAILED
 
 
-def _options(arguments: argparse.Namespace, default_time_scale: float) -> ReplayOptions:
+def _options(arguments: argparse.Namespace, default_time_scale: float, scheduling: SchedulingSettings) -> ReplayOptions:
     time_scale = default_time_scale if arguments.time_scale is None else arguments.time_scale
+    if arguments.slo_s is not None:
+        scheduling = scheduling.model_copy(update={"slo_ttft_s": arguments.slo_s})
     positive = {
         "--time-scale": time_scale,
-        "--slo-s": arguments.slo_s,
+        "--slo-s": scheduling.slo_ttft_s,
         "--timeout-s": arguments.timeout_s,
         "--speedup": arguments.speedup,
         "--rate": 1.0 if arguments.rate is None else arguments.rate,
@@ -95,7 +100,7 @@ def _options(arguments: argparse.Namespace, default_time_scale: float) -> Replay
         url=arguments.url.rstrip("/").removesuffix("/v1"),
         model=arguments.model,
         endpoint=Endpoint(arguments.send_as),
-        slo_ttft_s=arguments.slo_s,
+        scheduling=scheduling,
         time_scale=time_scale,
         skip_requests=arguments.skip,
         timeout_s=arguments.timeout_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from scheduling.settings import SchedulingSettings
 from simulation.emulator.instance import EmulatedInstance
 from simulation.engine import Engine
 from simulation.engine_types import EngineRequest, EventKind
@@ -170,11 +172,13 @@ ANSWER = (
 
 
 @asynccontextmanager
-async def answering(field: str = "") -> AsyncIterator[str]:
-    """The URL of a server that answers at once, with this header field."""
+async def answering(field: str = "", heads: list[str] | None = None) -> AsyncIterator[str]:
+    """The URL of a server that answers at once, with this header field, and notes the heads of requests."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        asked = await reader.readuntil(b"\r\n\r\n")
+        if heads is not None and asked.startswith(b"POST"):
+            heads.append(asked.decode())
         head = f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{field}content-length: {len(ANSWER)}\r\n\r\n"
         writer.write(head.encode() + ANSWER)
         writer.close()
@@ -219,3 +223,20 @@ async def test_a_server_that_does_not_tell_what_it_had_cached_is_not_taken_to_ha
         record = await replay(make_trace(1), ReplayOptions(url=url, model="m"))
 
     assert summarize_replay(record).hit_rate is None
+
+
+async def test_each_request_asks_for_its_own_slo_or_the_one_that_its_length_has() -> None:
+    """In milliseconds of the clock; it is judged by the same."""
+    own = TraceRequest(7.0, 1000, 5, (0, 1), slo_ttft_s=0.5)
+    longer, longest = (TraceRequest(8.0, 3000, 5, tuple(range(6))), TraceRequest(9.0, 9000, 5, tuple(range(18))))
+    trace = Trace("made", 512, (own, longer, longest))
+    scheduling = SchedulingSettings(slo_ttft_s=4.0, slo_ttft_s_per_1k_tokens=2.0, slo_ttft_max_s=15.0)
+    heads: list[str] = []
+
+    async with answering(heads=heads) as url:
+        record = await replay(trace, ReplayOptions(url=url, model="m", time_scale=SCALE, scheduling=scheduling))
+
+    asked_ms = sorted(int(found) for head in heads for found in re.findall(r"x-slo-ttft-ms: (\d+)", head))
+    assert asked_ms == [25, 500, 750]
+    assert [request.slo_s for request in record.requests] == [0.5, 10.0, 15.0]
+    assert summarize_replay(record).own_slos == 3

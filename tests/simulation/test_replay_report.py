@@ -60,7 +60,7 @@ def test_a_request_is_on_time_by_its_own_slo() -> None:
     report = summarize_replay(replace(RECORD, requests=(*RECORD.requests[:3], patient, RECORD.requests[4])))
 
     assert (report.effective_capacity, report.own_slos) == (3 / 4, 1)
-    assert report_rows(report)[2] == ("TTFT within the request's own SLO, or 5 s", "75.0%")
+    assert report_rows(report)[2] == ("TTFT within the request's SLO (5 s, its own, or by length)", "75.0%")
 
 
 def test_failed_requests_are_not_on_time_and_skipped_ones_are_only_counted() -> None:
