@@ -26,6 +26,7 @@ import redis
 import uvloop
 
 from router.outbox import Outbox
+from router.queue_planner import QueuePlanner
 from scheduling.chain import Chain
 from scheduling.decision import RouteQuery
 from scheduling.granting import CommitReply, Grant, grant_queue
@@ -33,7 +34,7 @@ from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.learned import Learned
 from scheduling.placement import Observation, Placed, Placement, PlaceReply, PlaceStatus, Search
 from scheduling.policies import build_policy
-from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
+from scheduling.queue_order import QueueOrder, QueuePlan
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
@@ -131,13 +132,14 @@ class Bench:
         self._order = QueueOrder.of(scheduling)
         self._stall_s = scheduling.decode_stall_s
         self._outbox = Outbox(self._release, clock=RealClock())
-        self._background = {asyncio.create_task(self._outbox.run())}
+        self._planner = QueuePlanner(lambda queue: drive(grant_queue(queue, self._order), self.fleet))
+        self._delivering = asyncio.create_task(self._outbox.run())
 
     async def close(self) -> None:
         """End the plans under way, and the outbox."""
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._planner.done()
+        self._delivering.cancel()
+        await asyncio.gather(self._delivering, return_exceptions=True)
 
     async def place(self, request_id: str, chain: Chain) -> None:
         request = Request(request_id, REPLICA, "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, slo_ms=3_600_000)
@@ -148,7 +150,8 @@ class Bench:
         if placed.reply.status is PlaceStatus.DISPATCHED:
             told = Grant(request_id, placed.decision.instance_id, REPLICA, 1, placed.reply.uncached_tokens)
             self.fleet.dispatched.append(told)
-        await self._plan(placed.reply.queue)
+        if placed.reply.queue is not None:
+            self._planner.plan(placed.reply.queue)
 
     async def first_token(self, grant: Grant) -> None:
         note = '{"features":[1.0,0.1,0.2,0.3,0.4]}'
@@ -166,12 +169,7 @@ class Bench:
     async def _release(self, releases: Sequence[Release]) -> None:
         for told in await self._pool.release(releases):
             if told.queue is not None:
-                planning = asyncio.create_task(self._plan(told.queue))
-                self._background.add(planning)
-                planning.add_done_callback(self._background.discard)
-
-    async def _plan(self, queue: QueueHead | None) -> None:
-        await drive(grant_queue(queue, self._order), self.fleet)
+                self._planner.plan(told.queue)
 
 
 async def timed(cpu: ServerCpu, calls: Iterable[Callable[[], Awaitable[object]]], count: int) -> Cost:

@@ -110,14 +110,13 @@ class StorePlacer:
         waiters = pool.grant_waiters
         waiter = waiters.expect(request.request_id, request.store_attempt)
         request.count_placed()
+        if placed.reply.queue is not None:
+            pool.fleet.planner.plan(placed.reply.queue)
+        request.hold_began()
         try:
-            await pool.fleet.plan(placed.reply.queue)
-            request.hold_began()
-            try:
-                return await waiters.wait(waiter, held_s, lambda: pool.fleet.expected_wait_s(instance_id))
-            finally:
-                request.hold_ended()
+            return await waiters.wait(waiter, held_s, lambda: pool.fleet.expected_wait_s(instance_id))
         finally:
+            request.hold_ended()
             waiters.leave(waiter)
 
     async def _spec(self, pool: ServedPool, instance_id: str) -> InstanceSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from router.breakers import CircuitBreakers
 from router.grant_waiters import GrantWaiters
 from router.metrics import StoreCall, measured
+from router.queue_planner import QueuePlanner
 from router.view import ViewKeeper
 from scheduling.chain import Chain
 from scheduling.granting import CommitReply, grant_queue
@@ -52,7 +52,7 @@ class PoolFleet:
         self._placing, self._observing, self._committing = calls["place"], calls["observe"], calls["commit"]
         self._releasing = calls["release"]
         self._now_s = now_s
-        self._plans: set[asyncio.Task[None]] = set()
+        self.planner = QueuePlanner(self._grant)
         self._seen: dict[str, Mapping[str, InstanceLoad]] = {}
         """Of each instance, the loads of the last reply that had its own: for estimates, never for decisions."""
 
@@ -104,17 +104,11 @@ class PoolFleet:
         """Queues that have room then are planned in the background: the next releases do not wait for that."""
         for told in await measured(self._releasing, self._store.release(releases)):
             if told.queue is not None:
-                planning = asyncio.create_task(self.plan(told.queue))
-                self._plans.add(planning)
-                planning.add_done_callback(self._plans.discard)
+                self.planner.plan(told.queue)
 
-    async def planned(self) -> None:
-        """Wait until the queues that releases made room in are planned."""
-        await asyncio.gather(*self._plans)
-
-    async def plan(self, queue: QueueHead | None) -> None:
-        """Grant from a queue that has room, by a reply. A failure must not fail the request, or repeat the transition,
-        of that reply: the leader's sweep grants instead."""
+    async def _grant(self, queue: QueueHead) -> None:
+        """A failure must not fail the request, or repeat the transition, that told of the queue: the leader's sweep
+        grants instead."""
         try:
             await drive(grant_queue(queue, self.order), self)
         except StoreError as error:

@@ -165,7 +165,7 @@ async def _let_go(pool: ServedPool) -> None:
     with contextlib.suppress(TimeoutError):  # the leader's sweep grants instead
         async with asyncio.timeout(FLUSH_TIMEOUT_S):
             await pool.outbox.flush()
-            await pool.fleet.planned()
+            await pool.fleet.planner.done()
 
 
 def _telling(tellers: Sequence[SpanExport | RequestLog]) -> Callable[[Explanation, TraceContext | None], None] | None:
