@@ -22,7 +22,7 @@ class Preble(FleetPolicy):
     A match longer than ``EXPLOIT_SHARE`` of the prompt: the instances with the longest match, the less loaded
     of them. Otherwise least of: prefill work assigned in the last minutes + prefill cost of what misses here +
     prefill cost of what the KV cache would evict for it. Load adjustment: an exploiting request explores when
-    its instance carries more than ``BALANCE_RATIO`` times the load of the lightest one. That also replicates hot
+    its instance carries more than ``BALANCE_RATIO`` times the load of the least loaded one. That also replicates hot
     prefixes, as its autoscaling of nodes does: the next request finds them on both instances, and takes the less
     loaded one. Load is the prefill work of the window and ``decode_s_per_token`` for what running requests decode.
     """
@@ -36,8 +36,8 @@ class Preble(FleetPolicy):
         if matched > EXPLOIT_SHARE * query.chain.prompt_tokens:
             costs: list[Cost] = [(-load.hit_blocks, busy_s) for load, busy_s in zip(loads, work_s, strict=True)]
             best_s = min(busy_s for load, busy_s in zip(loads, work_s, strict=True) if load.hit_blocks == longest)
-            lightest_s = min(work_s)
-            if lightest_s == 0 or best_s <= BALANCE_RATIO * lightest_s:
+            least_s = min(work_s)
+            if least_s == 0 or best_s <= BALANCE_RATIO * least_s:
                 return self._cheapest(query, loads, costs, Reason.CACHE)
         costs = [(busy_s + self._added_s(query, load),) for load, busy_s in zip(loads, work_s, strict=True)]
         return self._cheapest(query, loads, costs, Reason.COST)

@@ -51,7 +51,7 @@ def rules_of(plan: Plan) -> list[str]:
         f"DualMap and its variants hold requests in the fleet and dispatch within a window of {window:,} tokens; the "
         "other policies send every request at once, as their own projects do, and see the engines' queues at once.",
         "Other policies run with the product's defaults, which are their projects' parameters or better ones: Dynamo's "
-        "prefill scale is the 32 of its own replay, Preble leaves a hot instance at twice the lightest load.",
+        "prefill scale is the 32 of its own replay, Preble leaves a hot instance at twice the least load.",
         "dualmap is the paper's: queue order first come, first served. dualmap-least-cost is not the paper's: it looks "
         "past the pair and orders its queues by deadline.",
     ]

@@ -75,7 +75,7 @@ def test_preble_explores_by_load_plus_prefill_plus_eviction(choose: Choose, load
     assert choose("preble", replace(full, cached_blocks=10), roomy).instance_id == "full"
 
 
-def test_preble_stops_exploiting_an_instance_far_above_the_lightest(choose: Choose, load: Load) -> None:
+def test_preble_stops_exploiting_an_instance_far_above_the_least_loaded(choose: Choose, load: Load) -> None:
     hot, light = load("hot", hit_blocks=9, window_tokens=2100.0), load("light", window_tokens=1000.0)
 
     assert choose("preble", hot, light).instance_id == "light"
