@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.trace_context import TraceContext
-from scheduling.blocks import Prompt
+from scheduling.blocks import Prompt, TextPrompt
 from scheduling.messages_api import chat_of_message
 from scheduling.prompt import LongTexts
 from scheduling.responses_api import chat_of_response
@@ -93,8 +93,8 @@ class SentPrompt:
     salt: str | None
     """Requests that differ in it share no KV cache."""
     text_bytes: int | None
-    """Length of the rendered text; None for token ids, for prompts with media, and for those that the engine is to
-    truncate: bytes per token cannot be learned from them."""
+    """Length of the rendered text; None for token ids, for prompts with media other than images, and for those that the
+    engine is to truncate: bytes per token, or tokens per image, cannot be learned from them."""
     output_limit: int | None
     """Tokens of the answer at most."""
     source: TokenSource | None = field(default=None, compare=False)
@@ -102,6 +102,10 @@ class SentPrompt:
     instance has stored."""
     pooled: bool = False
     """Its prompts are pooled: they count, and no cache is looked at."""
+
+    @property
+    def images(self) -> int:
+        return len(self.prompt.image_ends) if isinstance(self.prompt, TextPrompt) else 0
 
 
 @dataclass(slots=True)

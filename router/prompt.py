@@ -15,7 +15,7 @@ from router.inference_request import (
     TokenSource,
 )
 from router.steps import in_steps
-from scheduling.blocks import BlockRule, Prompt, TextPrompt, cache_seed, continued_chain, uncached_chain
+from scheduling.blocks import BlockRule, Prompt, TextPrompt, cache_seed, continued_chain, uncached_chain, with_images
 from scheduling.chain import Chain
 from scheduling.engine_blocks import BlockExtras
 from scheduling.errors import PromptError, TooManyPartsError
@@ -64,6 +64,8 @@ class ReadPrompt:
     """The most tokens that its answer may have; None: it sets no limit."""
     tokenized: bool = False
     """The chain is of the engine's own blocks, computed from text, and counts the prompt's tokens."""
+    images: int = 0
+    """In the prompt: how many tokens they have is learned from it, and no bytes per token."""
 
 
 def sent_prompt(
@@ -101,7 +103,7 @@ def sent_prompt(
         if known and not pooled:
             if not isinstance(body.get("prompt"), list):
                 source = TokenSource(path, body, long_texts, len(prompt.data), prompt.has_media)
-            text_bytes = None if prompt.has_media else len(prompt.data)
+            text_bytes = None if prompt.other_media else len(prompt.data)
     _read_count(body, "n")
     return SentPrompt(prompt, salt, text_bytes, 1 if pooled else _output_limit(body), source, pooled)
 
@@ -135,22 +137,25 @@ async def read_prompt(
     if tokenizer is not None:
         tokenized = await tokenizer.chain(sent, lora=lora, block_tokens=rule.token_block_tokens)
         if tokenized is not None:
-            return _tokenized(tokenized, sent, expected, learned.bytes_per_token)
+            return _tokenized(tokenized, sent, expected, learned)
     seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
     prompt = sent.prompt
+    if isinstance(prompt, TextPrompt):
+        prompt = with_images(prompt, learned.image_tokens, learned.bytes_per_token)
     if isinstance(prompt, TextPrompt) and len(prompt.data) <= LONG_PROMPT_BYTES:
         chain = rule.chain(prompt, seed, learned.bytes_per_token)
     else:
         extras = BlockExtras.of(lora, sent.salt)
         chain = await in_steps(rule.chain_in_steps(prompt, seed, learned.bytes_per_token, extras))
-    return ReadPrompt(chain, sent.text_bytes, expected, limit)
+    return ReadPrompt(chain, sent.text_bytes, expected, limit, images=sent.images)
 
 
-def _tokenized(chain: Chain, sent: SentPrompt, expected_tokens: int, bytes_per_token: float) -> ReadPrompt:
-    prompt = sent.prompt
+def _tokenized(chain: Chain, sent: SentPrompt, expected_tokens: int, learned: Learned) -> ReadPrompt:
+    prompt, ratio = sent.prompt, learned.bytes_per_token
     if isinstance(prompt, TextPrompt) and prompt.media_at is not None:
-        chain = continued_chain(chain, prompt.data[prompt.media_at :], bytes_per_token)
-        return ReadPrompt(chain, None, expected_tokens, sent.output_limit)
+        rest = with_images(prompt, learned.image_tokens, ratio).data[prompt.media_at :]
+        chain = continued_chain(chain, rest, ratio)
+        return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, images=sent.images)
     return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, tokenized=True)
 
 

@@ -345,10 +345,10 @@ class ScheduledRequest(RequestStory):
         if usage is None:
             return ""
         prompt = self.prompt
-        text_bytes, limit = prompt.text_bytes or 0, prompt.output_limit or 0
-        began_s = self._first_token_s
+        text_bytes, limit, began_s = prompt.text_bytes or 0, prompt.output_limit or 0, self._first_token_s
         answer_ms = 0 if began_s is None else round((self.age_s - began_s) * 1000)
-        return finished_note(text_bytes, usage.prompt_tokens or 0, usage.output_tokens or 0, limit, answer_ms)
+        tokens, answer_tokens = usage.prompt_tokens or 0, usage.output_tokens or 0
+        return finished_note(text_bytes, tokens, answer_tokens, limit, answer_ms, prompt.images)
 
     def _count_end(self, outcome: Outcome, usage: Usage | None) -> None:
         metrics = self.pool.metrics

@@ -38,6 +38,10 @@ class TextPrompt:
     media_at: int | None = None
     """Where in ``data`` the first message with images, sound or other parts begins; None without any. ``data`` holds
     hashes of these, so its length says nothing about its tokens."""
+    image_ends: Sequence[int] = ()
+    """Where in ``data`` the mark of each image ends, in order."""
+    other_media: bool = False
+    """There are parts that are neither text nor image."""
 
     @property
     def has_media(self) -> bool:
@@ -52,6 +56,27 @@ class TokenPrompt:
 
 
 Prompt = TextPrompt | TokenPrompt
+
+
+_FILLER = b"\xfd"
+"""Never part of UTF-8."""
+_MAX_FILLER_BYTES = 1 << 20
+
+
+def with_images(prompt: TextPrompt, image_tokens: float, bytes_per_token: float) -> TextPrompt:
+    """The prompt with as many bytes behind the mark of each image as its tokens would have as text, so that it counts,
+    and is cut, like any other. Images beyond a megabyte of these, more than contexts hold, count as their marks."""
+    filler = _FILLER * round(image_tokens * bytes_per_token)
+    if not filler or not prompt.image_ends:
+        return prompt
+    ends = prompt.image_ends[: _MAX_FILLER_BYTES // len(filler)]
+    pieces: list[bytes] = []
+    at = 0
+    for end in ends:
+        pieces += (prompt.data[at:end], filler)
+        at = end
+    pieces.append(prompt.data[at:])
+    return TextPrompt(b"".join(pieces), prompt.media_at)
 
 
 def cache_seed(model: str, lora: str | None = None, cache_salt: str | None = None) -> int:

@@ -10,6 +10,8 @@ from scheduling.values import value
 from scheduling.weights import Form
 
 DEFAULT_BYTES_PER_TOKEN = 4.0
+PRIOR_IMAGE_TOKENS = 1024.0
+"""About a megapixel's in current models."""
 PAIRS_UNIT = 1e8
 """Attention pairs are learned in this unit, so that all features are about one."""
 
@@ -30,6 +32,9 @@ class Learned:
 
     tpot_s: float | None = None
     """Mean time per output token of recent answers that streamed; None: none was seen yet."""
+
+    image_tokens: float = PRIOR_IMAGE_TOKENS
+    """Of an image in a prompt, on average, without those of its mark in the rendered text."""
 
     def expected_output_tokens(self, limit: int | None) -> int:
         """Assumed length of the answer to a request with this limit (None: without one)."""

@@ -26,6 +26,10 @@ RATIO_TOLERANCE = 0.1
 """Share by which the learned ratio must differ from the published one to replace it: every replica counts prompts by
 the published one."""
 LEAST_RATIO = 0.001
+IMAGE_MEMORY = 1000
+"""Sums of images and their tokens are halved above so many images."""
+MIN_IMAGES = 10
+"""Images seen before the prior of their tokens is replaced."""
 TPOT_KEEP = 0.98
 """Of the former mean at each new answer: about fifty are remembered."""
 
@@ -74,6 +78,8 @@ class Finished:
     transfer_ms: int = 0
     """From the end of its prefill leg to the first token of its decode leg."""
     transferred_tokens: int = 0
+    images: int = 0
+    """In its prompt; ``text_bytes`` has their marks alone."""
 
     @classmethod
     def of_note(cls, note: Mapping[str, int]) -> Finished:
@@ -81,16 +87,20 @@ class Finished:
         return cls(**{name: int(note.get(name, 0)) for name in _FINISHED})
 
 
-_FINISHED = ("text_bytes", "tokens", "answer_tokens", "output_limit", "answer_ms", "transfer_ms", "transferred_tokens")
+_FINISHED = (
+    "text_bytes", "tokens", "answer_tokens", "output_limit", "answer_ms", "transfer_ms", "transferred_tokens", "images",
+)  # fmt: skip
 
 
-def finished_note(text_bytes: int, tokens: int, answer_tokens: int, output_limit: int, answer_ms: int = 0) -> str:
+def finished_note(
+    text_bytes: int, tokens: int, answer_tokens: int, output_limit: int, answer_ms: int = 0, images: int = 0
+) -> str:
     """What to note of a request that ends, as JSON; "" if that would teach nothing. Arguments as in ``Finished``."""
     if not answer_tokens and not (text_bytes and tokens):
         return ""
     return (
         f'{{"text_bytes":{text_bytes},"tokens":{tokens},"answer_tokens":{answer_tokens},"output_limit":{output_limit},'
-        f'"answer_ms":{answer_ms}}}'
+        f'"answer_ms":{answer_ms},"images":{images}}}'
     )
 
 
@@ -124,6 +134,8 @@ class FleetLearner:
     _answers: AnswerLengths = field(default_factory=AnswerLengths)
     _text_bytes: int = 0
     _text_tokens: int = 0
+    _images: int = 0
+    _image_tokens: float = 0.0
 
     def learn(self, samples: Iterable[Sample], loads: Mapping[str, InstanceLoad]) -> dict[str, float]:
         """Take samples in; returns the prefill rates of the instances that they are of.
@@ -157,7 +169,7 @@ class FleetLearner:
 
     def _learn_end(self, lesson: Finished) -> None:
         if lesson.text_bytes and lesson.tokens:
-            self._learn_ratio(lesson)
+            self._learn_images(lesson) if lesson.images else self._learn_ratio(lesson)
         if lesson.transfer_ms:
             self._transfer = taught_transfer(self._transfer, [(lesson.transferred_tokens, lesson.transfer_ms / 1000)])
             self.learned = replace(self.learned, transfer=transfer_cost(self._transfer))
@@ -184,6 +196,19 @@ class FleetLearner:
         ratio, published = max(LEAST_RATIO, self._text_bytes / self._text_tokens), self.learned.bytes_per_token
         if abs(ratio - published) > RATIO_TOLERANCE * published:
             self.learned = replace(self.learned, bytes_per_token=ratio)
+
+    def _learn_images(self, lesson: Finished) -> None:
+        """By what is left of a prompt's tokens without those of its text, as replicas count them."""
+        self._images += lesson.images
+        self._image_tokens += lesson.tokens - lesson.text_bytes / self.learned.bytes_per_token
+        if self._images > IMAGE_MEMORY:
+            self._images //= 2
+            self._image_tokens /= 2
+        if self._images < MIN_IMAGES:
+            return
+        tokens, published = max(0.0, self._image_tokens / self._images), self.learned.image_tokens
+        if abs(tokens - published) > RATIO_TOLERANCE * published:
+            self.learned = replace(self.learned, image_tokens=tokens)
 
     def forget_all_but(self, instance_ids: Set[str]) -> None:
         """Drop what is kept of instances that left: one that comes back may be another engine."""

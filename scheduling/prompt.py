@@ -7,6 +7,9 @@ sorted order; then the messages one after the other, each opened by ``_MESSAGE``
 
 The separators never occur in UTF-8, so no content can pretend to be structure.
 
+An image is a mark with a hash of what identifies it: its ``uuid``, by which vLLM then knows it, or else its URL, which
+may be the image itself. How many tokens it has is not known here, see ``scheduling.blocks.with_images``.
+
 The reader of a long body may have cut out its long strings: ``LongTexts`` maps names, which follow from the contents,
 to the strings. A text is rendered with its own bytes, so it renders like any other. Inside of what is rendered as JSON,
 or hashed, its name is enough.
@@ -45,6 +48,7 @@ _LEADING_KEYS = frozenset(
         "chat_template_kwargs",
         "documents",
         "functions",
+        "media_io_kwargs",
         "mm_processor_kwargs",
         "reasoning_effort",
         "tools",
@@ -52,6 +56,8 @@ _LEADING_KEYS = frozenset(
     }
 )
 """Parts of a body, besides the messages, that change what an engine computes from the first token on."""
+
+_IMAGES: Final = frozenset({"image_embeds", "image_pil", "image_url", "input_image"})
 
 
 def chat_prompt(
@@ -70,7 +76,9 @@ def chat_prompt(
     rendering.add_leading(body)
     for index, message in enumerate(messages):
         rendering.add_message(message, index)
-    return TextPrompt(b"".join(rendering.pieces), rendering.media_at)
+    return TextPrompt(
+        b"".join(rendering.pieces), rendering.media_at, tuple(rendering.image_ends), rendering.other_media
+    )
 
 
 def completion_prompt(
@@ -109,6 +117,10 @@ class _Rendering:
     def __init__(self, long_texts: LongTexts, max_parts: int) -> None:
         self.pieces: list[bytes] = []
         self.media_at: int | None = None
+        self.image_ends: list[int] = []
+        self.other_media = False
+        self._measured = (0, 0)
+        """Pieces, and their bytes."""
         self._message_starts = 0
         self._long_texts = long_texts
         self._max_parts = max_parts
@@ -195,11 +207,25 @@ class _Rendering:
                 raise PromptError(f"{param}[{index}] must be an object with a string 'type'", f"{param}[{index}]")
             text = _part_text(part, f"{param}[{index}]")
             if text is None:
-                self.pieces.append(_media(part, f"{param}[{index}]"))
-                if self.media_at is None:
-                    self.media_at = sum(map(len, self.pieces[: self._message_starts]))
+                self._add_media(part, f"{param}[{index}]")
             else:
                 self.add_text(text)
+
+    def _add_media(self, part: dict[str, Any], param: str) -> None:
+        if self.media_at is None:
+            self.media_at = self._bytes_of(self._message_starts)
+        if part["type"] not in _IMAGES:
+            self.other_media = True
+            self.pieces.append(_mark(part["type"], part, param))
+            return
+        self.pieces.append(_mark("image", _image_identity(part), param))
+        self.image_ends.append(self._bytes_of(len(self.pieces)))
+
+    def _bytes_of(self, pieces: int) -> int:
+        """Length of the first ones; no fewer than at the last call."""
+        counted, size = self._measured
+        self._measured = pieces, size + sum(map(len, self.pieces[counted:pieces]))
+        return self._measured[1]
 
 
 def _check_count(parts: Sized, param: str, most: int) -> None:
@@ -216,10 +242,19 @@ def _part_text(part: dict[str, Any], param: str) -> str | None:
     return None
 
 
-def _media(part: dict[str, Any], param: str) -> bytes:
+def _image_identity(part: dict[str, Any]) -> Any:
+    """Equal in all APIs. What else a part may have (``detail``), vLLM ignores."""
+    if uuid := part.get("uuid"):
+        return {"uuid": uuid}
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, dict) else image
+    return url if isinstance(url, str) and url else part
+
+
+def _mark(kind: str, identity: Any, param: str) -> bytes:
     # Base64 media would drown the chain in megabytes; the hash tells media apart just as well.
-    digest = xxhash.xxh3_128_hexdigest(_json(part, param))
-    return b"".join((_FIELD, part["type"].encode("utf-8", "surrogatepass"), _FIELD, digest.encode()))
+    digest = xxhash.xxh3_128_hexdigest(_json(identity, param))
+    return b"".join((_FIELD, kind.encode("utf-8", "surrogatepass"), _FIELD, digest.encode()))
 
 
 def _embeddings(embeds: Any, rendering: _Rendering) -> TokenPrompt:

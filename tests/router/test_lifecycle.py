@@ -21,6 +21,7 @@ from router.errors import (
     UpstreamTimeoutError,
 )
 from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from router.prompt import sent_prompt
 from router.view import POLL_S as VIEW_POLL_S
 from scheduling.granting import Grant
 from scheduling.instance import InstanceState
@@ -171,6 +172,20 @@ async def test_the_leader_is_told_how_many_tokens_an_instance_counted(
     registry = runtime.context.metrics.registry
     reported = registry.get_sample_value("dualmap_hit_tokens_total", {"pool": "default", "by": "reported"})
     assert reported == 100.0
+
+
+async def test_the_leader_is_told_how_many_images_a_prompt_had(start_runtime: Any, store: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    image = {"type": "image_url", "image_url": {"url": "data:a"}}
+    received = tools.request()
+    received.prompt = sent_prompt("/v1/chat/completions", {"messages": [{"role": "user", "content": [image, image]}]})
+
+    request = await runtime.lifecycle.place(received)
+    assert (await loads(store))["a"].pending_tokens == 2048 + 21  # of the prior, and of role and marks
+    request.finish(Outcome.COMPLETED, Usage(prompt_tokens=1300, output_tokens=7))
+    await tools.settle()
+
+    assert await lessons(store) == [Finished(85, 1300, 7, images=2)]
 
 
 async def test_a_first_token_teaches_what_was_expected_of_it(

@@ -35,15 +35,57 @@ async def test_text_teaches_bytes_per_token_and_token_ids_do_not() -> None:
     assert (await read(prompt=list(range(100)))).chain.prompt_tokens == 100
 
 
-async def test_a_prompt_with_media_teaches_nothing_about_bytes_per_token() -> None:
+async def test_images_teach_of_their_tokens_and_other_media_nothing() -> None:
     text, image = {"type": "text", "text": "x" * 400}, {"type": "image_url", "image_url": {"url": "data:a"}}
-    plain, illustrated = [
+    sound = {"type": "input_audio", "input_audio": {"data": "a"}}
+    plain, illustrated, heard = [
         await read("/v1/chat/completions", messages=[{"role": "user", "content": parts}, {"role": "user"}])
-        for parts in ([text], [text, image])
+        for parts in ([text], [text, image], [text, image, sound])
     ]
 
-    assert plain.text_bytes is not None
-    assert illustrated.text_bytes is None
+    assert plain.text_bytes is not None and plain.images == 0
+    assert illustrated.text_bytes is not None and illustrated.images == 1
+    assert heard.text_bytes is None
+
+
+IMAGE = {"url": "data:image/png;base64,AAAA"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": ["hi", {"type": "image_url", "image_url": IMAGE}]}]},
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": ["hi", {"type": "input_image", "image_url": IMAGE["url"]}]}]},
+        ),
+        (
+            "/v1/messages",
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "hi"},
+                            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+                        ],
+                    }
+                ]
+            },
+        ),
+    ],
+)
+async def test_an_image_counts_as_the_fleet_learned_and_is_the_same_in_every_api(path: str, body: Any) -> None:
+    prompt = (await read(path, **body)).chain
+    chat = await read(
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": ["hi", {"type": "image_url", "image_url": IMAGE}]}],
+    )
+    assert 1024 < prompt.prompt_tokens < 1024 + 20
+    assert prompt == chat.chain
 
 
 async def test_a_prompt_that_the_engine_truncates_teaches_nothing_about_bytes_per_token() -> None:
@@ -178,7 +220,8 @@ async def test_a_prompt_with_an_image_has_engine_blocks_up_to_it_and_is_estimate
         )
 
     cat, again, dog = [await chain_with(image, "what is this? " * 20) for image in ("cat", "cat", "dog")]
-    assert cat.chain == again.chain and not cat.tokenized and cat.text_bytes is None
+    assert cat.chain == again.chain and not cat.tokenized and cat.images == 1
     assert cat.chain.hashes[:4] == dog.chain.hashes[:4] == tuple(head.hashes)
     assert cat.chain.hashes[4] != dog.chain.hashes[4]
-    assert cat.chain.prompt_tokens > 64 + 60
+    assert 64 + 1024 + 60 < cat.chain.prompt_tokens < 64 + 1024 + 120
+    assert len(cat.chain.hashes) > (64 + 1024) / 16

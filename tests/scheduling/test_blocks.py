@@ -15,8 +15,10 @@ from scheduling.blocks import (
     chain_of_text,
     chain_of_trace,
     continued_chain,
+    with_images,
 )
 from scheduling.engine_blocks import engine_chain
+from scheduling.prompt import chat_prompt
 from scheduling.settings import SchedulingSettings
 
 SEED = cache_seed("model")
@@ -131,6 +133,34 @@ def test_a_trace_record_lists_its_full_blocks_and_counts_its_tokens() -> None:
 def test_trace_records_share_blocks_where_their_ids_agree() -> None:
     assert common(chain_of_trace([0, 1, 2], 1536, 1).hashes, chain_of_trace([0, 1, 9], 1536, 1).hashes) == 2
     assert common(chain_of_trace([0, 1], 1024, 1).hashes, chain_of_trace([5, 1], 1024, 1).hashes) == 0
+
+
+def illustrated(image: str, question: str = "what is it?") -> TextPrompt:
+    parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": question}]
+    return chat_prompt({"messages": [{"role": "system", "content": "s" * 1000}, {"role": "user", "content": parts}]})
+
+
+def test_an_image_has_the_blocks_that_its_tokens_would_have_as_text() -> None:
+    rule = BlockRule(16, 64)
+    bare = illustrated("data:cat")
+    cat, again, dog = [with_images(illustrated(f"data:{name}"), 100, 4.0) for name in ("cat", "cat", "dog")]
+    chains = [rule.chain(prompt, 1, 4.0) for prompt in (bare, cat, again, dog)]
+
+    assert (
+        chains[1].prompt_tokens == chains[0].prompt_tokens + 100 and len(chains[1].hashes) >= len(chains[0].hashes) + 6
+    )
+    assert chains[1] == chains[2]
+    assert common(chains[1].hashes, chains[3].hashes) * 16 <= 1100 / 4
+    assert cat.media_at == bare.media_at
+    longer = rule.chain(with_images(illustrated("data:cat", "what is it? A dog?"), 100, 4.0), 1, 4.0)
+    assert common(longer.hashes, chains[1].hashes) == len(chains[1].hashes)
+
+
+def test_images_without_end_take_no_more_than_a_megabyte() -> None:
+    prompt = TextPrompt(b"abcd", 0, (1, 2, 3, 4))
+    assert with_images(prompt, 0, 4.0) == prompt
+    assert len(with_images(prompt, 2**17, 4.0).data) == 4 + 2 * 2**19
+    assert with_images(prompt, 1, 2.0).data == b"a\xfd\xfdb\xfd\xfdc\xfd\xfdd\xfd\xfd"
 
 
 @pytest.mark.parametrize("head_tokens", [5, 16, 40])

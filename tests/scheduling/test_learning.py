@@ -7,8 +7,9 @@ import json
 import pytest
 
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.learned import Learned
+from scheduling.learned import PRIOR_IMAGE_TOKENS, Learned
 from scheduling.learning import (
+    MIN_IMAGES,
     RATIO_MIN_TOKENS,
     Finished,
     FirstToken,
@@ -122,6 +123,31 @@ def test_the_least_ratio_can_be_divided_by() -> None:
 
 def test_prompts_of_long_ago_count_half() -> None:
     assert ratios((16_000_003, 4_000_001), (2_000_000, 1_999_999)) == [4.0, 10_000_001 / 3_999_999]
+
+
+def image_tokens(*prompts: tuple[int, int, int]) -> list[float]:
+    """As published after each prompt of so many text bytes, tokens and images."""
+    learner, seen = FleetLearner(Learned(bytes_per_token=4.0)), []
+    for text_bytes, tokens, images in prompts:
+        learner.learn([Sample("1", Finished(text_bytes, tokens, images=images))], {})
+        seen.append(learner.learned.image_tokens)
+    assert learner.learned.bytes_per_token == 4.0, "images say nothing about text"
+    return seen
+
+
+def test_an_image_has_the_tokens_that_its_prompt_has_beyond_its_text() -> None:
+    assert image_tokens((4000, 2000, MIN_IMAGES - 1), (400, 400, 1)) == [PRIOR_IMAGE_TOKENS, 1300 / MIN_IMAGES]
+
+
+def test_tokens_of_images_change_only_when_they_moved_by_a_tenth_and_are_never_negative() -> None:
+    assert image_tokens((4, 10_001, 10), (4, 11_501, 10), (4, 501, 10)) == [1024, 1024, 22_000 / 30]
+    assert image_tokens((8000, 1000, 10)) == [0.0]
+
+
+def test_images_of_long_ago_count_half() -> None:
+    assert image_tokens((4, 1001 * 500 + 1, 1001), (4, 500 * 1500 + 1, 500)) == [
+        pytest.approx(500, rel=0.01), pytest.approx(1000, rel=0.01)
+    ]  # fmt: skip
 
 
 def test_the_first_tokens_of_decode_legs_teach_what_a_transfer_takes() -> None:

@@ -137,6 +137,35 @@ def test_images_count_by_their_hash_so_that_their_size_does_not() -> None:
     assert max(map(len, rendered)) < 100
 
 
+def test_an_image_is_what_its_url_or_uuid_names_in_every_api() -> None:
+    chats = {"type": "image_url", "image_url": {"url": "data:a", "detail": "low"}}
+    responses = {"type": "input_image", "image_url": "data:a", "detail": "auto"}
+    named = [{**part, "uuid": "a cat"} for part in (chats, {"type": "image_url", "image_url": None})]
+    others = [
+        {"type": "input_image", "image_url": "data:b"},
+        {**chats, "uuid": "a dog"},
+        {"type": "image_embeds", "x": 1},
+    ]
+
+    rendered = [chat(user([image])) for image in (chats, responses, *named, *others)]
+
+    assert rendered[0] == rendered[1] and rendered[2] == rendered[3]
+    assert len(set(rendered)) == 5
+
+
+def test_it_is_known_where_images_end_and_whether_there_is_sound() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:a"}}
+    sound = {"type": "input_audio", "input_audio": {"data": "a"}}
+    first, second = user([image, {"type": "text", "text": "and this"}, image]), user(["what?", image])
+
+    prompt = chat_prompt({"messages": [user("hi"), first, second]})
+    mark = prompt.data[prompt.image_ends[0] - 38 : prompt.image_ends[0]]
+
+    assert prompt.media_at == len(chat(user("hi"))) and not prompt.other_media
+    assert [prompt.data[end - 38 : end] for end in prompt.image_ends] == [mark] * 3 and mark.startswith(b"image\xfe")
+    assert chat_prompt({"messages": [user([sound, image])]}).other_media
+
+
 def test_a_lone_surrogate_is_no_reason_to_fail() -> None:
     assert chat(user("\ud800")) != chat(user("\ud801"))
 

@@ -197,7 +197,9 @@ async def test_what_was_learned_is_read_back_with_the_membership(
     pool: PoolStore, lease: Lease, transfer: tuple[float, float] | None
 ) -> None:
     await pool.put_instance(instance("a"))
-    learned = Learned(3.1, (0.1 + 0.2, 1.5, 0.5, 1e-9, -0.25), transfer=transfer, tpot_s=transfer and 0.04)
+    learned = Learned(
+        3.1, (0.1 + 0.2, 1.5, 0.5, 1e-9, -0.25), transfer=transfer, tpot_s=transfer and 0.04, image_tokens=576.5
+    )
 
     await pool.publish_learned(learned, {"a": 123.4, "gone": 5.0}, fence=lease.fence)
 
