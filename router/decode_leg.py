@@ -17,7 +17,7 @@ from router.served_pool import ServedPool
 from scheduling.chain import Chain
 from scheduling.decision import RouteQuery
 from scheduling.learning import transfer_note
-from scheduling.legs import Leg, decode_leg_id
+from scheduling.legs import Leg, decode_leg_id, serves
 from scheduling.placement import Placed, Search, SearchFailed
 from scheduling.request import Request, RequestState
 from scheduling.steps import drive
@@ -33,6 +33,8 @@ class Owner(Protocol):
     """The request that it is a leg of."""
 
     request_id: str
+    instance_id: str
+    """Of the prefill leg."""
     pool: ServedPool
     prompt: ReadPrompt
     inference_request: InferenceRequest
@@ -64,6 +66,8 @@ class DecodeLeg:
     """Age of its owner at the end of the prefill leg."""
     last_instance_id = ""
     """Where it was before it was released."""
+    _stays = False
+    """No other instance takes it than that of the prefill leg."""
     _reserved = False
     """Whether the store was asked for a reservation that has not been released."""
 
@@ -101,7 +105,8 @@ class DecodeLeg:
         """Reserve an instance; None once that is done, else why there is none. Raises StoreUnavailableError."""
         owner, pool = self._owner, self._owner.pool
         owner.decode_attempts += 1
-        query = RouteQuery(owner.chain, owner.slo_s, 0, owner.prompt.expected_output_tokens, self.failed)
+        excluded = self.failed if self._stays else self.failed | self._source()
+        query = RouteQuery(owner.chain, owner.slo_s, 0, owner.prompt.expected_output_tokens, excluded)
         search = Search(
             pool.decode_policy, pool.fleet.order, query, self._request(), pool.fleet, False,
             pool.scheduling.decode_stall_s, leg=Leg.DECODE,
@@ -110,8 +115,8 @@ class DecodeLeg:
         try:
             placed = await drive(search.run(), pool.fleet)
         except SearchFailed:
-            if self.failed:  # one that failed before is better than none
-                self.failed = frozenset()
+            if excluded:  # one that failed before, or has the KV, is better than none
+                self.failed, self._stays = frozenset(), True
                 return await self.place()
             return InstanceFailure(FailureKind.NO_DECODER, "no instance takes the decode leg")
         spec = pool.view.view.instances.get(placed.instance_id)
@@ -126,6 +131,12 @@ class DecodeLeg:
         self.cached_tokens = max(0, owner.chain.prompt_tokens - placed.reply.uncached_tokens)
         self.placed_s = owner.age_s
         return None
+
+    def _source(self) -> frozenset[str]:
+        """The instance of the prefill leg, if it could answer too: the KV is to leave it, and no connector is known to
+        send it to its own instance."""
+        spec = self._owner.pool.view.view.instances.get(self._owner.instance_id)
+        return frozenset() if spec is None or not serves(spec.role, Leg.DECODE) else frozenset((spec.instance_id,))
 
     def _request(self) -> Request:
         owner = self._owner

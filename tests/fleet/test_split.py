@@ -271,6 +271,39 @@ def test_a_change_of_roles_moves_new_requests(split_fleet: Fleet) -> None:
     assert where == {"decode-2"}
 
 
+@pytest.mark.parametrize("moment", ["prefilling", "pulling", "decoding"])
+def test_a_request_whose_instances_change_their_roles_ends_whole_where_it_is(split_fleet: Fleet, moment: str) -> None:
+    tokens = 2000 if moment == "decoding" else 12
+    body = {"prompt": prompt(950, 24_000 if moment == "prefilling" else 400) + moment, "max_tokens": tokens}
+    looked_for = {
+        "prefilling": lambda: [name for name in PREFILL if seen(split_fleet, name, "running")],
+        "pulling": lambda: [name for name in DECODE if pulling(split_fleet, name)],
+        "decoding": lambda: [name for name in DECODE if decoding(split_fleet, name)],
+    }[moment]
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, split_fleet, {**body, "stream": True, "stream_options": {"include_usage": True}})
+        (at_work,) = until(looked_for, f"an instance is {moment}")
+        change_role(split_fleet, at_work, "decode" if at_work in PREFILL else "prefill")
+        finished_before = asked.done()
+        answer = asked.result()
+    change_role(split_fleet, at_work, "prefill" if at_work in PREFILL else "decode")
+
+    assert not finished_before
+    assert answer.status == 200, answer.body
+    assert answer.headers["x-dualmap-instance" if at_work in DECODE else "x-dualmap-prefill-instance"] == at_work
+    assert answer.headers["x-dualmap-attempts"] == "1"
+    assert b'"completion_tokens":%d' % tokens in answer.body
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+
+
+def change_role(fleet: Fleet, instance_id: str, role: str) -> None:
+    told, url = json.dumps({"role": role}).encode(), f"{fleet.endpoint}/admin/instances/{instance_id}"
+    change = urllib.request.Request(url, told, {"content-type": "application/json"}, method="PATCH")
+    with urllib.request.urlopen(change, timeout=60) as answer:
+        assert json.loads(answer.read())["role"] == role
+
+
 @pytest.fixture(scope="module")
 def layerwise_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     options = (*QUICK, *SPLIT, "--connector", "mooncake-layerwise")

@@ -144,3 +144,24 @@ async def test_a_split_request_leaves_nothing_to_the_garbage_collector(split: An
     assert placed.decode is None, "its leg has its owner"
     explanation = placed._context.decisions.get(placed.request_id)
     assert explanation.decode_instance_id == decode.last_instance_id
+
+
+@pytest.mark.parametrize("scheduling", [ALWAYS])
+@pytest.mark.parametrize(("decoders", "answering"), [(("d",), "d"), ((), "m")])
+async def test_a_decode_leg_leaves_the_instance_of_its_prefill_leg_where_there_is_another(
+    start_runtime: Any, tools: Any, decoders: tuple[str, ...], answering: str
+) -> None:
+    roles = {"m": Role.MIXED, "p": Role.PREFILL} | dict.fromkeys(decoders, Role.DECODE)
+    runtime = await start_runtime(instances=tuple(replace(tools.spec(name), role=role) for name, role in roles.items()))
+    request = tools.request("word " * 40_000)
+    request.may_split = True
+    placed = await runtime.lifecycle.place(request)
+    if placed.instance_id == "p":
+        await placed.reroute(CLOSED)
+    assert (placed.leg, placed.instance_id) == (Leg.PREFILL, "m")
+
+    decode = placed.prefill_done()
+
+    assert await decode.place() is None
+    assert decode.instance_id == answering
+    placed.finish(Outcome.COMPLETED)
