@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from enum import StrEnum
 from pathlib import Path
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -14,6 +16,8 @@ from router.fleet_gauges import FleetGauges, FleetOverviews
 from router.http.paths import INFERENCE_PATHS, PASSTHROUGH_PATHS
 from router.inference_request import SCHEDULED_PATHS
 from router.metrics import RouterMetrics
+from router.outcome import FailureKind, Outcome
+from scheduling.decision import Reason
 from scheduling.settings import SchedulingSettings
 from statestore.clock import RealClock
 from statestore.memory import MemoryStore
@@ -81,6 +85,16 @@ def test_the_page_of_metrics_has_every_metric_with_its_type_and_labels() -> None
 
     assert len(listed) == len(set(listed))
     assert set(listed) == families(router_registry()) | families(WorkerMetrics().registry)
+
+
+@pytest.mark.parametrize(
+    ("metric", "values"),
+    [("dualmap_requests_total", Outcome), ("dualmap_retries_total", FailureKind), ("dualmap_decisions_total", Reason)],
+)
+def test_the_page_of_metrics_has_every_value_of_a_label(metric: str, values: type[StrEnum]) -> None:
+    meaning = next(meaning for name, _kind, _labels, meaning in rows("metrics.md") if name == f"`{metric}`")
+
+    assert set(values) - set(re.findall(r"`(\w+)`", meaning)) == set()
 
 
 def test_the_page_of_errors_has_every_code_with_its_status_and_type() -> None:
