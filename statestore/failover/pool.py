@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from scheduling.placement import Observation, PlaceReply
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
 from scheduling.steps import drive
-from statestore.base import Membership, PoolOverview, PoolSnapshot, PoolStore, Store
+from statestore.base import Membership, PoolStore, Store
 from statestore.clock import Clock, RealClock
 from statestore.errors import StoreError, StoreUnavailableError
 from statestore.feed import GrantFeeds
@@ -46,8 +46,10 @@ _log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-OF_REQUESTS = frozenset({"place", "observe", "commit", "release", "records", "requests_of"})
+OF_REQUESTS = frozenset({"place", "observe", "commit", "release", "records", "requests_of", "adopt"})
 """The calls that a local state answers while the store is away."""
+OF_THE_FLEET = frozenset({"snapshot", "overview"})
+"""Those that nobody can answer then, and that tell that it is away."""
 
 
 @dataclass(slots=True)
@@ -57,13 +59,6 @@ class _Calls:
     under_way: int = 0
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
     settled: asyncio.Event | None = None
-
-    async def count(self, call: Awaitable[Answer]) -> Answer:
-        self.under_way += 1
-        try:
-            return await call
-        finally:
-            self.ended()
 
     def ended(self) -> None:
         self.under_way -= 1
@@ -93,6 +88,8 @@ class FailoverPool:
         self.name = primary.name
         for call in OF_REQUESTS:
             setattr(self, call, partial(self._either, call))
+        for call in OF_THE_FLEET:
+            setattr(self, call, partial(self._of_the_fleet, call))
         self._live: Callable[[int], Sequence[Request]] = lambda now_ms: ()
         self._scheduling = scheduling
         self._clock = clock if clock is not None else RealClock()
@@ -178,22 +175,12 @@ class FailoverPool:
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
         self._beat = (replica_id, lease_ms, info)
-        return await self._of_the_fleet(lambda: self._primary.heartbeat(replica_id, lease_ms, info))
+        known: bool = await self._of_the_fleet("heartbeat", replica_id, lease_ms, info)
+        return known
 
     async def retire(self, replica_id: str) -> None:
         self._beat = None
         await self._primary.retire(replica_id)
-
-    async def adopt(self, requests: Sequence[Request]) -> int:
-        local = await self._local_pool()
-        return await (self._calls.count(self._primary.adopt(requests)) if local is None else local.adopt(requests))
-
-    # people ----------------------------------------------------------------------------------------------
-    async def snapshot(self) -> PoolSnapshot:
-        return await self._of_the_fleet(self._primary.snapshot)
-
-    async def overview(self) -> PoolOverview:
-        return await self._of_the_fleet(self._primary.overview)
 
     # grants ----------------------------------------------------------------------------------------------
     def grants(self, replica_id: str) -> Stream[Grant]:
@@ -223,13 +210,13 @@ class FailoverPool:
             await self._calls.settled.wait()
         return self._local
 
-    async def _of_the_fleet(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _of_the_fleet(self, call: str, *arguments: Any) -> Any:
         """A call that a local state cannot answer. Raises StoreUnavailableError, at once while this replica decides
         alone."""
         if await self._local_pool() is not None:
             raise StoreUnavailableError(f"pool {self.name}: the store is away, this replica decides alone")
         try:
-            return await call()
+            return await getattr(self._primary, call)(*arguments)
         except StoreError as error:
             self._degrade(error)
             raise

@@ -6,28 +6,29 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
 from scheduling.granting import Grant
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, stalled_s
-from scheduling.learned import Learned
 from scheduling.learning import Finished, FirstToken, Sample
 from scheduling.legs import Leg
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
 from scheduling.request import Request, RequestState
-from scheduling.scale_record import DecisionStatus, ScaleRecord
 from statestore.base import NOTHING_DONE, Transition
 from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
 from statestore.records import COUNTS, DESCRIBED, INSTANCE, PLACED, TOLD
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Record = TypeVar("Record", bound="DataclassInstance")
 _STATES = {state.value: state for state in InstanceState}
-_NAME_LISTS = ("starting", "leaving", "spares")
 HASH_BYTES = 8
 
 
@@ -183,6 +184,11 @@ def placed_of(request: Request) -> bytes:
     return PLACED.pack(_placed(request))
 
 
+def listed_as(request: Request) -> str:
+    """The entry of a held request in its queue."""
+    return f"{request.request_id} {request.uncached_tokens}"
+
+
 _told, _placed = attrgetter(*TOLD.names), attrgetter(*PLACED.names)
 
 
@@ -224,37 +230,21 @@ def sample_from(entry_id: bytes, flat: Sequence[bytes]) -> Sample:
     )
 
 
-def learned_fields(learned: Learned) -> dict[str, str]:
-    """What is published of a pool, each field as JSON."""
-    return {each.name: orjson.dumps(getattr(learned, each.name)).decode() for each in fields(learned) if each.init}
-
-
-def learned_from(pairs: Mapping[bytes, bytes]) -> Learned:
-    """What was published; the prior of a pool that has learned nothing."""
-    told: dict[str, Any] = {}
-    for name, text in pairs.items():
-        each = orjson.loads(text)
-        told[name.decode()] = tuple(each) if isinstance(each, list) else each
-    return Learned(**told)
-
-
 # publications ----------------------------------------------------------------------------------------------------
-def scale_fields(record: ScaleRecord) -> dict[str, str]:
-    """As text; lists of instances are separated by commas."""
-    return {name: ",".join(given) if name in _NAME_LISTS else str(given) for name, given in asdict(record).items()}
+def fields_of(record: Any) -> dict[str, str]:
+    """A dataclass as the fields of a hash: texts as they are, all else as JSON."""
+    told = {each.name: getattr(record, each.name) for each in fields(record) if each.init}
+    return {name: each if isinstance(each, str) else orjson.dumps(each).decode() for name, each in told.items()}
 
 
-def scale_record_from(fields: Mapping[bytes, bytes]) -> ScaleRecord:
-    """The record of a pool that never scaled, where there are no fields."""
-    values: dict[str, Any] = {}
-    for name, default in asdict(ScaleRecord()).items():
-        text = fields.get(name.encode())
-        if text is not None:
-            given = text.decode()
-            values[name] = tuple(filter(None, given.split(","))) if name in _NAME_LISTS else type(default)(given)
-    if "status" in values:
-        values["status"] = DecisionStatus(values["status"])
-    return ScaleRecord(**values)
+def record_from(known: Record, pairs: Mapping[bytes, bytes]) -> Record:
+    """The reverse; ``known`` has what is missing."""
+    told: dict[str, Any] = {}
+    for name in (each.name for each in fields(known) if each.init and each.name.encode() in pairs):
+        text, former = pairs[name.encode()], getattr(known, name)
+        each = type(former)(text.decode()) if isinstance(former, str) else orjson.loads(text)
+        told[name] = tuple(each) if isinstance(each, list) else each
+    return replace(known, **told)
 
 
 def tree_fields(tree: HotnessTree, counts: Mapping[int, int]) -> dict[str, str]:

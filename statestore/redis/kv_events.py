@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -107,14 +106,5 @@ def _enter(names: dict[bytes, bytes], flat: Sequence[bytes]) -> None:
             names.pop(name, None)
 
 
-def _record(instance_id: str, flat: Any) -> KvEventRecord:
-    found = {name.decode(): text.decode() for name, text in codec.pairs_from(flat).items()}
-    return KvEventRecord(
-        instance_id,
-        found.get("owner", ""),
-        int(found.get("fence", 0)),
-        KvViewStatus(found.get("status", KvViewStatus.ESTIMATE)),
-        found.get("reason", ""),
-        int(found["sequence"]) if "sequence" in found else None,
-        float(found.get("published_s", 0.0)),
-    )
+def _record(instance_id: str, flat: Sequence[bytes]) -> KvEventRecord:
+    return codec.record_from(KvEventRecord(instance_id), codec.pairs_from(flat))

@@ -15,7 +15,7 @@ from scheduling.learned import Learned
 from scheduling.learning import Sample
 from scheduling.queue_order import PLAN_LIMIT, QueueHead, QueueOrder
 from scheduling.rebalance import HotQueue
-from scheduling.request import Request, RequestState
+from scheduling.request import Counts, Request, RequestState
 from scheduling.scale_record import ScaleEntry, ScaleRecord
 from statestore.base import Arrival, MigrateStatus, Migration, Release, Transition
 from statestore.errors import LeaseLostError
@@ -27,7 +27,6 @@ from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, ClientCalls, Command
 from statestore.redis.changes import Change, Changes
 from statestore.redis.codec import LoadReader, pairs_from
-from statestore.redis.sums import add_up
 from statestore.redis.views import Views
 
 _LOADS_PER_CALL = 250
@@ -169,7 +168,7 @@ class LeaderCalls(Changes):
 
     async def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float], *, fence: int) -> None:
         rates = {instance_id: {"tokens_per_s": rate} for instance_id, rate in tokens_per_s.items()}
-        await self._publish(self._keys.learned, codec.learned_fields(learned), fence=fence, instances=rates)
+        await self._publish(self._keys.learned, codec.fields_of(learned), fence=fence, instances=rates)
 
     async def _publish(self, key: bytes, fields: Mapping[str, str], *more: Command, **about: Any) -> None:
         """Replace the fields of a key."""
@@ -181,13 +180,13 @@ class LeaderCalls(Changes):
         return await self._calls.now_ms()
 
     async def scaling(self) -> ScaleRecord:
-        return codec.scale_record_from(pairs_from(await self._calls.command("HGETALL", self._keys.scaling)))
+        return codec.record_from(ScaleRecord(), pairs_from(await self._calls.command("HGETALL", self._keys.scaling)))
 
     async def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, *, fence: int) -> None:
         log = self._keys.scaling_log
         line: Command = ("LPUSH", log, orjson.dumps(asdict(entry)))
         trimmed: Command = ("LTRIM", log, 0, SCALING_LOG - 1)
-        await self._publish(self._keys.scaling, codec.scale_fields(record), line, trimmed, fence=fence)
+        await self._publish(self._keys.scaling, codec.fields_of(record), line, trimmed, fence=fence)
 
     async def scaling_log(self, limit: int) -> Sequence[ScaleEntry]:
         if limit <= 0:
@@ -259,13 +258,18 @@ class LeaderCalls(Changes):
         )
         if record is None:
             return False
-        queued, ran = [entry.decode() for entry in queue], [entry.decode() for entry in running]
-        names = [entry.rpartition(" ")[0] for entry in queued] + ran
-        found = add_up(instance_id, queued, ran, await self.records(names))
-        if found.is_right(INSTANCE.fields(record)):
+        queued, ran = {entry.decode() for entry in queue}, {entry.decode() for entry in running}
+        found = await self.records([*(entry.rpartition(" ")[0] for entry in queued), *ran])
+        mine = [each for each in found.values() if each.instance_id == instance_id]
+        held = {entry: each for each in mine if each.state is _HELD and (entry := codec.listed_as(each)) in queued}
+        sent = {each.request_id: each for each in mine if each.state is not _HELD and each.request_id in ran}
+        # Entries whose request is gone, elsewhere, or not as listed.
+        strays: list[Command] = [("ZREM", keys.queue, entry) for entry in queued - held.keys()]
+        strays += [("ZREM", keys.running, entry) for entry in ran - sent.keys()]
+        sums = Counts.sum([*held.values(), *sent.values()])._asdict()
+        sums |= {"queued_requests": len(held), "running_requests": len(sent)}
+        if not strays and sums.items() <= INSTANCE.fields(record).items():
             return False
-        strays: list[Command] = [("ZREM", keys.queue, entry) for entry in found.stray_queued]
-        strays += [("ZREM", keys.running, entry) for entry in found.stray_running]
         read = ((keys.instance, "record", record),)
-        right = Change(strays, read, fence, instances={instance_id: found.sums}, counted=True)
+        right = Change(strays, read, fence, instances={instance_id: sums}, counted=True)
         return True if await self._make(right) else None

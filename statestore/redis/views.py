@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from scheduling.instance import InstanceLoad, InstanceSpec
+from scheduling.learned import Learned
 from scheduling.request import Request
 from statestore.base import Membership, PoolOverview, PoolSnapshot
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
+from statestore.leases import Lease, ReplicaInfo
 from statestore.redis import codec
 from statestore.redis.calls import Calls, Command
 from statestore.redis.codec import LoadReader, pairs_from
@@ -46,7 +48,7 @@ class Views:
             int(meta.get(b"tree_version", b"0")),
             {instance_id: spec for instance_id, spec in specs.items() if spec is not None},
             codec.tree_from(pairs_from(flat_tree)),
-            codec.learned_from(pairs_from(learned)),
+            codec.record_from(Learned(), pairs_from(learned)),
             {name.decode(): orjson.loads(text) for name, text in pairs_from(overrides).items()},
         )
 
@@ -78,9 +80,7 @@ class Views:
             specs,
             loads,
             tuple(sorted(requests, key=lambda request: (request.enqueued_ms, request.request_id))),
-            codec.not_retired(codec.replicas_from(pairs_from(replicas))),
-            codec.lease_from(pairs_from(leader), now_ms),
-            {reason.decode(): int(count) for reason, count in pairs_from(migrations).items()},
+            *_served_by(replicas, leader, migrations, now_ms),
         )
 
     async def overview(self) -> PoolOverview:
@@ -95,9 +95,7 @@ class Views:
                 for instance_id, (record,) in each.items()
                 if record is not None
             },
-            codec.not_retired(codec.replicas_from(pairs_from(replicas))),
-            codec.lease_from(pairs_from(leader), now_ms),
-            {reason.decode(): int(count) for reason, count in pairs_from(migrations).items()},
+            *_served_by(replicas, leader, migrations, now_ms),
         )
 
     async def records(self, request_ids: Sequence[str]) -> dict[str, Request]:
@@ -144,3 +142,13 @@ class Views:
                 instance_id: each[width * index : width * (index + 1)] for index, instance_id in enumerate(ids)
             }
         raise StoreUnavailableError("the pool's members change faster than they can be read: try again")
+
+
+def _served_by(
+    replicas: Any, leader: Any, migrations: Any, now_ms: int
+) -> tuple[tuple[ReplicaInfo, ...], Lease | None, Mapping[str, int]]:
+    return (
+        codec.not_retired(codec.replicas_from(pairs_from(replicas))),
+        codec.lease_from(pairs_from(leader), now_ms),
+        {reason.decode(): int(count) for reason, count in pairs_from(migrations).items()},
+    )
