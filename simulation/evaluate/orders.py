@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from scheduling.settings import PolicyName
-from simulation.evaluate.plan import ABLATIONS, CONTENDERS, DEFAULT_POLICY, Order, Plan, Workload, scenario_for
+from simulation.evaluate.plan import (
+    ABLATIONS,
+    CONTENDERS,
+    DEFAULT_POLICY,
+    Order,
+    Plan,
+    Workload,
+    scenario_for,
+    scheduling_for,
+)
 from simulation.evaluate.rates import RateRuns
 from simulation.evaluate.section import Cell, DataTable, Section
 from simulation.evaluate.work import Worker
@@ -23,7 +32,7 @@ def orders_section(plan: Plan, measured: Sequence[RateRuns], worker: Worker) -> 
     """Adds to what was searched already the searches with each policy's other order."""
     policies = _policies(plan, (DEFAULT_POLICY, *CONTENDERS))
     missing: list[tuple[RateRuns, PolicyName, Order]] = [
-        (runs, policy, "fifo" if policy == DEFAULT_POLICY else "deadline") for runs in measured for policy in policies
+        (runs, policy, orders_of(policy)[1]) for runs in measured for policy in policies
     ]
     jobs = [_search(plan, runs.workload, policy, order, runs.goodput_per_s[policy]) for runs, policy, order in missing]
     answers = dict(zip(missing_keys(missing), worker.map("queue orders", run_goodput, jobs), strict=True))
@@ -31,8 +40,7 @@ def orders_section(plan: Plan, measured: Sequence[RateRuns], worker: Worker) -> 
     for runs in measured:
         found: dict[tuple[PolicyName, Order], float] = {}
         for policy in policies:
-            other: Order = "fifo" if policy == DEFAULT_POLICY else "deadline"
-            own: Order = "deadline" if policy == DEFAULT_POLICY else "fifo"
+            own, other = orders_of(policy)
             found[policy, own] = runs.goodput_per_s[policy]
             found[policy, other] = answers[runs.workload.name, policy, other].rate_per_s
         rows += [_row(runs.workload.label, policy, found) for policy in policies]
@@ -47,6 +55,11 @@ def orders_section(plan: Plan, measured: Sequence[RateRuns], worker: Worker) -> 
         findings=findings,
         tables=[DataTable("Goodput/s by order", ("workload", "policy", *ORDERS, "order %"), rows)],
     )
+
+
+def orders_of(policy: PolicyName) -> tuple[Order, Order]:
+    """The order that a policy is made for, in which its goodput was searched already, and the other one."""
+    return ("fifo", "deadline") if scheduling_for(policy).granting_order == "fifo" else ("deadline", "fifo")
 
 
 def missing_keys(missing: Sequence[tuple[RateRuns, PolicyName, Order]]) -> list[tuple[str, PolicyName, Order]]:
