@@ -6,6 +6,12 @@ With ``DUALMAP_VLLM_START`` set to a command as well, the suite runs it first an
 the server serves. ``DUALMAP_VLLM_STOP`` is run afterwards. The server needs ``--enable-prompt-tokens-details`` and
 ``--enable-request-id-headers``, prefix caching in blocks of 32 tokens, and a chat model of 2,048 tokens of context.
 With ``VLLM_ENABLE_RESPONSES_API_STORE=1`` in its environment it stores responses, which is tested then.
+
+KV events are tested where ``DUALMAP_VLLM_KV_EVENTS`` and ``DUALMAP_VLLM_KV_REPLAY`` tell the server's endpoints, as
+``tcp://127.0.0.1:5557``; its topic is to begin with ``kv@``. Embeddings, scores and reranking need a server with
+``--runner pooling --convert embed``:
+
+    DUALMAP_VLLM_URL=http://127.0.0.1:8001 scripts/test tests/conformance/test_pooling.py
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -23,6 +29,7 @@ import pytest
 
 from simulation.emulator.serve import emulated_instances
 from simulation.settings import EmulatorSettings
+from tests.ports import first_port
 
 START_TIMEOUT_S = 600.0
 REAL_URL = os.environ.get("DUALMAP_VLLM_URL")
@@ -36,6 +43,9 @@ class Server:
     model: str
     max_model_len: int
     real: bool
+    kv_events: str | None = None
+    """Endpoints; None: not known."""
+    kv_replay: str | None = None
 
     async def post(self, path: str, **body: Any) -> dict[str, Any]:
         """The JSON of a successful answer."""
@@ -78,11 +88,16 @@ async def server(request: pytest.FixtureRequest, real_url: str | None) -> AsyncI
     if request.param == "vllm":
         assert real_url is not None
         async with _connected(real_url, real=True) as found:
-            yield found
+            endpoints = [os.environ.get(f"DUALMAP_VLLM_KV_{name}") for name in ("EVENTS", "REPLAY")]
+            yield replace(found, kv_events=endpoints[0], kv_replay=endpoints[1])
         return
-    settings = EmulatorSettings(port=0, time_scale=20.0, block_tokens=32, max_model_len=8192, store_responses=True)
-    async with emulated_instances(settings) as instances, _connected(instances[0].url, real=False) as found:
-        yield found
+    settings = EmulatorSettings(
+        port=first_port(20_000), time_scale=20.0, block_tokens=32, max_model_len=8192, store_responses=True,
+        kv_events_port_offset=10,
+    )  # fmt: skip
+    async with emulated_instances(settings) as (instance,), _connected(instance.url, real=False) as found:
+        (publisher,) = instance.kv_events
+        yield replace(found, kv_events=publisher.endpoint, kv_replay=publisher.replay_endpoint)
 
 
 class _connected:  # noqa: N801 - used like a function

@@ -1,0 +1,169 @@
+"""KV events: frames, payload, replay, and that they name the blocks that the fleet computes of a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import uuid
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+import zmq
+import zmq.asyncio
+
+from scheduling.engine_blocks import BlockExtras, engine_chain
+from tests.conformance.conftest import Server
+from workers.kv_events.decoding import Stored, read_batch
+from workers.kv_events.engine_view import EngineView
+
+COMPLETIONS = "/v1/completions"
+BLOCK_TOKENS = 32
+END = b"\xff" * 8
+Frames = list[bytes]
+
+
+class Events:
+    """A subscription, and replays, as plain frames."""
+
+    def __init__(self, endpoint: str, replay_endpoint: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._replay_endpoint = replay_endpoint
+        self._subscription: Any = self._context.socket(zmq.SUB)
+        self._subscription.subscribe(b"")
+        self._subscription.connect(endpoint)
+
+    async def next(self, timeout_s: float) -> Frames | None:
+        if not await self._subscription.poll(round(timeout_s * 1000)):
+            return None
+        return list(await self._subscription.recv_multipart())
+
+    async def replay(self, first: int) -> list[Frames]:
+        """All answers, the last one included."""
+        socket: Any = self._context.socket(zmq.DEALER)
+        answers: list[Frames] = []
+        try:
+            socket.connect(self._replay_endpoint)
+            await socket.send_multipart([b"", struct.pack(">Q", first)])
+            async with asyncio.timeout(20):
+                while not answers or answers[-1][-2] != END:
+                    answers.append(await socket.recv_multipart())
+        finally:
+            socket.close(0)
+        return answers
+
+    async def stored(self, prompt: list[int]) -> list[dict[str, Any]]:
+        """The events of a replay that have blocks of the prompt, once all of its full blocks are there."""
+        whole = len(prompt) // BLOCK_TOKENS
+        async with asyncio.timeout(20):
+            while True:
+                events = [event for frames in (await self.replay(0))[:-1] for event in msgpack.unpackb(frames[-1])[1]]
+                found = [each for each in events if each["type"] == "BlockStored" and each["token_ids"][0] in prompt]
+                if sum(len(each["block_hashes"]) for each in found) >= whole:
+                    return found
+                await asyncio.sleep(0.05)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+async def events(server: Server) -> AsyncIterator[Events]:
+    if server.kv_events is None or server.kv_replay is None:
+        pytest.skip("DUALMAP_VLLM_KV_EVENTS and DUALMAP_VLLM_KV_REPLAY do not tell where the server publishes")
+    events = Events(server.kv_events, server.kv_replay)
+    yield events
+    events.close()
+
+
+@pytest.fixture
+def prompt() -> list[int]:
+    """Three full blocks, and a bit of a fourth one, that no run before had."""
+    return Random(uuid.uuid4().int).sample(range(300, 3000), 3 * BLOCK_TOKENS + 4)
+
+
+async def test_a_batch_has_topic_sequence_and_payload(server: Server, events: Events) -> None:
+    chance, frames = Random(uuid.uuid4().int), None
+    async with asyncio.timeout(30):
+        while frames is None:  # a publisher does not tell when a subscription has arrived
+            await server.post(COMPLETIONS, prompt=chance.sample(range(300, 3000), 40), max_tokens=1)
+            frames = await events.next(0.5)
+
+    topic, sequence, payload = frames
+    published_s, batch, rank = msgpack.unpackb(payload)
+    assert topic.startswith(b"kv@") and len(sequence) == 8
+    assert published_s > 1e9 and rank in (0, None)
+    assert {event["type"] for event in batch} <= {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
+    assert read_batch(int.from_bytes(sequence, "big"), payload).published_s == published_s
+
+
+async def test_stored_blocks_have_their_tokens_and_follow_each_other(
+    server: Server, events: Events, prompt: list[int]
+) -> None:
+    await server.post(COMPLETIONS, prompt=prompt[: 2 * BLOCK_TOKENS + 3], max_tokens=1)
+    first = await events.stored(prompt[: 2 * BLOCK_TOKENS])
+    await server.post(COMPLETIONS, prompt=prompt, max_tokens=1)
+    stored = await events.stored(prompt)
+
+    assert stored[: len(first)] == first
+    assert [token for event in stored for token in event["token_ids"]] == prompt[: 3 * BLOCK_TOKENS]
+    names = [name for event in stored for name in event["block_hashes"]]
+    assert len(set(names)) == 3
+    assert [event["parent_block_hash"] for event in stored] == [
+        names[names.index(event["block_hashes"][0]) - 1] if place else None for place, event in enumerate(stored)
+    ]
+    assert {event["block_size"] for event in stored} == {BLOCK_TOKENS}
+    assert {event["lora_name"] for event in stored} == {None} and not any(any(e["extra_keys"] or ()) for e in stored)
+
+
+@pytest.mark.parametrize("salt", [None, "a secret"])
+async def test_events_and_prompts_come_to_the_same_blocks(
+    server: Server, events: Events, prompt: list[int], salt: str | None
+) -> None:
+    fields = {} if salt is None else {"cache_salt": salt}
+    await server.post(COMPLETIONS, prompt=prompt, max_tokens=1, **fields)
+    await events.stored(prompt)
+
+    view, read = EngineView(), []
+    for frames in (await events.replay(0))[:-1]:
+        batch = read_batch(int.from_bytes(frames[-2], "big"), frames[-1])
+        read += [event for event in batch.events if isinstance(event, Stored)]
+        view.apply(batch)
+    change, _ = view.take_change(0, 0.0)
+
+    expected = engine_chain(prompt, BLOCK_TOKENS, BlockExtras.of(None, salt)).hashes
+    assert set(expected) <= set(change.stored)
+    assert all(event.device and event.translatable for event in read) and view.orphans == 0
+
+
+async def test_a_replay_has_every_batch_from_a_sequence_on(server: Server, events: Events, prompt: list[int]) -> None:
+    for end in (40, 70, 99):
+        await server.post(COMPLETIONS, prompt=prompt[:end], max_tokens=1)
+    await events.stored(prompt)
+
+    every = await events.replay(0)
+    some = await events.replay(2)
+    sequences = [int.from_bytes(frames[-2], "big") for frames in every[:-1]]
+    assert sequences == list(range(sequences[0], sequences[0] + len(sequences))) and len(sequences) >= 3
+    assert [frames[-2:] for frames in some] == [f[-2:] for f in every if int.from_bytes(f[-2], "big") >= 2]
+    assert {len(frames) for frames in every} <= {3, 4} and all(frames[0] == b"" for frames in every)
+    assert every[-1][-1] == b""
+
+
+async def test_a_cleared_cache_is_published(server: Server, events: Events, prompt: list[int]) -> None:
+    await server.post(COMPLETIONS, prompt=prompt[:70], max_tokens=1)
+    await events.stored(prompt[:64])
+    cleared = await server.http.post("/reset_prefix_cache")
+    if server.real and cleared.status_code == 404:
+        pytest.skip("the server has no /reset_prefix_cache: VLLM_SERVER_DEV_MODE=1")
+    assert cleared.status_code == 200
+    await server.post(COMPLETIONS, prompt=prompt, max_tokens=1)  # events leave with the engine's next step
+    await events.stored(prompt)
+
+    every = [event for frames in (await events.replay(0))[:-1] for event in msgpack.unpackb(frames[-1])[1]]
+    kinds = [event["type"] for event in every]
+    last_cleared = len(kinds) - 1 - kinds[::-1].index("AllBlocksCleared")
+    after = [token for event in every[last_cleared + 1 :] for token in event.get("token_ids", ())]
+    assert after == prompt[: 3 * BLOCK_TOKENS]
