@@ -34,6 +34,8 @@ PolicyName = Literal[
     "llm-d-latency",
 ]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+MAX_SLO_S = 3600.0
+"""Deadlines are whole milliseconds, which the store's scripts add to the time."""
 Order = Literal["fifo", "deadline"]
 """Of held requests: which one is granted first."""
 OWN_POLICIES: set[Any] = set()
@@ -133,12 +135,15 @@ class SchedulingSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: PolicyName = Field("dualmap-least-cost", description="scheduling policy, or that of an installed package")
-    slo_ttft_s: float = Field(5.0, gt=0, description="target time to first token, seconds")
+    slo_ttft_s: float = Field(5.0, gt=0, le=MAX_SLO_S, description="target time to first token, seconds")
     slo_ttft_s_per_1k_tokens: float = Field(
         0.0, ge=0, description="added to slo_ttft_s for each 1,000 tokens of the prompt, seconds"
     )
     slo_ttft_max_s: float = Field(
-        60.0, gt=0, description="longest target that the length of a prompt leads to, seconds; never under slo_ttft_s"
+        60.0,
+        gt=0,
+        le=MAX_SLO_S,
+        description="longest target that the length of a prompt leads to, seconds; never under slo_ttft_s",
     )
     block_tokens: int = Field(128, ge=1, le=4096, description="tokens in one prompt block")
     hotness_window_s: float = Field(120.0, gt=0, description="sliding window of the hotness tree, seconds")

@@ -203,7 +203,7 @@ def test_two_pools_cannot_share_a_name_a_model_or_an_instance_id() -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "named"),
     [
-        ("--scheduling.slo_ttft_s", "inf", "scheduling.slo_ttft_s"),
+        ("--scheduling.kv_weight_s", "inf", "scheduling.kv_weight_s"),
         ("--scheduling.dynamo.prefill_scale", "inf", "scheduling.dynamo.prefill_scale"),
         ("--pools", '[{"transfer_timeout_s": .inf}]', "pools.0.transfer_timeout_s"),
     ],

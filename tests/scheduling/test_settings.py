@@ -37,7 +37,14 @@ def test_an_unknown_setting_is_refused_by_name(section: type[BaseModel]) -> None
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"slo_ttft_s": 0}, {"block_tokens": 0}, {"max_key_blocks": 257}, {"sglang": {"cache_threshold": 1.1}}],
+    [
+        {"slo_ttft_s": 0},
+        {"slo_ttft_s": 3601},
+        {"slo_ttft_max_s": 1e300},
+        {"block_tokens": 0},
+        {"max_key_blocks": 257},
+        {"sglang": {"cache_threshold": 1.1}},
+    ],
 )
 def test_a_value_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):

@@ -44,7 +44,8 @@ async def test_a_wrong_change_is_refused_by_name_and_changes_nothing(
         ({"policy": "best"}, "scheduling.policy"),
         ({"block_tokens": 64}, "scheduling.block_tokens"),
         ({"least_cost": {}}, "scheduling.least_cost"),
-        ({"slo_ttft_s": "inf"}, "scheduling.slo_ttft_s must be finite"),
+        ({"slo_ttft_s": "inf"}, "scheduling.slo_ttft_s"),
+        ({"kv_weight_s": "inf"}, "scheduling.kv_weight_s"),
         ({"dynamo.prefill_scale": "inf"}, "scheduling.dynamo.prefill_scale must be finite"),
     ):
         answer = await client.patch("/admin/settings", json={"changes": changes})
