@@ -4,7 +4,7 @@ vLLM-Ascend's decoders end such a stream with ``stop_reason: "recomputed"``. The
 text so far behind its prompt, that much less to answer, and all its other fields as they are. The client sees one
 stream: no second role, and the usage of the whole. What the text so far does not tell everything about (tool calls,
 reasoning, a grammar, log probabilities, a prompt of token ids) is not continued. Of an answer that is continued, what
-looks back at its tokens alone begins anew: penalties for presence and frequency, and the draws from a seed.
+looks back at its tokens alone begins again: penalties for presence and frequency, and the draws from a seed.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ async def test_stopping_goes_by_stages_and_kills_who_does_not_listen(
     assert polite.process.returncode == -signal.SIGTERM
 
 
-async def test_whoever_is_in_a_hurry_waits_for_no_stage(group: ProcessGroup, at_once: asyncio.Event) -> None:
+async def test_a_second_interrupt_waits_for_no_stage(group: ProcessGroup, at_once: asyncio.Event) -> None:
     # given children of two stages that do not listen, and a stop that waits for the first
     children = [await group.start(script(f"stubborn-{stage}", STUBBORN, stage)) for stage in (0, 1)]
     for child in children:

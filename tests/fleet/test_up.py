@@ -36,7 +36,7 @@ def test_it_gets_ready_answers_its_own_curl_line_and_ctrl_c_leaves_no_process(tm
         assert fleet.store_url == f"unix://{fleet.directory}/store.sock"
 
 
-def test_another_ctrl_c_kills_whoever_does_not_end(tmp_path: Path) -> None:
+def test_another_ctrl_c_kills_processes_that_do_not_end(tmp_path: Path) -> None:
     with running_fleet(tmp_path, SMALL) as fleet:
         # given children of every stage that cannot hear a request to end, for whom a stop waits 42 s
         pids = fleet.pids()

@@ -157,7 +157,7 @@ def test_an_instance_that_stays_out_of_service_is_lost_however_it_got_there(
     assert waiting.told == ["instance a was taken out of service"]
 
 
-def test_whoever_was_not_told_of_a_down_instance_yet_is_told_when_an_operator_takes_it_out(
+def test_a_request_that_was_not_told_of_a_down_instance_yet_is_told_when_an_operator_takes_it_out(
     loss_notifier: InstanceLossNotifier, view_of: Any, clock: Any
 ) -> None:
     tries = [Try() for _ in range(11)]  # the budget: 10 at once, one a second

@@ -578,7 +578,7 @@ async def test_a_failed_instance_costs_the_client_nothing(start_runtime: Any, st
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
-async def test_whoever_waits_for_an_instance_hears_that_it_went_down(
+async def test_a_request_that_waits_for_an_instance_hears_that_it_went_down(
     start_runtime: Any, store: Any, clock: Any, tools: Any, path: str
 ) -> None:
     class Listener:

@@ -141,7 +141,9 @@ async def test_a_delivery_that_was_stopped_leaves_the_next_ones_work(clock: Any)
     await stopped(task)
 
 
-async def test_whoever_posts_is_told_once_when_it_was_delivered_refused_or_dropped(clock: Any, tools: Any) -> None:
+async def test_a_caller_is_told_once_when_its_transition_was_delivered_refused_or_dropped(
+    clock: Any, tools: Any
+) -> None:
     fleet, told = Fleet(StoreError("no")), []
     outbox = Outbox(fleet.release, limit=1, clock=clock)
     task = delivering(outbox)

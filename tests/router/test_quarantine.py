@@ -44,7 +44,7 @@ async def test_copies_of_a_suspect_wait_until_its_trial_has_shown_a_token(quaran
     assert await quarantine.admit(PROMPT) is None, "cleared"
 
 
-async def test_a_second_death_convicts_and_whoever_waited_is_refused(
+async def test_a_second_death_convicts_and_requests_that_waited_are_refused(
     quarantine: Quarantine, clock: Any, tools: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     quarantine.died(PROMPT, "a", "r")

@@ -79,7 +79,7 @@ def test_each_leg_goes_to_an_instance_that_serves_it_and_to_members_alone(load: 
     assert plan_evacuation(requests, "lost", {"stray": load("stray")}, {}) == ()
 
 
-def test_whoever_finds_the_queue_of_its_other_candidate_full_goes_to_the_least_loaded_with_room(load: Load) -> None:
+def test_a_request_whose_other_candidate_has_a_full_queue_goes_to_the_least_loaded_with_room(load: Load) -> None:
     moved = targets(
         load("full", queued_requests=9, max_queued_requests=10),
         load("full-too", queued_requests=10, max_queued_requests=10),
@@ -90,7 +90,7 @@ def test_whoever_finds_the_queue_of_its_other_candidate_full_goes_to_the_least_l
     assert moved == [("r1", "full"), ("r2", "open"), ("r3", "open")]
 
 
-def test_whoever_finds_no_place_stays_for_another_round_and_keeps_nobody_else(load: Load) -> None:
+def test_a_request_that_finds_no_place_stays_for_another_round_and_keeps_no_other(load: Load) -> None:
     full = load("full", queued_requests=1, max_queued_requests=1)
     small = load("small", pending_tokens=10, max_queued_requests=2)
 

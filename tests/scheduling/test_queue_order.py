@@ -227,7 +227,9 @@ def test_a_plan_tells_what_it_passed_over_of_what_is_left(load: Load) -> None:
 
 
 @pytest.mark.parametrize(("due_in_ms", "is_deferred"), [(40, False), (39, True)])
-def test_whoever_would_be_late_even_if_it_were_next_is_deferred(load: Load, due_in_ms: int, is_deferred: bool) -> None:
+def test_a_request_that_would_be_late_even_if_it_were_next_is_deferred(
+    load: Load, due_in_ms: int, is_deferred: bool
+) -> None:
     steps = plan(load, entry("r", due_in_ms, 40))
 
     assert steps == [PlanStep("r", NOW_MS + due_in_ms + DEFERRED_RANK_MS) if is_deferred else PlanStep("r")]

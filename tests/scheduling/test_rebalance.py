@@ -107,7 +107,7 @@ def test_time_already_waited_is_spent_from_the_slo_on_both_sides() -> None:
     assert plan_rebalance(queue) == ()
 
 
-def test_whoever_would_take_all_of_its_slo_there_stays() -> None:
+def test_a_request_that_would_take_all_of_its_slo_there_stays() -> None:
     assert plan_rebalance(hot(held("r1", 5000), dispatched=9000, others=(load("b"),))) == ()
     assert plan_rebalance(hot(held("r1", 4999), dispatched=9000, others=(load("b"),))) == (Move("r1", "b", 9.0),)
 

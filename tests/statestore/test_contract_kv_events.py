@@ -184,7 +184,7 @@ async def test_a_view_that_is_dropped_is_empty(pool: PoolStore) -> None:
     assert await record_of(pool) == KvEventRecord("a", "worker-1", fence, KvViewStatus.PARTIAL, "events were missed")
 
 
-async def test_an_instance_that_went_down_is_claimed_anew(pool: PoolStore) -> None:
+async def test_an_instance_that_went_down_is_claimed_again(pool: PoolStore) -> None:
     fence = await claimed(pool)
     await pool.apply_kv_events("a", fence, KvChange(3, 1.0, CHAIN.hashes, (), {b"x": b"11"}))
 

@@ -296,7 +296,7 @@ async def test_a_grant_reaches_the_replica_that_owns_the_request_and_no_other(
     assert one.empty()
 
 
-async def test_whoever_commits_a_plan_is_told_by_the_reply_alone(pool: PoolStore, listening: Listen) -> None:
+async def test_the_replica_that_commits_a_plan_is_told_by_the_reply_alone(pool: PoolStore, listening: Listen) -> None:
     one, two = await listening("one"), await listening("two")
     await pool.put_instance(instance("a", dispatch_window_tokens=1))
     for request_id, replica_id in (("sent", "one"), ("first", "one"), ("second", "two")):
@@ -312,7 +312,7 @@ async def test_whoever_commits_a_plan_is_told_by_the_reply_alone(pool: PoolStore
     assert one.empty()
 
 
-async def test_whoever_waits_for_a_grant_learns_that_listening_is_over(pool: PoolStore) -> None:
+async def test_a_replica_that_waits_for_grants_learns_that_listening_is_over(pool: PoolStore) -> None:
     grants = pool.grants("one")
     reading = asyncio.ensure_future(anext(grants))
     await asyncio.sleep(0)

@@ -126,7 +126,7 @@ async def test_limits_that_are_not_configured_are_kept_as_the_instance_reported_
     assert changed == replace(known["b"], max_running_requests=64)
 
 
-async def test_a_capacity_that_is_configured_anew_is_kept_as_reported_and_the_log_says_so(
+async def test_a_capacity_that_is_configured_again_is_kept_as_reported_and_the_log_says_so(
     pool, registrar_of, caplog
 ) -> None:
     await registrar_of(pool).tick()

@@ -37,7 +37,7 @@ def test_fields_of_the_client_connection_stay_there() -> None:
     )
 
 
-def test_whoever_passed_a_request_on_before_is_named_first() -> None:
+def test_the_proxy_that_passed_a_request_on_before_is_named_first() -> None:
     fields = fields_for_instance([(b"via", b"1.1 haproxy")], keep_credentials=False, http_10=True)
 
     assert fields == b"via: 1.1 haproxy\r\nvia: 1.0 dualmap\r\n"

@@ -57,7 +57,7 @@ def test_an_ideal_goodput_without_end_survives_json(tmp_path: Path) -> None:
     assert read_experiment(written(tmp_path, made)) == made
 
 
-def test_means_and_rankings_are_made_anew_from_the_figures(tmp_path: Path) -> None:
+def test_means_and_rankings_are_made_again_from_the_figures(tmp_path: Path) -> None:
     def stale(document: Any) -> None:
         document["goodput"][0]["goodput_per_s"]["ours"] |= {"value": 1.0, "half_width": 9.0}
         document["goodput"][0]["ranking"]["orders"] = []

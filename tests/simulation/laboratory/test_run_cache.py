@@ -34,7 +34,7 @@ def test_the_figures_are_those_of_a_run_without_a_cache(tmp_path: Path) -> None:
     assert RunCache(tmp_path).figures(JOB) == RunCache(None).figures(JOB) == Figures.of(JOB.run())
 
 
-def test_a_broken_file_is_made_anew(tmp_path: Path) -> None:
+def test_a_broken_file_is_made_again(tmp_path: Path) -> None:
     cache = RunCache(tmp_path)
     first = cache.figures(JOB)
     (path,) = tmp_path.iterdir()
@@ -44,7 +44,7 @@ def test_a_broken_file_is_made_anew(tmp_path: Path) -> None:
     assert [left.name for left in tmp_path.iterdir()] == [path.name], "no partial file is left"
 
 
-def test_a_file_without_a_figure_that_came_later_is_made_anew(tmp_path: Path) -> None:
+def test_a_file_without_a_figure_that_came_later_is_made_again(tmp_path: Path) -> None:
     cache = RunCache(tmp_path)
     first = cache.figures(JOB)
     (path,) = tmp_path.iterdir()

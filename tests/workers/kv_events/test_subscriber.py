@@ -152,7 +152,7 @@ async def test_another_worker_reads_on_where_the_first_one_stopped(pool: MemoryP
     assert (await record_of(pool)).sequence == 3
 
 
-async def test_names_are_told_anew_so_that_their_changes_do_not_pile_up(
+async def test_names_are_told_again_so_that_their_changes_do_not_pile_up(
     pool: MemoryPool, publish: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view_writer, "NAMES_TOLD", 4)
@@ -172,8 +172,8 @@ async def test_names_are_told_anew_so_that_their_changes_do_not_pile_up(
                 await until(lambda: is_exactly(pool, engine))
         engine.store(OTHER)
         await until(lambda: is_exactly(pool, engine))
-        told_anew = [len(change.names) for change in applied if change.all_names]
-    assert told_anew and sum(told_anew) < sum(len(change.names) for change in applied)
+        told_again = [len(change.names) for change in applied if change.all_names]
+    assert told_again and sum(told_again) < sum(len(change.names) for change in applied)
 
     async with following(pool, engine.publisher, "worker-2"):
         engine.evict(OTHER)
@@ -181,7 +181,7 @@ async def test_names_are_told_anew_so_that_their_changes_do_not_pile_up(
         assert len(await pool.kv_names("a")) == len(engine.names)
 
 
-async def test_a_worker_that_comes_too_late_for_the_replay_begins_anew(pool: MemoryPool, publish: Any) -> None:
+async def test_a_worker_that_comes_too_late_for_the_replay_begins_again(pool: MemoryPool, publish: Any) -> None:
     engine = EngineCache(publish(kept_batches=2))
     engine.store(PROMPT)
     async with following(pool, engine.publisher):
@@ -318,7 +318,7 @@ async def test_events_of_another_rank_are_refused(pool: MemoryPool, publish: Any
         await until(lambda: _says(pool, "events of rank 1, not of 3"))
 
 
-async def test_an_instance_that_went_down_is_read_anew(pool: MemoryPool, publish: Any) -> None:
+async def test_an_instance_that_went_down_is_read_again(pool: MemoryPool, publish: Any) -> None:
     engine = EngineCache(publish())
     engine.store(PROMPT)
     async with following(pool, engine.publisher):
