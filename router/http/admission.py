@@ -25,6 +25,7 @@ from router.inference_request import (
 )
 from router.prompt import sent_prompt
 from scheduling.prompt import MAX_PARTS, LongTexts
+from scheduling.settings import MAX_SLO_S
 
 OPS_BODY_BYTES: Final = 512 << 10
 """Largest body of a request that the ASGI app serves: the app parses it at once, in any shape."""
@@ -33,7 +34,6 @@ _NO_LONG_TEXTS: Final[LongTexts] = {}
 _NOT_SPLIT: Final = ("echo", "prompt_logprobs", "use_beam_search", "kv_transfer_params")
 """Fields with which an answer needs the computed prompt itself, or with which the client transfers KV on its own."""
 
-MAX_SLO_S: Final = 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 _random = Random(os.urandom(32))
 
