@@ -61,7 +61,7 @@ end
 local grants = {}
 instance.passed_over_tokens = tonumber(ARGV[5])
 for step = FIRST_STEP, #ARGV, 2 do
-  local request = read_request(ARGV[step])
+  local request = read_request(ARGV[step], 'told')
   if not request then
     drop_entry(ARGV[step])
   elseif request.state == 'held' and request.instance_id == instance.id then

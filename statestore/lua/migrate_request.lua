@@ -6,7 +6,7 @@ local refused = fence_error(ARGV[6], now_ms)
 if refused then
   return refused
 end
-local request, source, target = read_request(ARGV[2]), read_instance(ARGV[3]), read_instance(ARGV[4])
+local request, source, target = read_request(ARGV[2], 'told'), read_instance(ARGV[3]), read_instance(ARGV[4])
 if not request or not source or request.state ~= 'held' or request.instance_id ~= source.id then
   return { 'not_held' }
 elseif not target or not takes_requests(target, request.leg) or source.id == target.id then

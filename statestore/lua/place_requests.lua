@@ -58,16 +58,8 @@ local function look_beyond()
   end
 end
 
-local function excluded()
-  local ids = {}
-  for _, id in ipairs(ask.excluded or {}) do
-    ids[id] = true
-  end
-  return ids
-end
-
 local function weigh_side(asked)
-  side, best, second, known = sides[asked.side], nil, nil, excluded()
+  side, best, second, known = sides[asked.side], nil, nil, asked.excluded or {}
   for _, id in ipairs(asked.instances) do
     consider(id)
   end
@@ -93,7 +85,7 @@ local function reply_again(former)
   if former.told.replica_id ~= ask.told.replica_id or former.told.attempt ~= ask.told.attempt then
     return reply('duplicate')
   end
-  side, known, former.alternative_id = sides[ask.side], excluded(), ''
+  side, known, former.alternative_id = sides[ask.side], ask.excluded or {}, ''
   consider(former.instance_id)
   return reply(former.state == 'held' and 'held' or 'dispatched', former)
 end
@@ -140,7 +132,7 @@ local function enter_chosen(request, resident, told, head)
 end
 
 local function place_one(told, head)
-  local former = read_request(ask.request_id)
+  local former = read_request(ask.request_id, 'told')
   if former then
     return reply_again(former)
   end

@@ -17,7 +17,7 @@ end
 
 -- Releases pending tokens, stamps the prefill clock, logs a sample. The request, where it waited there for this.
 local function prefill(id, instance_id, note)
-  local request, instance = read_placed(id), read_once(instances, instance_id)
+  local request, instance = read_request(id), read_once(instances, instance_id)
   if not request or not instance or request.instance_id ~= instance_id or request.state ~= 'dispatched' then
     return nil
   end
@@ -35,7 +35,7 @@ end
 
 -- Releases all that is left. The request, where something was.
 local function finish(id, replica_id, attempt, note)
-  local request = read_request(id)
+  local request = read_request(id, 'told')
   if not request or (replica_id ~= '' and request.told.replica_id ~= replica_id)
     or (attempt ~= '' and request.told.attempt > tonumber(attempt))
     or (fence ~= '' and replica_alive(request.told.replica_id, now_ms)) then

@@ -36,15 +36,15 @@ def arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argum
 
 def _ask_json(placement: Placement, sides: dict[bytes, int]) -> bytes:
     """What is false, empty or not given is left out. ``sides`` has the number of each; new ones are added."""
-    request, chain, excluded = placement.request, placement.chain, placement.excluded
-    known = b"" if not request.enqueued_ms else b'"enqueued_ms":%d,' % request.enqueued_ms
-    if excluded:
-        known += b'"excluded":%b,' % orjson.dumps(sorted(excluded))
+    request, chain = placement.request, placement.chain
+    excluded = b'"excluded":%b,' % orjson.dumps(dict.fromkeys(placement.excluded, True)) if placement.excluded else b""
+    known = excluded if not request.enqueued_ms else excluded + b'"enqueued_ms":%d,' % request.enqueued_ms
     if placement.max_pending_tokens is not None:
         known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
     side = _number_of(placement, sides)
     if (other := placement.other) is not None:
-        known += b'"other":{"side":%d,"instances":%b},' % (_number_of(other, sides), orjson.dumps(other.instances))
+        named = orjson.dumps(other.instances)
+        known += b'"other":{%b"side":%d,"instances":%b},' % (excluded, _number_of(other, sides), named)
     return b'{"request_id":%b,"block_tokens":%d,"side":%d,"instances":%b,"samples_at":%b,%b%b}' % (
         orjson.dumps(request.request_id),
         chain.block_tokens,

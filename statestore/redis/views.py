@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -40,9 +40,9 @@ class Views:
             ("HGETALL", keys.learned),
             ("HGETALL", keys.settings),
         ]
-        (flat_meta, flat_tree, learned, overrides), each = await self._read(common, self._spec_commands)
+        (flat_meta, flat_tree, learned, overrides), each = await self._read(common, "spec")
         meta = pairs_from(flat_meta)
-        specs = {instance_id: codec.spec_from(instance_id, text) for instance_id, (text,) in each.items()}
+        specs = {instance_id: codec.spec_from(instance_id, text) for instance_id, ((text,),) in each.items()}
         return Membership(
             int(meta.get(b"epoch", b"0")),
             int(meta.get(b"tree_version", b"0")),
@@ -61,11 +61,11 @@ class Views:
             ("HGETALL", keys.leader),
             ("HGETALL", keys.migrations),
         ]
-        (meta, replicas, leader, migrations), each = await self._read(common, self._all_commands)
+        (meta, replicas, leader, migrations), each = await self._read(common, "spec", "record", lists=True)
         specs: dict[str, InstanceSpec] = {}
         loads: dict[str, InstanceLoad] = {}
         names: list[str] = []
-        for instance_id, (told, record, queued, running) in each.items():
+        for instance_id, ((told, record), queued, running) in each.items():
             spec = codec.spec_from(instance_id, told)
             if spec is not None and record is not None:
                 specs[instance_id] = spec
@@ -87,12 +87,12 @@ class Views:
         keys = self._keys
         now_ms = await self._calls.now_ms()
         common: list[Command] = [("HGETALL", keys.replicas), ("HGETALL", keys.leader), ("HGETALL", keys.migrations)]
-        (replicas, leader, migrations), each = await self._read(common, self._load_commands)
+        (replicas, leader, migrations), each = await self._read(common, "record")
         return PoolOverview(
             now_ms,
             {
                 instance_id: self._reader.load(instance_id, record, now_ms)
-                for instance_id, (record,) in each.items()
+                for instance_id, ((record,),) in each.items()
                 if record is not None
             },
             *_served_by(replicas, leader, migrations, now_ms),
@@ -109,38 +109,23 @@ class Views:
                     found[name] = request
         return found
 
-    def _spec_commands(self, instance_id: str) -> list[Command]:
-        return [("HGET", self._keys.instance(instance_id).instance, "spec")]
-
-    def _load_commands(self, instance_id: str) -> list[Command]:
-        return [("HGET", self._keys.instance(instance_id).instance, "record")]
-
-    def _all_commands(self, instance_id: str) -> list[Command]:
-        keys = self._keys.instance(instance_id)
-        return [
-            *self._spec_commands(instance_id),
-            *self._load_commands(instance_id),
-            ("ZRANGE", keys.queue, 0, -1),
-            ("ZRANGE", keys.running, 0, -1),
-        ]
-
     async def _read(
-        self, common: list[Command], per_instance: Callable[[str], list[Command]]
+        self, common: list[Command], *names: str, lists: bool = False
     ) -> tuple[list[Any], dict[str, list[Any]]]:
-        """The common replies, and each member's, by id in id order. Reads again when members changed meanwhile."""
+        """The common replies, and each member's in id order: its fields of these names, then its lists. Reads again
+        when members changed meanwhile."""
         for _ in range(_MAX_CHANGES):
-            named = self._members
+            named, commands = self._members, [("SMEMBERS", self._keys.instances), *common]
             ids = sorted(member.decode() for member in named)
-            commands = [("SMEMBERS", self._keys.instances), *common]
-            commands += [command for instance_id in ids for command in per_instance(instance_id)]
+            for keys in map(self._keys.instance, ids):
+                commands.append(("HMGET", keys.instance, *names))
+                commands += [("ZRANGE", listed, 0, -1) for listed in (keys.queue, keys.running) if lists]
             members, *replies = await self._calls.together(commands)
-            if frozenset(members) != named:
-                self._members = frozenset(members)
-                continue
-            each, width = replies[len(common) :], len(per_instance(""))
-            return replies[: len(common)], {
-                instance_id: each[width * index : width * (index + 1)] for index, instance_id in enumerate(ids)
-            }
+            if frozenset(members) == named:
+                first, width = len(common), 3 if lists else 1
+                each = [replies[place : place + width] for place in range(first, len(replies), width)]
+                return replies[:first], dict(zip(ids, each, strict=True))
+            self._members = frozenset(members)
         raise StoreUnavailableError("the pool's members change faster than they can be read: try again")
 
 

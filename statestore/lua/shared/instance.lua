@@ -1,16 +1,14 @@
 -- One instance: what is described of it and its counts, one text in a field of its key (statestore/records.py). Read once,
 -- changed as a table, written once. Every change grows its version, by which plans are committed.
 
-local function instance_from(id, text)
-  local instance = cjson.decode(text)
-  instance.id, instance.text = id, text
-  return instance
-end
-
 -- Nil where there is no such instance.
 local function read_instance(id)
   local text = redis.call('HGET', keys.instance .. id, 'record')
-  return text and instance_from(id, text) or nil
+  local instance = text and cjson.decode(text) or nil
+  if instance then
+    instance.id, instance.text = id, text
+  end
+  return instance
 end
 
 -- The same, kept for the rest of the script.

@@ -1,23 +1,12 @@
 -- How a live request counts on its instance in each of its states; docs/reference/redis-keys.md lists its fields. What its
 -- replica told of it never changes; where it was placed does. Both are texts (statestore/records.py).
 
-local function placed_from(id, text)
-  local request = cjson.decode(text)
-  request.id = id
-  return request
-end
-
--- Where it was placed, without what its replica told of it; nil where there is no such request.
-local function read_placed(id)
-  local text = redis.call('HGET', keys.request .. id, 'placed')
-  return text and placed_from(id, text) or nil
-end
-
-local function read_request(id)
-  local placed, told = unpack(redis.call('HMGET', keys.request .. id, 'placed', 'told'))
-  local request = placed and placed_from(id, placed) or nil
+-- Where it was placed, and with 'told' what its replica told of it; nil where there is no such request.
+local function read_request(id, ...)
+  local placed, told = unpack(redis.call('HMGET', keys.request .. id, 'placed', ...))
+  local request = placed and cjson.decode(placed) or nil
   if request then
-    request.told = cjson.decode(told)
+    request.id, request.told = id, told and cjson.decode(told)
   end
   return request
 end
