@@ -23,8 +23,6 @@ from scheduling.request import Request, RequestState
 from scheduling.steps import drive
 from statestore.base import Release
 
-KEPT_BLOCKS: Final = 1024
-"""A longer chain is not kept for its explanation, which keeps thousands."""
 SLOWEST_TOKEN_S: Final = 0.25
 """A token of an answer that is only seen whole takes no longer than this."""
 
@@ -200,9 +198,8 @@ class DecodeLeg:
 
     def story(self) -> dict[str, Any]:
         """Its part of the request's explanation."""
-        if len(self._owner.chain.hashes) > KEPT_BLOCKS:
-            for placed, _ in self.rounds:
-                placed.decision  # noqa: B018  # judged now: until then its chain is kept
+        for placed, _ in self.rounds:
+            placed.decision  # noqa: B018  # judged now: until then it keeps its search and its chain, in a cycle
         return {
             "decode_instance_id": self.instance_id or self.last_instance_id or None,
             "decode_placed_s": self.placed_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from router.outcome import FailureKind, InstanceFailure, Outcome
 from scheduling.instance import Role
 from scheduling.learning import Finished
 from scheduling.legs import Leg, decode_leg_id
+from scheduling.placement import Search
 from scheduling.request import RequestState
 from scheduling.settings import SchedulingSettings, SplitSettings
 from statestore.base import Release
@@ -165,3 +167,14 @@ async def test_a_decode_leg_leaves_the_instance_of_its_prefill_leg_where_there_i
     assert await decode.place() is None
     assert decode.instance_id == answering
     placed.finish(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("scheduling", [ALWAYS])
+async def test_what_is_kept_of_an_ended_request_has_no_search_of_its_decode_leg(split: Any) -> None:
+    placed, decode = split
+
+    placed.finish(Outcome.COMPLETED)
+
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, Search) and each.leg is Leg.DECODE]
+    assert decode.story()["decode_rounds"][0].decision.instance_id == decode.last_instance_id
