@@ -22,6 +22,7 @@ from cli.live_status import STATE_STYLES
 from cli.settings import Settings
 from router.traffic import FleetTraffic, TrafficCounts
 from scheduling.instance import InstanceLoad
+from scheduling.settings import SchedulingSettings, with_overrides
 from simulation.terminal import terminal
 from statestore.base import PoolOverview, Store
 from statestore.connect import open_store
@@ -103,10 +104,15 @@ async def _screen(
     if not any(overview.loads or overview.replicas for overview in overviews.values()):
         raise CommandError("the store knows no such pool (--pools, store.url and store.prefix say where to look)")
     rows = None if height is None else max(3, height // len(overviews) - _OVERHEAD_LINES)
-    slo_s = settings.scheduling.slo_ttft_s
-    parts = [pool_table(name, overviews[name], shown[name], sort, slo_s, rows) for name in shown]
+    slos_s = {name: await _slo_s(store, name, settings.scheduling) for name in shown}
+    parts = [pool_table(name, overviews[name], shown[name], sort, slos_s[name], rows) for name in shown]
     hint = "  ".join(f"{key} {name}" for name, (key, _) in SORTS.items())
     return Group(*parts, *([Text(f"sort: {hint}   q quit", "dim")] if height is not None else []))
+
+
+async def _slo_s(store: Store, pool: str, configured: SchedulingSettings) -> float:
+    """The pool's SLO, which may have been changed in the running fleet."""
+    return with_overrides(configured, (await store.pool(pool).membership()).overrides).slo_ttft_s
 
 
 def pool_table(

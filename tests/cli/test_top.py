@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli.top import Shown, _bar, pool_table
+from cli.settings import Settings
+from cli.top import Shown, _bar, _screen, pool_table
 from router.traffic import INFO_FIELD, TrafficCounts
-from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.settings import SchedulingSettings
 from statestore.base import PoolOverview
 from statestore.leases import Lease, ReplicaInfo
+from statestore.memory import MemoryStore
 
 READY = InstanceState.READY
 LOADS = {
@@ -61,6 +64,17 @@ def test_traffic_is_what_was_counted_lately(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert figures.rstrip() == "2.0 requests/s · on time 100.0% · hit rate 25.0% · refused 25.0%"
     assert "2/3 ready · 1 replica · worker-1 leads · 4 migrations" in fleet
+
+
+async def test_the_slo_is_the_one_in_effect() -> None:
+    store = MemoryStore(SchedulingSettings())
+    pool = store.pool("default")
+    await pool.put_instance(InstanceSpec("a", url="http://a"))
+    await pool.change_settings({"slo_ttft_s": 2.5}, by="ops")
+
+    shown = text(await _screen(store, {"default": Shown()}, Settings(), "name", None))
+
+    assert "│SLO 2.5s" in shown
 
 
 def test_a_bar_tells_dispatched_held_and_deferred_work_on_a_scale_of_twice_the_slo() -> None:
