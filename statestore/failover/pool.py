@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-OF_REQUESTS = frozenset({"place", "observe", "commit", "release", "records", "requests_of", "adopt"})
+OF_REQUESTS = frozenset({"membership", "place", "observe", "commit", "release", "records", "requests_of", "adopt"})
 """The calls that a local state answers while the store is away."""
 OF_THE_FLEET = frozenset({"snapshot", "overview"})
 """Those that nobody can answer then, and that tell that it is away."""
@@ -125,23 +125,7 @@ class FailoverPool:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._feeds.close_all()
 
-    # the life of a request -------------------------------------------------------------------------------
-    async def membership(self) -> Membership:
-        local = await self._local_pool()
-        if local is None:
-            try:
-                found = await self._primary.membership()
-            except StoreError as error:
-                local = self._degrade(error)
-            else:
-                if self._known is None or not lost_members(found, self._known):
-                    self._known = found
-                    self._seen = {name: loads for name, loads in self._seen.items() if name in found.instances}
-                    return found
-                local = self._degrade(StoreUnavailableError("the store lost its members"))
-        membership: Membership = await local.membership()
-        return membership
-
+    # calls of requests -----------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
         return getattr(self._primary, name)
 
@@ -165,12 +149,18 @@ class FailoverPool:
         return await getattr(local, call)(*arguments, **named)
 
     def _trusts(self, answer: Any) -> bool:
-        """Whether the store still has its members. Keeps the loads of the reply. What an untrusted store reserved all
-        the same is over there at the hand-over."""
-        if not isinstance(answer, (PlaceReply, Observation)):
-            return True
-        self._seen.update(dict.fromkeys(answer.loads, answer.loads))
-        return self._known is None or answer.epoch >= self._known.epoch
+        """Whether the store still has its members. Keeps members and the loads of replies. What an untrusted store
+        reserved all the same is over there at the hand-over."""
+        known = self._known
+        if isinstance(answer, Membership):
+            if known is not None and lost_members(answer, known):
+                return False
+            self._known = answer
+            self._seen = {name: loads for name, loads in self._seen.items() if name in answer.instances}
+        elif isinstance(answer, (PlaceReply, Observation)):
+            self._seen.update(dict.fromkeys(answer.loads, answer.loads))
+            return known is None or answer.epoch >= known.epoch
+        return True
 
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
