@@ -13,6 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from router.errors import RouterError
 from router.fleet_gauges import FleetGauges, FleetOverviews
+from router.http.heads import FLEET_FIELDS
 from router.http.paths import INFERENCE_PATHS, PASSTHROUGH_PATHS
 from router.inference_request import SCHEDULED_PATHS
 from router.metrics import RouterMetrics
@@ -114,6 +115,12 @@ def test_the_page_of_paths_says_of_every_path_what_becomes_of_it() -> None:
     assert listed["scheduled"] == SCHEDULED_PATHS
     assert listed["passed on"] == PASSTHROUGH_PATHS
     assert listed["the router's own"].isdisjoint(INFERENCE_PATHS)
+
+
+def test_the_page_of_paths_has_every_header_about_the_fleet() -> None:
+    listed = re.findall(r"^\| `(x-dualmap-[a-z-]+)` \|", PATHS.read_text(), re.MULTILINE)
+
+    assert sorted(listed) == sorted(field.decode() for field in FLEET_FIELDS)
 
 
 def test_every_metric_on_the_pages_for_operators_exists() -> None:
