@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import hmac
 import json
 import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+import yaml
 from fleet_process import Fleet, running_fleet, until
 
 from simulation.commands.replay import SOME_FAILED
+from tests.ports import first_port
 
 ELASTIC = ("--autoscale", "2:3", "--replicas", "1", "--workers", "2", "--time-scale", "20")
 CROWDED = ("--autoscale", "2:4", "--replicas", "2", "--workers", "1", "--time-scale", "20")
+NOWHERE = "http://127.0.0.1:9"
+"""An instance that never answers."""
 CROWD = ("--trace", "flashcrowd:factor=6,span_s=180", "--requests", "400", "--max-input-tokens", "20480")
 
 
@@ -60,3 +73,106 @@ def test_a_flash_crowd_brings_spares_in_and_its_end_parks_them_and_no_answer_is_
         failures = json.loads(report.read_text())["failures"]
         assert failures.keys() <= {"status 429 queue_full"}, "a full queue may refuse, a change of the size may not"
         until(lambda: len(ready(fleet)) == 2, "those that joined, or others in their place, have left", 60)
+
+
+class Orders(ThreadingHTTPServer):
+    """Takes decisions; its first caller gets no answer before ``answers`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), OrderHandler)
+        self.answers = threading.Event()
+        self.keys: list[str] = []
+        """One for each call."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/"
+
+
+class OrderHandler(BaseHTTPRequestHandler):
+    server: Orders
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        signature = "sha256=" + hmac.new(b"secret", body, hashlib.sha256).hexdigest()
+        assert self.headers["x-dualmap-signature"] == signature
+        self.server.keys.append(self.headers["idempotency-key"])
+        if len(self.server.keys) == 1:
+            self.server.answers.wait(60)
+        with contextlib.suppress(OSError):  # the first caller is dead
+            self.send_response(204)
+            self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def orders() -> Iterator[Orders]:
+    with Orders() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.answers.set()
+        server.shutdown()
+
+
+@contextlib.contextmanager
+def emulators(directory: Path, count: int) -> Iterator[list[str]]:
+    """URLs of so many emulated instances that no fleet has started."""
+    log = directory / "emulators.log"
+    words = (sys.executable, "-m", "cli.main", "emulate", "--port", str(first_port(23_000)), "--time-scale", "20")
+    with (
+        log.open("wb") as out,
+        subprocess.Popen([*words, "--instances", str(count)], stdout=out, stderr=subprocess.STDOUT) as process,
+    ):
+        try:
+            yield until(
+                lambda: len(urls := re.findall(r"http://[\w.:]+", log.read_text())) == count and urls, "they listen"
+            )
+        finally:
+            process.kill()
+
+
+def settings_file(directory: Path, **pool: object) -> tuple[str, str]:
+    path = directory / "given.yaml"
+    path.write_text(yaml.safe_dump({"pools": [{"name": "default", **pool}]}))
+    return "--config", str(path)
+
+
+def test_the_next_leader_repeats_a_call_of_which_the_dead_one_had_no_answer_with_the_same_key(
+    tmp_path: Path, orders: Orders
+) -> None:
+    webhook = {"actuator": "webhook", "webhook_url": orders.url, "webhook_secret": "secret"}
+    autoscale = {"min_instances": 2, "max_instances": 3, "start_s": 600, **webhook}
+    given = settings_file(tmp_path, autoscale=autoscale)
+    options = ("--instances", "1", "--replicas", "1", "--workers", "2")
+    with running_fleet(tmp_path, (*given, *options)) as fleet, emulators(tmp_path, 1) as (url,):
+        until(lambda: orders.keys, "the webhook is called")
+        fleet.kill(leader_of(fleet).rpartition("-")[0])
+        until(lambda: len(orders.keys) > 1, "another leader calls it")
+
+        fleet.dualmap("instances", "add", "started", url, "--url", fleet.endpoint)
+
+        told = until(lambda: "done" in (log := inspect(fleet, "scaling")) and log, "the decision is done")
+        assert ready(fleet) == {"instance-1", "started"}
+        assert "decision 1 " in told
+        assert len(set(orders.keys)) == 1, "the receiver tells a repetition by its key"
+
+
+def test_a_spare_that_never_becomes_ready_is_parked_again_and_another_one_serves(tmp_path: Path) -> None:
+    with emulators(tmp_path, 2) as (first, other):
+        instances = [
+            {"id": "a", "url": first},
+            {"id": "dead", "url": NOWHERE, "standby": True},
+            {"id": "other", "url": other, "standby": True},
+        ]
+        autoscale = {"min_instances": 2, "max_instances": 3, "start_s": 20}
+        given = settings_file(tmp_path, autoscale=autoscale, instances=instances)
+        options = ("--replicas", "1", "--workers", "1", "--worker.time_scale", "20")
+        with running_fleet(tmp_path, (*given, *options)) as fleet:
+            until(lambda: ready(fleet) == {"a", "other"}, "the spare that answers serves")
+
+            log = " ".join(until(lambda: "done" in (log := inspect(fleet, "scaling")) and log, "it is done").split())
+            assert "starts dead" in log
+            assert re.search(r"failed.* dead not ready", log), log
+            assert fleet.instances()["dead"]["state"] == "standby"
