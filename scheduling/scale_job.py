@@ -112,7 +112,7 @@ class ScaleKeeper:
     def __post_init__(self) -> None:
         settings = self.settings
         if self.planner is None:
-            self.planner = ScalePlanner(ScaleRule(settings.min_instances, settings.max_instances, settings.start_s))
+            self.planner = ScalePlanner(ScaleRule(settings.min_instances, settings.max_instances))
 
     def tick(self) -> Steps[ScaleRecord]:
         """One round. The record as it is after it."""
@@ -150,6 +150,7 @@ class ScaleKeeper:
             late_s=sum(late),
             late_instances=len(late),
             kv_demand=sum(load.kv_demand for load in serving),
+            sequences=sum(load.running_requests / load.max_running_requests for load in serving),
             arrived_requests=0 if arrived is None else self._arrived - arrived,
             held_requests=sum(load.queued_requests for load in serving),
             running_requests=sum(load.running_requests for load in serving),

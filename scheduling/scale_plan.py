@@ -3,15 +3,15 @@
 The load is counted in *instances' worth of work*: prefill work that arrives in a second, in seconds of prefill at the
 learned rates. Rates are learned under load, so they contain what decoding takes. The work of N requests is noisy by
 √N; a fleet that carries R instances' worth is therefore sized R + margin · √R (square-root staffing: Halfin and Whitt,
-Operations Research 29, 1981). KV memory is a second demand, in instances' worth of KV capacity.
+Operations Research 29, 1981). The room of running requests is a second demand, in instances' worth.
 
-Up, fast, by one of three tests. *Crowd* and *overload* are sums of the work that arrived beyond a reference, never
-below 0 (CUSUM: Page, Biometrika 41, 1954). A crowd's is of requests times their usual work, which is the less noisy and
-shows within seconds that more come; the work since it began tells the new size. An overload's is of the work itself,
-which shows a slow rise and longer prompts as well. At a constant rate work drifts up for minutes and back, and minutes
-tell no size: an overload takes one instance, and more only for what is late. Once that is ready, the sum starts again
-with what is late then. A burst that the queue digests stays under the thresholds. *KV memory*: running requests fill
-it.
+Up by one of three tests. *Crowd*, fast: a sum of requests times their usual work that arrived beyond a reference, never
+below 0 (CUSUM: Page, Biometrika 41, 1954). It shows within seconds that more come; the work since it began tells the
+new size. *Overload*: more work than the instances compute, much of it late for minutes, which tells a slow rise and
+longer prompts as well. The work of a constant rate drifts up for minutes and back, and a fleet in deadline order serves
+most of such a drift on time; minutes tell no size either, so an overload takes one instance, and more only for what is
+late. What was late before that one is ready is no reason for the next. *Room*: running requests fill the KV memory, or
+are nearly as many as the instances run at a time.
 
 Down, slowly, one instance at a time: only when the highest rate of requests of the last minutes, times what a request
 usually is, fits one instance less. The rate shows at once that fewer come; the work of a request is a mean of a quarter
@@ -27,6 +27,7 @@ longer keys spread it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, exp, sqrt
 
@@ -39,10 +40,10 @@ DOWN_MARGIN = 0.35
 """The same for one instance less: the difference keeps a load between two sizes from flapping."""
 SPARE = 0.15
 """Instances beyond that: arrivals in bursts are harder on small fleets than random ones."""
-KV_TARGET = 0.65
-"""KV demand of an instance at most: above it decoding slows, contexts stay longer, and demand grows by itself."""
-WORK_SURPLUS_S = 10.0
-"""Surplus work per instance that is an overload: twice the usual TTFT SLO, as part of it is a drift that ends."""
+ROOM_TARGET = 0.85
+"""Of an instance's room, at most: above it decoding slows, contexts stay longer, and demand grows by itself."""
+OVERLOAD_S = 5.0
+"""Late work of each instance, in the mean of ``SLACK_S``, that is an overload: as much as the usual TTFT SLO."""
 CROWD_SURPLUS_S = 2.5
 """The same for requests times their usual work."""
 CROWD_GROWTH = 1.25
@@ -54,12 +55,12 @@ LEVEL_S = 240.0
 """Window of the mean that a load is told by."""
 PEAK_S = 60.0
 """Means over so long are what the highest load is taken from."""
-KV_SLACK = 0.35
-"""KV demand of each instance that remains, at most, for one to leave."""
+ROOM_SLACK = 0.35
+"""The same of each instance that remains, at most, for one to leave."""
 SPAN_S = 5.0
 """Looks are added up in spans of this length."""
 SLACK_S = 180.0
-"""So long the highest load must fit one instance less."""
+"""So long the highest load must fit one instance less; so long back late work counts."""
 DOWN_GAP_S = 30.0
 """Between two steps down."""
 CALM_S = 75.0
@@ -96,6 +97,8 @@ class FleetFigures:
     """Instances that hold such work."""
     kv_demand: float = 0.0
     """Context tokens of running requests, in instances' worth of KV memory."""
+    sequences: float = 0.0
+    """Running requests, in instances' worth of the most that one runs at a time."""
 
     arrived_requests: int = 0
     """Since the last look."""
@@ -105,6 +108,11 @@ class FleetFigures:
     @property
     def size(self) -> int:
         return self.ready + self.starting
+
+    @property
+    def room(self) -> float:
+        """Instances' worth of room that running requests take."""
+        return max(self.kv_demand, self.sequences)
 
 
 @value
@@ -124,12 +132,10 @@ def staffing(load: float, margin: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRule:
-    """Bounds and lead time of one pool."""
+    """Bounds of one pool, and its margins."""
 
     min_instances: int
     max_instances: int
-    start_s: float = 30.0
-    """From decision to ready."""
     up_margin: float = UP_MARGIN
     down_margin: float = DOWN_MARGIN
 
@@ -148,16 +154,18 @@ class Span:
     elapsed_s: float = 0.0
     work_s: float = 0.0
     requests: int = 0
-    kv_demand: float = 0.0
-    """Sum over the looks."""
-    least_size: int = 1 << 30
+    room: float = 0.0
+    """Sum over the looks, as is ``late_s``."""
+    late_s: float = 0.0
+    least_ready: int = 1 << 30
 
     def add(self, now: FleetFigures) -> None:
         self.at_s, self.looks = now.at_s, self.looks + 1
         self.elapsed_s, self.work_s = self.elapsed_s + now.elapsed_s, self.work_s + now.work_s
         self.requests += now.arrived_requests
-        self.kv_demand += now.kv_demand
-        self.least_size = min(self.least_size, now.size)
+        self.room += now.room
+        self.late_s += now.late_s
+        self.least_ready = min(self.least_ready, now.ready)
 
 
 @value
@@ -197,7 +205,6 @@ class ScalePlanner:
     """What was seen before tells no level: caches were cold, or a crowd was there."""
     _spans: deque[Span] = field(default_factory=deque)
     """What was seen in the last minutes."""
-    _work: Surplus = field(default_factory=Surplus)
     _crowd: Surplus = field(default_factory=Surplus)
     _request: UsualRequest = field(default_factory=UsualRequest)
     _last_down_s: float = float("-inf")
@@ -209,9 +216,7 @@ class ScalePlanner:
         if now.at_s - self._now.at_s > LONGEST_GAP_S:
             self._level_from_s = now.at_s + WARM_S
             self._spans.clear()
-            self._work, self._crowd = Surplus(), Surplus()
-        if now.ready > self._now.ready:
-            self._work = Surplus(now.late_s)
+            self._crowd = Surplus()
         self._now = now
         if not self._spans or now.at_s - self._spans[-1].begin_s >= SPAN_S:
             self._spans.append(Span(now.at_s))
@@ -219,19 +224,16 @@ class ScalePlanner:
         while now.at_s - self._spans[0].begin_s > SLACK_S + PEAK_S:
             self._spans.popleft()
         self._request.add(now)
-        base_load, request_s = self._usual(now.at_s)
-        self._work.add(now.at_s, now.elapsed_s, now.work_s, now.size)
-        crowd_from = max(CROWD_GROWTH * base_load, CROWD_LOAD * now.size)
+        usual_per_s = self._usual_rate(now.at_s)
+        request_s = self._request.work_s if usual_per_s else 0.0
+        crowd_from = max(CROWD_GROWTH * usual_per_s * request_s, CROWD_LOAD * now.size)
         self._crowd.add(now.at_s, now.elapsed_s, request_s * now.arrived_requests, crowd_from)
 
-    def _usual(self, at_s: float) -> tuple[float, float]:
-        """The load of the last minutes, and the work of one of their requests; 0 while too little is known."""
+    def _usual_rate(self, at_s: float) -> float:
+        """Requests a second in the last minutes, without the latest looks; 0 while too little is known."""
         usual = [each for each in self._spans if at_s - each.at_s > BASE_S]
-        elapsed_s, requests = sum(each.elapsed_s for each in usual), sum(each.requests for each in usual)
-        if elapsed_s < BASE_S or not requests:
-            return 0.0, 0.0
-        work_s = sum(each.work_s for each in usual)
-        return work_s / elapsed_s, work_s / requests
+        elapsed_s = sum(each.elapsed_s for each in usual)
+        return sum(each.requests for each in usual) / elapsed_s if elapsed_s >= BASE_S else 0.0
 
     def plan(self) -> Plan:
         """The wanted number as of the last look."""
@@ -261,7 +263,9 @@ class ScalePlanner:
         return Plan(wanted, more.reason, more.load)
 
     def _ways_up(self, now: FleetFigures) -> tuple[Plan, ...]:
-        return self._by_crowd(now), self._by_overload(now), self._by_kv(now)
+        if sum(each.elapsed_s for each in self._since(PEAK_S)) < PEAK_S / 2:
+            return (self._by_crowd(now),)
+        return self._by_crowd(now), self._by_overload(now), self._by_room(now)
 
     def _by_crowd(self, now: FleetFigures) -> Plan:
         crowd = self._crowd
@@ -272,11 +276,22 @@ class ScalePlanner:
         return Plan(wanted, told + self._late_told(now), crowd.load)
 
     def _by_overload(self, now: FleetFigures) -> Plan:
-        if now.starting or not self._is_beyond(self._work, WORK_SURPLUS_S):
+        load = self.mean_load(PEAK_S)
+        if now.starting or load < now.ready or self._late_mean_s(now) < OVERLOAD_S * now.ready:
             return Plan(0, "")
-        told = f"overload: {self._work.excess_s:.0f} s of work beyond what {now.size} instances compute"
-        wanted = now.size + 1 + int(self._late_load(now))
-        return Plan(wanted, told + self._late_told(now), self._work.load)
+        late_s = self._mean_look(PEAK_S, lambda each: each.late_s)
+        told = f"overload: work for {load:.1f} instances in the last minute, {now.ready} serve; {late_s:.0f} s are late"
+        return Plan(min(now.size + max(1, int(late_s / LATE_S)), ceil(1.5 * now.size)), told, load)
+
+    def _late_mean_s(self, now: FleetFigures) -> float:
+        """Late work in the mean of the last minutes; what was before the last newcomer was ready counts as none."""
+        same = [each for each in self._since(SLACK_S) if each.least_ready >= now.ready]
+        return sum(each.late_s / each.looks * each.elapsed_s for each in same) / SLACK_S
+
+    def _by_room(self, now: FleetFigures) -> Plan:
+        room = self._mean_look(PEAK_S, lambda each: each.room)
+        wanted = min(ceil(room / ROOM_TARGET), ceil(1.5 * now.size))
+        return Plan(wanted, f"running requests take the room of {room:.1f} instances, {now.size} serve", room)
 
     def _is_beyond(self, surplus: Surplus, threshold_s: float) -> bool:
         # One instance more: in small fleets the noise of a constant load is larger beside what they serve.
@@ -289,14 +304,6 @@ class ScalePlanner:
         """Instances' worth of work if what is late is to be done soon; late work of a few instances is the
         rebalancer's."""
         return now.late_s / LATE_S if 2 * now.late_instances > now.ready else 0.0
-
-    def _by_kv(self, now: FleetFigures) -> Plan:
-        recent = self._since(PEAK_S)
-        if sum(each.elapsed_s for each in recent) < PEAK_S / 2:
-            return Plan(0, "")
-        demand = sum(each.kv_demand for each in recent) / sum(each.looks for each in recent)
-        wanted = min(ceil(demand / KV_TARGET), ceil(1.5 * now.size))
-        return Plan(wanted, f"running requests fill the KV memory of {demand:.1f} instances", demand)
 
     # down --------------------------------------------------------------------------------------------------------
     def _down(self, now: FleetFigures) -> Plan:
@@ -318,8 +325,8 @@ class ScalePlanner:
         if now.at_s - self._last_down_s < gap_s:
             return None
         peak = self.peak_load(window_s)
-        kv_peak = max(each.kv_demand / each.looks for each in self._since(window_s))
-        if staffing(more * peak, self.rule.down_margin) >= now.ready or more * kv_peak > KV_SLACK * (now.ready - 1):
+        room = max(each.room / each.looks for each in self._since(window_s))
+        if staffing(more * peak, self.rule.down_margin) >= now.ready or more * room > ROOM_SLACK * (now.ready - 1):
             return None
         self._last_down_s = now.at_s
         told = f"{why}: at most work for {peak:.1f} instances in the last {window_s:.0f} s, {now.ready} serve"
@@ -335,7 +342,7 @@ class ScalePlanner:
 
     def _grew_since(self, now: FleetFigures, window_s: float) -> bool:
         """Whether the fleet grew within the window: newcomers first show what they do."""
-        return any(each.least_size < now.size for each in self._since(window_s))
+        return any(each.least_ready < now.ready for each in self._since(window_s))
 
     # what was seen -----------------------------------------------------------------------------------------------
     def _known_s(self) -> float:
@@ -344,6 +351,11 @@ class ScalePlanner:
 
     def _since(self, window_s: float) -> list[Span]:
         return [each for each in self._spans if self._now.at_s - each.at_s < window_s]
+
+    def _mean_look(self, window_s: float, figure: Callable[[Span], float]) -> float:
+        """Of a figure that spans add up over their looks."""
+        recent = self._since(window_s)
+        return sum(map(figure, recent)) / sum(each.looks for each in recent)
 
     def mean_load(self, window_s: float) -> float:
         """Instances' worth of work that arrived in the window."""

@@ -73,6 +73,7 @@ def autoscaling_section(plan: Plan, worker: Worker) -> Section:
             *_course("overload", grown),
             *by_instance_plots("overload", grown),
             *_course("slack", shrunk),
+            *by_instance_plots("slack", shrunk),
             Plot("a day: instances", plots.lines(_sizes(days), x="time, s", y="ready instances", markers=False)),
         ],
     )

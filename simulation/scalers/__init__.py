@@ -16,7 +16,7 @@ __all__ = ["SCALERS", "planner_of"]
 
 
 def _own(settings: AutoscaleSettings, options: Mapping[str, Any]) -> Planner:
-    return ScalePlanner(ScaleRule(settings.min_instances, settings.max_instances, settings.start_s, **options))
+    return ScalePlanner(ScaleRule(settings.min_instances, settings.max_instances, **options))
 
 
 SCALERS: dict[str, Callable[[AutoscaleSettings, Mapping[str, Any]], Planner]] = {

@@ -24,15 +24,18 @@ from scheduling.scale_plan import (
 
 REQUEST_S = 0.5
 """Prefill work of one request."""
+SLO_S, REFUSED_S = 5.0, 30.0
+"""Work that waits longer is late, and goes after so long."""
 
 
 class Fleet:
-    """A fleet whose size follows the plan at once, or after ``start_s``."""
+    """A fleet whose size follows the plan at once, or after ``start_s``; each instance computes what it is counted."""
 
     def __init__(self, size: int, least: int = 1, most: int = 20, start_s: int = 0) -> None:
         self.planner = ScalePlanner(ScaleRule(least, most))
         self.size, self.start_s, self.now_s = size, start_s, 0
         self.ready_s: list[int] = []
+        self.waiting_s = 0.0
         self.changes: list[tuple[int, int, int, str]] = []
 
     def second(self, load: float, requests: int | None = None, **more: float) -> None:
@@ -40,8 +43,12 @@ class Fleet:
         self.now_s += 1
         self.ready_s = [at_s for at_s in self.ready_s if at_s > self.now_s]
         starting = len(self.ready_s)
+        ready = self.size - starting
         arrived = round(load / REQUEST_S) if requests is None else requests
-        figures = FleetFigures(self.now_s, self.size - starting, starting, 1.0, load, arrived_requests=arrived, **more)
+        self.waiting_s = min(max(0.0, self.waiting_s + load - ready), (SLO_S + REFUSED_S) * ready)
+        if (late_s := self.waiting_s - SLO_S * ready) > 0:
+            more = {"late_s": late_s, "late_instances": ready, **more}
+        figures = FleetFigures(self.now_s, ready, starting, 1.0, load, arrived_requests=arrived, **more)
         self.planner.observe(figures)
         plan = self.planner.plan()
         if plan.wanted != self.size:
@@ -81,41 +88,54 @@ def test_a_doubled_load_is_answered_within_fifteen_seconds_with_the_size_that_ca
 def test_longer_prompts_take_one_instance_after_another_though_no_more_requests_come() -> None:
     fleet = Fleet(4, start_s=30)
     fleet.run(300, lambda _: 2.5)
-    for _ in range(300):
+    for _ in range(900):
         fleet.second(6.0, requests=5)
 
-    assert [(before, after) for _, before, after, _ in fleet.changes] == [(4, 5), (5, 6)]
-    assert fleet.changes[0][0] - 300 <= 30
+    assert [(before, after) for _, before, after, _ in fleet.changes] == [(4, 5), (5, 7)]
+    assert fleet.changes[0][0] - 300 <= 90
     assert all(reason.startswith("overload") for _, _, _, reason in fleet.changes)
 
 
 def test_an_overload_takes_more_instances_for_what_is_late() -> None:
     fleet = Fleet(4, start_s=30)
     fleet.run(300, lambda _: 2.5)
-    for _ in range(30):
-        fleet.second(6.0, requests=5, late_s=130.0, late_instances=4)
-    assert [(before, after) for _, before, after, _ in fleet.changes] == [(4, 7)]
-    assert "130 s of work is late" in fleet.changes[0][3]
-
-
-def test_what_is_late_when_a_newcomer_is_ready_is_a_reason_for_the_next() -> None:
-    fleet = Fleet(4, start_s=30)
-    for _ in range(30):
-        fleet.second(6.0, requests=5)
     for _ in range(60):
-        fleet.second(4.9, requests=5, late_s=100.0, late_instances=5)
+        fleet.second(5.0, requests=5, late_s=130.0, late_instances=4)
+    assert [(before, after) for _, before, after, _ in fleet.changes] == [(4, 5)]
+    for _ in range(200):
+        fleet.second(6.0, requests=5, late_s=190.0, late_instances=5)
     assert [(before, after) for _, before, after, _ in fleet.changes][:2] == [(4, 5), (5, 7)]
+    assert "s are late" in fleet.changes[1][3]
 
 
-def test_work_that_drifts_up_for_minutes_and_back_takes_one_instance_at_most() -> None:
+def test_what_was_late_before_a_newcomer_was_ready_is_no_reason_for_the_next() -> None:
+    fleet = Fleet(4, start_s=30)
+    fleet.run(300, lambda _: 2.5)
+    for _ in range(60):
+        fleet.second(5.0, requests=5, late_s=90.0, late_instances=4)
+    assert [(before, after) for _, before, after, _ in fleet.changes] == [(4, 5)]
+    for _ in range(70):
+        fleet.second(5.0, requests=5, late_s=60.0, late_instances=5)
+    for _ in range(300):
+        fleet.second(4.0, requests=5)
+    assert [(before, after) for _, before, after, _ in fleet.changes] == [(4, 5)]
+
+
+def test_work_that_drifts_up_for_minutes_and_back_changes_nothing_while_it_is_on_time() -> None:
     fleet = Fleet(4, start_s=30)
     fleet.run(1200, lambda _: 3.1)
     for _ in range(50):
-        fleet.second(4.7, requests=6)
+        fleet.second(4.5, requests=6)
     for _ in range(150):
         fleet.second(3.6, requests=6)
     fleet.run(1800, lambda _: 3.1)
-    assert len(fleet.changes) <= 1, fleet.changes
+    assert fleet.changes == []
+
+
+def test_prompts_that_no_size_would_serve_on_time_are_no_reason() -> None:
+    fleet = Fleet(4)
+    fleet.run(900, lambda _: 2.5, late_s=80.0, late_instances=4)
+    assert fleet.changes == []
 
 
 def test_a_burst_that_the_queue_digests_is_no_reason() -> None:
@@ -131,11 +151,19 @@ def test_late_work_of_one_instance_alone_is_no_reason() -> None:
     assert fleet.changes == []
 
 
-def test_kv_memory_that_fills_is_a_reason_of_its_own() -> None:
+@pytest.mark.parametrize("figure", ["kv_demand", "sequences"])
+def test_running_requests_that_take_the_instances_room_are_a_reason_of_their_own(figure: str) -> None:
     fleet = Fleet(4)
-    fleet.run(60, lambda _: 1.0, kv_demand=3.6)
-    assert fleet.changes[0][2] == 6
-    assert "KV memory" in fleet.changes[0][3]
+    fleet.run(60, lambda _: 1.0, **{figure: 3.6})
+    assert fleet.changes[0][2] == 5
+    assert "room of 3.6" in fleet.changes[0][3]
+
+
+@pytest.mark.parametrize("figure", ["kv_demand", "sequences"])
+def test_nothing_leaves_whose_room_running_requests_need(figure: str) -> None:
+    fleet = Fleet(8)
+    fleet.run(900, lambda _: 1.6, **{figure: 2.8})
+    assert fleet.changes == []
 
 
 def test_slack_takes_one_instance_at_a_time_and_takes_its_time() -> None:
