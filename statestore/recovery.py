@@ -7,13 +7,13 @@ remembers them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from scheduling.instance import InstanceSpec
 from scheduling.request import Request, RequestState
 from statestore.base import Membership, PoolStore, Release
-from statestore.batches import batches, for_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ async def restore_members(pool: PoolStore, members: Iterable[InstanceSpec]) -> i
     """Enter members that the store does not know; the known stay as they are. Returns how many."""
     known = (await pool.membership()).instances
     missing = [spec for spec in members if spec.instance_id not in known]
-    await for_each(missing, pool.put_instance)
+    await asyncio.gather(*map(pool.put_instance, missing))
     return len(missing)
 
 
@@ -48,9 +48,8 @@ async def recover_requests(pool: PoolStore, stored: Sequence[Request], live: Seq
     await pool.release(
         [Release(each.request_id, replica_id=each.replica_id, attempt=each.attempt) for each in (*over, *moved)]
     )
-    adopted = 0
-    for batch in batches([_as_stored(request, former.get(request.request_id)) for request in wrong]):
-        adopted += await pool.adopt(batch)
+    entered = [_as_stored(each, former.get(each.request_id)) for each in wrong]
+    adopted = await pool.adopt(entered) if entered else 0
     return Recovered(len(over), adopted)
 
 
