@@ -221,10 +221,11 @@ def summarize(record: RunRecord) -> RunResult:
     counted = record.outcomes[record.skip_requests :]
     answered = [outcome for outcome in counted if outcome.answered]
     input_tokens = max(1, sum(outcome.input_tokens for outcome in answered))
-    bound_tokens = sum(record.infinite_cached_tokens[record.skip_requests :])
-    alone = undisturbed(record.outcomes)
-    calm = [o for o, kept in zip(counted, alone[record.skip_requests :], strict=True) if kept]
-    errors, calm_errors = _relative_errors(answered), _relative_errors(calm)
+    ideal_tokens = zip(counted, record.infinite_cached_tokens[record.skip_requests :], strict=True)
+    bound_tokens = sum(tokens for outcome, tokens in ideal_tokens if outcome.answered)
+    are_alone = undisturbed(record.outcomes)[record.skip_requests :]
+    alone = [outcome for outcome, is_alone in zip(counted, are_alone, strict=True) if is_alone]
+    errors, alone_errors = _relative_errors(answered), _relative_errors(alone)
     samples = tuple(_while_requests_arrived(record.samples, counted))
     on_time = OnTimeShares.of(counted)
     return RunResult(
@@ -240,7 +241,7 @@ def summarize(record: RunRecord) -> RunResult:
         e2e_s=Percentiles.of([outcome.e2e_s for outcome in answered]),
         tpot_s=Percentiles.of([tpot_s for outcome in answered if (tpot_s := outcome.tpot_s) is not None]),
         hit_rate=sum(outcome.cached_tokens for outcome in answered) / input_tokens,
-        infinite_hit_rate=bound_tokens / max(1, sum(outcome.input_tokens for outcome in counted)),
+        infinite_hit_rate=bound_tokens / input_tokens,
         expected_hit_rate=sum(outcome.expected_cached_tokens for outcome in answered) / input_tokens,
         load_cv=load_cv(samples),
         migrations=record.migrations,
@@ -249,9 +250,9 @@ def summarize(record: RunRecord) -> RunResult:
         ttft_error_p50=errors.p50,
         ttft_error_p90=errors.p90,
         ttft_error_s=Percentiles.of([outcome.ttft_error_s for outcome in answered]),
-        undisturbed_share=len(calm) / max(1, len(answered)),
-        undisturbed_error_p50=calm_errors.p50,
-        undisturbed_error_p90=calm_errors.p90,
+        undisturbed_share=len(alone) / max(1, len(answered)),
+        undisturbed_error_p50=alone_errors.p50,
+        undisturbed_error_p90=alone_errors.p90,
         longest_hold_s=max((o.held_s for o in answered), default=0.0),
         span_s=max((o.finish_s for o in answered if o.finish_s is not None), default=0.0),
         samples=samples,

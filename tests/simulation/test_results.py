@@ -55,6 +55,15 @@ def test_hit_rates_are_by_tokens_and_beside_their_bound() -> None:
     assert result.hit_share_of_bound == pytest.approx(0.4)
 
 
+def test_the_bound_of_the_hit_rate_is_that_of_the_answered_requests() -> None:
+    """Those that found most were answered, so that a bound over all of them would be below the hit rate."""
+    answered, refused = outcome(0, 1, 2, cached_tokens=800), outcome(1, None, None)
+
+    result = summarize(record(answered, refused, infinite_cached_tokens=[900, 0]))
+
+    assert (result.hit_rate, result.infinite_hit_rate) == (pytest.approx(0.8), pytest.approx(0.9))
+
+
 def test_skipped_requests_are_in_no_figure() -> None:
     result = summarize(record(outcome(0, 50.0, 60.0, key_blocks=9), outcome(1, 1, 2, key_blocks=2), skip_requests=1))
 
