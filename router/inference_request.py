@@ -131,8 +131,12 @@ class InferenceRequest:
     """Its response is to be found again by an id that the fleet may give it."""
     may_split: bool = False
     """Another instance than the one that prefills it can answer it."""
+    stores: bool = False
+    """Its instance may store the response."""
     pinned_to: str | None = None
     """The instance that has stored what it continues."""
+    continues: str | None = None
+    """The stored response that it continues, which names the instance."""
     model_span: tuple[int, int] | None = None
     """Where a long body names its model, quotes included; None if not searched for."""
     trace: TraceContext | None = None

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import Protocol
 
 from router.context import ReplicaContext
@@ -119,6 +120,8 @@ class Lifecycle:
                 learned=pool.view.learned,
                 tokenizer=pool.tokenizer,
             )
+            if stored_tokens := await pool.stored_responses.tokens(request.continues):
+                prompt = replace(prompt, stored_tokens=stored_tokens)
             request.prompt = None
             request_id = self._free_id(request.request_id)
             scheduled = ScheduledRequest(request, request_id, route, prompt, self._context, self._placer)

@@ -81,6 +81,7 @@ class StorePlacer:
             round(slo_s * 1000),
             request.enqueued_ms,
             pinned=pinned_to is not None,
+            stored_tokens=request.prompt.stored_tokens,
         )
         refuses = self._context.settings.late_requests == "refuse" and request.store_attempt == 1
         stall_s = pool.scheduling.decode_stall_s

@@ -66,6 +66,13 @@ class ReadPrompt:
     """The chain is of the engine's own blocks, computed from text, and counts the prompt's tokens."""
     images: int = 0
     """In the prompt: how many tokens they have is learned from it, and no bytes per token."""
+    stored_tokens: int = 0
+    """Of the conversation before it, which the request continues and its instance has stored."""
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole conversation."""
+        return self.stored_tokens + self.chain.prompt_tokens
 
 
 def sent_prompt(

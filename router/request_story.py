@@ -97,7 +97,7 @@ class RequestStory(ABC):
             pool=self.pool_name,
             policy=self.pool.policy.name,
             slo_s=self.slo_s,
-            prompt_tokens=chain.prompt_tokens,
+            prompt_tokens=self.prompt.tokens,
             chain_blocks=len(chain.hashes),
             key_blocks=key_blocks,
             hash_key=chain.prefix_hash(key_blocks),

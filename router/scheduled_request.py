@@ -89,7 +89,7 @@ class ScheduledRequest(RequestStory):
         self.inference_request = inference_request
         self.prompt = prompt
         self.chain = prompt.chain
-        self.slo_s = slo_s(pool.scheduling, self.chain.prompt_tokens, inference_request.slo_s)
+        self.slo_s = slo_s(pool.scheduling, prompt.tokens, inference_request.slo_s)
         self.started_s = context.clock.monotonic_s()
         self.searches: list[tuple[Search, int]] = []
         """Every search for an instance, with its attempt."""
@@ -115,7 +115,8 @@ class ScheduledRequest(RequestStory):
     def expected_cached_tokens(self) -> int:
         if self._expected_cached is not None or self._spec is None:
             return self._expected_cached or 0
-        return self.pool.recent_answers.cached(self._spec.instance_id, self.chain, self._uncached_tokens)
+        cached = self.pool.recent_answers.cached(self._spec.instance_id, self.chain, self._uncached_tokens)
+        return self.prompt.stored_tokens + cached
 
     def not_reserved(self) -> None:
         """The store has no reservation of this request."""
@@ -358,11 +359,12 @@ class ScheduledRequest(RequestStory):
         if self._dispatched:
             self.pool.breakers.record(self.answering_id, outcome, self._context.clock.monotonic_s())
         if outcome is Outcome.COMPLETED:
-            metrics.prompt_tokens_expected.inc(self.chain.prompt_tokens)
+            metrics.prompt_tokens_expected.inc(self.prompt.tokens)
             metrics.hit_tokens_expected.inc(self.expected_cached_tokens)
             if self.leg is Leg.WHOLE:
                 self.pool.recent_answers.ended(self.instance_id, self.chain, usage or Usage())
             self._record(usage or Usage())
+            self.pool.stored_responses.answered(self, usage or Usage())
         if usage is not None and usage.prompt_tokens is not None:
             self.count_reported(usage, usage.prompt_tokens)
 

@@ -16,6 +16,7 @@ from router.pool_fleet import PoolFleet
 from router.prompt import PromptTokenizer
 from router.quarantine import Quarantine
 from router.recent_answers import RecentAnswers
+from router.stored_responses import StoredResponses
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
 from scheduling.decision import Policy
@@ -53,8 +54,10 @@ class ServedPool:
     split_rule: SplitRule = field(init=False)
     decode_policy: DecodeLegs = field(init=False)
     """Of decode legs, under every policy."""
+    stored_responses: StoredResponses = field(init=False)
 
     def __post_init__(self) -> None:
+        self.stored_responses = StoredResponses(self.store)
         self._schedule_by(self.scheduling)
 
     def _schedule_by(self, scheduling: SchedulingSettings) -> None:

@@ -44,4 +44,5 @@ def stored_record(
         alternative_id=decision.instance_id if moved else decision.alternative_id,
         alternative_uncached_tokens=decision.uncached_tokens if moved else decision.alternative_uncached_tokens,
         leg=placed.reply.leg,
+        stored_tokens=request.prompt.stored_tokens,
     )

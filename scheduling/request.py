@@ -97,6 +97,11 @@ class Request:
         default=False,
         told=True,
     )
+    stored_tokens: int = documented(
+        "tokens of the conversation that it continues, which its instance has stored and is taken to have cached",
+        default=0,
+        told=True,
+    )
     leg: Leg = documented("`whole`, or the `prefill` or `decode` leg of a split request", default=Leg.WHOLE)
 
     @property
@@ -104,7 +109,7 @@ class Request:
         """KV memory it takes once dispatched, in tokens."""
         if self.leg is Leg.PREFILL:
             return self.prompt_tokens
-        return self.prompt_tokens + self.expected_output_tokens
+        return self.stored_tokens + self.prompt_tokens + self.expected_output_tokens
 
     @property
     def counts(self) -> Counts:

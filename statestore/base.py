@@ -33,6 +33,9 @@ from statestore.kv_events import KvEventStore
 from statestore.leases import Lease, ReplicaInfo
 from statestore.stream import Stream
 
+STORED_RESPONSES = 10_000
+"""Of which the length is kept, see ``PoolStore.keep_response``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Membership:
@@ -228,6 +231,13 @@ class PoolStore(KvEventStore, Protocol):
 
     async def records(self, request_ids: Sequence[str]) -> Mapping[str, Request]:
         """Records of the named requests that still exist."""
+
+    async def keep_response(self, response_id: str, tokens: int) -> None:
+        """Remember how long the conversation is that an instance stored under this id. The last ones are kept, at least
+        ``STORED_RESPONSES``, and twice as many at most."""
+
+    async def response_tokens(self, response_id: str) -> int:
+        """What was kept of it; 0 for an unknown one."""
 
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:

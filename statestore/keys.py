@@ -27,6 +27,8 @@ KEY_NAMES: Final[Mapping[str, str]] = {
     "least_loaded": "least_loaded:",
     "prefixes_new": "prefixes:new",
     "prefixes_old": "prefixes:old",
+    "responses_new": "responses:new",
+    "responses_old": "responses:old",
     "grants": "grants:",
     "request": "request:",
     "instance": "instance:",
@@ -70,6 +72,7 @@ class PoolKeys:
         self.scaling_log = self._key("scaling_log")
         self.migrations = self._key("migrations")
         self.prefixes = self._key("prefixes_new"), self._key("prefixes_old")
+        self.responses = self._key("responses_new"), self._key("responses_old")
         self.subscribers = self._key("subscribers")
 
     def _key(self, name: str, of: str = "") -> bytes:

@@ -155,7 +155,10 @@ def inference_request_of(
     )
     if path == RESPONSES_PATH:
         read.leaves_id_open = "request_id" not in body
-        read.pinned_to = storing_instance(body.get("previous_response_id"))
+        read.stores = body.get("store") is not False
+        previous = body.get("previous_response_id")
+        read.pinned_to = storing_instance(previous)
+        read.continues = previous if read.pinned_to is not None else None
     return read
 
 

@@ -20,6 +20,7 @@ from scheduling.queue_order import QueueHead, QueuePlan
 from scheduling.rebalance import HotQueue
 from scheduling.request import Request, RequestEvent, RequestState, next_request_state
 from scheduling.settings import SchedulingSettings
+from statestore import base
 from statestore.base import (
     NOTHING_DONE,
     Arrival,
@@ -51,7 +52,19 @@ class PoolState(Members):
         self.sample_log: BoundedLog[FirstToken | Finished] = BoundedLog(SAMPLE_LOG)
         self.prefixes = PrefixIndex(scheduling.prefix_samples)
         self.observations = 0
+        self._responses: tuple[dict[str, int], dict[str, int]] = {}, {}
+        """Tokens of stored responses, in two generations."""
         self._outbox: list[Grant] = []
+
+    def keep_response(self, response_id: str, tokens: int) -> None:
+        new, _ = self._responses
+        new[response_id] = tokens
+        if len(new) >= base.STORED_RESPONSES:
+            self._responses = {}, new
+
+    def response_tokens(self, response_id: str) -> int:
+        new, old = self._responses
+        return new.get(response_id) or old.get(response_id, 0)
 
     def take_grants(self) -> Sequence[Grant]:
         """Messages to replicas since the last call, in order."""

@@ -15,6 +15,7 @@ from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueueOrder, QueuePlan
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
+from statestore import base
 from statestore.base import Membership, PoolOverview, PoolSnapshot, Release, SettingsChange, Transition
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvViewStatus
@@ -249,6 +250,17 @@ class RedisPool(KvEventCalls, LeaderCalls):
             record = (codec.placed_of(request), codec.told_of(request))
             adopted += await self._run("adopt_request", request.request_id, self._order.rank_of(request), *record)
         return adopted
+
+    # stored responses ------------------------------------------------------------------------------------
+    async def keep_response(self, response_id: str, tokens: int) -> None:
+        new, old = self._keys.responses
+        _, kept = await self._calls.together((("HSET", new, response_id, tokens), ("HLEN", new)))
+        if kept >= base.STORED_RESPONSES:
+            await self._calls.together((("RENAME", new, old),))
+
+    async def response_tokens(self, response_id: str) -> int:
+        kept = await self._calls.together([("HGET", key, response_id) for key in self._keys.responses])
+        return next((int(tokens) for tokens in kept if tokens is not None), 0)
 
     # people ----------------------------------------------------------------------------------------------
     async def snapshot(self) -> PoolSnapshot:

@@ -20,6 +20,7 @@ from router.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
+from router.inference_request import response_id
 from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from router.prompt import sent_prompt
 from router.view import POLL_S as VIEW_POLL_S
@@ -963,6 +964,49 @@ async def test_a_response_is_continued_by_the_instance_that_stored_it(
 
     assert gone.instance_id in "abcd"
     gone.finish(Outcome.COMPLETED)
+
+
+async def test_a_continued_response_counts_the_conversation_that_is_stored(
+    start_runtime: Any, store: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    asked: dict[str, Any] = {"path": "/v1/responses", "body": {"input": "and then?"}, "leaves_id_open": True}
+    first = await runtime.lifecycle.place(tools.request(**asked, stores=True))
+    first.finish(Outcome.COMPLETED, Usage(prompt_tokens=2000, output_tokens=300))
+    unstored = await runtime.lifecycle.place(tools.request(**asked))
+    unstored.finish(Outcome.COMPLETED, Usage(prompt_tokens=2000, output_tokens=300))
+    await tools.settle()
+
+    def continuing(request: Any) -> Any:
+        return tools.request(**asked, pinned_to="a", continues=response_id(request.request_id, "a"))
+
+    unknown = await runtime.lifecycle.place(continuing(unstored))
+    before = (await loads(store))["a"]
+    known = await runtime.lifecycle.place(continuing(first))
+    after = (await loads(store))["a"]
+
+    assert after.pending_tokens - before.pending_tokens == before.pending_tokens
+    assert after.context_tokens - before.context_tokens == before.context_tokens + 2300
+    assert (unknown.expected_cached_tokens, known.expected_cached_tokens) == (0, 2300)
+    told = known.explain().prompt_tokens
+    assert told == 2300 + known.chain.prompt_tokens
+    for request in (known, unknown):
+        request.finish(Outcome.COMPLETED)
+
+
+async def test_a_stored_conversation_has_the_slo_of_its_length(start_runtime: Any, store: Any, tools: Any) -> None:
+    by_length = {"slo_ttft_s_per_1k_tokens": 1.0, "slo_ttft_max_s": 60.0}
+    await store.pool("default").change_settings(by_length, by="operator")
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    await store.pool("default").keep_response("resp_1@a", 20_000)
+    body = {"input": "and then?"}
+    slos_s = []
+    for continued in (None, "resp_1@a"):
+        asked = tools.request(path="/v1/responses", body=body, pinned_to="a", continues=continued)
+        placed = await runtime.lifecycle.place(asked)
+        slos_s.append(placed.slo_s)
+        placed.finish(Outcome.COMPLETED)
+    assert slos_s[1] - slos_s[0] == pytest.approx(20.0)
 
 
 async def test_a_stored_response_is_asked_of_the_instance_that_stored_it_and_of_no_other(

@@ -17,6 +17,7 @@ from scheduling.learned import Learned
 from scheduling.legs import Leg
 from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
 from scheduling.scale_record import ScaleEntry, ScaleRecord
+from statestore import base
 from statestore.base import PoolStore
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvChange, KvViewStatus
@@ -68,6 +69,8 @@ async def live_through_everything(pool: PoolStore) -> None:
     await pool.publish_tree(HotnessTree({CHAIN.hashes[0]: 1}), {}, fence=fence)
     await pool.publish_learned(Learned(), {}, fence=fence)
     await pool.change_settings({"max_hold_s": 9.0}, by="one")
+    for response in ("first", "second", "third"):
+        await pool.keep_response(response, 7)
     await pool.renew_subscriber("worker-1", 60_000)
     claim = await pool.claim_kv_events("a", "worker-1")
     assert claim is not None
@@ -77,8 +80,9 @@ async def live_through_everything(pool: PoolStore) -> None:
 
 
 @pytest.fixture
-async def lived_in(valkey_url: str) -> AsyncIterator[Any]:
+async def lived_in(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """A client of a server on which a pool lived through everything."""
+    monkeypatch.setattr(base, "STORED_RESPONSES", 2)
     scheduling = SCHEDULING.model_copy(update={"prefix_samples": 3})
     store = RedisStore(StoreSettings(url=valkey_url), scheduling=scheduling)
     await store.open()

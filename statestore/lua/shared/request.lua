@@ -40,7 +40,11 @@ local function count(instance, request, sign)
     instance.deferred_tokens = instance.deferred_tokens + request.deferred * tokens
     return
   end
-  local context_tokens = request.told.prompt_tokens + (request.leg == 'prefill' and 0 or request.told.expected_output_tokens)
+  local told = request.told
+  local context_tokens = told.prompt_tokens
+  if request.leg ~= 'prefill' then  -- an older replica tells of no stored tokens
+    context_tokens = context_tokens + (told.stored_tokens or 0) + told.expected_output_tokens
+  end
   instance.dispatched_tokens = instance.dispatched_tokens + (request.state == 'dispatched' and tokens or 0)
   instance.running_requests = instance.running_requests + sign
   instance.context_tokens = instance.context_tokens + sign * context_tokens

@@ -140,9 +140,10 @@ def test_a_response_that_continues_another_names_the_instance_that_stored_it() -
     sent = {"model": "m", "input": "hi", "previous_response_id": response_id("client@1", "npu-0")}
     read = read_inference_request(request("/v1/responses", sent), "r")
     assert (read.pinned_to, read.leaves_id_open) == ("npu-0", True)
+    assert (read.continues, read.stores) == (sent["previous_response_id"], True)
     foreign = {"model": "m", "input": "hi", "previous_response_id": "resp_123", "request_id": "resp_mine"}
     read = read_inference_request(request("/v1/responses", foreign), "r")
-    assert (read.pinned_to, read.leaves_id_open) == (None, False)
+    assert (read.pinned_to, read.leaves_id_open, read.continues) == (None, False, None)
 
 
 def test_a_body_of_embeddings_without_a_prompt_is_passed_on() -> None:
