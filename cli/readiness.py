@@ -88,7 +88,8 @@ class Readiness:
                     self._say(f"waiting for {news}")
                     told = news
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), self._pace.poll_s)
+                async with asyncio.timeout(self._pace.poll_s):
+                    await stopping.wait()
         return False
 
     async def _lack(self) -> Lack:

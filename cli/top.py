@@ -90,7 +90,8 @@ async def _show(arguments: argparse.Namespace, settings: Settings) -> None:
                 sort = next((name for name, (own, _) in SORTS.items() if own == key), sort)
                 live.update(await _screen(store, shown, settings, sort, console.height), refresh=True)
                 try:
-                    key = await asyncio.wait_for(keys.get(), arguments.interval_s)
+                    async with asyncio.timeout(arguments.interval_s):
+                        key = await keys.get()
                 except TimeoutError:
                     key = ""
     finally:

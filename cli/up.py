@@ -222,7 +222,8 @@ async def show_until(
                 away_since_s = None
             status.show(fleet_figures(snapshots, counts, rate))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), interval_s)
+            async with asyncio.timeout(interval_s):
+                await stopping.wait()
 
 
 async def unserved_models(plan: FleetPlan) -> list[str]:

@@ -40,7 +40,8 @@ class FleetProbe:
     async def look(self) -> None:
         """Read once; a server that does not answer in time is skipped."""
         try:
-            status, page = await asyncio.wait_for(self._client.read("/metrics"), _PROBE_TIMEOUT_S)
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                status, page = await self._client.read("/metrics")
         except (HttpClientError, TimeoutError):
             return
         if status == 200:

@@ -101,10 +101,10 @@ class HttpClient:
     async def _connect(self) -> _ClientConnection:
         loop = asyncio.get_running_loop()
         try:
-            _transport, connection = await asyncio.wait_for(
-                loop.create_connection(_ClientConnection, self._host, self._port, ssl=self._tls or None),
-                self._connect_timeout_s,
-            )
+            async with asyncio.timeout(self._connect_timeout_s):
+                _transport, connection = await loop.create_connection(
+                    _ClientConnection, self._host, self._port, ssl=self._tls or None
+                )
         except (OSError, TimeoutError) as error:
             raise HttpClientError(f"cannot connect to {self._host}:{self._port}: {error}") from error
         return connection

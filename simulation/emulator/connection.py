@@ -121,7 +121,8 @@ class Connections:
         for connection in tuple(self._open):
             connection.close()
         try:
-            await asyncio.wait_for(self._empty.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
         except TimeoutError:
             self.abort()
 

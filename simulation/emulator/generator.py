@@ -108,7 +108,8 @@ class Generator:
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no request is under way; False if the time ran out first."""
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

@@ -91,7 +91,8 @@ class MemoryPool:
         if not len(self.state.wanted):
             self._wanted.clear()
             try:
-                await asyncio.wait_for(self._wanted.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._wanted.wait()
             except TimeoutError:
                 return ()
         return self.state.wanted.take()

@@ -95,9 +95,11 @@ class EventSockets:
             socket.setsockopt(zmq.IPV6, 1)
             assert self._replay_endpoint is not None
             socket.connect(self._replay_endpoint)
-            await asyncio.wait_for(socket.send_multipart([b"", _SEQUENCE.pack(first)]), REPLAY_TIMEOUT_S)
+            async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                await socket.send_multipart([b"", _SEQUENCE.pack(first)])
             while True:
-                frames: Any = await asyncio.wait_for(socket.recv_multipart(), REPLAY_TIMEOUT_S)
+                async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                    frames: Any = await socket.recv_multipart()
                 if len(frames) < 3:
                     raise UnreadableEventsError(f"a replay answered with {len(frames)} frames")
                 if _SEQUENCE.unpack(frames[-2])[0] == _END:

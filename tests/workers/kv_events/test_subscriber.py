@@ -181,6 +181,16 @@ async def test_names_are_told_again_so_that_their_changes_do_not_pile_up(
         assert len(await pool.kv_names("a")) == len(engine.names)
 
 
+async def test_a_subscriber_ends_whenever_it_is_cancelled(pool: MemoryPool, publish: Any) -> None:
+    engine = EngineCache(publish(kept_batches=2))
+    engine.store(PROMPT)
+    for turns in range(60):  # of the event loop, until it is cancelled: while it claims, asks for a replay, reads on
+        following_turns = following(pool, engine.publisher, f"worker-{turns}")
+        async with asyncio.timeout(60), following_turns:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+
 async def test_a_worker_that_comes_too_late_for_the_replay_begins_again(pool: MemoryPool, publish: Any) -> None:
     engine = EngineCache(publish(kept_batches=2))
     engine.store(PROMPT)
