@@ -41,10 +41,15 @@ def nothing_outlives_its_request(layerwise: Fleet) -> Iterator[None]:
 
 
 def order(fleet: Fleet, name: str, path: str, value: dict[str, Any] | None = None) -> Any:
+    """One that died a moment ago is given it once it is back."""
     data = None if value is None else json.dumps(value).encode()
     url = fleet.instances()[name]["url"] + path
-    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
-        return json.loads(answer.read())
+
+    def answered() -> list[Any]:
+        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
+            return [json.loads(answer.read())]
+
+    return until(answered, f"{name} takes the order {path}")[0]
 
 
 def busy(fleet: Fleet, name: str) -> dict[str, int]:

@@ -46,8 +46,12 @@ URLS: dict[str, str] = {}
 def emulator(fleet: Fleet, instance_id: str, path: str, order: dict[str, Any] | None = None) -> Any:
     url = URLS.setdefault(instance_id, fleet.instances()[instance_id]["url"]) + path
     data = None if order is None else json.dumps(order).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
-        return json.loads(answer.read())
+
+    def answered() -> list[Any]:
+        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
+            return [json.loads(answer.read())]
+
+    return until(answered, f"{instance_id}, which may have died a moment ago, takes {path}")[0]
 
 
 def statistics(fleet: Fleet, name: str) -> int:
