@@ -40,7 +40,18 @@ _SCALING = tuple(
 """Not run by a fleet of fixed size."""
 _SPLITTING = (":(exclude)scheduling/split.py",)
 """Not run by a fleet of mixed instances."""
-_SIMULATED = ("scheduling", "simulation", "statestore/memory", ":(exclude)statestore/memory/pool.py")
+_LIVE = tuple(
+    f":(exclude){path}"
+    for path in (
+        *(f"scheduling/{name}.py" for name in ("backoff", "breaker", "policies/pinned")),
+        *(f"scheduling/{name}.py" for name in ("messages_api", "pooled_prompt", "prompt", "responses_api")),
+        *(f"simulation/{name}" for name in ("calibrate", "commands", "emulator")),
+        *(f"simulation/{name}.py" for name in ("answer_stream", "fleet_probe", "http_client", "prompts", "recording")),
+        *(f"simulation/{name}.py" for name in ("replay*", "routed_chains", "terminal", "time_scale", "tokenizer")),
+    )
+)
+"""Not run by simulations: what reads prompts, and what deals with real processes."""
+_SIMULATED = ("scheduling", "simulation", "statestore/memory", ":(exclude)statestore/memory/pool.py", *_LIVE)
 """Simulations use the state behind the pool in memory."""
 _EVALUATE, _LABORATORIES = (":(exclude)simulation/evaluate",), (":(exclude)simulation/laboratory",)
 """Commands of their own; the laboratory has the workers of the evaluation."""
