@@ -58,6 +58,7 @@ class Fleet:
         self.model = _find(r"model '([^']+)'", text)
         self.store_url = _find(r"store +(\S+)", text)
         self.directory = Path(_find(r"logs +(\S+)", text))
+        self._urls: dict[str, str] = {}
 
     @property
     def output(self) -> str:
@@ -91,6 +92,20 @@ class Fleet:
 
     def instances(self) -> dict[str, dict[str, Any]]:
         return {each["id"]: each for each in self.get("/admin/instances")["instances"]}
+
+    def emulator(self, instance_id: str, path: str, order: dict[str, Any] | None = None) -> Any:
+        """The answer of an emulated instance to an order, or to a question. One that died a moment ago is asked again
+        until it is back."""
+        if instance_id not in self._urls:
+            self._urls[instance_id] = self.instances()[instance_id]["url"]
+        data = None if order is None else json.dumps(order).encode()
+        request = urllib.request.Request(self._urls[instance_id] + path, data)
+
+        def answered() -> list[Any]:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return [json.loads(answer.read())]
+
+        return until(answered, f"{instance_id} answers {path}")[0]
 
     def pending_tokens(self) -> int:
         return sum(each["load"]["pending_tokens"] for each in self.instances().values() if each["load"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,10 +38,8 @@ def nothing_outlives_its_request(whole_fleet: Fleet) -> Iterator[None]:
 
 def order(fleet: Fleet, count: int, after_tokens: int = 0) -> None:
     """Each decoder gives its next ``count`` requests back."""
-    told = json.dumps({"count": count, "answer": "recomputed", "after_tokens": after_tokens}).encode()
     for name in DECODE:
-        url = fleet.instances()[name]["url"] + "/emulator/fail"
-        urllib.request.urlopen(urllib.request.Request(url, told), timeout=60).read()
+        fleet.emulator(name, "/emulator/fail", {"count": count, "answer": "recomputed", "after_tokens": after_tokens})
 
 
 def ask(fleet: Fleet, path: str, number: int, **more: Any) -> tuple[http.client.HTTPResponse, bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -40,20 +39,8 @@ def nothing_outlives_its_request(layerwise: Fleet) -> Iterator[None]:
     assert [load["context_tokens"] + load["running_requests"] for load in loads] == [0] * len(loads)
 
 
-def order(fleet: Fleet, name: str, path: str, value: dict[str, Any] | None = None) -> Any:
-    """One that died a moment ago is given it once it is back."""
-    data = None if value is None else json.dumps(value).encode()
-    url = fleet.instances()[name]["url"] + path
-
-    def answered() -> list[Any]:
-        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
-            return [json.loads(answer.read())]
-
-    return until(answered, f"{name} takes the order {path}")[0]
-
-
 def busy(fleet: Fleet, name: str) -> dict[str, int]:
-    told = order(fleet, name, "/emulator/statistics")
+    told = fleet.emulator(name, "/emulator/statistics")
     return {what: told[what] for what in ("running", "waiting", "pulling", "staged")}
 
 
@@ -83,19 +70,19 @@ def at_work(fleet: Fleet, names: tuple[str, ...], what: str) -> str:
 
 
 def die(fleet: Fleet, name: str, *, abruptly: bool = True) -> None:
-    order(fleet, name, "/emulator/die", {"abruptly": abruptly, "revive_after_s": 0.5})
+    fleet.emulator(name, "/emulator/die", {"abruptly": abruptly, "revive_after_s": 0.5})
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prefill_instance_that_dies_at_work_is_replaced(layerwise: Fleet, stream: bool) -> None:
     with ThreadPoolExecutor(1) as pool:
         for name in PREFILL:
-            order(layerwise, name, "/emulator/pause", {})
+            layerwise.emulator(name, "/emulator/pause", {})
         asked = pool.submit(ask, layerwise, 100 + stream, words=LONG, stream=stream)
         died = at_work(layerwise, PREFILL, "waiting")
         die(layerwise, died)
         (other,) = set(PREFILL) - {died}
-        order(layerwise, other, "/emulator/resume", {})
+        layerwise.emulator(other, "/emulator/resume", {})
 
     response, body = asked.result()
     assert response.status == 200, body
@@ -129,11 +116,11 @@ def test_a_decoder_that_dies_in_mid_stream_ends_the_stream_with_an_error(layerwi
 
 @pytest.mark.parametrize("fault", [{"status": 500}, {"answer": "empty"}])
 def test_a_decoder_that_fails_its_leg_is_replaced(layerwise: Fleet, fault: dict[str, Any]) -> None:
-    order(layerwise, DECODE[0], "/emulator/fail", {"count": 1, **fault})
+    layerwise.emulator(DECODE[0], "/emulator/fail", {"count": 1, **fault})
 
     answers = [ask(layerwise, 400 + 20 * ("answer" in fault) + number) for number in range(6)]
 
-    order(layerwise, DECODE[0], "/emulator/fail", {"count": 0})
+    layerwise.emulator(DECODE[0], "/emulator/fail", {"count": 0})
     assert [response.status for response, _ in answers] == [200] * 6
 
 

@@ -40,23 +40,9 @@ def nothing_outlives_its_request(split_fleet: Fleet) -> Iterator[None]:
     until(lambda: statistics(split_fleet, "expired") == 0, "no KV has expired")  # what died is back
 
 
-URLS: dict[str, str] = {}
-
-
-def emulator(fleet: Fleet, instance_id: str, path: str, order: dict[str, Any] | None = None) -> Any:
-    url = URLS.setdefault(instance_id, fleet.instances()[instance_id]["url"]) + path
-    data = None if order is None else json.dumps(order).encode()
-
-    def answered() -> list[Any]:
-        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
-            return [json.loads(answer.read())]
-
-    return until(answered, f"{instance_id}, which may have died a moment ago, takes {path}")[0]
-
-
 def statistics(fleet: Fleet, name: str) -> int:
     ready = [each["id"] for each in fleet.instances().values() if each["state"] == "ready"]
-    return sum(emulator(fleet, instance_id, "/emulator/statistics")[name] for instance_id in ready)
+    return sum(fleet.emulator(instance_id, "/emulator/statistics")[name] for instance_id in ready)
 
 
 def prompt(number: int, words: int = 400) -> str:
@@ -141,7 +127,7 @@ def test_what_an_engine_refuses_reaches_the_client(split_fleet: Fleet, change: d
 
 def test_a_prefill_that_fails_is_tried_on_the_other_instance_and_then_whole(split_fleet: Fleet) -> None:
     for instance_id in PREFILL:
-        emulator(split_fleet, instance_id, "/emulator/fail", {"count": 1, "status": 503})
+        split_fleet.emulator(instance_id, "/emulator/fail", {"count": 1, "status": 503})
 
     answer = ask(split_fleet, {"prompt": prompt(5), "max_tokens": 4})
 
@@ -158,7 +144,7 @@ def test_a_decoder_that_fails_is_replaced_with_the_same_kv(
 ) -> None:
     first = 600 + 50 * stream + 20 * ("answer" in order)
     prefilled, retried = statistics(split_fleet, "prefill_tokens"), metric(split_fleet, "dualmap_decode_retries_total")
-    emulator(split_fleet, DECODE[stream], "/emulator/fail", {"count": 1, **order})
+    split_fleet.emulator(DECODE[stream], "/emulator/fail", {"count": 1, **order})
 
     answers = [
         ask(split_fleet, {"prompt": prompt(n), "max_tokens": 4, "stream": stream}) for n in range(first, first + 10)
@@ -171,23 +157,23 @@ def test_a_decoder_that_fails_is_replaced_with_the_same_kv(
 
 def test_a_request_that_its_decoder_gives_back_is_prefilled_again(split_fleet: Fleet) -> None:
     for instance_id in DECODE:
-        emulator(split_fleet, instance_id, "/emulator/fail", {"count": 0})
-    emulator(split_fleet, DECODE[0], "/emulator/fail", {"count": 1, "answer": "recomputed"})
-    emulator(split_fleet, DECODE[1], "/emulator/fail", {"count": 1, "answer": "recomputed"})
+        split_fleet.emulator(instance_id, "/emulator/fail", {"count": 0})
+    split_fleet.emulator(DECODE[0], "/emulator/fail", {"count": 1, "answer": "recomputed"})
+    split_fleet.emulator(DECODE[1], "/emulator/fail", {"count": 1, "answer": "recomputed"})
 
     answer = ask(split_fleet, {"prompt": prompt(7), "max_tokens": 4}, timeout_s=20)
 
     assert answer.status == 200
     assert int(answer.headers["x-dualmap-attempts"]) > 1
     for instance_id in DECODE:
-        emulator(split_fleet, instance_id, "/emulator/fail", {"count": 0})
+        split_fleet.emulator(instance_id, "/emulator/fail", {"count": 0})
 
 
 def test_a_decoder_that_dies_during_the_transfer_is_replaced(split_fleet: Fleet) -> None:
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, split_fleet, {"prompt": prompt(8), "max_tokens": 4, "stream": True})
         busy = until(lambda: [name for name in DECODE if pulling(split_fleet, name)], "a transfer is under way")
-        emulator(split_fleet, busy[0], "/emulator/die", {"abruptly": True, "revive_after_s": 0.5})
+        split_fleet.emulator(busy[0], "/emulator/die", {"abruptly": True, "revive_after_s": 0.5})
 
     answer = asked.result()
     assert answer.status == 200, answer.body
@@ -196,15 +182,15 @@ def test_a_decoder_that_dies_during_the_transfer_is_replaced(split_fleet: Fleet)
 
 
 def pulling(fleet: Fleet, instance_id: str) -> bool:
-    return bool(emulator(fleet, instance_id, "/emulator/statistics")["pulling"])
+    return bool(fleet.emulator(instance_id, "/emulator/statistics")["pulling"])
 
 
 def test_a_prefill_instance_that_dies_during_the_transfer_costs_another_prefill(split_fleet: Fleet) -> None:
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, split_fleet, {"prompt": prompt(9), "max_tokens": 4})
         until(lambda: any(pulling(split_fleet, name) for name in DECODE), "a transfer is under way")
-        staged = [name for name in PREFILL if emulator(split_fleet, name, "/emulator/statistics")["staged"]]
-        emulator(split_fleet, staged[0], "/emulator/die", {"abruptly": True, "revive_after_s": 0.5})
+        staged = [name for name in PREFILL if split_fleet.emulator(name, "/emulator/statistics")["staged"]]
+        split_fleet.emulator(staged[0], "/emulator/die", {"abruptly": True, "revive_after_s": 0.5})
 
     assert asked.result().status == 200
 
@@ -213,14 +199,14 @@ def test_a_decoder_that_dies_in_mid_stream_ends_the_stream_with_an_error(split_f
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, split_fleet, {"prompt": prompt(10), "max_tokens": 3000, "stream": True})
         busy = until(lambda: [name for name in DECODE if decoding(split_fleet, name)], "an answer has begun")
-        emulator(split_fleet, busy[0], "/emulator/die", {"revive_after_s": 0.5})
+        split_fleet.emulator(busy[0], "/emulator/die", {"revive_after_s": 0.5})
 
     body = asked.result().body
     assert b'"error"' in body
 
 
 def decoding(fleet: Fleet, instance_id: str) -> bool:
-    told = emulator(fleet, instance_id, "/emulator/statistics")
+    told = fleet.emulator(instance_id, "/emulator/statistics")
     return told["running"] > 0 and told["pulling"] == 0
 
 
@@ -237,7 +223,7 @@ def leave(fleet: Fleet, number: int, *, stream: bool, after: str) -> None:
 
 
 def seen(fleet: Fleet, instance_id: str, what: str) -> bool:
-    told = emulator(fleet, instance_id, "/emulator/statistics")
+    told = fleet.emulator(instance_id, "/emulator/statistics")
     return bool(told[what]) and (what != "running" or instance_id in PREFILL)
 
 

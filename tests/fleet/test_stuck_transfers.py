@@ -7,7 +7,6 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -40,20 +39,14 @@ def nothing_outlives_its_request(stuck_fleet: Fleet) -> Iterator[None]:
         until(lambda what=what: sum(told(stuck_fleet, what)) == 0, f"nothing is {what}")
 
 
-def call(url: str, order: dict[str, Any] | None = None) -> Any:
-    data = None if order is None else json.dumps(order).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
-        return json.loads(answer.read())
-
-
 def told(fleet: Fleet, name: str) -> list[int]:
-    return [call(each["url"] + "/emulator/statistics")[name] for each in fleet.instances().values()]
+    return [fleet.emulator(instance_id, "/emulator/statistics")[name] for instance_id in fleet.instances()]
 
 
 def stall(fleet: Fleet, count: int) -> None:
     """Let so many of the next transfers of each instance hang."""
-    for each in fleet.instances().values():
-        call(each["url"] + "/emulator/kv/stall", {"count": count})
+    for instance_id in fleet.instances():
+        fleet.emulator(instance_id, "/emulator/kv/stall", {"count": count})
 
 
 def ask(fleet: Fleet, number: int, *, stream: bool) -> tuple[http.client.HTTPResponse, bytes]:
@@ -78,9 +71,8 @@ def retries(fleet: Fleet) -> float:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_transfer_that_hangs_costs_another_prefill_and_no_answer(stuck_fleet: Fleet, stream: bool) -> None:
     before = retries(stuck_fleet)
-    for each in stuck_fleet.instances().values():
-        if each["id"] in DECODE:
-            call(each["url"] + "/emulator/kv/stall", {"count": 1})
+    for instance_id in DECODE:
+        stuck_fleet.emulator(instance_id, "/emulator/kv/stall", {"count": 1})
 
     response, body = ask(stuck_fleet, 10 + stream, stream=stream)
 
