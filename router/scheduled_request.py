@@ -309,7 +309,7 @@ class ScheduledRequest(RequestStory):
         except UnavailableError as error:
             if failure.kind is not FailureKind.RECOMPUTED or not self.failed:
                 raise nobody_left(failure, self.attempts) from error
-            self.failed = frozenset()  # who gave it back is better than nobody
+            self.failed = frozenset()  # the one that gave it back is better than none
             await self._place_again(failure)
 
     def engine_died(self) -> None:

@@ -49,7 +49,7 @@ Answer = TypeVar("Answer")
 OF_REQUESTS = frozenset({"membership", "place", "observe", "commit", "release", "records", "requests_of", "adopt"})
 """The calls that a local state answers while the store is away."""
 OF_THE_FLEET = frozenset({"snapshot", "overview"})
-"""Those that nobody can answer then, and that tell that it is away."""
+"""Those that have no answer then, and that tell that it is away."""
 
 
 @dataclass(slots=True)
