@@ -1,19 +1,24 @@
 -- Makes a change that a caller derived from what it read, if that is still so: for what no request waits for.
--- ARGV  1 clock, 2 fence of the leader whose change it is, or ''; 3 the change, as JSON: read [[key, field, text or
---       false], …], commands [[command, argument, …], …], instances {id: {field of its record: value, …}, …}, and
---       counted true where plans for these were made for other figures
--- Reply 1, or 0 if something is no longer as it was read; error FENCED
-local refused, change = fence_error(ARGV[2], store_now_ms()), cjson.decode(ARGV[3])
+-- ARGV  1 clock, 2 fence of the leader whose change it is, or ''; 3 about it, as JSON: read [[key, field, text or false],
+--       …], instances {id: {field of its record: value, …}, …} where counts or blocks change, and counted true where plans
+--       for these were made for other figures; then for each command the number of its words, and these
+-- Reply {now ms, what each command replied, …}, or nil if something is no longer as it was read; error FENCED
+local FIRST_COMMAND = 4
+local now_ms, change = store_now_ms(), cjson.decode(ARGV[3])
+local refused = fence_error(ARGV[2], now_ms)
 if refused then
   return refused
 end
 for _, read in ipairs(change.read) do
   if redis.call('HGET', read[1], read[2]) ~= read[3] then
-    return 0
+    return false
   end
 end
-for _, command in ipairs(change.commands) do
-  redis.call(unpack(command))
+local replies, first = { now_ms }, FIRST_COMMAND
+while first <= #ARGV do
+  local last = first + ARGV[first]
+  replies[#replies + 1] = redis.call(unpack(ARGV, first + 1, last))
+  first = last + 1
 end
 for id, fields in pairs(change.instances) do
   local instance = read_instance(id)
@@ -21,6 +26,7 @@ for id, fields in pairs(change.instances) do
     for name, value in pairs(fields) do
       instance[name] = value
     end
+    instance.cached_blocks = redis.call('ZCARD', keys.kv .. id)
     if change.counted then
       write_instance(instance)
     else
@@ -28,4 +34,4 @@ for id, fields in pairs(change.instances) do
     end
   end
 end
-return 1
+return replies

@@ -1,4 +1,5 @@
-"""Changes that are derived here from what was read, and made if it is still so: members, leases, publications, repairs.
+"""Changes that are derived here from what was read, and made if it is still so: members, leases, publications, repairs,
+KV events.
 
 No request waits for one, so it may take two round trips, and a third where another caller was faster.
 """
@@ -31,9 +32,13 @@ class Change:
     fence: int | None = None
     """Of the leader that makes it."""
     instances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By id and name of the field; what is gone stays so."""
+    """By id and name of the field; what is gone stays so. Their cached blocks are counted in any case."""
     counted: bool = False
     """Plans for these instances were made for other figures."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.commands and not self.instances and self.fence is None
 
 
 class Changes:
@@ -46,18 +51,22 @@ class Changes:
     def _run(self, script: str, *arguments: Argument) -> Awaitable[Any]:
         return self._calls.script(script, self._keys.base, *arguments)
 
-    async def _make(self, change: Change) -> bool:
-        """False where something was read that is otherwise by now. Raises LeaseLostError."""
-        if not change.commands and not change.instances and change.fence is None:
-            return True
-        told = {
+    async def _make(self, change: Change) -> list[Any] | None:
+        """The store's time, and what each command replied; None where something was read that is otherwise by now.
+        Raises LeaseLostError."""
+        about = {
             "read": [(key, name, False if text is None else text) for key, name, text in change.read],
-            "commands": [[each if isinstance(each, bytes) else str(each) for each in one] for one in change.commands],
             "instances": change.instances,
             "counted": change.counted,
         }
+        words: list[Argument] = []
+        for command in change.commands:
+            words += (len(command), *command)
         fence = "" if change.fence is None else change.fence
-        return bool(await self._run("change_pool", fence, orjson.dumps(told, default=bytes.decode)))
+        made: list[Any] | None = await self._run(
+            "change_pool", fence, orjson.dumps(about, default=bytes.decode), *words
+        )
+        return made
 
     async def _derive(self, derive: Callable[[], Awaitable[tuple[Answer, Change]]]) -> Answer:
         """The answer, once the change that was read and derived with it is made.
@@ -67,6 +76,6 @@ class Changes:
         """
         for _ in range(MAX_ATTEMPTS):
             answer, change = await derive()
-            if await self._make(change):
+            if change.is_empty or await self._make(change):
                 return answer
         raise StoreError("it is changed by others again and again; try again later")

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
 from statestore.errors import LeaseLostError
 from statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
 from statestore.leases import ReplicaInfo
+from statestore.records import INSTANCE
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Command
 from statestore.redis.changes import Change, Changes
 
+CONFIRMED_STAMP = 2**52
+"""In ``kv:ID``, of what the engine of an instance confirmed: this, or more by the sequence of the batch. What is stored
+next, and evicted next, is then at an end of the sorted set, where neighbours have been touched before."""
 _CHANGES_PER_CALL = 200
+_EXACT = KvViewStatus.EXACT.value.encode()
+_WORDS_PER_COMMAND = 1000
+"""A script may give a command some thousand at most."""
 READ_SO_FAR = ("sequence", "published_s", "booked_since_ms", "booked_stamp")
 """Fields of an instance's record that another claim does not begin with where its cache is believed to be empty."""
 
@@ -69,9 +77,16 @@ class KvEventCalls(Changes):
         commands: list[Command] = [("HSET", key, "status", status.value, "reason", reason)]
         if drop:
             commands += (("UNLINK", names, self._keys.instance(instance_id).kv), ("HDEL", key, *READ_SO_FAR))
-        emptied = {instance_id: {"cached_blocks": 0}} if drop else {}
-        if not await self._make(Change(commands, ((key, "fence", b"%d" % fence),), instances=emptied)):
+        await self._make_claimed(instance_id, fence, commands)
+
+    async def _make_claimed(self, instance_id: str, fence: int, commands: Sequence[Command]) -> list[Any]:
+        """What ``_make`` returns. Refuses what a former subscriber writes, and what follows from before the instance's
+        cache was forgotten."""
+        read = ((self._keys.kv_events(instance_id)[0], "fence", b"%d" % fence),)
+        made = await self._make(Change(commands, read, instances={instance_id: {}}))
+        if made is None:
             raise LeaseLostError(f"fence {fence} is no longer the claim of these KV events: claim them again")
+        return made
 
     async def kv_names(self, instance_id: str) -> Mapping[bytes, bytes]:
         names: dict[bytes, bytes] = {}
@@ -83,18 +98,44 @@ class KvEventCalls(Changes):
         return names
 
     async def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
-        told = (instance_id, fence, change.sequence, repr(change.published_s), BOOKING_MS)
-        return int(await self._run("apply_kv_events", *told, *_change_arguments(change)))
+        (key, names), kv = self._keys.kv_events(instance_id), self._keys.instance(instance_id).kv
+        stamp = b"%d" % (CONFIRMED_STAMP + change.sequence % CONFIRMED_STAMP)
+        stamped = _in_commands(("ZADD", kv), [word for block in _packed(change.stored) for word in (stamp, block)])
+        commands = stamped + _in_commands(("ZREM", kv), _packed(change.removed))
+        if change.all_names:
+            commands.append(("UNLINK", names))
+        if change.names:
+            told = [each for pair in change.names.items() for each in pair]
+            commands.append(("RPUSH", names, msgpack.packb(told)))
+        commands.append(("HSET", key, "sequence", change.sequence, "published_s", repr(change.published_s)))
+        commands.append(("HMGET", key, "status", "booked_since_ms", "booked_stamp"))
+        now_ms, *made, bookings = await self._make_claimed(instance_id, fence, commands)
+        await self._end_bookings(instance_id, fence, bookings, now_ms)
+        return len(change.stored) - int(sum(made[: len(stamped)]))
+
+    async def _end_bookings(self, instance_id: str, fence: int, bookings: Sequence[bytes], now_ms: int) -> None:
+        """Where the view is exact, take back what was booked one to two terms ago and never confirmed."""
+        status, since_ms, stamp = bookings
+        if status != _EXACT or (since_ms is not None and now_ms - int(since_ms) < BOOKING_MS):
+            return
+        keys = self._keys.instance(instance_id)
+        record = await self._calls.command("HGET", keys.instance, "record")
+        if record is not None:
+            begins = ("booked_since_ms", now_ms, "booked_stamp", INSTANCE.fields(record)["kv_stamp"])
+            commands: list[Command] = [("HSET", self._keys.kv_events(instance_id)[0], *begins)]
+            if stamp is not None:
+                commands.append(("ZREMRANGEBYSCORE", keys.kv, "-inf", stamp))
+            await self._make_claimed(instance_id, fence, commands)
 
 
-def _change_arguments(change: KvChange) -> Iterator[Argument]:
-    yield msgpack.packb([each for pair in change.names.items() for each in pair]) if change.names else b""
-    yield "1" if change.all_names else ""
-    yield len(change.stored)
-    for block in change.stored:
-        yield block.to_bytes(codec.HASH_BYTES, "big")
-    for block in change.removed:
-        yield block.to_bytes(codec.HASH_BYTES, "big")
+def _packed(blocks: Sequence[int]) -> list[bytes]:
+    return [block.to_bytes(codec.HASH_BYTES, "big") for block in blocks]
+
+
+def _in_commands(begins: Command, words: Sequence[Argument]) -> list[Command]:
+    """Commands that begin alike and take these words together."""
+    firsts = range(0, len(words), _WORDS_PER_COMMAND)
+    return [(*begins, *words[first : first + _WORDS_PER_COMMAND]) for first in firsts]
 
 
 def _enter(names: dict[bytes, bytes], flat: Sequence[bytes]) -> None:

@@ -121,7 +121,6 @@ class RedisPool(KvEventCalls, LeaderCalls):
             if spec != known or not is_listed:
                 commands.append(("HINCRBY", self._keys.meta, "epoch", 1))
             if forgets:
-                fields["cached_blocks"] = 0
                 commands += self._forgotten(instance_id, claim is not None)
             if known is not None and known.state is not spec.state and INSTANCE.fields(record)["pending_tokens"] > 0:
                 fields["work_since_ms"] = await self._calls.now_ms()

@@ -9,6 +9,7 @@ from scheduling.settings import SchedulingSettings
 from statestore.memory.prefix_index import LEAST_LOADED
 from statestore.memory.replicas import FIRST_LEASE_MS
 from statestore.memory.state import SAMPLE_LOG
+from statestore.redis.kv_events import CONFIRMED_STAMP
 
 
 def terms_of(scheduling: SchedulingSettings) -> Mapping[str, float]:
@@ -23,4 +24,5 @@ def terms_of(scheduling: SchedulingSettings) -> Mapping[str, float]:
         "arrivals": scheduling.hotness_window_requests,
         "samples": scheduling.prefix_samples,
         "taught": SAMPLE_LOG,
+        "confirmed": CONFIRMED_STAMP,
     }

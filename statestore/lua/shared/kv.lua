@@ -1,10 +1,9 @@
 -- What an instance's prefix cache is believed to hold: block hashes by LRU stamp. A chain is packed, eight bytes a block.
 -- Stamps fall along a chain, so the lowest is always a leaf's and what is listed is closed under prefixes. The stamp of a
 -- resident block is whole, that of one which is only reserved ends in a half.
--- What the engine confirmed (shared/kv_events.lua) has a stamp from CONFIRMED on: above all others, and whole; no placement
--- changes or evicts it. It grows with the engine's batches: what is stored next, and evicted next, is then at an end of the
--- sorted set, where neighbours have been touched before.
-local BLOCKS_PER_CALL, CONFIRMED = 500, 2 ^ 52
+-- What the engine confirmed (statestore/redis/kv_events.py) has a stamp from terms.confirmed on: above all others, and
+-- whole; no placement changes or evicts it.
+local BLOCKS_PER_CALL = 500
 
 -- The last of 1..most for which holds tells something, and what; 0 where there is none. Those for which it does come before
 -- the others. Looks at the guess; behind it, or whether there is any; then halves what is left.
@@ -51,7 +50,7 @@ end
 
 -- Of so many listed blocks, the last with this stamp, those that a placement need not stamp: no stamp is above theirs.
 local function settled_blocks(hit, stamp)
-  return hit > 0 and tonumber(stamp) >= CONFIRMED and hit or 0
+  return hit > 0 and tonumber(stamp) >= terms.confirmed and hit or 0
 end
 
 -- Enters a chain, but for its settled blocks, as the youngest: its first blocks as resident, the others as reserved. Evicts
@@ -70,7 +69,7 @@ local function stamp_chain(instance, chain, block_tokens, resident, settled)
     instance.cached_blocks = instance.cached_blocks + redis.call('ZADD', kv_key, 'GT', unpack(stamped))
   end
   if instance.cached_blocks > capacity then
-    local beyond = redis.call('ZCOUNT', kv_key, '-inf', string.format('(%d', CONFIRMED)) - capacity
+    local beyond = redis.call('ZCOUNT', kv_key, '-inf', string.format('(%d', terms.confirmed)) - capacity
     if beyond > 0 then
       redis.call('ZREMRANGEBYRANK', kv_key, 0, beyond - 1)
     end
