@@ -9,12 +9,13 @@ from pathlib import Path
 from scheduling.settings import SchedulingSettings
 from simulation.commands.options import OptionError, add_output_arguments, exit_code, policies_of, write_whole
 from simulation.commands.progress import by_name, progress_bars
-from simulation.evaluate.plan import FULL, QUICK, Plan
+from simulation.evaluate.plan import FULL, PAPER_CAPS, QUICK, Plan
 from simulation.evaluate.report import render_html, render_json, rules_of
 from simulation.evaluate.run import EXPERIMENTS, evaluate
 from simulation.evaluate.work import Worker
 from simulation.generators import DEFAULT_SEED
 from simulation.plots import require_matplotlib
+from simulation.presets import CHANGES, UnknownPresetError, find_preset
 from simulation.settings import EngineSettings
 from simulation.terminal import terminal
 
@@ -25,24 +26,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--toolagent", default="toolagent", help="Tool&Agent trace: file or generator")
     parser.add_argument("--policy", default="all", metavar="P[,P…]", help="policies in the comparisons")
     parser.add_argument("--section", default="all", metavar="S[,S…]", help=f"only these of {', '.join(EXPERIMENTS)}")
+    changes = ", ".join(CHANGES)
+    parser.add_argument("--engine", default="", metavar="C[+C…]", help=f"what differs in all engines: {changes}")
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of generated traces")
     parser.add_argument("--out", type=Path, default=Path("evaluation"), metavar="DIR", help="report.html, results.json")
     add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace, scheduling: SchedulingSettings, engine: EngineSettings) -> int:
-    """The paper's settings are fixed: neither ``scheduling`` nor ``engine`` changes them."""
+    """The paper's settings are fixed: neither ``scheduling`` nor ``engine`` changes them, ``--engine`` does."""
     return exit_code("evaluate", lambda: _run(arguments))
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
     chosen = policies_of(arguments.policy)
+    try:
+        find_preset(f"{next(iter(PAPER_CAPS))}:{arguments.engine}")
+    except UnknownPresetError as error:
+        raise OptionError(f"--engine: {error}") from error
     return replace(
         QUICK if arguments.quick else FULL,
         conversation=arguments.conversation,
         toolagent=arguments.toolagent,
         policies=tuple(dict.fromkeys(("dualmap", *chosen))),
         seed=arguments.seed,
+        engine_changes=arguments.engine,
     )
 
 

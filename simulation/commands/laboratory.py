@@ -25,6 +25,7 @@ from simulation.laboratory.suite import (
     VARIANTS,
     Suite,
     Workload,
+    names_policies,
     recorded,
     workload_of,
 )
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     matrix.add_argument(
         "--saturation-of",
         metavar="4P4D",
-        help="roles of the fleet whose saturation rates are multiples of (none: mixed)",
+        help="roles of the fleet whose saturation rates are multiples of (none: mixed), or policies, joined by +",
     )
     matrix.add_argument("--no-goodput", action="store_true", help="leave the goodput of the variants out")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write report.md and results.json here")
@@ -116,7 +117,8 @@ def suite_of(arguments: argparse.Namespace) -> Suite:
         names = tuple(_words(arguments.targets, "--targets"))
         suite = replace(suite, targets=tuple(target.name for target in targets_of(names)))
     if arguments.saturation_of is not None:
-        roles_of(arguments.saturation_of)
+        if not names_policies(arguments.saturation_of):
+            roles_of(arguments.saturation_of)
         suite = replace(suite, saturation_of=arguments.saturation_of)
     if arguments.seeds is not None:
         suite = replace(suite, seeds=_count(arguments.seeds, "--seeds"))

@@ -72,6 +72,8 @@ class Plan:
     overhead_sizes: tuple[int, ...] = (8, 16, 32, 64)
     overhead_repetitions: int = 3000
     seed: int = 1
+    engine_changes: str = ""
+    """To the engine of every preset, as behind a preset's name."""
 
     def workloads(self) -> tuple[Workload, ...]:
         """Both traces on both presets, as in the paper."""
@@ -82,7 +84,7 @@ class Plan:
         source_text = self.conversation if trace == "conversation" else self.toolagent
         default = self.conversation_requests if trace == "conversation" else self.toolagent_requests
         source = TraceSource(source_text, requests or default, PAPER_CAPS[preset], seed=self.seed)
-        engine, size = find_preset(preset).engine, preset.split("-")[1]
+        engine, size = find_preset(f"{preset}:{self.engine_changes}").engine, preset.split("-")[1]
         loaded = source.load()
         skip = min(self.skip_requests, len(loaded.requests) // 4)
         return Workload(

@@ -47,6 +47,7 @@ def rules_of(plan: Plan) -> list[str]:
         f"{plan.conversation_requests:,} and {plan.toolagent_requests:,} requests, the first {plan.skip_requests} left "
         f"out of the figures; prompts capped at {caps} tokens; times scaled to the rate with their bursts; "
         f"seed {plan.seed}.",
+        *([f"Engines changed by {plan.engine_changes!r}."] if plan.engine_changes else ()),
         f"TTFT counts from the arrival at the router, time held in the fleet included. SLO {PAPER_SLO_S:g} s.",
         f"DualMap and its variants hold requests in the fleet and dispatch within a window of {window:,} tokens; the "
         "other policies send every request at once, as their own projects do, and see the engines' queues at once.",

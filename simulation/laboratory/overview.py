@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from simulation.laboratory.confidence import Comparison, Mean
 from simulation.laboratory.experiment import Experiment, Rate, RateResult
@@ -38,12 +38,22 @@ SPLIT_COLUMNS: Mapping[str, tuple[str, float, int]] = {
     "hit rate": ("hit_rate", 100, 0),
 }
 
+BEHIND_PERCENT = 1
+"""What counts as behind."""
+_LEADS_NOTE = (
+    "Percent of the requests on time; the lead over the best other with the same order in percent of its share, seed "
+    "by seed, ± its 95 % confidence interval."
+)
+_ABSENT = "–"
+
 
 def overview_tables(experiment: Experiment) -> list[ReportTable]:
     """All targets, then all rates; where a fleet has prefill and decode instances, one more for each rate."""
     targets = dict.fromkeys(target for result in experiment.goodputs for target in result.targets)
     rates = dict.fromkeys(result.rate for result in experiment.rates)
     tables = [*(_goodputs(experiment, target) for target in targets), *(_lengths(experiment, rate) for rate in rates)]
+    if rates and len(by_order(experiment.variants)) > 1:
+        tables.insert(0, _leads(experiment, tuple(rates)))
     if any(variant.options.roles for variant in experiment.variants):
         tables += [table(experiment, rate) for rate in rates for table in (_split, _by_fleet, _seed_by_seed)]
     return tables
@@ -57,6 +67,45 @@ def _goodputs(experiment: Experiment, target: Target) -> ReportTable:
     ]
     columns = ("variant", *(result.fleet.title for result in results))
     return ReportTable(f"Every policy: goodput with {target.title}", columns, tuple(rows), ("Requests/s.",))
+
+
+def _leads(experiment: Experiment, rates: Sequence[Rate]) -> ReportTable:
+    """On time, ours beside the best other with the same order, at every rate: a row a workload and engine."""
+    results = {(result.fleet, result.rate): result for result in experiment.rates}
+    columns, notes = ["workload", "instances"], [_LEADS_NOTE]
+    rows = {fleet: [fleet.workload_title, fleet.instances_title] for fleet in experiment.seeds}
+    for order, names in by_order(experiment.variants).items():
+        for rate in rates:
+            label = f"{order}, {rate.label.removesuffix(' saturation')}"
+            columns += [f"{label}: ours", "best other", "lead"]
+            found = {fleet: _comparison(results.get((fleet, rate)), names) for fleet in rows}
+            for fleet, row in rows.items():
+                row += _lead_cells(found[fleet])
+            percents = [one.percent for one in found.values() if one is not None]
+            notes.append(_behind(label, [percent for percent in percents if percent is not None]))
+    title = "On time beside the best other with the same order"
+    return ReportTable(title, tuple(columns), tuple(map(tuple, rows.values())), (" ".join(notes),))
+
+
+def _comparison(result: RateResult | None, names: Sequence[str]) -> Comparison | None:
+    return None if result is None else Comparison.of({name: result.values("on_time")[name] for name in names})
+
+
+def _lead_cells(found: Comparison | None) -> list[str]:
+    if found is None:
+        return [_ABSENT] * 3
+    other = f"{100 * found.other.value:.1f} {found.best_other.rsplit(' ', 1)[0]}"
+    return [f"{100 * found.own.value:.1f}", other, _ABSENT if found.percent is None else _signed(found.percent)]
+
+
+def _behind(label: str, leads: Sequence[Mean]) -> str:
+    behind = [lead for lead in leads if lead.value < -BEHIND_PERCENT]
+    certain = sum(lead.value + lead.half_width < 0 for lead in behind)
+    mean = f"{Mean.of([lead.value for lead in leads]).value:+.1f} %" if leads else _ABSENT
+    return (
+        f"{label.capitalize()}: behind by more than {BEHIND_PERCENT} % in {len(behind)} of {len(leads)} rows, "
+        f"in {certain} of them beyond the spread of the seeds; mean lead {mean}."
+    )
 
 
 def _lengths(experiment: Experiment, rate: Rate) -> ReportTable:

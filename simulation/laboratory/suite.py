@@ -20,6 +20,8 @@ AGENTS_SLO_S = 15.0
 
 OTHERS = ("dualmap", "llm-d", "llm-d-latency", "preble", "min-ttft", "dynamo", "sglang")
 """The best other policies, each at its best settings."""
+BEST_OTHERS = ("preble", "llm-d-latency", "sglang", "min-ttft")
+"""Those that are the best other in one of the published tables."""
 ORDERS = ("deadline", "fifo")
 PEERS = tuple(f"{policy} fifo={policy},queue_order=fifo" for policy in OTHERS)
 """As their projects ship them: first come, first served. Together they define saturation."""
@@ -31,9 +33,16 @@ OWN_QUEUES = (
 """With the queues and orders that their own routers have, see ``simulation.router_queue``."""
 
 
-def peers(roles: str) -> tuple[str, ...]:
-    """``PEERS`` over a fleet with these roles, every request split."""
-    return tuple(f"{peer},roles={roles},split.mode=always" for peer in PEERS) if roles else PEERS
+def peers(of: str) -> tuple[str, ...]:
+    """``PEERS``; of ``preble+sglang`` those two, of roles all of them over a fleet with these, every request split."""
+    if names_policies(of):
+        return tuple(f"{policy} fifo={policy},queue_order=fifo" for policy in of.split("+"))
+    return tuple(f"{peer},roles={of},split.mode=always" for peer in PEERS) if of else PEERS
+
+
+def names_policies(of: str) -> bool:
+    """Whether a saturation is that of policies, joined by ``+``, rather than of roles."""
+    return set(of.split("+")) <= set(OTHERS)
 
 
 CROSSED = tuple(
@@ -95,7 +104,11 @@ class Suite:
     tolerance: float = 0.01
     """Relative width of a goodput's bracket."""
     saturation_of: str = ""
-    """Roles of the fleet whose saturation rates are multiples of, every request split; empty: all are mixed."""
+    """What rates are multiples of the saturation of, see ``peers``; empty: of all of them, over mixed instances."""
+    one_at_a_time: bool = False
+    """Every preset with the first size, and the first preset with every size; otherwise all with all."""
+    least_requests: int = 0
+    """Of a trace, however few the instances are."""
 
 
 STANDARD = Suite("standard")
@@ -139,12 +152,42 @@ SPLIT_OR_WHOLE = replace(
     rates=("0.5x", "0.9x"),
 )
 """The default policy's choice between splitting a request and serving it whole, beside always and never."""
+_7B, _14B = PAPER_CAPS
+VARIATIONS = Suite(
+    "variations",
+    presets=(
+        _7B,
+        _14B,
+        f"{_7B}:prefill_first",
+        f"{_7B}:kv_capacity_tokens=500000",
+        f"{_7B}:kv_capacity_tokens=4000000",
+        f"{_7B}:max_num_batched_tokens=512",
+        f"{_7B}:max_num_batched_tokens=8192",
+        f"{_7B}:prefill_speed=3",
+    ),
+    sizes=(8, 2, 32),
+    rates=("1x", "1.3x"),
+    goodput=False,
+    seeds=5,
+    requests_per_instance=60,
+    tolerance=0.03,
+    saturation_of="preble+llm-d-latency",
+    one_at_a_time=True,
+    least_requests=480,
+)
+"""The default policy on other engines and other sizes of fleet, beside those that are best on the usual ones. Many
+seeds of short traces: for the same time they leave less to chance than few long ones."""
 SUITES: Mapping[str, Suite] = MappingProxyType(
-    {suite.name: suite for suite in (STANDARD, QUICK, PUBLISHED, SPLITS, SPLIT_OR_WHOLE)}
+    {suite.name: suite for suite in (STANDARD, QUICK, PUBLISHED, SPLITS, SPLIT_OR_WHOLE, VARIATIONS)}
 )
 MIXED = "mixed"
 VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        VARIATIONS.name: tuple(
+            f"{name} {order}={policy},queue_order={order}"
+            for order in ORDERS
+            for name, policy in (("least-cost", "dualmap-least-cost"), *((other, other) for other in BEST_OTHERS))
+        ),
         SPLITS.name: (
             *(
                 f"{policy} {roles}={policy}" + ("" if roles == MIXED else f",roles={roles},split.mode=always")
@@ -214,11 +257,18 @@ class Fleet:
 
     @property
     def title(self) -> str:
-        name = TRACE_TITLES.get(self.workload.name, self.workload.name)
+        return f"{self.workload_title}, {self.instances_title}"
+
+    @property
+    def workload_title(self) -> str:
+        slo = "" if self.workload.slo_ttft_s is None else f" in {self.workload.slo_ttft_s:g} s"
+        return f"{TRACE_TITLES.get(self.workload.name, self.workload.name)}{slo}"
+
+    @property
+    def instances_title(self) -> str:
         base, _, changes = self.preset.partition(":")
         engine = f"{base.split('-')[1].upper()} {changes.replace('_', ' ').replace('+', ', ')}".strip()
-        slo = "" if self.workload.slo_ttft_s is None else f" in {self.workload.slo_ttft_s:g} s"
-        return f"{name}{slo}, {self.instances} × {engine}"
+        return f"{self.instances} × {engine}"
 
     @property
     def skip_requests(self) -> int:
@@ -253,8 +303,9 @@ class Fleet:
 
 def fleets(suite: Suite) -> tuple[Fleet, ...]:
     return tuple(
-        Fleet(workload, preset, size, size * suite.requests_per_instance)
+        Fleet(workload, preset, size, max(size * suite.requests_per_instance, suite.least_requests))
         for workload in suite.workloads
         for preset in suite.presets
         for size in suite.sizes
+        if not suite.one_at_a_time or preset == suite.presets[0] or size == suite.sizes[0]
     )

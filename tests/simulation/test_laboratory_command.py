@@ -96,6 +96,15 @@ def test_saturation_can_be_that_of_a_split_fleet() -> None:
         laboratory.suite_of(parser.parse_args(["--saturation-of", "half"]))
 
 
+def test_saturation_can_be_that_of_some_policies() -> None:
+    parser = argparse.ArgumentParser()
+    laboratory.add_arguments(parser)
+
+    suite = laboratory.suite_of(parser.parse_args(["--saturation-of", "preble+sglang"]))
+
+    assert peers(suite.saturation_of) == ("preble fifo=preble,queue_order=fifo", "sglang fifo=sglang,queue_order=fifo")
+
+
 def test_options_change_the_suite(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     laboratory.add_arguments(parser)

@@ -75,6 +75,23 @@ def test_single_experiments_are_run_alone() -> None:
         command.sections_of("metadata")
 
 
+def plan_of(*options: str) -> Plan:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.plan_of(parser.parse_args(options))
+
+
+def test_every_experiment_can_have_another_engine() -> None:
+    changed = plan_of("--quick", "--engine", "prefill_first+kv_capacity_tokens=500000")
+    engines = [one.workload("toolagent", "qwen2.5-7b-910b4", 80).engine for one in (plan_of("--quick"), changed)]
+
+    assert [(one.prefill_first, one.kv_capacity_tokens) for one in engines] == [(False, 1_000_000), (True, 500_000)]
+    assert "Engines changed by 'prefill_first+kv_capacity_tokens=500000'." in rules_of(changed)
+    assert not any(rule.startswith("Engines changed") for rule in rules_of(TINY))
+    with pytest.raises(OptionError, match="unknown change 'decode_first'"):
+        plan_of("--engine", "decode_first")
+
+
 def test_all_policies_rates_traces_and_presets_are_compared(sections: list[Section]) -> None:
     tables = {table.title: table for table in sections[0].tables}
 

@@ -57,3 +57,27 @@ def test_shares_are_told_by_length_and_by_tokens() -> None:
     ours = dict(zip(table.columns, table.rows[0], strict=True))
     assert (ours["on time"], ours["by tokens"], ours["longest"], ours["of the longest"]) == ("90", "70", "75", "8")
     assert (ours["TPOT P50 ms"], ours["P90 ms"]) == ("40", "80")
+
+
+def test_the_share_on_time_stands_beside_the_best_other_with_the_same_order_and_losses_are_counted() -> None:
+    table = overview_tables(crossed())[0]
+
+    assert table.title == "On time beside the best other with the same order"
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["workload"], row["instances"]) == ("uniform", "8 × 7B")
+    assert row["deadline, 1.5 ×: ours"] == "80.0"
+    assert table.rows[0][3:5] == ("66.7 b", "+20.0 ± 0.0")
+    assert table.rows[0][5:8] == ("60.0", "66.7 b", "-10.0 ± 0.0")
+    told = "behind by more than 1 % in {} of 1 rows, in {} of them beyond the spread of the seeds; mean lead {} %."
+    (note,) = table.notes
+    assert f"Deadline, 1.5 ×: {told.format(0, 0, '+20.0')}" in note
+    assert f"Fifo, 1.5 ×: {told.format(1, 1, '-10.0')}" in note
+
+
+def test_a_rate_that_a_fleet_was_not_run_at_is_absent() -> None:
+    made = crossed()
+    other = replace(next(iter(made.seeds)), instances=2)
+
+    table = overview_tables(replace(made, seeds={**made.seeds, other: (1, 2)}))[0]
+
+    assert table.rows[1] == ("uniform", "2 × 7B", *"–" * 6)

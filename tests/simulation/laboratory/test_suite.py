@@ -6,7 +6,7 @@ import pytest
 from scheduling.settings import SchedulingSettings
 from simulation.errors import TraceError
 from simulation.laboratory.run_cache import RunCache
-from simulation.laboratory.suite import QUICK, STANDARD, Fleet, Workload, fleets, recorded, workload_of
+from simulation.laboratory.suite import QUICK, STANDARD, VARIATIONS, Fleet, Workload, fleets, recorded, workload_of
 from simulation.laboratory.trials import Trial
 from simulation.laboratory.variants import parse_variant
 
@@ -29,6 +29,16 @@ def test_the_standard_suite_covers_six_traces_two_sizes_and_both_presets() -> No
     assert {fleet.workload.name for fleet in covered} == names
     assert {fleet.requests for fleet in covered if fleet.instances == 32} == {32 * STANDARD.requests_per_instance}
     assert len(fleets(QUICK)) < len(covered)
+
+
+def test_variations_change_the_engine_or_the_size_and_never_both() -> None:
+    covered = fleets(VARIATIONS)
+    usual = (VARIATIONS.presets[0], VARIATIONS.sizes[0])
+
+    assert len(covered) == len(set(covered)) == len(VARIATIONS.workloads) * 10
+    assert all(usual[0] == fleet.preset or usual[1] == fleet.instances for fleet in covered)
+    requests = {fleet.instances: fleet.requests for fleet in covered}
+    assert requests == {2: 480, 8: 480, 32: 1920}, "two instances get a trace as long as eight do"
 
 
 def test_a_seed_gives_a_generator_another_trace() -> None:
