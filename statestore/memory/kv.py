@@ -9,7 +9,8 @@ it: what is evicted first is a leaf, and what is listed is closed under prefixes
 therefore be found by binary search.
 
 What the engine itself reported (``statestore.kv_events``) is *confirmed*: resident, and beyond capacity and LRU, until
-the engine reports that it is gone.
+the engine reports that it is gone. It is closed under prefixes by itself. Where the engine evicts the end of it, the
+blocks that were booked behind that end stay, after a gap, and are no hits.
 """
 
 from __future__ import annotations
@@ -37,12 +38,20 @@ class KvMetadata:
     def hit_blocks(self, hashes: Sequence[int]) -> int:
         """Blocks at the head of the chain that are listed, reserved or resident; O(log chain)."""
         booked, confirmed = self._booked, self._confirmed
-        return bisect_left(hashes, True, key=lambda each: each not in booked and each not in confirmed)
+        hit = bisect_left(hashes, True, key=lambda each: each not in booked and each not in confirmed)
+        if hit > 1 and hashes[hit - 1] in booked:
+            head = bisect_left(hashes, True, hi=hit, key=lambda each: each not in confirmed) if confirmed else 0
+            if hashes[head] not in booked:
+                return head
+        return hit
 
     def resident_blocks(self, hashes: Sequence[int]) -> int:
         """Blocks at the head of the chain that are resident; O(log chain)."""
         booked, confirmed = self._booked, self._confirmed
-        return bisect_left(hashes, True, key=lambda each: not booked.get(each, _NOT)[0] and each not in confirmed)
+        hit = self.hit_blocks(hashes)
+        return bisect_left(
+            hashes, True, hi=hit, key=lambda each: not booked.get(each, _NOT)[0] and each not in confirmed
+        )
 
     def stamp(self, hashes: Sequence[int], resident_blocks: int, capacity_blocks: int) -> None:
         """Enter the chain as the youngest, its first blocks as resident, evicting the oldest beyond capacity. What is

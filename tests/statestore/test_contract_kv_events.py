@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from scheduling.instance import InstanceState
+from scheduling.request import RequestState
 from statestore.base import PoolStore
 from statestore.errors import LeaseLostError
 from statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
-from tests.statestore.samples import CHAIN, HandClock, chain, instance, lead, place
+from tests.statestore.samples import CHAIN, HandClock, chain, finish, hold, instance, lead, place, record, sweep
 
 LEASE_MS = 2000
 
@@ -130,6 +131,25 @@ async def test_a_placement_books_what_follows_the_confirmed_head(pool: PoolStore
     await pool.apply_kv_events("a", fence, KvChange(1, 1.0, (), CHAIN.hashes[2:3]))
     assert (await pool.loads())["a"].cached_blocks == 4
     assert await hit_of(pool) == 2
+
+
+async def test_what_was_booked_behind_an_evicted_end_is_no_hit(pool: PoolStore) -> None:
+    fence = await claimed(pool)
+    turn = chain(*CHAIN.hashes, *range(15, 30))
+    await pool.apply_kv_events("a", fence, KvChange(0, 1.0, CHAIN.hashes))
+    await place(pool, "busy", "a", tokens=4000)
+    held = await hold(pool, "held", slo_ms=60_000, chain=turn)
+
+    await pool.apply_kv_events("a", fence, KvChange(1, 1.0, (), CHAIN.hashes[1:]))
+    hit_blocks = (await pool.observe(["a"], turn)).loads["a"].hit_blocks
+    later = await hold(pool, "later", slo_ms=60_000, chain=turn)
+    await finish(pool, "busy")
+    await sweep(pool)
+    granted = await record(pool, "held")
+
+    assert (held.state, held.uncached_tokens) == (RequestState.HELD, 1500)
+    assert (hit_blocks, later.uncached_tokens) == (1, 1800)
+    assert (granted.state, granted.uncached_tokens) == (RequestState.DISPATCHED, 1800)
 
 
 async def test_the_engine_confirms_what_was_booked(pool: PoolStore) -> None:

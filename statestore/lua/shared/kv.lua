@@ -2,7 +2,8 @@
 -- Stamps fall along a chain, so the lowest is always a leaf's and what is listed is closed under prefixes. The stamp of a
 -- resident block is whole, that of one which is only reserved ends in a half.
 -- What the engine confirmed (statestore/redis/kv_events.py) has a stamp from terms.confirmed on: above all others, and
--- whole; no placement changes or evicts it.
+-- whole; no placement changes or evicts it. It is closed under prefixes by itself. Where the engine evicts the end of it,
+-- the blocks that were booked behind that end stay, after a gap, and are no hits.
 local BLOCKS_PER_CALL = 500
 
 -- The last of 1..most for which holds tells something, and what; 0 where there is none. Those for which it does come before
@@ -29,9 +30,19 @@ end
 -- Blocks at the head of the chain that are listed, and the stamp of the last one. A guess, of another instance, may help.
 local function hit_blocks(id, chain, guess)
   local blocks, kv_key = #chain / 8, keys.kv .. id
-  return last_that(blocks, math.max(1, guess or math.ceil(blocks / 2)), function(block)
+  local hit, stamp = last_that(blocks, math.max(1, guess or math.ceil(blocks / 2)), function(block)
     return stamp_of(kv_key, chain, block)
   end)
+  if hit > 1 and tonumber(stamp) < terms.confirmed then
+    local confirmed, last = last_that(hit - 1, 1, function(block)
+      local found = stamp_of(kv_key, chain, block)
+      return found and tonumber(found) >= terms.confirmed and found
+    end)
+    if not stamp_of(kv_key, chain, confirmed + 1) then
+      return confirmed, last
+    end
+  end
+  return hit, stamp
 end
 
 -- Of so many listed blocks at the head of the chain, the last with this stamp, those that are resident; usually all.
@@ -40,7 +51,10 @@ local function resident_blocks(id, chain, hit, stamp)
     return hit
   end
   local kv_key = keys.kv .. id
-  return (last_that(hit - 1, hit - 1, function(block) return stamp_of(kv_key, chain, block) % 1 == 0 end))
+  return (last_that(hit - 1, hit - 1, function(block)
+    local found = stamp_of(kv_key, chain, block)
+    return found and found % 1 == 0
+  end))
 end
 
 -- Prompt tokens left to prefill after a hit, at least 1.
