@@ -42,6 +42,8 @@ class EngineView:
         self._group: int | None = None
         self._before: dict[int, int | None] = {}
         """The fleet's hash of each device block that was touched since the last change was taken; None: not held."""
+        self._removed: dict[int, int] = {}
+        """The fleet's hash of each device block that was removed since; some of them were stored again."""
         self._pool_touched: set[int] = set()
         self._cleared = False
         self.orphans = 0
@@ -86,8 +88,12 @@ class EngineView:
 
     def take_change(self, sequence: int, published_s: float, *, all_names: bool = False) -> tuple[KvChange, bool]:
         """What changed since the last call, and whether all that the store listed before has to be dropped first. With
-        ``all_names`` these are told from the beginning."""
-        device, stored, removed = self._device, [], []
+        ``all_names`` these are told from the beginning.
+
+        A block that was stored and removed since is told as removed: the store may list it, since a placement booked
+        it."""
+        device, stored = self._device, []
+        removed = [block for name, block in self._removed.items() if name not in device]
         names: dict[bytes, bytes] = {}
         for name, before in self._before.items():
             now = device.get(name)
@@ -95,8 +101,6 @@ class EngineView:
                 names[_NAME.pack(_DEVICE, name)] = b"" if now is None else _KNOWN.pack(*now)
             if now is not None and before is None:
                 stored.append(now[0])
-            elif now is None and before is not None:
-                removed.append(before)
         if all_names:
             names = self._all_names()
         else:
@@ -105,6 +109,7 @@ class EngineView:
                 names[_NAME.pack(_POOL, name)] = b"" if copies is None else _KNOWN.pack(_NO_HASH, copies)
         cleared, self._cleared = self._cleared, False
         self._before.clear()
+        self._removed.clear()
         self._pool_touched.clear()
         return KvChange(sequence, published_s, stored, removed, names, all_names), cleared
 
@@ -150,11 +155,13 @@ class EngineView:
                 device[name] = (held[0], held[1] - 1)
             else:
                 del device[name]
+                self._removed[name] = held[0]
 
     def _clear(self) -> None:
         """The store drops names of the pool too; they are told again."""
         self._device.clear()
         self._before.clear()
+        self._removed.clear()
         self._pool_touched = set(self._pool)
         self._cleared = True
 

@@ -65,13 +65,15 @@ def test_a_removed_block_is_named_by_the_engine() -> None:
     assert (change.stored, change.removed, list(change.names.values())) == ([], [CHAIN[2]], [b""])
 
 
-def test_what_comes_and_goes_within_one_change_is_no_change_of_blocks() -> None:
+def test_what_comes_and_goes_within_one_change_is_gone() -> None:
     view = EngineView()
     apply(view, stored(1))
 
     change, _ = apply(view, stored(2, parent=1, at=1), removed(2), removed(1), stored(1))
+    later, _ = apply(view, stored(2, parent=1, at=1))
 
-    assert (change.stored, change.removed) == ([], [])
+    assert (change.stored, change.removed) == ([], [CHAIN[1]])
+    assert (later.stored, later.removed) == ([CHAIN[1]], [])
 
 
 def test_a_block_that_is_held_twice_is_gone_when_both_copies_are() -> None:
