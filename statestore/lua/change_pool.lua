@@ -1,8 +1,10 @@
 -- Makes a change that a caller derived from what it read, if that is still so: for what no request waits for.
 -- ARGV  1 clock, 2 fence of the leader whose change it is, or ''; 3 about it, as JSON: read [[key, field, text or false],
---       …], instances {id: {field of its record: value, …}, …} where counts or blocks change, and counted true where plans
---       for these were made for other figures; then for each command the number of its words, and these
--- Reply {now ms, what each command replied, …}, or nil if something is no longer as it was read; error FENCED
+--       …], instances {id: {field of its record: value, …}, …} where counts or blocks change, counted true where plans for
+--       these were made for other figures, and tells, an instance or ''; then for each command the number of its words, and
+--       these
+-- Reply {now ms, what each command replied, …, and what tells names: its queue or nil}, or nil if something is no longer as
+--       it was read; error FENCED
 local FIRST_COMMAND = 4
 local now_ms, change = store_now_ms(), cjson.decode(ARGV[3])
 local refused = fence_error(ARGV[2], now_ms)
@@ -33,5 +35,8 @@ for id, fields in pairs(change.instances) do
       write_record(instance)
     end
   end
+end
+if change.tells ~= '' then
+  replies[#replies + 1] = room(read_instance(change.tells), now_ms)
 end
 return replies

@@ -15,12 +15,12 @@ end
 
 -- Counts the request again: by now those before it may have brought its prefix.
 local function dispatch(request)
-  local chain = read_chain(request.id)
+  local chain, block_tokens = unpack(redis.call('HMGET', keys.request .. request.id, 'chain', 'block_tokens'))
   if chain then
-    local hit, stamp = hit_blocks(instance.id, chain.hashes)
-    local resident = resident_blocks(instance.id, chain.hashes, hit, stamp)
-    request.uncached_tokens = prefill_tokens(request.told.prompt_tokens, chain.block_tokens, resident)
-    stamp_chain(instance, chain.hashes, chain.block_tokens, #chain.hashes / 8, settled_blocks(hit, stamp))
+    local hit, stamp = hit_blocks(instance.id, chain)
+    local resident = resident_blocks(instance.id, chain, hit, stamp)
+    request.uncached_tokens = prefill_tokens(request.told.prompt_tokens, block_tokens, resident)
+    stamp_chain(instance, chain, block_tokens, #chain / 8, hit, stamp)
     redis.call('HDEL', keys.request .. request.id, 'chain', 'block_tokens')
   end
   request.state, request.deferred, request.dispatched_ms = 'dispatched', 0, now_ms
@@ -50,9 +50,8 @@ end
 
 -- Of a request whose key is gone, by hand: planned again and again, it would keep others waiting.
 local function drop_entry(request_id)
-  local listed = request_id .. ' '
   for _, entry in ipairs(redis.call('ZRANGE', keys.queue .. instance.id, 0, terms.plan_limit - 1)) do
-    if string.sub(entry, 1, #listed) == listed then
+    if string.match(entry, '(.*) ') == request_id then
       redis.call('ZREM', keys.queue .. instance.id, entry)
     end
   end

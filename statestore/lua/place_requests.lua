@@ -110,7 +110,7 @@ local function enter_chosen(request, resident, told, head)
     resident = #chain / 8
   end
   enter(instance, request, request.enqueued_ms + ask.rank_ms, now_ms)
-  stamp_chain(instance, chain, ask.block_tokens, resident, settled_blocks(best.hit, best.stamp))
+  stamp_chain(instance, chain, ask.block_tokens, resident, best.hit, best.stamp)
   if side.leg ~= 'decode' then
     instance.assigned_tokens = instance.assigned_tokens + request.uncached_tokens
     stamp_samples(samples, instance.id)
@@ -123,10 +123,9 @@ local function enter_chosen(request, resident, told, head)
     met[ask.told.replica_id] = true
     lease_first(ask.told.replica_id, now_ms)
   end
-  if ask.rebalances and best.missed then
-    redis.call('ZADD', keys.rebalance_wanted, 'NX', now_ms, instance.id)
-    if second and second.missed then
-      redis.call('ZADD', keys.rebalance_wanted, 'NX', now_ms, second.instance.id)
+  for _, offer in ipairs(ask.rebalances and best.missed and { best, second } or {}) do
+    if offer.missed then
+      redis.call('ZADD', keys.rebalance_wanted, 'NX', now_ms, offer.instance.id)
     end
   end
 end

@@ -1,11 +1,11 @@
 -- Releases what requests need no more: of some the first token came, others are over. An instance is read and written once.
--- ARGV  1 clock, 2 fence or '': with one, only requests of a replica whose lease ran out; then 5 for each: request id;
---       instance id where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any;
+-- ARGV  1 clock, 2 fence or '', 3 the lease of the replica that is reaped, as it was read, or ''; then 5 for each: request
+--       id; instance id where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any;
 --       what to note of it, as JSON, or ''
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later one;
 --       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, or past this; error FENCED
-local FIRST_REQUEST = 3
-local now_ms, fence, instances, changed, replies = store_now_ms(), ARGV[2], {}, {}, {}
+local FIRST_REQUEST = 4
+local now_ms, fence, instances, last, replies = store_now_ms(), ARGV[2], {}, {}, {}
 local refused = fence_error(fence, now_ms)
 if refused then
   return refused
@@ -16,29 +16,28 @@ local function log_sample(subject, text)
 end
 
 -- Releases pending tokens, stamps the prefill clock, logs a sample. The request, where it waited there for this.
-local function prefill(id, instance_id, note)
+local function prefill(id, note, instance_id)
   local request, instance = read_request(id), read_once(instances, instance_id)
   if not request or not instance or request.instance_id ~= instance_id or request.state ~= 'dispatched' then
     return nil
   end
   instance.pending_tokens = instance.pending_tokens - request.uncached_tokens
   instance.dispatched_tokens = instance.dispatched_tokens - request.uncached_tokens
-  request.state, request.prefilled_ms = 'prefilled', now_ms
-  write_placed(request)
   if note ~= '' then
     log_sample(instance_id, string.format('%d %d %d %d %d %s', request.uncached_tokens, request.enqueued_ms,
       request.dispatched_ms, instance.last_prefill_ms, now_ms, note))
   end
-  instance.last_prefill_ms = now_ms
+  request.state, request.prefilled_ms, instance.last_prefill_ms = 'prefilled', now_ms, now_ms
+  write_placed(request)
   return request
 end
 
 -- Releases all that is left. The request, where something was.
-local function finish(id, replica_id, attempt, note)
+local function finish(id, note, _, replica_id, attempt)
   local request = read_request(id, 'told')
   if not request or (replica_id ~= '' and request.told.replica_id ~= replica_id)
     or (attempt ~= '' and request.told.attempt > tonumber(attempt))
-    or (fence ~= '' and replica_alive(request.told.replica_id, now_ms)) then
+    or (fence ~= '' and (redis.call('HGET', keys.replicas, replica_id) or '') ~= ARGV[3]) then
     return nil
   end
   redis.call('DEL', keys.request .. id)
@@ -54,21 +53,17 @@ end
 
 for first = FIRST_REQUEST, #ARGV, 5 do
   local id, instance_id, replica_id, attempt, note = unpack(ARGV, first, first + 4)
-  local request
-  if instance_id ~= '' then
-    request = prefill(id, instance_id, note)
-  else
-    request = finish(id, replica_id, attempt, note)
-  end
+  local release = instance_id == '' and finish or prefill
+  local request = release(id, note, instance_id, replica_id, attempt)
   replies[#replies + 1] = not request and 0
   local instance = request and instances[request.instance_id]
   if instance then
-    instance.version = instance.version + (changed[instance.id] and 1 or 0) -- every release is a change
-    changed[instance.id] = #replies
+    instance.version = instance.version + (last[instance.id] and 1 or 0) -- every release is a change
+    last[instance.id] = #replies
   end
 end
-for id, last in pairs(changed) do
+for id, place in pairs(last) do
   write_instance(instances[id])
-  replies[last] = room(instances[id], now_ms)
+  replies[place] = room(instances[id], now_ms)
 end
 return replies

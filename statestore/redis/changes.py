@@ -1,5 +1,5 @@
 """Changes that are derived here from what was read, and made if it is still so: members, leases, publications, repairs,
-KV events.
+KV events, moves, recovery.
 
 No request waits for one, so it may take two round trips, and a third where another caller was faster.
 """
@@ -35,6 +35,8 @@ class Change:
     """By id and name of the field; what is gone stays so. Their cached blocks are counted in any case."""
     counted: bool = False
     """Plans for these instances were made for other figures."""
+    tells: str = ""
+    """An instance whose queue is told, where that has room then."""
 
     @property
     def is_empty(self) -> bool:
@@ -52,12 +54,13 @@ class Changes:
         return self._calls.script(script, self._keys.base, *arguments)
 
     async def _make(self, change: Change) -> list[Any] | None:
-        """The store's time, and what each command replied; None where something was read that is otherwise by now.
-        Raises LeaseLostError."""
+        """The store's time, what each command replied, and what it tells; None where something was read that is
+        otherwise by now. Raises LeaseLostError."""
         about = {
             "read": [(key, name, False if text is None else text) for key, name, text in change.read],
             "instances": change.instances,
             "counted": change.counted,
+            "tells": change.tells,
         }
         words: list[Argument] = []
         for command in change.commands:
@@ -74,8 +77,15 @@ class Changes:
         Raises:
             StoreError: others changed it at every attempt.
         """
+        return (await self._derive_made(derive))[0]
+
+    async def _derive_made(
+        self, derive: Callable[[], Awaitable[tuple[Answer, Change]]]
+    ) -> tuple[Answer, Sequence[Any]]:
+        """The same, and what ``_make`` returned."""
         for _ in range(MAX_ATTEMPTS):
             answer, change = await derive()
-            if change.is_empty or await self._make(change):
-                return answer
+            made = () if change.is_empty else await self._make(change)
+            if made is not None:
+                return answer, made
         raise StoreError("it is changed by others again and again; try again later")

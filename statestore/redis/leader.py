@@ -17,7 +17,7 @@ from scheduling.queue_order import PLAN_LIMIT, QueueHead, QueueOrder
 from scheduling.rebalance import HotQueue
 from scheduling.request import Counts, Request, RequestState
 from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore.base import Arrival, MigrateStatus, Migration, Release, Transition
+from statestore.base import Arrival, Release, Transition
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.leases import RETIRED, Lease, check_fence
@@ -25,8 +25,9 @@ from statestore.memory.members import SCALING_LOG
 from statestore.records import INSTANCE
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, ClientCalls, Command
-from statestore.redis.changes import Change, Changes
+from statestore.redis.changes import Change
 from statestore.redis.codec import LoadReader, pairs_from
+from statestore.redis.moves import Moves
 from statestore.redis.views import Views
 
 _LOADS_PER_CALL = 250
@@ -37,7 +38,7 @@ MAX_RELEASES = 64
 _HELD = RequestState.HELD
 
 
-class LeaderCalls(Changes):
+class LeaderCalls(Moves):
     """Half of ``RedisPool``; see ``statestore.base.PoolStore`` for the contract."""
 
     def __init__(
@@ -125,11 +126,6 @@ class LeaderCalls(Changes):
     async def records(self, request_ids: Sequence[str]) -> Mapping[str, Request]:
         return await self._views.records(request_ids)
 
-    async def migrate(self, request: Request, target_id: str, *, reason: str, fence: int) -> Migration:
-        move = (request.request_id, request.instance_id, target_id, reason, fence, self._order.rank_ms(request.slo_ms))
-        status, *queue = await self._run("migrate_request", *move)
-        return Migration(MigrateStatus(status.decode()), codec.queue_head_from(queue[0]) if queue else None)
-
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
         wanted = self._keys.rebalance_wanted
         taken: list[bytes] = []
@@ -212,28 +208,29 @@ class LeaderCalls(Changes):
         return (await self._views.snapshot()).requests_of(replica_id)
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
+        key, now_ms = self._keys.replicas, await self._calls.now_ms()
+        lease = await self._calls.command("HGET", key, replica_id)
+        known = codec.replicas_from({replica_id.encode(): lease} if lease else {})
+        if any(each.is_alive(now_ms) for each in known):
+            await self._make(Change(fence=fence))
+            return 0
         left = [Release(request.request_id, replica_id=replica_id) for request in await self.requests_of(replica_id)]
-        reaped = sum(told.done for told in await self._release(left, fence))
-        await self._forget(replica_id, fence)
-        return reaped
+        told = await self._release(left, fence, lease)
+        await self._make(Change([("HDEL", key, replica_id)], ((key, replica_id, lease),), fence))
+        return sum(each.done for each in told)
 
-    async def _release(self, releases: Sequence[Release], fence: int | None = None) -> list[Transition]:
+    async def _release(
+        self, releases: Sequence[Release], fence: int | None = None, lease: bytes | None = None
+    ) -> list[Transition]:
+        """With a ``fence``, only while the lease of their replica is still this one; None: it has none."""
         told: list[Transition] = []
         for first in range(0, len(releases), MAX_RELEASES):
-            parts: list[Argument] = ["" if fence is None else fence]
+            parts: list[Argument] = ["" if fence is None else fence, lease or b""]
             for each in releases[first : first + MAX_RELEASES]:
                 attempt = "" if each.attempt is None else each.attempt
                 parts += (each.request_id, each.instance_id, each.replica_id, attempt, each.note)
             told += [codec.transition_from(reply) for reply in await self._run("release_requests", *parts)]
         return told
-
-    async def _forget(self, replica_id: str, fence: int) -> None:
-        """Unless it is alive again."""
-        key, now_ms = self._keys.replicas, await self._calls.now_ms()
-        text = await self._calls.command("HGET", key, replica_id)
-        known = codec.replicas_from({replica_id.encode(): text} if text else {})
-        ended: list[Command] = [("HDEL", key, each.replica_id) for each in known if not each.is_alive(now_ms)]
-        await self._make(Change(ended, ((key, replica_id, text),), fence))
 
     async def repair(self, *, fence: int) -> int:
         leader = pairs_from(await self._calls.command("HGETALL", self._keys.leader))

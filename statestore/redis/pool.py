@@ -243,13 +243,6 @@ class RedisPool(KvEventCalls, LeaderCalls):
 
         await self._derive(end)
 
-    async def adopt(self, requests: Sequence[Request]) -> int:
-        adopted = 0
-        for request in requests:
-            record = (codec.placed_of(request), codec.told_of(request))
-            adopted += await self._run("adopt_request", request.request_id, self._order.rank_of(request), *record)
-        return adopted
-
     # stored responses ------------------------------------------------------------------------------------
     async def keep_response(self, response_id: str, tokens: int) -> None:
         new, old = self._keys.responses

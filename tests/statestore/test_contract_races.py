@@ -141,6 +141,24 @@ async def test_a_request_that_two_leaders_would_move_moves_once(pools: Pools) ->
     await assert_sums_hold(pools[0])
 
 
+async def test_what_two_replicas_enter_again_while_others_are_placed_is_entered_once(pools: Pools) -> None:
+    for name in ("a", "b"):
+        await pools[0].put_instance(instance(name, max_running_requests=1000, max_queued_requests=1000))
+    for number in range(120):
+        await place(pools[0], f"r{number}", "ab"[number % 2], replica_id="one")
+    live = (await pools[0].snapshot()).requests
+    await asyncio.gather(*(finish(pools[0], request.request_id) for request in live))
+
+    adopted, again, *_ = await asyncio.gather(
+        *(pool.adopt(live) for pool in pools),
+        *(place(pools[number % 2], f"new{number}", "ab"[number % 2]) for number in range(20)),
+    )
+
+    assert adopted + again == 120
+    assert len((await pools[0].snapshot()).requests) == 140
+    await assert_sums_hold(pools[0])
+
+
 async def test_of_many_workers_one_leads(pools: Pools) -> None:
     leases = await asyncio.gather(*(pools[number % 2].acquire_lease(f"worker-{number}", 1000) for number in range(20)))
 

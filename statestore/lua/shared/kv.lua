@@ -62,15 +62,12 @@ local function prefill_tokens(prompt_tokens, block_tokens, hit)
   return prompt_tokens - math.min(hit, math.floor((prompt_tokens - 1) / block_tokens)) * block_tokens
 end
 
--- Of so many listed blocks, the last with this stamp, those that a placement need not stamp: no stamp is above theirs.
-local function settled_blocks(hit, stamp)
-  return hit > 0 and tonumber(stamp) >= terms.confirmed and hit or 0
-end
-
--- Enters a chain, but for its settled blocks, as the youngest: its first blocks as resident, the others as reserved. Evicts
--- the oldest beyond capacity, which what is confirmed does not count in.
-local function stamp_chain(instance, chain, block_tokens, resident, settled)
+-- Enters a chain as the youngest: its first blocks as resident, the others as reserved. So many of its blocks are listed, the
+-- last with this stamp: where that is confirmed, they are left alone. Evicts the oldest beyond capacity, which what is
+-- confirmed does not count in.
+local function stamp_chain(instance, chain, block_tokens, resident, hit, stamp)
   local capacity = math.floor(instance.kv_capacity_tokens / block_tokens)
+  local settled = hit > 0 and tonumber(stamp) >= terms.confirmed and hit or 0
   local blocks, kv_key = math.min(#chain / 8, capacity), keys.kv .. instance.id
   instance.kv_stamp = instance.kv_stamp + blocks
   for first = settled, blocks - 1, BLOCKS_PER_CALL do

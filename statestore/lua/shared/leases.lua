@@ -19,17 +19,11 @@ end
 
 -- No request is without a lease, JSON by id in one hash: its replica gets a first one if it has none that runs, which it has
 -- not beaten for.
-local function replica_alive(replica_id, now_ms)
-  local text = redis.call('HGET', keys.replicas, replica_id)
-  if not text then
-    return false
-  end
-  -- Parsed without cjson: every placement does this, and decoding all of it would take longer than the rest.
-  return lease_runs(string.match(text, '"expires_ms":(%d+)'), string.match(text, '"lease_ms":(%d+)'), now_ms)
-end
-
 local function lease_first(replica_id, now_ms)
-  if not replica_alive(replica_id, now_ms) then
+  local text = redis.call('HGET', keys.replicas, replica_id) or ''
+  -- Parsed without cjson: every placement does this, and decoding all of it would take longer than the rest.
+  local expires_ms, lease_ms = string.match(text, '"expires_ms":(%d+),"lease_ms":(%d+)')
+  if not lease_runs(expires_ms, lease_ms, now_ms) then
     redis.call('HSET', keys.replicas, replica_id, string.format('{"expires_ms":%d,"lease_ms":%d,"beaten":false,"info":{}}',
       now_ms + terms.first_lease_ms, terms.first_lease_ms))
   end

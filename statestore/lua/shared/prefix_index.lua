@@ -11,7 +11,7 @@ local function stamp_samples(samples, instance_id)
   end
 end
 
--- The instance of the deepest known sample, and its place; nil and 0 where none is known.
+-- The instance of the deepest known sample, and its place; nil where none is known.
 local function find_holder(samples)
   local newer = samples[1] and redis.call('HMGET', keys.prefixes_new, unpack(samples))
   local older = samples[1] and not newer[#samples] and redis.call('HMGET', keys.prefixes_old, unpack(samples)) or {}
@@ -20,5 +20,4 @@ local function find_holder(samples)
       return newer[place] or older[place], place
     end
   end
-  return nil, 0
 end

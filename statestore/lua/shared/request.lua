@@ -19,12 +19,6 @@ local function write_placed(request)
   redis.call('HSET', keys.request .. request.id, 'placed', placed_text(request))
 end
 
--- The chain of a held request, packed; nil for one whose chain is unknown.
-local function read_chain(id)
-  local hashes, block_tokens = unpack(redis.call('HMGET', keys.request .. id, 'chain', 'block_tokens'))
-  return hashes and { hashes = hashes, block_tokens = tonumber(block_tokens) } or nil
-end
-
 -- How a held request is listed: what a plan has to know of it, in one text.
 local function listed_as(request)
   return request.id .. ' ' .. request.uncached_tokens
@@ -42,8 +36,8 @@ local function count(instance, request, sign)
   end
   local told = request.told
   local context_tokens = told.prompt_tokens
-  if request.leg ~= 'prefill' then  -- an older replica tells of no stored tokens
-    context_tokens = context_tokens + (told.stored_tokens or 0) + told.expected_output_tokens
+  if request.leg ~= 'prefill' then
+    context_tokens = context_tokens + told.stored_tokens + told.expected_output_tokens
   end
   instance.dispatched_tokens = instance.dispatched_tokens + (request.state == 'dispatched' and tokens or 0)
   instance.running_requests = instance.running_requests + sign
