@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from scheduling.chain import Chain
-from scheduling.granting import CommitReply, Grant
+from scheduling.granting import CommitReply
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.learned import Learned
@@ -29,9 +29,9 @@ from scheduling.rebalance import HotQueue
 from scheduling.request import Request
 from scheduling.scale_record import ScaleEntry, ScaleRecord
 from scheduling.values import value
+from statestore.feed import GrantFeed
 from statestore.kv_events import KvEventStore
 from statestore.leases import Lease, ReplicaInfo
-from statestore.stream import Stream
 
 STORED_RESPONSES = 10_000
 """Of which the length is kept, see ``PoolStore.keep_response``."""
@@ -131,20 +131,14 @@ class PoolOverview:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSnapshot:
+class PoolSnapshot(PoolOverview):
     """Everything about a pool, for people and metrics. Not a hot-path call."""
 
-    now_ms: int
     epoch: int
     tree_version: int
     instances: Mapping[str, InstanceSpec]
-    loads: Mapping[str, InstanceLoad]
     requests: tuple[Request, ...]
     """Those first reserved first; in a large pool not all of one moment."""
-    replicas: tuple[ReplicaInfo, ...]
-    leader: Lease | None
-    migrations: Mapping[str, int]
-    """Migrated requests by reason, since the pool began."""
 
     def requests_of(self, replica_id: str) -> Sequence[Request]:
         return [request for request in self.requests if request.replica_id == replica_id]
@@ -225,7 +219,7 @@ class PoolStore(KvEventStore, Protocol):
     async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
         """What each says, in their order, in few calls. Not done where nothing was left to release."""
 
-    def grants(self, replica_id: str) -> Stream[Grant]:
+    def grants(self, replica_id: str) -> GrantFeed:
         """Grants and rejections of this replica's held requests as they happen. Some may be lost with a connection;
         ``records`` is authoritative."""
 

@@ -13,7 +13,8 @@ MAX_UNREAD_GRANTS = 65_536
 
 
 class GrantFeed:
-    """An endless iterator of grants: open from its creation, over when closed."""
+    """An iterator of grants that is endless until closed: open from its creation. A reader that waits for the next one
+    gets the end of the iteration then."""
 
     def __init__(self, on_close: Callable[[GrantFeed], None]) -> None:
         self._unread: deque[Grant] = deque(maxlen=MAX_UNREAD_GRANTS)
@@ -37,7 +38,7 @@ class GrantFeed:
         return self._unread.popleft()
 
     async def aclose(self) -> None:
-        """End the iteration, waking a reader that waits."""
+        """End the iteration."""
         if not self._closed:
             self._closed = True
             self._arrived.set()

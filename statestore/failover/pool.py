@@ -30,10 +30,9 @@ from scheduling.steps import drive
 from statestore.base import Membership, PoolStore, Store
 from statestore.clock import Clock, RealClock
 from statestore.errors import StoreError, StoreUnavailableError
-from statestore.feed import GrantFeeds
+from statestore.feed import GrantFeed, GrantFeeds
 from statestore.memory import MemoryPool, PoolState, wall_clock_ms
 from statestore.recovery import lost_members, recover_requests, restore_members
-from statestore.stream import Stream
 
 FIRST_PROBE_S = 0.05
 LONGEST_PROBE_S = 1.0
@@ -173,7 +172,7 @@ class FailoverPool:
         await self._primary.retire(replica_id)
 
     # grants ----------------------------------------------------------------------------------------------
-    def grants(self, replica_id: str) -> Stream[Grant]:
+    def grants(self, replica_id: str) -> GrantFeed:
         if replica_id not in self._listeners:
             listening = self._listen(replica_id)
             self._listeners[replica_id] = asyncio.get_running_loop().create_task(listening)

@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scheduling.granting import Grant
 from scheduling.placement import Placement, PlaceReply
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings
 from statestore.base import Release, Transition
-from statestore.feed import GrantFeeds
+from statestore.feed import GrantFeed, GrantFeeds
 from statestore.memory.placing import Placing
 from statestore.memory.state import PoolState
-from statestore.stream import Stream
 
 
 def wall_clock_ms() -> int:
@@ -51,7 +49,7 @@ class MemoryPool:
         """End every grants iterator."""
         await self._feeds.close_all()
 
-    def grants(self, replica_id: str) -> Stream[Grant]:
+    def grants(self, replica_id: str) -> GrantFeed:
         return self._feeds.open(replica_id)
 
     def __getattr__(self, name: str) -> Any:

@@ -6,7 +6,7 @@ collect in an outbox that the caller drains after each call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import orjson
@@ -30,6 +30,7 @@ from statestore.base import (
     PoolSnapshot,
     Transition,
 )
+from statestore.leases import Lease, ReplicaInfo
 from statestore.memory.instance import InstanceBook
 from statestore.memory.logs import BoundedLog
 from statestore.memory.members import Members
@@ -282,20 +283,14 @@ class PoolState(Members):
 
     def snapshot(self) -> PoolSnapshot:
         requests = sorted(self.requests.values(), key=lambda request: (request.enqueued_ms, request.request_id))
-        return PoolSnapshot(
-            self.now_ms(),
-            self.epoch,
-            self.tree_version,
-            self.membership().instances,
-            self.loads(),
-            tuple(requests),
-            self.replicas.all(),
-            self.leadership.current(self.now_ms()),
-            dict(self.migrations),
-        )
+        instances = self.membership().instances
+        return PoolSnapshot(*self._overview(), self.epoch, self.tree_version, instances, tuple(requests))
 
     def overview(self) -> PoolOverview:
-        now_ms = self.now_ms()
-        return PoolOverview(
-            now_ms, self.loads(), self.replicas.all(), self.leadership.current(now_ms), dict(self.migrations)
-        )
+        return PoolOverview(*self._overview())
+
+    def _overview(
+        self,
+    ) -> tuple[int, Mapping[str, InstanceLoad], tuple[ReplicaInfo, ...], Lease | None, Mapping[str, int]]:
+        now_ms, leader = self.now_ms(), self.leadership.current(self.now_ms())
+        return now_ms, self.loads(), self.replicas.all(), leader, dict(self.migrations)

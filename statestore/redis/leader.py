@@ -27,7 +27,7 @@ from statestore.records import INSTANCE
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, Command
 from statestore.redis.changes import Change
-from statestore.redis.codec import LoadReader, pairs_from
+from statestore.redis.codec import pairs_from
 from statestore.redis.moves import Moves
 from statestore.redis.views import Views
 
@@ -40,14 +40,12 @@ MAX_RELEASES = 64
 _HELD = RequestState.HELD
 
 
-class LeaderCalls(Moves):
+class LeaderCalls(Moves, Views):
     """Half of ``RedisPool``; see ``statestore.base.PoolStore`` for the contract."""
 
     def __init__(self, keys: PoolKeys, calls: Calls, order: QueueOrder) -> None:
         super().__init__(keys, calls)
         self._order = order
-        self._reader = LoadReader()
-        self._views = Views(keys, calls, self._reader)
 
     # leadership ------------------------------------------------------------------------------------------
     async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
@@ -116,9 +114,6 @@ class LeaderCalls(Moves):
         others = sorted({request.alternative_id for request in held if request.alternative_id is not None})
         alternatives = await self._loads_of(others) if others else {}
         return HotQueue(await self._calls.now_ms(), loads[instance_id], held, alternatives)
-
-    async def records(self, request_ids: Sequence[str]) -> Mapping[str, Request]:
-        return await self._views.records(request_ids)
 
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
         """Asks again and again: a command that blocks would need a connection of its own."""
@@ -197,7 +192,7 @@ class LeaderCalls(Moves):
 
     async def requests_of(self, replica_id: str) -> Sequence[Request]:
         # From lists of one moment: a request that moves meanwhile is in one of them.
-        return (await self._views.snapshot()).requests_of(replica_id)
+        return (await self.snapshot()).requests_of(replica_id)
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
         key, now_ms = self._keys.replicas, await self._calls.now_ms()

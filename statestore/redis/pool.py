@@ -9,14 +9,15 @@ from typing import Any
 import orjson
 
 from scheduling.chain import Chain
-from scheduling.granting import CommitReply, Grant
+from scheduling.granting import CommitReply
 from scheduling.instance import InstanceSpec, InstanceState, Role
 from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueueOrder, QueuePlan
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
 from statestore import base
-from statestore.base import Membership, PoolOverview, PoolSnapshot, Release, SettingsChange, Transition
+from statestore.base import Membership, Release, SettingsChange, Transition
+from statestore.feed import GrantFeed
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvViewStatus
 from statestore.leases import RETIRED, ReplicaInfo
@@ -30,7 +31,6 @@ from statestore.redis.leader import LeaderCalls
 from statestore.redis.placing import arguments_of, reply_from
 from statestore.redis.subscriber import GrantSubscriber
 from statestore.redis.turns import Turn
-from statestore.stream import Stream
 
 MAX_PLACEMENTS = 16
 """That share a script at most: it stops everything else, and its memory is not reused before it ends."""
@@ -65,7 +65,7 @@ class RedisPool(KvEventCalls, LeaderCalls):
 
     # members ---------------------------------------------------------------------------------------------
     async def membership(self) -> Membership:
-        found = await self._views.membership()
+        found = await super().membership()
         if found.overrides != self._overrides:
             self._overrides = found.overrides
             scheduling = with_overrides(self._configured, found.overrides)
@@ -214,7 +214,7 @@ class RedisPool(KvEventCalls, LeaderCalls):
     async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
         return await self._release(releases)
 
-    def grants(self, replica_id: str) -> Stream[Grant]:
+    def grants(self, replica_id: str) -> GrantFeed:
         return self._subscriber.open(replica_id)
 
     # replicas --------------------------------------------------------------------------------------------
@@ -251,10 +251,3 @@ class RedisPool(KvEventCalls, LeaderCalls):
     async def response_tokens(self, response_id: str) -> int:
         kept = await self._calls.together([("HGET", key, response_id) for key in self._keys.responses])
         return next((int(tokens) for tokens in kept if tokens is not None), 0)
-
-    # people ----------------------------------------------------------------------------------------------
-    async def snapshot(self) -> PoolSnapshot:
-        return await self._views.snapshot()
-
-    async def overview(self) -> PoolOverview:
-        return await self._views.overview()

@@ -11,12 +11,10 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import NoPermissionError, RedisError
 
 from scheduling.backoff import worth_logging
-from scheduling.granting import Grant
 from statestore.errors import StoreError
-from statestore.feed import GrantFeeds
+from statestore.feed import GrantFeed, GrantFeeds
 from statestore.keys import PoolKeys
 from statestore.redis.codec import grant_from
-from statestore.stream import Stream
 
 ASK_AGAIN_S = 5.0
 """How often a silent server is pinged, and a refused channel subscribed again."""
@@ -34,7 +32,7 @@ class GrantSubscriber:
         self._feeds = GrantFeeds()
         self._listening: dict[str, asyncio.Task[None]] = {}
 
-    def open(self, replica_id: str) -> Stream[Grant]:
+    def open(self, replica_id: str) -> GrantFeed:
         """Grants of a replica from about now on."""
         if replica_id not in self._listening:
             self._listening[replica_id] = asyncio.get_running_loop().create_task(self._listen(replica_id))

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from scheduling.instance import InstanceLoad, InstanceSpec
 from scheduling.learned import Learned
 from scheduling.request import Request
 from statestore.base import Membership, PoolOverview, PoolSnapshot
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.leases import Lease, ReplicaInfo
 from statestore.redis import codec
 from statestore.redis.calls import Calls, Command
+from statestore.redis.changes import Changes
 from statestore.redis.codec import LoadReader, pairs_from
 
 _MAX_CHANGES = 8
 _RECORDS_PER_CALL = 500
 
 
-class Views:
-    """Reads what is spread over the instances' keys, in one transaction except for the requests."""
+class Views(Changes):
+    """A share of ``RedisPool``: reads what is spread over the instances' keys, in one transaction except for the
+    requests."""
 
-    def __init__(self, keys: PoolKeys, calls: Calls, reader: LoadReader) -> None:
-        self._keys = keys
-        self._calls = calls
-        self._reader = reader
+    def __init__(self, keys: PoolKeys, calls: Calls) -> None:
+        super().__init__(keys, calls)
+        self._reader = LoadReader()
         self._members: frozenset[bytes] = frozenset()
         """The members of the last view: which keys to name before the answer is known."""
 
@@ -53,50 +52,44 @@ class Views:
         )
 
     async def snapshot(self) -> PoolSnapshot:
-        keys = self._keys
-        now_ms = await self._calls.now_ms()
-        common: list[Command] = [
-            ("HGETALL", keys.meta),
-            ("HGETALL", keys.replicas),
-            ("HGETALL", keys.leader),
-            ("HGETALL", keys.migrations),
-        ]
-        (meta, replicas, leader, migrations), each = await self._read(common, "spec", "record", lists=True)
-        specs: dict[str, InstanceSpec] = {}
-        loads: dict[str, InstanceLoad] = {}
+        overview, meta, each = await self._overview("record", "spec", lists=True)
         names: list[str] = []
-        for instance_id, ((told, record), queued, running) in each.items():
-            spec = codec.spec_from(instance_id, told)
-            if spec is not None and record is not None:
-                specs[instance_id] = spec
-                loads[instance_id] = self._reader.load(instance_id, record, now_ms)
+        for _, queued, running in each.values():
             names += [entry.decode().rpartition(" ")[0] for entry in queued] + [entry.decode() for entry in running]
-        versions = pairs_from(meta)
+        specs = {instance_id: codec.spec_from(instance_id, texts[1]) for instance_id, (texts, *_) in each.items()}
         requests = (await self.records(names)).values()
         return PoolSnapshot(
-            now_ms,
-            int(versions.get(b"epoch", b"0")),
-            int(versions.get(b"tree_version", b"0")),
-            specs,
-            loads,
+            overview.now_ms,
+            overview.loads,
+            overview.replicas,
+            overview.leader,
+            overview.migrations,
+            int(meta.get(b"epoch", b"0")),
+            int(meta.get(b"tree_version", b"0")),
+            {instance_id: spec for instance_id, spec in specs.items() if spec is not None},
             tuple(sorted(requests, key=lambda request: (request.enqueued_ms, request.request_id))),
-            *_served_by(replicas, leader, migrations, now_ms),
         )
 
     async def overview(self) -> PoolOverview:
-        keys = self._keys
-        now_ms = await self._calls.now_ms()
-        common: list[Command] = [("HGETALL", keys.replicas), ("HGETALL", keys.leader), ("HGETALL", keys.migrations)]
-        (replicas, leader, migrations), each = await self._read(common, "record")
-        return PoolOverview(
+        return (await self._overview("record"))[0]
+
+    async def _overview(
+        self, *names: str, lists: bool = False
+    ) -> tuple[PoolOverview, dict[bytes, bytes], dict[str, list[Any]]]:
+        """And the counters of the pool, and what ``_read`` returns of each member."""
+        keys, now_ms = self._keys, await self._calls.now_ms()
+        common: list[Command] = [("HGETALL", key) for key in (keys.meta, keys.replicas, keys.leader, keys.migrations)]
+        found, each = await self._read(common, *names, lists=lists)
+        meta, replicas, leader, migrations = map(pairs_from, found)
+        records = {instance_id: texts[0] for instance_id, (texts, *_) in each.items()}
+        overview = PoolOverview(
             now_ms,
-            {
-                instance_id: self._reader.load(instance_id, record, now_ms)
-                for instance_id, ((record,),) in each.items()
-                if record is not None
-            },
-            *_served_by(replicas, leader, migrations, now_ms),
+            {name: self._reader.load(name, record, now_ms) for name, record in records.items() if record is not None},
+            codec.not_retired(codec.replicas_from(replicas)),
+            codec.lease_from(leader, now_ms),
+            {reason.decode(): int(count) for reason, count in migrations.items()},
         )
+        return overview, meta, each
 
     async def records(self, request_ids: Sequence[str]) -> dict[str, Request]:
         found: dict[str, Request] = {}
@@ -127,13 +120,3 @@ class Views:
                 return replies[:first], dict(zip(ids, each, strict=True))
             self._members = frozenset(members)
         raise StoreUnavailableError("the pool's members change faster than they can be read: try again")
-
-
-def _served_by(
-    replicas: Any, leader: Any, migrations: Any, now_ms: int
-) -> tuple[tuple[ReplicaInfo, ...], Lease | None, Mapping[str, int]]:
-    return (
-        codec.not_retired(codec.replicas_from(pairs_from(replicas))),
-        codec.lease_from(pairs_from(leader), now_ms),
-        {reason.decode(): int(count) for reason, count in pairs_from(migrations).items()},
-    )
