@@ -9,6 +9,8 @@ from statestore.errors import LeaseLostError
 
 RETIRED = 0
 """Expiry of a replica's lease that its owner ended."""
+FIRST_LEASE_MS = 10_000
+"""A replica that has requests but no running lease is given this long, so that none is without a lease."""
 
 
 def lease_runs(expires_ms: int, lease_ms: int, now_ms: int) -> bool:
@@ -47,6 +49,17 @@ class ReplicaInfo:
     """Length of the lease when it was taken."""
     info: Mapping[str, str]
     """Free text fields for people: address, process id, version, request counts."""
+    beaten: bool = True
+    """Whether its owner renewed it: a replica that is *met* through its requests alone is not yet known as alive."""
+
+    @classmethod
+    def met(cls, replica_id: str, now_ms: int) -> ReplicaInfo:
+        """A first lease."""
+        return cls(replica_id, now_ms + FIRST_LEASE_MS, FIRST_LEASE_MS, {}, beaten=False)
+
+    @classmethod
+    def retired(cls, replica_id: str) -> ReplicaInfo:
+        return cls(replica_id, RETIRED, 0, {}, beaten=False)
 
     def is_alive(self, now_ms: int) -> bool:
         return lease_runs(self.expires_ms, self.lease_ms, now_ms)

@@ -1,15 +1,17 @@
 -- Makes a change that a caller derived from what it read, if that is still so: for what no request waits for.
 -- ARGV  1 clock, 2 fence of the leader whose change it is, or ''; 3 about it, as JSON: read [[key, field, text or false],
---       …], instances {id: {field of its record: value, …}, …} where counts or blocks change, counted true where plans for
---       these were made for other figures, and tells, an instance or ''; then for each command the number of its words, and
---       these
--- Reply {now ms, what each command replied, …, and what tells names: its queue or nil}, or nil if something is no longer as
---       it was read; error FENCED
+--       …], instances {id: {field of its record: value, …}, …} where counts or blocks change, counted true where plans
+--       for these were made for other figures, and tells, an instance or ''; then for each command the number of its
+--       words, and these
+-- Reply {now ms, what each command replied, …, and the queue of the instance that it tells or nil}, or nil if something is
+--       no longer as it was read; error FENCED
 local FIRST_COMMAND = 4
 local now_ms, change = store_now_ms(), cjson.decode(ARGV[3])
-local refused = fence_error(ARGV[2], now_ms)
-if refused then
-  return refused
+if ARGV[2] ~= '' then -- refuses the writes of a deposed leader
+  local fence, expires_ms, lease_ms = unpack(redis.call('HMGET', keys.leader, 'fence', 'expires_ms', 'lease_ms'))
+  if fence ~= ARGV[2] or not lease_runs(expires_ms, lease_ms, now_ms) then
+    return redis.error_reply('FENCED fence ' .. ARGV[2] .. ' is no longer the leader\'s: stop leading and change nothing more')
+  end
 end
 for _, read in ipairs(change.read) do
   if redis.call('HGET', read[1], read[2]) ~= read[3] then

@@ -1,15 +1,11 @@
 -- Releases what requests need no more: of some the first token came, others are over. An instance is read and written once.
--- ARGV  1 clock, 2 fence or '', 3 the lease of the replica that is reaped, as it was read, or ''; then 5 for each: request
---       id; instance id where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any;
---       what to note of it, as JSON, or ''
+-- ARGV  1 clock, 2 the lease of the replica that is reaped, as it was read, or ''; then 5 for each: request id; instance id
+--       where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any; what to note of
+--       it, as JSON, or ''
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later one;
---       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, or past this; error FENCED
-local FIRST_REQUEST = 4
-local now_ms, fence, instances, last, replies = store_now_ms(), ARGV[2], {}, {}, {}
-local refused = fence_error(fence, now_ms)
-if refused then
-  return refused
-end
+--       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is another one
+local FIRST_REQUEST = 3
+local now_ms, lease, instances, last, replies = store_now_ms(), ARGV[2], {}, {}, {}
 
 local function log_sample(subject, text)
   redis.call('XADD', keys.samples, 'MAXLEN', '~', terms.taught, '*', subject, text)
@@ -37,7 +33,7 @@ local function finish(id, note, _, replica_id, attempt)
   local request = read_request(id, 'told')
   if not request or (replica_id ~= '' and request.told.replica_id ~= replica_id)
     or (attempt ~= '' and request.told.attempt > tonumber(attempt))
-    or (fence ~= '' and (redis.call('HGET', keys.replicas, replica_id) or '') ~= ARGV[3]) then
+    or (lease ~= '' and redis.call('HGET', keys.replicas, replica_id) ~= lease) then
     return nil
   end
   redis.call('DEL', keys.request .. id)

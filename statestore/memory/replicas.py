@@ -6,40 +6,32 @@ from collections.abc import Mapping
 
 from statestore.leases import RETIRED, ReplicaInfo
 
-FIRST_LEASE_MS = 10_000
-"""A replica that has requests but no running lease is given this long, so that none is without a lease."""
-
 
 class ReplicaLeases:
-    """Known replicas by id. A replica *met* through its requests alone is not yet known as alive."""
+    """Known replicas by id."""
 
     def __init__(self) -> None:
         self._replicas: dict[str, ReplicaInfo] = {}
-        self._beaten: set[str] = set()
 
     def beat(self, replica_id: str, lease_ms: int, info: Mapping[str, str], now_ms: int) -> bool:
         """Renew; False if the replica had no running lease of its own."""
-        known = replica_id in self._beaten and self.alive(replica_id, now_ms)
+        known = self._replicas.get(replica_id)
         self._replicas[replica_id] = ReplicaInfo(replica_id, now_ms + lease_ms, lease_ms, dict(info))
-        self._beaten.add(replica_id)
-        return known
+        return known is not None and known.beaten and known.is_alive(now_ms)
 
     def meet(self, replica_id: str, now_ms: int) -> None:
         """A request of this replica was entered. A replica whose lease has expired gets a first one again: a reaper
         that is about to forget it has not seen this request."""
         if not self.alive(replica_id, now_ms):
-            self._replicas[replica_id] = ReplicaInfo(replica_id, now_ms + FIRST_LEASE_MS, FIRST_LEASE_MS, {})
-            self._beaten.discard(replica_id)
+            self._replicas[replica_id] = ReplicaInfo.met(replica_id, now_ms)
 
     def retire(self, replica_id: str) -> None:
         """End the lease. The entry stays, expired, until a reaper has finished what the replica may have left."""
         if replica_id in self._replicas:
-            self._replicas[replica_id] = ReplicaInfo(replica_id, RETIRED, 0, {})
-        self._beaten.discard(replica_id)
+            self._replicas[replica_id] = ReplicaInfo.retired(replica_id)
 
     def forget(self, replica_id: str) -> None:
         self._replicas.pop(replica_id, None)
-        self._beaten.discard(replica_id)
 
     def alive(self, replica_id: str, now_ms: int) -> bool:
         replica = self._replicas.get(replica_id)

@@ -256,25 +256,19 @@ def tree_from(pairs: Mapping[bytes, bytes]) -> HotnessTree:
     return HotnessTree({int(prefix, 16): int(value.split()[0]) for prefix, value in pairs.items()})
 
 
-def lease_text(lease: ReplicaInfo, *, beaten: bool = True) -> bytes:
-    """The lease of a replica or a subscriber; one that its owner did not renew is not ``beaten``."""
-    times = {"expires_ms": lease.expires_ms, "lease_ms": lease.lease_ms}
-    return orjson.dumps(times | {"beaten": beaten, "info": dict(lease.info)})
+def lease_text(lease: ReplicaInfo) -> bytes:
+    """The lease of a replica or a subscriber; its id is the field."""
+    return orjson.dumps({name: told for name, told in asdict(lease).items() if name != "replica_id"})
 
 
-def beaten_from(replica_id: str, text: bytes | None) -> ReplicaInfo | None:
-    """The lease that its owner renewed; None where there is none."""
-    return _replica_from(replica_id, text) if text is not None and orjson.loads(text)["beaten"] else None
+def lease_of(replica_id: str, text: bytes | None) -> ReplicaInfo | None:
+    """None where there is none."""
+    return None if text is None else ReplicaInfo(replica_id, **orjson.loads(text))
 
 
 def replicas_from(pairs: Mapping[bytes, bytes]) -> tuple[ReplicaInfo, ...]:
     """Every replica, retired ones included, by id."""
-    return tuple(_replica_from(replica_id.decode(), text) for replica_id, text in sorted(pairs.items()))
-
-
-def _replica_from(replica_id: str, text: bytes) -> ReplicaInfo:
-    values = orjson.loads(text)
-    return ReplicaInfo(replica_id, values["expires_ms"], values["lease_ms"], values["info"])
+    return tuple(ReplicaInfo(name.decode(), **orjson.loads(text)) for name, text in sorted(pairs.items()))
 
 
 def not_retired(replicas: Iterable[ReplicaInfo]) -> tuple[ReplicaInfo, ...]:

@@ -195,24 +195,22 @@ class LeaderCalls(Moves, Views):
         return (await self.snapshot()).requests_of(replica_id)
 
     async def reap(self, replica_id: str, *, fence: int) -> int:
+        await self._make(Change(fence=fence))
         key, now_ms = self._keys.replicas, await self._calls.now_ms()
-        lease = await self._calls.command("HGET", key, replica_id)
-        known = codec.replicas_from({replica_id.encode(): lease} if lease else {})
-        if any(each.is_alive(now_ms) for each in known):
-            await self._make(Change(fence=fence))
+        text = await self._calls.command("HGET", key, replica_id)
+        lease = codec.lease_of(replica_id, text)
+        if lease is None or lease.is_alive(now_ms):
             return 0
         left = [Release(request.request_id, replica_id=replica_id) for request in await self.requests_of(replica_id)]
-        told = await self._release(left, fence, lease)
-        await self._make(Change([("HDEL", key, replica_id)], ((key, replica_id, lease),), fence))
+        told = await self._release(left, text)
+        await self._make(Change([("HDEL", key, replica_id)], ((key, replica_id, text),), fence))
         return sum(each.done for each in told)
 
-    async def _release(
-        self, releases: Sequence[Release], fence: int | None = None, lease: bytes | None = None
-    ) -> list[Transition]:
-        """With a ``fence``, only while the lease of their replica is still this one; None: it has none."""
+    async def _release(self, releases: Sequence[Release], lease: bytes = b"") -> list[Transition]:
+        """With a ``lease``, only as long as their replica has this one."""
         told: list[Transition] = []
         for first in range(0, len(releases), MAX_RELEASES):
-            parts: list[Argument] = ["" if fence is None else fence, lease or b""]
+            parts: list[Argument] = [lease]
             for each in releases[first : first + MAX_RELEASES]:
                 attempt = "" if each.attempt is None else each.attempt
                 parts += (each.request_id, each.instance_id, each.replica_id, attempt, each.note)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
@@ -15,7 +15,6 @@ from scheduling.queue_order import QueueOrder
 from scheduling.request import Counts, Request, RequestState
 from statestore.base import MigrateStatus, Migration
 from statestore.leases import ReplicaInfo
-from statestore.memory.replicas import FIRST_LEASE_MS
 from statestore.records import INSTANCE
 from statestore.redis import codec
 from statestore.redis.calls import Command
@@ -116,7 +115,7 @@ class Moves(Changes):
                 counts |= _counted(counts, request, 1, now_ms)
             read = [(keys.request(request.request_id), "placed", None) for request in lost]
             read += [(instance, "record", record), *zip([replicas] * len(owners), owners, leases, strict=True)]
-            commands += self._first_leases(owners, leases, now_ms)
+            commands += self._first_leases(dict(zip(owners, leases, strict=True)), now_ms)
             counts["version"] += len(lost) - 1  # it grows with every change
             return len(lost), Change(commands, read, None, {instance_id: counts}, counted=True)
 
@@ -129,16 +128,12 @@ class Moves(Changes):
             return ("ZADD", keys.queue, self._order.rank_of(request), codec.listed_as(request))
         return ("ZADD", keys.running, request.dispatched_ms, request.request_id)
 
-    def _first_leases(self, replica_ids: Sequence[str], leases: Sequence[bytes | None], now_ms: int) -> list[Command]:
+    def _first_leases(self, owners: Mapping[str, bytes | None], now_ms: int) -> Iterator[Command]:
         """No request is without a lease: what gives one to replicas that have none that runs."""
-        known = {name.encode(): text for name, text in zip(replica_ids, leases, strict=True) if text is not None}
-        alive = {each.replica_id for each in codec.replicas_from(known) if each.is_alive(now_ms)}
-        first = [ReplicaInfo(name, now_ms + FIRST_LEASE_MS, FIRST_LEASE_MS, {}) for name in replica_ids]
-        return [
-            ("HSET", self._keys.replicas, lease.replica_id, codec.lease_text(lease, beaten=False))
-            for lease in first
-            if lease.replica_id not in alive
-        ]
+        for replica_id, text in owners.items():
+            lease = codec.lease_of(replica_id, text)
+            if lease is None or not lease.is_alive(now_ms):
+                yield ("HSET", self._keys.replicas, replica_id, codec.lease_text(ReplicaInfo.met(replica_id, now_ms)))
 
 
 def _counted(kept: Mapping[str, Any], request: Request, sign: int, now_ms: int = 0) -> dict[str, Any]:

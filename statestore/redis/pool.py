@@ -20,7 +20,7 @@ from statestore.base import Membership, Release, SettingsChange, Transition
 from statestore.feed import GrantFeed
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvViewStatus
-from statestore.leases import RETIRED, ReplicaInfo
+from statestore.leases import ReplicaInfo
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
 from statestore.records import INSTANCE
 from statestore.redis import codec
@@ -223,20 +223,21 @@ class RedisPool(KvEventCalls, LeaderCalls):
 
         async def renew() -> tuple[bool, Change]:
             text, now_ms = await self._calls.command("HGET", key, replica_id), await self._calls.now_ms()
-            known = codec.beaten_from(replica_id, text)
+            known = codec.lease_of(replica_id, text)
             lease = codec.lease_text(ReplicaInfo(replica_id, now_ms + lease_ms, lease_ms, info))
             renewed: Command = ("HSET", key, replica_id, lease)
-            return known is not None and known.is_alive(now_ms), Change((renewed,), ((key, replica_id, text),))
+            is_known = known is not None and known.beaten and known.is_alive(now_ms)
+            return is_known, Change((renewed,), ((key, replica_id, text),))
 
         return await self._derive(renew)
 
     async def retire(self, replica_id: str) -> None:
         """The entry stays, expired, until a reaper has finished the replica's requests and removes it."""
-        key, retired = self._keys.replicas, ReplicaInfo(replica_id, RETIRED, 0, {})
+        key, lease = self._keys.replicas, codec.lease_text(ReplicaInfo.retired(replica_id))
 
         async def end() -> tuple[None, Change]:
             text = await self._calls.command("HGET", key, replica_id)
-            ended: Command = ("HSET", key, replica_id, codec.lease_text(retired, beaten=False))
+            ended: Command = ("HSET", key, replica_id, lease)
             return None, Change((ended,) if text else (), ((key, replica_id, text),))
 
         await self._derive(end)

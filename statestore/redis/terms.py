@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from scheduling.queue_order import CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
 from scheduling.settings import SchedulingSettings
+from statestore.leases import FIRST_LEASE_MS
 from statestore.memory.prefix_index import LEAST_LOADED
-from statestore.memory.replicas import FIRST_LEASE_MS
 from statestore.memory.state import SAMPLE_LOG
 from statestore.redis.kv_events import CONFIRMED_STAMP
 

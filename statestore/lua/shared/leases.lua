@@ -5,18 +5,6 @@ local function lease_runs(expires_ms, lease_ms, now_ms)
   return left_ms > 0 and left_ms <= 2 * tonumber(lease_ms or 0)
 end
 
--- Refuses the writes of a deposed leader: nil, or the error reply to return. A caller without a fence may write.
-local function fence_error(fence, now_ms)
-  if fence == '' then
-    return nil
-  end
-  local held, expires_ms, lease_ms = unpack(redis.call('HMGET', keys.leader, 'fence', 'expires_ms', 'lease_ms'))
-  if held == fence and lease_runs(expires_ms, lease_ms, now_ms) then
-    return nil
-  end
-  return redis.error_reply('FENCED fence ' .. fence .. ' is no longer the leader\'s: stop leading and change nothing more')
-end
-
 -- No request is without a lease, JSON by id in one hash: its replica gets a first one if it has none that runs, which it has
 -- not beaten for.
 local function lease_first(replica_id, now_ms)
