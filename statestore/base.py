@@ -260,7 +260,7 @@ class PoolStore(KvEventStore, Protocol):
         """Step down; harmless if already lost."""
 
     async def loads(self) -> Mapping[str, InstanceLoad]:
-        """Loads of every known instance by id, without hits, in a large pool not all of one moment; for sweeps."""
+        """Loads of every known instance by id, without hits; for sweeps."""
 
     async def queue_head(self, instance_id: str) -> QueueHead | None:
         """The head of an instance's queue, to be planned; None if the instance is unknown."""

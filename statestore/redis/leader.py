@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import orjson
 
@@ -31,13 +31,14 @@ from statestore.redis.codec import pairs_from
 from statestore.redis.moves import Moves
 from statestore.redis.views import Views
 
-_LOADS_PER_CALL = 250
 _MAX_WANTED = 1024
 _ASK_AGAIN_S = 0.02
 _MAX_REPAIRS = 5
 MAX_RELEASES = 64
 """That share a script at most: it stops everything else."""
 _HELD = RequestState.HELD
+
+Entry = TypeVar("Entry")
 
 
 class LeaderCalls(Moves, Views):
@@ -79,21 +80,16 @@ class LeaderCalls(Moves, Views):
 
     # queues ----------------------------------------------------------------------------------------------
     async def loads(self) -> Mapping[str, InstanceLoad]:
-        return await self._loads_of(await self._instance_ids())
+        return (await self.overview()).loads
 
     async def _instance_ids(self) -> list[str]:
         return sorted(member.decode() for member in await self._calls.command("SMEMBERS", self._keys.instances))
 
     async def _loads_of(self, instance_ids: Sequence[str]) -> dict[str, InstanceLoad]:
-        loads: dict[str, InstanceLoad] = {}
-        for first in range(0, len(instance_ids), _LOADS_PER_CALL):
-            page = instance_ids[first : first + _LOADS_PER_CALL]
-            commands = [("HGET", self._keys.instance(name).instance, "record") for name in page]
-            now_ms, replies = await self._calls.now_ms(), await self._calls.together(commands)
-            for name, record in zip(page, replies, strict=True):
-                if record is not None:
-                    loads[name] = self._reader.load(name, record, now_ms)
-        return loads
+        commands = [("HGET", self._keys.instance(name).instance, "record") for name in instance_ids]
+        now_ms, replies = await self._calls.now_ms(), await self._calls.together(commands)
+        found = [each for each in zip(instance_ids, replies, strict=True) if each[1] is not None]
+        return {name: self._reader.load(name, record, now_ms) for name, record in found}
 
     async def queue_head(self, instance_id: str) -> QueueHead | None:
         keys = self._keys.instance(instance_id)
@@ -166,16 +162,20 @@ class LeaderCalls(Moves, Views):
         return codec.record_from(ScaleRecord(), pairs_from(await self._calls.command("HGETALL", self._keys.scaling)))
 
     async def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, *, fence: int) -> None:
-        log = self._keys.scaling_log
-        line: Command = ("LPUSH", log, orjson.dumps(asdict(entry)))
-        trimmed: Command = ("LTRIM", log, 0, SCALING_LOG - 1)
-        await self._publish(self._keys.scaling, codec.fields_of(record), line, trimmed, fence=fence)
+        logged = self._logged(self._keys.scaling_log, entry, SCALING_LOG)
+        await self._publish(self._keys.scaling, codec.fields_of(record), *logged, fence=fence)
 
     async def scaling_log(self, limit: int) -> Sequence[ScaleEntry]:
-        if limit <= 0:
-            return []
-        lines = await self._calls.command("LRANGE", self._keys.scaling_log, 0, limit - 1)
-        return [ScaleEntry(**orjson.loads(line)) for line in lines]
+        return await self._last_logged(self._keys.scaling_log, ScaleEntry, limit)
+
+    def _logged(self, log: bytes, entry: Any, most: int) -> tuple[Command, Command]:
+        """What adds an entry to a log, a list of JSON by field, and keeps so many of it."""
+        return ("LPUSH", log, orjson.dumps(entry)), ("LTRIM", log, 0, most - 1)
+
+    async def _last_logged(self, log: bytes, kind: type[Entry], limit: int) -> list[Entry]:
+        """The latest first."""
+        lines = await self._calls.command("LRANGE", log, 0, limit - 1) if limit > 0 else ()
+        return [kind(**orjson.loads(line)) for line in lines]
 
     async def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Mapping[str, Sequence[int]]:
         blocks: dict[str, Sequence[int]] = {}

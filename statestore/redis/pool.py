@@ -174,18 +174,12 @@ class RedisPool(KvEventCalls, LeaderCalls):
             ("HDEL", keys.settings, name) if given is None else ("HSET", keys.settings, name, texts[name])
             for name, given in changes.items()
         ]
-        told = ("by", by, "changes", orjson.dumps(dict(changes)))
-        commands.append(("XADD", keys.settings_history, "MAXLEN", "~", SETTINGS_HISTORY, "*", *told))
-        await self._calls.together([*commands, ("HINCRBY", keys.meta, "epoch", 1)])
+        change = SettingsChange(await self._calls.now_ms(), by, dict(changes))
+        commands += (*self._logged(keys.settings_history, change, SETTINGS_HISTORY), ("HINCRBY", keys.meta, "epoch", 1))
+        await self._calls.together(commands)
 
     async def settings_history(self, limit: int) -> Sequence[SettingsChange]:
-        entries = await self._calls.command("XREVRANGE", self._keys.settings_history, "+", "-", "COUNT", limit)
-        changes = []
-        for entry_id, flat in entries:
-            told = codec.pairs_from(flat)
-            at_ms = int(entry_id.partition(b"-")[0])
-            changes.append(SettingsChange(at_ms, told[b"by"].decode(), orjson.loads(told[b"changes"])))
-        return changes
+        return await self._last_logged(self._keys.settings_history, SettingsChange, limit)
 
     # the life of a request -------------------------------------------------------------------------------
     async def place(self, placement: Placement) -> PlaceReply:
