@@ -198,8 +198,6 @@ class DecodeLeg:
 
     def story(self) -> dict[str, Any]:
         """Its part of the request's explanation."""
-        for placed, _ in self.rounds:
-            placed.decision  # noqa: B018  # judged now: until then it keeps its search and its chain, in a cycle
         return {
             "decode_instance_id": self.instance_id or self.last_instance_id or None,
             "decode_placed_s": self.placed_s,

@@ -40,8 +40,8 @@ class PlacementRound:
         chosen = [name for name in (decision.instance_id, decision.alternative_id) if name is not None]
         others = (name for name in candidates if name not in chosen)
         kept = (*chosen, *islice(others, KEPT_CANDIDATES - len(chosen)))
-        seen, features = {name: loads[name] for name in kept if name in loads}, placed.features
-        cut = Placed(replace(placed.reply, loads=seen), kept, lambda: (decision, features))
+        seen = {name: loads[name] for name in kept if name in loads}
+        cut = Placed(replace(placed.reply, loads=seen), kept, judged=(decision, placed.features))
         return cls(cut, attempt, len(candidates))
 
     @property

@@ -169,11 +169,18 @@ class Placed:
 
     __slots__ = ("_judge", "_judged", "candidates", "reply")
 
-    def __init__(self, reply: PlaceReply, candidates: tuple[str, ...], judge: Callable[[], Judgement]) -> None:
+    def __init__(
+        self,
+        reply: PlaceReply,
+        candidates: tuple[str, ...],
+        judge: Callable[[], Judgement] | None = None,
+        judged: Judgement | None = None,
+    ) -> None:
+        """One of the last two must be given."""
         self.reply = reply
         self.candidates = candidates
-        self._judge: Callable[[], Judgement] | None = judge
-        self._judged: Judgement | None = None
+        self._judge = judge
+        self._judged = judged
 
     @property
     def instance_id(self) -> str:
@@ -265,8 +272,14 @@ class Search:
             reply: PlaceReply = yield methodcaller("place", placement)
             if reply.status in _NONE_CHOSEN:
                 return (yield from self._none_chosen(placement, reply))
+            chosen, other = reply.instance_id, reply.alternative_id
+            assert chosen is not None
             way = ways[-1] if reply.leg is ways[-1].leg else ways[0]
-            return Placed(reply, way.instances, partial(self._judge, way, reply))
+            if way.leg is Leg.DECODE:  # at once: what is kept for later would keep the chain
+                transfer = judge_transfer(self.policy, way, chosen, other, reply.loads, reply.uncached_tokens)
+                return Placed(reply, way.instances, judged=transfer)
+            meaning = partial(judge, self.policy, way, chosen, other, reply.loads, self.decode_stall_s)
+            return Placed(reply, way.instances, meaning)
         self.trips += 1
         named, chain = named_in(ways), self.query.chain
         seen: Observation = yield methodcaller("observe", named, chain)
@@ -276,8 +289,8 @@ class Search:
         if reply.status in _NONE_CHOSEN:
             return (yield from self._none_chosen(placement, reply))
         reply = replace(reply, loads=seen.loads, alternative_id=decision.alternative_id)
-        chosen = seen.loads[decision.instance_id]
-        return Placed(reply, named, lambda: (decision, features_of(chosen, chain, self.decode_stall_s)))
+        features = features_of(seen.loads[decision.instance_id], chain, self.decode_stall_s)
+        return Placed(reply, named, judged=(decision, features))
 
     def _none_chosen(self, placement: Placement, reply: PlaceReply) -> Steps[Placed | None]:
         """None of the instances takes requests: refresh the members."""
@@ -354,14 +367,6 @@ class Search:
             way.decider,
             other,
         )
-
-    def _judge(self, way: Way, reply: PlaceReply) -> Judgement:
-        """What the store chose, as a decision."""
-        chosen, loads = reply.instance_id, reply.loads
-        assert chosen is not None
-        if way.leg is Leg.DECODE:
-            return judge_transfer(self.policy, way, chosen, reply.alternative_id, loads, reply.uncached_tokens)
-        return judge(self.policy, way, chosen, reply.alternative_id, loads, self.decode_stall_s)
 
     def _most(self, decision: Decision) -> int | None:
         """Pending tokens up to which the choice is valid: less than one dispatch window more than it saw."""

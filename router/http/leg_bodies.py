@@ -14,7 +14,8 @@ _LIMITS: Final = {
     "/v1/completions": ("max_tokens", "min_tokens"),
 }
 _ONE_TOKEN: Final = {
-    path: b'"stream":false,' + b"".join(b'"%b":1,' % name.encode() for name in names) for path, names in _LIMITS.items()
+    path: b'"stream":false,"stream_options":null,' + b"".join(b'"%b":1,' % name.encode() for name in names)
+    for path, names in _LIMITS.items()
 }
 
 
@@ -26,8 +27,6 @@ def prefill_body(path: str, body: bytes, params: bytes, model: str | None) -> li
     prompt is neither parsed nor copied. The body must be a JSON object that has fields.
     """
     name = b"" if model is None else b'"model":%b,' % orjson.dumps(model)
-    if b'"stream_options"' in body:
-        name += b'"stream_options":null,'
     added = b',%b%b"kv_transfer_params":%b}' % (_ONE_TOKEN[path], name, params)
     return [memoryview(body)[: body.rindex(b"}")], added]
 

@@ -62,7 +62,7 @@ async def test_loads_that_are_read_when_they_are_asked_for_are_told_too(
     explanation = runtime.context.decisions.get("one")
     (each,) = explanation.rounds
     placed = Placed(
-        replace(each._placed.reply, loads=Lazy(each.loads)), each.candidates, lambda: (each.decision, Form())
+        replace(each._placed.reply, loads=Lazy(each.loads)), each.candidates, judged=(each.decision, Form())
     )
     runtime.context.decisions.add(replace(explanation, rounds=(PlacementRound(placed, each.attempt),)))
 
