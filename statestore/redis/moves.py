@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -46,11 +47,8 @@ class Moves(Changes):
                 return MigrateStatus.NOT_READY, refused
             if there["queued_requests"] >= there["max_queued_requests"]:
                 return MigrateStatus.QUEUE_FULL, refused
-            tokens = held.prompt_tokens
-            if chain is not None:
-                hashes = codec.unpack_chain(chain)
-                known = Chain(hashes, int(block_tokens), held.prompt_tokens)
-                tokens = known.uncached_tokens(await self._hit_blocks(target.kv, chain))
+            hit, now_ms = await asyncio.gather(self._hit_blocks(target.kv, chain or b""), self._calls.now_ms())
+            tokens = Chain((), int(block_tokens or 1), held.prompt_tokens).uncached_tokens(hit)
             moved = replace(
                 held,
                 instance_id=target_id,
@@ -67,8 +65,7 @@ class Moves(Changes):
             ]
             counts = {
                 source_id: _counted(INSTANCE.fields(left), held, -1),
-                target_id: _counted(there, moved, 1, await self._calls.now_ms())
-                | {"assigned_tokens": there["assigned_tokens"] + tokens},
+                target_id: _counted(there, moved, 1, now_ms) | {"assigned_tokens": there["assigned_tokens"] + tokens},
             }
             read = (
                 (key, "placed", placed),
@@ -81,10 +78,10 @@ class Moves(Changes):
         return Migration(status, codec.queue_head_from(told[-1]) if status is MigrateStatus.MIGRATED else None)
 
     async def _hit_blocks(self, kv: bytes, chain: bytes) -> int:
-        """Blocks at the head of a packed chain that are listed."""
+        """Blocks at the head of a packed chain that are listed; none of one that is unknown, and empty."""
         size = codec.HASH_BYTES
         blocks = [chain[first : first + size] for first in range(0, len(chain), size)]
-        stamps = await self._calls.command("ZMSCORE", kv, *blocks)
+        stamps = await self._calls.command("ZMSCORE", kv, *blocks) if blocks else ()
         return next((place for place, stamp in enumerate(stamps) if stamp is None), len(stamps))
 
     async def adopt(self, requests: Sequence[Request]) -> int:
