@@ -17,11 +17,11 @@ local function prefill(id, note, instance_id)
   if not request or not instance or request.instance_id ~= instance_id or request.state ~= 'dispatched' then
     return nil
   end
-  instance.pending_tokens = instance.pending_tokens - request.uncached_tokens
-  instance.dispatched_tokens = instance.dispatched_tokens - request.uncached_tokens
+  local tokens = request.uncached_tokens
+  instance.pending_tokens, instance.dispatched_tokens = instance.pending_tokens - tokens, instance.dispatched_tokens - tokens
   if note ~= '' then
-    log_sample(instance_id, string.format('%d %d %d %d %d %s', request.uncached_tokens, request.enqueued_ms,
-      request.dispatched_ms, instance.last_prefill_ms, now_ms, note))
+    log_sample(instance_id, string.format('{"tokens":%d,"enqueued_ms":%d,"dispatched_ms":%d,"former_ms":%d,"prefilled_ms":%d,'
+      .. '"note":%s}', tokens, request.enqueued_ms, request.dispatched_ms, instance.last_prefill_ms, now_ms, note))
   end
   request.state, request.prefilled_ms, instance.last_prefill_ms = 'prefilled', now_ms, now_ms
   write_placed(request)

@@ -210,24 +210,12 @@ def grant_from(text: bytes) -> Grant:
 # samples -----------------------------------------------------------------------------------------------------
 def sample_from(entry_id: bytes, flat: Sequence[bytes]) -> Sample:
     """One entry of the sample log: an instance and its first token, or 'noted' and what an end told."""
-    subject, text = flat[0].decode(), flat[1]
+    subject, told = flat[0].decode(), orjson.loads(flat[1])
     if subject == "noted":
-        return Sample(entry_id.decode(), Finished.of_note(orjson.loads(text)))
-    *times, note = text.split(b" ", 5)
-    features = orjson.loads(note).get("features")
-    tokens, enqueued_ms, dispatched_ms, former_ms, prefilled_ms = map(int, times)
-    return Sample(
-        entry_id.decode(),
-        FirstToken(
-            subject,
-            tokens,
-            enqueued_ms,
-            dispatched_ms,
-            former_ms,
-            prefilled_ms,
-            None if features is None else tuple(features),
-        ),
-    )
+        return Sample(entry_id.decode(), Finished.of_note(told))
+    features = told.pop("note").get("features")
+    lesson = FirstToken(subject, **told, features=None if features is None else tuple(features))
+    return Sample(entry_id.decode(), lesson)
 
 
 # publications ----------------------------------------------------------------------------------------------------
