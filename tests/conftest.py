@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 
 from statestore.embedded import EmbeddedValkey
+
+# A slow machine fails no property.
+settings.register_profile("dualmap", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dualmap")
 
 
 @pytest.fixture(scope="session")

@@ -267,7 +267,7 @@ def test_a_larger_load_never_needs_fewer_instances_and_each_has_room(load: float
     assert staffing(1.1 * load, 0.4) >= staffing(load, 0.4)
 
 
-@settings(deadline=None, max_examples=12, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=12, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     seed=st.integers(0, 10_000),
     load=st.floats(0.2, 12.0),

@@ -275,7 +275,7 @@ def drive(engine: Engine, plan: list[tuple[float, str, int, int, int]], polls: i
     return events
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(plan=calls, prefill_first=st.booleans())
 def test_every_leg_ends_and_leaves_no_block_behind_however_often_one_looks(
     plan: list[tuple[float, str, int, int, int]], prefill_first: bool

@@ -140,7 +140,7 @@ def planned_tokens(engine: Engine) -> list[int]:
     return tokens
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(calls, configs)
 def test_no_request_is_lost_and_no_block_either(plan: list[Call], config: EngineConfig) -> None:
     engine = Engine(config)
@@ -157,7 +157,7 @@ def test_no_request_is_lost_and_no_block_either(plan: list[Call], config: Engine
     assert [event.time_s for event in events] == sorted(event.time_s for event in events)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(calls)
 def test_no_step_exceeds_the_token_budget_and_every_token_is_counted(plan: list[Call]) -> None:
     engine = Engine(CONFIG, max_run_steps=1)
@@ -173,13 +173,13 @@ def test_no_step_exceeds_the_token_budget_and_every_token_is_counted(plan: list[
         assert statistics.prefill_tokens == statistics.queried_tokens - statistics.hit_tokens
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(calls)
 def test_the_same_calls_give_the_same_events_to_the_last_digit(plan: list[Call]) -> None:
     assert drive(Engine(CONFIG), plan) == drive(Engine(CONFIG), plan)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(calls, configs, st.integers(1, 7))
 def test_asking_more_often_changes_nothing(plan: list[Call], config: EngineConfig, polls: int) -> None:
     # A poll at the exact end of a step starts the next one, which a submission at that same moment would otherwise
@@ -189,7 +189,7 @@ def test_asking_more_often_changes_nothing(plan: list[Call], config: EngineConfi
     assert seldom.statistics() == often.statistics()
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(calls, configs)
 def test_many_decode_steps_at_once_equal_one_at_a_time(plan: list[Call], config: EngineConfig) -> None:
     fast, slow = Engine(config), Engine(config, max_run_steps=1)
@@ -207,7 +207,7 @@ def test_many_decode_steps_at_once_equal_one_at_a_time(plan: list[Call], config:
     assert fast.statistics() == slow.statistics()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(calls, configs, st.floats(0, 3))
 def test_aborting_everything_at_any_moment_frees_all(plan: list[Call], config: EngineConfig, abort_s: float) -> None:
     engine = Engine(config)

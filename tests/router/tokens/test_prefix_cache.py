@@ -57,7 +57,7 @@ def test_memory_is_bounded_and_the_least_recently_used_text_goes_first() -> None
     assert len(cache) == 3 and cache.memory_bytes <= 3 * one.memory_bytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_what_is_found_is_a_true_prefix_of_the_text(data: st.DataObject) -> None:
     cache, kept = PrefixCache(1 << 20), set()

@@ -109,7 +109,7 @@ def replaced(value: Any, path: tuple[Any, ...], by: Any) -> Any:
 
 
 @pytest.mark.parametrize(("read", "body"), BODIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_body_with_something_odd_in_it_is_read_or_refused(
     read: Callable[..., tuple[Ask, Reply]], body: dict[str, Any], data: st.DataObject
