@@ -32,7 +32,7 @@ from statestore.redis.moves import Moves
 from statestore.redis.views import Views
 
 _MAX_WANTED = 1024
-_ASK_AGAIN_S = 0.02
+_ASK_AGAIN_S = 0.1
 _MAX_REPAIRS = 5
 MAX_RELEASES = 64
 """That share a script at most: it stops everything else."""
