@@ -5,13 +5,15 @@ learned rates. Rates are learned under load, so they contain what decoding takes
 √N; a fleet that carries R instances' worth is therefore sized R + margin · √R (square-root staffing: Halfin and Whitt,
 Operations Research 29, 1981). The room of running requests is a second demand, in instances' worth.
 
-Up by one of three tests. *Crowd*, fast: a sum of requests times their usual work that arrived beyond a reference, never
+Up by one of four tests. *Crowd*, fast: a sum of requests times their usual work that arrived beyond a reference, never
 below 0 (CUSUM: Page, Biometrika 41, 1954). It shows within seconds that more come; the work since it began tells the
-new size. *Overload*: more work than the instances compute, much of it late for minutes, which tells a slow rise and
-longer prompts as well. The work of a constant rate drifts up for minutes and back, and a fleet in deadline order serves
-most of such a drift on time; minutes tell no size either, so an overload takes one instance, and more only for what is
-late. What was late before that one is ready is no reason for the next. *Room*: running requests fill the KV memory, or
-are nearly as many as the instances run at a time.
+new size. It is also more requests than chance brings at a constant rate, however long each is. *Overload*: more work
+than the instances compute, much of it late for minutes, which tells a slow rise and longer prompts as well. The work of
+a constant rate drifts up for minutes and back, and a fleet in deadline order serves most of such a drift on time;
+minutes tell no size either, so an overload takes one instance, and more only for what is late. What was late before
+that one is ready is no reason for the next. *Level*: the work of the first ten minutes of a size is more than it is to
+carry. Without this test a size at its limit stays until a drift of the work makes enough of it late, which can take
+hours. *Room*: running requests fill the KV memory, or are nearly as many as the instances run at a time.
 
 Down, slowly, one instance at a time: only when the highest rate of requests of the last minutes, times what a request
 usually is, fits one instance less. The rate shows at once that fewer come; the work of a request is a mean of a quarter
@@ -45,7 +47,9 @@ ROOM_TARGET = 0.85
 OVERLOAD_S = 5.0
 """Late work of each instance, in the mean of ``SLACK_S``, that is an overload: as much as the usual TTFT SLO."""
 CROWD_SURPLUS_S = 2.5
-"""The same for requests times their usual work."""
+"""Work of a crowd beyond what is usual, for each instance and one more: the queue digests less."""
+CROWD_REQUESTS = 22
+"""Requests of a crowd beyond what is usual: random arrivals at a constant rate seldom are as many."""
 CROWD_GROWTH = 1.25
 """A crowd is more than this multiple of the usual load, and more than ``CROWD_LOAD`` for each instance."""
 CROWD_LOAD = 0.85
@@ -71,6 +75,8 @@ CROWD_OVER, CROWD_LASTED = 0.75, 0.8
 """Shares of a crowd's load: below the one it is over, if the mean of a minute was above the other."""
 WARM_S = 120.0
 """Of the first looks, which tell no level: caches are cold and rates are not learned yet, so requests seem larger."""
+SETTLED_S = 600.0
+"""A size has served for so long: the mean of its work differs from the load by a few percent."""
 USUAL_S = 900.0
 """Memory of what a request's work usually is: prompts differ far more than rates of requests do."""
 LATE_S = 60.0
@@ -205,6 +211,8 @@ class ScalePlanner:
     """What was seen before tells no level: caches were cold, or a crowd was there."""
     _spans: deque[Span] = field(default_factory=deque)
     """What was seen in the last minutes."""
+    _same: Span = field(default_factory=lambda: Span(0.0))
+    """What was seen since as many are ready as now."""
     _crowd: Surplus = field(default_factory=Surplus)
     _request: UsualRequest = field(default_factory=UsualRequest)
     _last_down_s: float = float("-inf")
@@ -217,6 +225,9 @@ class ScalePlanner:
             self._level_from_s = now.at_s + WARM_S
             self._spans.clear()
             self._crowd = Surplus()
+        if now.ready != self._now.ready or now.at_s < self._level_from_s:
+            self._same = Span(now.at_s)
+        self._same.add(now)
         self._now = now
         if not self._spans or now.at_s - self._spans[-1].begin_s >= SPAN_S:
             self._spans.append(Span(now.at_s))
@@ -265,11 +276,11 @@ class ScalePlanner:
     def _ways_up(self, now: FleetFigures) -> tuple[Plan, ...]:
         if sum(each.elapsed_s for each in self._since(PEAK_S)) < PEAK_S / 2:
             return (self._by_crowd(now),)
-        return self._by_crowd(now), self._by_overload(now), self._by_room(now)
+        return self._by_crowd(now), self._by_overload(now), self._by_level(now), self._by_room(now)
 
     def _by_crowd(self, now: FleetFigures) -> Plan:
         crowd = self._crowd
-        if not self._is_beyond(crowd, CROWD_SURPLUS_S):
+        if crowd.trough_s(now.at_s) < max(CROWD_SURPLUS_S * (now.size + 1), CROWD_REQUESTS * self._request.work_s):
             return Plan(0, "")
         told = f"crowd: work for {crowd.load:.1f} instances arrives since {crowd.elapsed_s:.0f} s, {now.size} serve"
         wanted = staffing(crowd.load + self._late_load(now), self.rule.up_margin)
@@ -288,14 +299,20 @@ class ScalePlanner:
         same = [each for each in self._since(SLACK_S) if each.least_ready >= now.ready]
         return sum(each.late_s / each.looks * each.elapsed_s for each in same) / SLACK_S
 
+    def _by_level(self, now: FleetFigures) -> Plan:
+        """Once for each size: what is tested every second is found at last, by chance."""
+        served_s = self._same.elapsed_s
+        if now.starting or not SETTLED_S <= served_s < SETTLED_S + LONGEST_GAP_S:
+            return Plan(0, "")
+        load = self._same.work_s / served_s
+        told = f"level: work for {load:.1f} instances in the last {served_s / 60:.0f} minutes, {now.ready} serve"
+        # To more instances the same requests are less work, so one is enough.
+        return Plan(min(now.size + 1, staffing(load, self.rule.up_margin)), told, load)
+
     def _by_room(self, now: FleetFigures) -> Plan:
         room = self._mean_look(PEAK_S, lambda each: each.room)
         wanted = min(ceil(room / ROOM_TARGET), ceil(1.5 * now.size))
         return Plan(wanted, f"running requests take the room of {room:.1f} instances, {now.size} serve", room)
-
-    def _is_beyond(self, surplus: Surplus, threshold_s: float) -> bool:
-        # One instance more: in small fleets the noise of a constant load is larger beside what they serve.
-        return surplus.trough_s(self._now.at_s) >= threshold_s * (self._now.size + 1)
 
     def _late_told(self, now: FleetFigures) -> str:
         return f"; {now.late_s:.0f} s of work is late" if self._late_load(now) else ""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scheduling.scale_plan import (
     DOWN_GAP_S,
     LONGEST_GAP_S,
+    SETTLED_S,
     SLACK_S,
     WARM_S,
     FleetFigures,
@@ -142,6 +143,44 @@ def test_a_burst_that_the_queue_digests_is_no_reason() -> None:
     fleet = Fleet(4)
     fleet.run(300, lambda _: 2.5)
     fleet.run(120, lambda now_s: 15.0 if now_s % 40 == 0 else 2.2)
+    assert fleet.changes == []
+
+
+def test_as_many_long_requests_as_chance_brings_are_no_crowd() -> None:
+    fleet = Fleet(5)
+    for _ in range(300):
+        fleet.second(4.2, requests=4)
+    for _ in range(20):
+        fleet.second(6.3, requests=6)
+    for _ in range(30):
+        fleet.second(3.2, requests=3)
+    assert fleet.changes == [], "twenty more than 1.25 times the usual, of 1 s each"
+
+
+def test_a_size_that_ten_minutes_of_work_show_to_be_too_small_takes_one_more() -> None:
+    fleet = Fleet(5, start_s=30)
+    fleet.run(5400, lambda _: 4.7)
+    assert [(before, after) for _, before, after, _ in fleet.changes] == [(5, 6)]
+    at_s, _, _, reason = fleet.changes[0]
+    assert abs(at_s - WARM_S - SETTLED_S) <= 2
+    assert reason == "level: work for 4.7 instances in the last 10 minutes, 5 serve"
+
+
+def test_one_more_is_enough_as_the_same_requests_are_less_work_to_more_instances() -> None:
+    planner = ScalePlanner(ScaleRule(1, 20))
+    wanted = [8]
+    for at_s in range(1, 800):
+        planner.observe(FleetFigures(at_s, 8, wanted[-1] - 8, 1.0, 8.65, arrived_requests=16))
+        if (plan := planner.plan()).wanted != wanted[-1]:
+            wanted.append(plan.wanted)
+    assert staffing(8.65, planner.rule.up_margin) == 10
+    assert wanted == [8, 9]
+
+
+def test_a_size_that_was_large_enough_for_ten_minutes_is_not_judged_again_by_its_work() -> None:
+    fleet = Fleet(5)
+    fleet.run(1200, lambda _: 4.5)
+    fleet.run(2400, lambda _: 4.8)
     assert fleet.changes == []
 
 
