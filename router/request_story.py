@@ -14,6 +14,7 @@ from router.served_pool import ServedPool
 from scheduling.chain import Chain
 from scheduling.granting import Grant
 from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceSpec
 from scheduling.legs import Leg
 from scheduling.placement import Placed, Search
 
@@ -43,6 +44,12 @@ class RequestStory(ABC):
     placed_s: float | None = None
     _estimate: Placed | None = None
     """The last placement: its TTFT is expected, also after it was lost."""
+    _spec: InstanceSpec | None = None
+    """The instance that it was dispatched to."""
+    _uncached_tokens = 0
+    """What its instance has to prefill by its KV metadata, once it is dispatched."""
+    _expected_cached: int | None = None
+    """Prompt tokens that its instance is expected to find; None: not sent yet."""
     _first_token_s: float | None = None
     _prefilled_s: float | None = None
     """When its prefill leg answered."""
@@ -77,8 +84,13 @@ class RequestStory(ABC):
     def _held_until_now_s(self) -> float: ...
 
     @property
-    @abstractmethod
-    def expected_cached_tokens(self) -> int: ...
+    def expected_cached_tokens(self) -> int:
+        spec, pool, chain = self._spec, self.pool, self.chain
+        if self._expected_cached is not None or spec is None:
+            return self._expected_cached or 0
+        cached = pool.recent_answers.cached(spec.instance_id, chain, self._uncached_tokens)
+        left = pool.contexts_ahead.left(spec.instance_id, chain, cached, spec.kv_capacity_tokens)
+        return self.prompt.stored_tokens + left
 
     @property
     def rounds(self) -> tuple[PlacementRound, ...]:

@@ -49,8 +49,6 @@ class ScheduledRequest(RequestStory):
     instance_id = ""
     instance_url = ""
     data_parallel_rank: int | None = None
-    _expected_cached: int | None = None
-    """Prompt tokens that its instance is expected to find; None: not looked up yet."""
     attempts = 0
     store_attempt = 1
     """Counts reservations that replaced one another, also of requests the store had lost."""
@@ -63,11 +61,7 @@ class ScheduledRequest(RequestStory):
     """Whether the store was asked for a reservation, and has not said that it made none."""
     _placed: Placed | None = None
     """The last placement that took effect."""
-    _spec: InstanceSpec | None = None
-    """The instance that it was dispatched to."""
     _held_since_s: float | None = None
-    _uncached_tokens = 0
-    """What its instance has to prefill, once it is dispatched."""
     _prefilled = False
     _staged_kv_gone = False
     """The decode leg has it: what was reserved for the prefill leg is released."""
@@ -110,13 +104,6 @@ class ScheduledRequest(RequestStory):
     @property
     def age_s(self) -> float:
         return self._context.clock.monotonic_s() - self.started_s
-
-    @property
-    def expected_cached_tokens(self) -> int:
-        if self._expected_cached is not None or self._spec is None:
-            return self._expected_cached or 0
-        cached = self.pool.recent_answers.cached(self._spec.instance_id, self.chain, self._uncached_tokens)
-        return self.prompt.stored_tokens + cached
 
     def not_reserved(self) -> None:
         """The store has no reservation of this request."""
@@ -175,7 +162,10 @@ class ScheduledRequest(RequestStory):
 
     def sent(self) -> None:
         self.count_placed()
-        self._expected_cached = self.expected_cached_tokens  # recent answers are forgotten soon
+        self._expected_cached = self.expected_cached_tokens  # as it is sent: others come behind it, or are over
+        if self.leg is Leg.WHOLE and not self._done:
+            output_tokens = self.prompt.expected_output_tokens
+            self.pool.contexts_ahead.sent(self.instance_id, self.request_id, self.chain, output_tokens)
         spec, shows_first_token = self._spec, self.inference_request.stream or self.leg is Leg.PREFILL
         if spec is not None and not (shows_first_token or self._prefilled or self._release is not None):
             was_held = self._held_by is not None
@@ -271,7 +261,7 @@ class ScheduledRequest(RequestStory):
     async def reroute(self, failure: InstanceFailure) -> None:
         failed_id, decode = self.instance_id, self.decode
         self.count_placed()
-        self._stop_release_timer()
+        self._leave_instance()
         self._dispatched, self._placed = False, None
         if decode is not None:
             decode.give_up(failure)
@@ -320,7 +310,7 @@ class ScheduledRequest(RequestStory):
             return
         self._done = True
         end_trial(self, completed=outcome is Outcome.COMPLETED)
-        self._stop_release_timer()
+        self._leave_instance()
         self._context.live.leave(self)
         self.count_placed()
         self._count_end(outcome, usage)
@@ -377,7 +367,8 @@ class ScheduledRequest(RequestStory):
             slo_s = self.inference_request.slo_s
             recorder.record(self._received_unix_s, self.chain, prompt_tokens, output_tokens, slo_s)
 
-    def _stop_release_timer(self) -> None:
+    def _leave_instance(self) -> None:
+        self.pool.contexts_ahead.over(self.instance_id, self.request_id)
         if self._release is not None:
             self._release.cancel()
             self._release = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from router.breakers import CircuitBreakers
+from router.contexts_ahead import ContextsAhead
 from router.grant_waiters import GrantWaiters
 from router.instance_loss import InstanceLossNotifier
 from router.metrics import PoolMetrics
@@ -51,6 +52,7 @@ class ServedPool:
     """``scheduling`` as it was at the start."""
     tokenizer: PromptTokenizer | None = None
     """None: prompts that are text are cut by bytes."""
+    contexts_ahead: ContextsAhead = field(default_factory=ContextsAhead)
     split_rule: SplitRule = field(init=False)
     decode_policy: DecodeLegs = field(init=False)
     """Of decode legs, under every policy."""

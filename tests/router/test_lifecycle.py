@@ -1039,6 +1039,29 @@ async def test_a_turn_at_once_is_expected_to_find_the_answer_before_it(start_run
     second.finish(Outcome.COMPLETED)
 
 
+async def test_requests_ahead_are_expected_to_take_the_memory_of_a_cached_prefix(
+    start_runtime: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a", kv_capacity_tokens=8000),))
+    ids = list(range(1000))
+    first = await runtime.lifecycle.place(tools.request(body={"prompt": ids}))
+    first.finish(Outcome.COMPLETED)
+    await tools.settle()
+
+    ahead = await runtime.lifecycle.place(tools.request(body={"prompt": list(range(10_000, 17_000))}))
+    ahead.sent()
+    ahead.first_token()
+    await tools.settle()
+    turn = await runtime.lifecycle.place(tools.request(body={"prompt": [*ids, *range(5000, 5100)]}))
+    turn.sent()
+    ahead.finish(Outcome.COMPLETED)
+
+    blocks = 8000 // 16 - 1 - -(-(7000 + ahead.prompt.expected_output_tokens // 2) // 16)
+    assert turn.expected_cached_tokens == 16 * blocks < 992
+    turn.finish(Outcome.COMPLETED)
+    assert len(turn.pool.contexts_ahead) == 0
+
+
 async def test_embeddings_go_by_load_and_claim_no_cache(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     body = {"input": ["some text"] * 10}

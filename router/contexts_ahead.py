@@ -1,0 +1,73 @@
+"""What an instance will still hold of a prompt when its prefill begins.
+
+An engine looks a prompt up when it admits it, not when it comes. Where the contexts of the requests ahead of it do not
+fit into the KV memory beside its cached prefix, they take the room of that prefix meanwhile: all of it but what they
+share with it. A replica knows the chains of the requests that it sent and that are not over, so it can tell what they
+leave.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+from scheduling.chain import Chain
+
+_ENGINES_OWN_BLOCKS: Final = 1
+"""vLLM keeps one block of its memory to itself."""
+
+
+class ContextsAhead:
+    """Of one pool, the requests that went through this replica. Only chains of the engine's own blocks are compared."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, dict[str, tuple[Chain, int]]] = {}
+        """By instance and request: its chain, and the tokens of its prompt and half of its answer: some answers have
+        just begun, others are about to end."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._running.values()))
+
+    def sent(self, instance_id: str, request_id: str, chain: Chain, output_tokens: int) -> None:
+        """A request is on its way to the instance, behind all that were sent there before; its answer is expected to
+        have so many tokens."""
+        if isinstance(chain.hashes, array):
+            running = self._running.setdefault(instance_id, {})
+            running[request_id] = chain, chain.prompt_tokens + output_tokens // 2
+
+    def over(self, instance_id: str, request_id: str) -> None:
+        """It is over there, or was not sent there."""
+        running = self._running.get(instance_id)
+        if running is not None:
+            running.pop(request_id, None)
+            if not running:
+                del self._running[instance_id]
+
+    def left(self, instance_id: str, chain: Chain, cached_tokens: int, capacity_tokens: int) -> int:
+        """Of so many cached tokens of a prompt that is sent now, those that the requests ahead leave it."""
+        running, hashes = self._running.get(instance_id), chain.hashes
+        if not running or not cached_tokens or not isinstance(hashes, array):
+            return cached_tokens
+        block_tokens = chain.block_tokens
+        free_tokens = capacity_tokens - _ENGINES_OWN_BLOCKS * block_tokens
+        if cached_tokens + sum(tokens for _, tokens in running.values()) <= free_tokens:
+            return cached_tokens
+        most_shared = 0
+        for other, tokens in running.values():
+            shared_tokens = shared_blocks(hashes, other.hashes) * block_tokens
+            most_shared = max(most_shared, shared_tokens)
+            free_tokens -= -(-(tokens - shared_tokens) // block_tokens) * block_tokens
+        return min(cached_tokens, max(most_shared, free_tokens, 0))
+
+
+def shared_blocks(one: Sequence[int], other: Sequence[int]) -> int:
+    """Blocks at the head of both chains: each hash covers what is before it, so they part once."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
