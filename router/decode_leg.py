@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from router.context import ReplicaContext
 from router.explain import PlacementRound
@@ -196,14 +196,15 @@ class DecodeLeg:
         """Of the present attempt."""
         return self._owner.pool.fleet.over(self.request_id, self._owner.decode_attempts, note)
 
-    def story(self) -> dict[str, Any]:
-        """Its part of the request's explanation."""
-        return {
-            "decode_instance_id": self.instance_id or self.last_instance_id or None,
-            "decode_placed_s": self.placed_s,
-            "decode_rounds": tuple([PlacementRound.of(placed, attempt) for placed, attempt in self.rounds]),
-            "transferred_tokens": self._owner.chain.prompt_tokens - self.cached_tokens,
-        }
+    def story(self) -> tuple[str | None, float | None, tuple[PlacementRound, ...], int]:
+        """Its part of the request's explanation: where it was decoded, when that was reserved, every decision on it,
+        and the tokens of the prompt that were transferred."""
+        return (
+            self.instance_id or self.last_instance_id or None,
+            self.placed_s,
+            tuple([PlacementRound.of(placed, attempt) for placed, attempt in self.rounds]),
+            self._owner.chain.prompt_tokens - self.cached_tokens,
+        )
 
     def record(self, now_ms: int) -> Request | None:
         """The leg as the store should know it; None while it is not placed."""

@@ -18,6 +18,9 @@ from scheduling.instance import InstanceSpec
 from scheduling.legs import Leg
 from scheduling.placement import Placed, Search
 
+_UNSPLIT = (None, None, (), None)
+"""Of a request without a decode leg."""
+
 
 class RequestStory(ABC):
     """The part of a request that is told; what starts the same for every request is its class's until it changes."""
@@ -101,7 +104,8 @@ class RequestStory(ABC):
 
     def explain(self) -> Explanation:
         """What has happened so far."""
-        chain = self.chain
+        chain, decode = self.chain, self.decode
+        decode_id, decode_placed_s, decode_rounds, transferred = _UNSPLIT if decode is None else decode.story()
         key_blocks = self._seen_tree.key_blocks(chain, self._max_key_blocks)
         return Explanation(
             request_id=self.request_id,
@@ -134,7 +138,10 @@ class RequestStory(ABC):
             key_tokens=chain.block_tokens * chain.key_stride,
             leg=self.leg,
             prefilled_s=self._prefilled_s,
-            **({} if self.decode is None else self.decode.story()),
+            decode_instance_id=decode_id,
+            decode_placed_s=decode_placed_s,
+            decode_rounds=decode_rounds,
+            transferred_tokens=transferred,
         )
 
     # what is counted ----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from scheduling.values import value
 from scheduling.weights import Form, Weights, features_of
 
 SCHEDULED = (Role.MIXED, Role.PREFILL)
+_NO_FEATURES = Form()
 
 
 @value
@@ -87,17 +88,18 @@ def judge_transfer(
     loads: Mapping[str, InstanceLoad],
     uncached_tokens: int,
 ) -> tuple[Decision, Form]:
-    """The same of a decode leg, whose first token waits for what is transferred: no load is looked at for it."""
-    chain, features = way.query.chain, Form(constant=1.0, uncached_tokens=uncached_tokens)
+    """The same of a decode leg, whose first token waits for what is transferred: no load is looked at for it, and
+    nothing is learned from it."""
+    chain, transfer = way.query.chain, way.weights.ttft
     decision = Decision(
         chosen,
         (chain.prompt_tokens - uncached_tokens) // chain.block_tokens,
         uncached_tokens,
-        way.expected_ttft_s(features),
+        transfer.constant + transfer.uncached_tokens * uncached_tokens,
         Reason.ONLY_ONE if alternative_id is None else policy.reason(way.query, loads, chosen, alternative_id),
         alternative_id,
     )
-    return decision, features
+    return decision, _NO_FEATURES
 
 
 def choose_way(

@@ -177,4 +177,4 @@ async def test_what_is_kept_of_an_ended_request_has_no_search_of_its_decode_leg(
 
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, Search) and each.leg is Leg.DECODE]
-    assert decode.story()["decode_rounds"][0].decision.instance_id == decode.last_instance_id
+    assert decode.story()[2][0].decision.instance_id == decode.last_instance_id
