@@ -10,54 +10,73 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from scheduling.chain import Chain
 
 _ENGINES_OWN_BLOCKS: Final = 1
 """vLLM keeps one block of its memory to itself."""
+_COMPARED: Final = 16
+"""Requests ahead at most whose chains are compared, the last ones that were sent: the others count as if they shared
+nothing. An engine may run hundreds of requests."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """On one instance, in the order in which they were sent there."""
+
+    requests: dict[str, tuple[Chain, int]] = field(default_factory=dict)
+    """Each one's chain, and the tokens of its prompt and half of its answer: some answers have just begun, others are
+    about to end."""
+    tokens: int = 0
+    """Of all of them."""
 
 
 class ContextsAhead:
     """Of one pool, the requests that went through this replica. Only chains of the engine's own blocks are compared."""
 
     def __init__(self) -> None:
-        self._running: dict[str, dict[str, tuple[Chain, int]]] = {}
-        """By instance and request: its chain, and the tokens of its prompt and half of its answer: some answers have
-        just begun, others are about to end."""
+        self._running: dict[str, _Running] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._running.values()))
+        return sum(len(running.requests) for running in self._running.values())
 
     def sent(self, instance_id: str, request_id: str, chain: Chain, output_tokens: int) -> None:
         """A request is on its way to the instance, behind all that were sent there before; its answer is expected to
         have so many tokens."""
-        if isinstance(chain.hashes, array):
-            running = self._running.setdefault(instance_id, {})
-            running[request_id] = chain, chain.prompt_tokens + output_tokens // 2
+        if not isinstance(chain.hashes, array):
+            return
+        self.over(instance_id, request_id)
+        running, tokens = self._running.setdefault(instance_id, _Running()), chain.prompt_tokens + output_tokens // 2
+        running.requests[request_id] = chain, tokens
+        running.tokens += tokens
 
     def over(self, instance_id: str, request_id: str) -> None:
         """It is over there, or was not sent there."""
         running = self._running.get(instance_id)
-        if running is not None:
-            running.pop(request_id, None)
-            if not running:
-                del self._running[instance_id]
+        if running is None or (found := running.requests.pop(request_id, None)) is None:
+            return
+        running.tokens -= found[1]
+        if not running.requests:
+            del self._running[instance_id]
 
     def left(self, instance_id: str, chain: Chain, cached_tokens: int, capacity_tokens: int) -> int:
         """Of so many cached tokens of a prompt that is sent now, those that the requests ahead leave it."""
         running, hashes = self._running.get(instance_id), chain.hashes
-        if not running or not cached_tokens or not isinstance(hashes, array):
+        if running is None or not cached_tokens or not isinstance(hashes, array):
             return cached_tokens
         block_tokens = chain.block_tokens
         free_tokens = capacity_tokens - _ENGINES_OWN_BLOCKS * block_tokens
-        if cached_tokens + sum(tokens for _, tokens in running.values()) <= free_tokens:
+        if cached_tokens + running.tokens <= free_tokens:
             return cached_tokens
-        most_shared = 0
-        for other, tokens in running.values():
+        most_shared, free_tokens = 0, free_tokens - running.tokens
+        for other, tokens in islice(reversed(running.requests.values()), _COMPARED):
             shared_tokens = shared_blocks(hashes, other.hashes) * block_tokens
             most_shared = max(most_shared, shared_tokens)
-            free_tokens -= -(-(tokens - shared_tokens) // block_tokens) * block_tokens
+            own_tokens = -(-(tokens - shared_tokens) // block_tokens) * block_tokens  # in whole blocks
+            free_tokens += tokens - own_tokens
         return min(cached_tokens, max(most_shared, free_tokens, 0))
 
 

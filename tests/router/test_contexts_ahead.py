@@ -54,6 +54,26 @@ def test_requests_that_are_over_take_none() -> None:
     assert len(ahead) == 0
 
 
+def test_of_many_requests_ahead_the_last_ones_are_compared() -> None:
+    ahead = ContextsAhead()
+    ahead.sent("a", "first", chain(80, 2000), output_tokens=0)
+    assert ahead.left("a", chain(80, 2000), 88, 140) == 88  # all of its prompt
+    for number in range(16):
+        ahead.sent("a", f"request {number}", chain(20, 3000 + 100 * number), output_tokens=0)
+    assert ahead.left("a", chain(80, 2000), 88, 140) == 8
+    ahead.over("a", "request 7")
+
+    assert ahead.left("a", chain(80, 2000), 88, 140) == 88
+
+
+def test_a_request_that_is_sent_again_counts_once() -> None:
+    ahead = ContextsAhead()
+    for _ in range(3):
+        ahead.sent("a", "first", chain(20, 1000), output_tokens=24)
+
+    assert ahead.left("a", chain(60, 2000), 60, CAPACITY) == 60
+
+
 def test_chains_of_text_are_not_compared() -> None:
     ahead = ContextsAhead()
     text = Chain(tuple(chain(200, 1000).hashes), BLOCK_TOKENS, 208)
