@@ -1,8 +1,8 @@
 -- Makes a change that a caller derived from what it read, if that is still so: for what no request waits for.
 -- ARGV  1 clock, 2 fence of the leader whose change it is, or ''; 3 about it, as JSON: read [[key, field, text or false],
---       …], instances {id: {field of its record: value, …}, …} where counts or blocks change, counted true where plans
---       for these were made for other figures, and tells, an instance or ''; then for each command the number of its
---       words, and these
+--       …], instances {id: [{field of its record: value, …}, {count: by how much it grows, …}], …} where counts or
+--       blocks change, counted true where plans for these were made for other figures, and tells, an instance or '';
+--       then for each command the number of its words, and these
 -- Reply {now ms, what each command replied, …, and the queue of the instance that it tells or nil}, or nil if something is
 --       no longer as it was read; error FENCED
 local FIRST_COMMAND = 4
@@ -27,8 +27,11 @@ end
 for id, fields in pairs(change.instances) do
   local instance = read_instance(id)
   if instance then
-    for name, value in pairs(fields) do
+    for name, value in pairs(fields[1]) do
       instance[name] = value
+    end
+    for name, growth in pairs(fields[2]) do
+      instance[name] = instance[name] + growth
     end
     instance.cached_blocks = redis.call('ZCARD', keys.kv .. id)
     if change.counted then

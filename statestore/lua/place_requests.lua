@@ -7,7 +7,7 @@
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now ms,
 --       queue or nil, leg, and of each instance that was weighed: its id, its record, its hit}
 local FIRST_REQUEST = 3
-local now_ms, sides, instances, met, replies = store_now_ms(), cjson.decode(ARGV[2]), {}, {}, {}
+local now_ms, sides, met, replies = store_now_ms(), cjson.decode(ARGV[2]), {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 -- Of the request that is placed at the moment.
 local ask, chain, samples, seen, known, best, second, side
@@ -19,7 +19,7 @@ local function reply(status, request, queue)
 end
 
 local function consider(id)
-  local instance = not known[id] and read_once(instances, id)
+  local instance = not known[id] and read_instance(id)
   known[id] = true
   if not instance then
     return

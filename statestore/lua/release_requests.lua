@@ -5,7 +5,7 @@
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later one;
 --       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is another one
 local FIRST_REQUEST = 3
-local now_ms, lease, instances, last, replies = store_now_ms(), ARGV[2], {}, {}, {}
+local now_ms, lease, last, replies = store_now_ms(), ARGV[2], {}, {}
 
 local function log_sample(subject, text)
   redis.call('XADD', keys.samples, 'MAXLEN', '~', terms.taught, '*', subject, text)
@@ -13,7 +13,7 @@ end
 
 -- Releases pending tokens, stamps the prefill clock, logs a sample. The request, where it waited there for this.
 local function prefill(id, note, instance_id)
-  local request, instance = read_request(id), read_once(instances, instance_id)
+  local request, instance = read_request(id), read_instance(instance_id)
   if not request or not instance or request.instance_id ~= instance_id or request.state ~= 'dispatched' then
     return nil
   end
@@ -40,7 +40,7 @@ local function finish(id, note, _, replica_id, attempt)
   if note ~= '' then
     log_sample('noted', note)
   end
-  local instance = read_once(instances, request.instance_id)
+  local instance = read_instance(request.instance_id)
   if instance then
     leave(instance, request)
   end
@@ -52,14 +52,14 @@ for first = FIRST_REQUEST, #ARGV, 5 do
   local release = instance_id == '' and finish or prefill
   local request = release(id, note, instance_id, replica_id, attempt)
   replies[#replies + 1] = not request and 0
-  local instance = request and instances[request.instance_id]
+  local instance = request and read_instance(request.instance_id)
   if instance then
     instance.version = instance.version + (last[instance.id] and 1 or 0) -- every release is a change
     last[instance.id] = #replies
   end
 end
 for id, place in pairs(last) do
-  write_instance(instances[id])
-  replies[place] = room(instances[id], now_ms)
+  write_instance(read_instance(id))
+  replies[place] = room(read_instance(id), now_ms)
 end
 return replies

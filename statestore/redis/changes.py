@@ -33,6 +33,8 @@ class Change:
     """Of the leader that makes it."""
     instances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By id and name of the field; what is gone stays so. Their cached blocks are counted in any case."""
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """The same of counts, by how much they grow: that depends on nothing that others change meanwhile."""
     counted: bool = False
     """Plans for these instances were made for other figures."""
     tells: str = ""
@@ -40,7 +42,7 @@ class Change:
 
     @property
     def is_empty(self) -> bool:
-        return not self.commands and not self.instances and self.fence is None
+        return not (self.commands or self.instances or self.counts) and self.fence is None
 
 
 class Changes:
@@ -58,7 +60,10 @@ class Changes:
         otherwise by now. Raises LeaseLostError."""
         about = {
             "read": [(key, name, False if text is None else text) for key, name, text in change.read],
-            "instances": change.instances,
+            "instances": {
+                name: (change.instances.get(name, {}), change.counts.get(name, {}))
+                for name in change.instances.keys() | change.counts.keys()
+            },
             "counted": change.counted,
             "tells": change.tells,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -35,19 +35,19 @@ class Moves(Changes):
         key, source, target = self._keys.request(name), *map(self._keys.instance, (source_id, target_id))
 
         async def move() -> tuple[MigrateStatus, Change]:
-            records: list[Command] = [("HGET", each.instance, "record") for each in (source, target)]
             found: Command = ("HMGET", key, *codec.REQUEST_TEXTS, "chain", "block_tokens")
-            left, entered, (placed, told, chain, block_tokens) = await self._calls.together([*records, found])
+            instance: Command = ("HMGET", target.instance, "spec", "record")
+            (placed, told, chain, block_tokens), (spec, record) = await self._calls.together((found, instance))
             held = codec.request_from(name, (placed, told))
-            if left is None or held is None or (held.state, held.instance_id) != (_HELD, source_id):
+            if held is None or (held.state, held.instance_id) != (_HELD, source_id):
                 return MigrateStatus.NOT_HELD, refused
-            there: dict[str, Any] = {} if entered is None else INSTANCE.fields(entered)
+            there: dict[str, Any] = {} if record is None else INSTANCE.fields(record)
             is_ready = there.get("state") == InstanceState.READY and serves(Role(there["role"]), held.leg)
             if not is_ready or target_id == source_id:
                 return MigrateStatus.NOT_READY, refused
             if there["queued_requests"] >= there["max_queued_requests"]:
                 return MigrateStatus.QUEUE_FULL, refused
-            hit, now_ms = await asyncio.gather(self._hit_blocks(target.kv, chain or b""), self._calls.now_ms())
+            hit = await self._hit_blocks(target.kv, chain or b"")
             tokens = Chain((), int(block_tokens or 1), held.prompt_tokens).uncached_tokens(hit)
             moved = replace(
                 held,
@@ -64,15 +64,15 @@ class Moves(Changes):
                 ("HINCRBY", self._keys.migrations, reason, 1),
             ]
             counts = {
-                source_id: _counted(INSTANCE.fields(left), held, -1),
-                target_id: _counted(there, moved, 1, now_ms) | {"assigned_tokens": there["assigned_tokens"] + tokens},
+                source_id: _counts_of(held, -1),
+                target_id: _counts_of(moved) | {"assigned_tokens": tokens},
             }
-            read = (
-                (key, "placed", placed),
-                (source.instance, "record", left),
-                (target.instance, "record", entered),
-            )
-            return MigrateStatus.MIGRATED, Change(commands, read, fence, counts, counted=True, tells=target_id)
+            # Not the records: those of busy instances change many times while this is derived.
+            read = ((key, "placed", placed), (target.instance, "spec", spec))
+            begins = _begins_work(there, counts[target_id])
+            stamps = {target_id: {"work_since_ms": await self._calls.now_ms()}} if begins else {}
+            change = Change(commands, read, fence, stamps, counts, counted=True, tells=target_id)
+            return MigrateStatus.MIGRATED, change
 
         status, told = await self._derive_made(move)
         return Migration(status, codec.queue_head_from(told[-1]) if status is MigrateStatus.MIGRATED else None)
@@ -98,23 +98,25 @@ class Moves(Changes):
         owners = sorted({request.replica_id for request in requests})
 
         async def enter() -> tuple[int, Change]:
-            common: list[Command] = [("HGET", instance, "record"), ("HMGET", replicas, *owners)]
+            common: list[Command] = [("HMGET", instance, "spec", "record"), ("HMGET", replicas, *owners)]
             known = [("HGET", keys.request(request.request_id), "placed") for request in requests]
-            (record, leases, *standing) = await self._calls.together([*common, *known])
+            ((spec, record), leases, *standing) = await self._calls.together([*common, *known])
             lost = [each for each, placed in zip(requests, standing, strict=True) if placed is None]
-            if record is None or not lost:
+            if spec is None or not lost:
                 return 0, Change()
-            now_ms, counts = await self._calls.now_ms(), INSTANCE.fields(record)
             commands: list[Command] = []
+            counts = Counter(version=len(lost) - 1)  # it grows with every change
             for request in lost:
                 texts = ("placed", codec.placed_of(request), "told", codec.told_of(request))
                 commands += [("HSET", keys.request(request.request_id), *texts), self._listed(request)]
-                counts |= _counted(counts, request, 1, now_ms)
+                counts.update(_counts_of(request))
             read = [(keys.request(request.request_id), "placed", None) for request in lost]
-            read += [(instance, "record", record), *zip([replicas] * len(owners), owners, leases, strict=True)]
+            read += [(instance, "spec", spec), *zip([replicas] * len(owners), owners, leases, strict=True)]
+            now_ms = await self._calls.now_ms()
             commands += self._first_leases(dict(zip(owners, leases, strict=True)), now_ms)
-            counts["version"] += len(lost) - 1  # it grows with every change
-            return len(lost), Change(commands, read, None, {instance_id: counts}, counted=True)
+            begins = _begins_work(INSTANCE.fields(record), counts)
+            stamps = {instance_id: {"work_since_ms": now_ms}} if begins else {}
+            return len(lost), Change(commands, read, None, stamps, {instance_id: counts}, counted=True)
 
         return await self._derive(enter)
 
@@ -133,17 +135,14 @@ class Moves(Changes):
                 yield ("HSET", self._keys.replicas, replica_id, codec.lease_text(ReplicaInfo.met(replica_id, now_ms)))
 
 
-def _counted(kept: Mapping[str, Any], request: Request, sign: int, now_ms: int = 0) -> dict[str, Any]:
-    """The counts in an instance's record with a request more, or less."""
-    tokens = zip(Counts._fields, request.counts, strict=True)
-    counts = {name: kept[name] + sign * each for name, each in tokens}
+def _counts_of(request: Request, sign: int = 1) -> dict[str, int]:
+    """What the counts of an instance grow by with a request, or without it."""
     listed = "queued_requests" if request.state is _HELD else "running_requests"
-    counts[listed] = kept[listed] + sign
-    if not _has_work(kept) and _has_work(counts):
-        counts["work_since_ms"] = now_ms
-    return counts
+    counts = {name: sign * each for name, each in zip(Counts._fields, request.counts, strict=True)}
+    return counts | {listed: sign}
 
 
-def _has_work(counts: Mapping[str, int]) -> bool:
-    """On time."""
-    return counts["pending_tokens"] > counts["deferred_tokens"]
+def _begins_work(kept: Mapping[str, int], growth: Mapping[str, int]) -> bool:
+    """Whether an instance without work on time has some, once its counts have grown by so much."""
+    on_time = kept["pending_tokens"] - kept["deferred_tokens"]
+    return on_time <= 0 < on_time + growth["pending_tokens"] - growth["deferred_tokens"]

@@ -1,19 +1,16 @@
 -- One instance: what is described of it and its counts, one text in a field of its key (statestore/records.py). Read once,
 -- changed as a table, written once. Every change grows its version, by which plans are committed.
 
+-- Those that this script has read.
+local instances = {}
+
 -- Nil where there is no such instance.
 local function read_instance(id)
-  local text = redis.call('HGET', keys.instance .. id, 'record')
-  local instance = text and cjson.decode(text) or nil
-  if instance then
-    instance.id, instance.text = id, text
+  local text = not instances[id] and redis.call('HGET', keys.instance .. id, 'record')
+  if text then
+    instances[id] = cjson.decode(text)
+    instances[id].id, instances[id].text = id, text
   end
-  return instance
-end
-
--- The same, kept for the rest of the script.
-local function read_once(instances, id)
-  instances[id] = instances[id] or read_instance(id)
   return instances[id]
 end
 
