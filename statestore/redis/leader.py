@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,14 +24,13 @@ from statestore.leases import RETIRED, Lease, check_fence
 from statestore.memory.members import SCALING_LOG
 from statestore.records import INSTANCE
 from statestore.redis import codec
-from statestore.redis.calls import Argument, Calls, Command
+from statestore.redis.calls import Argument, Calls, ClientCalls, Command
 from statestore.redis.changes import Change
 from statestore.redis.codec import pairs_from
 from statestore.redis.moves import Moves
 from statestore.redis.views import Views
 
 _MAX_WANTED = 1024
-_ASK_AGAIN_S = 0.1
 _MAX_REPAIRS = 5
 MAX_RELEASES = 64
 """That share a script at most: it stops everything else."""
@@ -44,9 +42,17 @@ Entry = TypeVar("Entry")
 class LeaderCalls(Moves, Views):
     """Half of ``RedisPool``; see ``statestore.base.PoolStore`` for the contract."""
 
-    def __init__(self, keys: PoolKeys, calls: Calls, order: QueueOrder) -> None:
+    def __init__(
+        self,
+        keys: PoolKeys,
+        calls: Calls,
+        order: QueueOrder,
+        waiting: ClientCalls,
+    ) -> None:
         super().__init__(keys, calls)
         self._order = order
+        self._waiting = waiting
+        """For the one call that blocks its connection; given up, it closes it."""
 
     # leadership ------------------------------------------------------------------------------------------
     async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
@@ -112,14 +118,16 @@ class LeaderCalls(Moves, Views):
         return HotQueue(await self._calls.now_ms(), loads[instance_id], held, alternatives)
 
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
-        """Asks again and again: a command that blocks would need a connection of its own."""
-        now_s = asyncio.get_running_loop().time
-        ends_s = now_s() + timeout_s
-        while not (taken := await self._calls.command("ZPOPMIN", self._keys.rebalance_wanted, _MAX_WANTED)):
-            if now_s() >= ends_s:
+        wanted = self._keys.rebalance_wanted
+        taken: list[bytes] = []
+        if timeout_s > 0:
+            # At least a millisecond: 0 would wait forever.
+            first = await self._waiting.command("BZPOPMIN", wanted, max(0.001, timeout_s), timeout_s=timeout_s + 1.0)
+            if first is None:
                 return ()
-            await asyncio.sleep(min(_ASK_AGAIN_S, ends_s - now_s()))
-        return [member.decode() for member in taken[::2]]
+            taken.append(first[1])
+        taken += (await self._calls.command("ZPOPMIN", wanted, _MAX_WANTED))[::2]
+        return [member.decode() for member in taken]
 
     # logs and publications -------------------------------------------------------------------------------
     async def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:

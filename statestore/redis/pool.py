@@ -24,7 +24,7 @@ from statestore.leases import ReplicaInfo
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
 from statestore.records import INSTANCE
 from statestore.redis import codec
-from statestore.redis.calls import Argument, Calls, Command
+from statestore.redis.calls import Argument, Calls, ClientCalls, Command
 from statestore.redis.changes import Change
 from statestore.redis.kv_events import READ_SO_FAR, KvEventCalls
 from statestore.redis.leader import LeaderCalls
@@ -47,9 +47,11 @@ class RedisPool(KvEventCalls, LeaderCalls):
         keys: PoolKeys,
         calls: Calls,
         scheduling: SchedulingSettings,
+        *,
+        waiting: ClientCalls,
         subscriber: GrantSubscriber,
     ) -> None:
-        super().__init__(keys, calls, QueueOrder.of(scheduling))
+        super().__init__(keys, calls, QueueOrder.of(scheduling), waiting)
         self.name = name
         self._configured = scheduling
         self._overrides: Mapping[str, Any] = {}
