@@ -9,6 +9,7 @@ leave.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -82,11 +83,4 @@ class ContextsAhead:
 
 def shared_blocks(one: Sequence[int], other: Sequence[int]) -> int:
     """Blocks at the head of both chains: each hash covers what is before it, so they part once."""
-    least, most = 0, min(len(one), len(other))
-    while least < most:
-        middle = (least + most + 1) // 2
-        if one[middle - 1] == other[middle - 1]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
+    return bisect_left(range(min(len(one), len(other))), True, key=lambda block: one[block] != other[block])

@@ -41,7 +41,7 @@ class PlacementRound:
         others = (name for name in candidates if name not in chosen)
         kept = (*chosen, *islice(others, KEPT_CANDIDATES - len(chosen)))
         seen = {name: loads[name] for name in kept if name in loads}
-        cut = Placed(replace(placed.reply, loads=seen), kept, judged=(decision, placed.features))
+        cut = Placed(replace(placed.reply, loads=seen), kept, (decision, placed.features))
         return cls(cut, attempt, len(candidates))
 
     @property

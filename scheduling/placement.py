@@ -167,20 +167,15 @@ class Placed:
     matter, and the request can be on its way by then.
     """
 
-    __slots__ = ("_judge", "_judged", "candidates", "reply")
+    __slots__ = ("_judgement", "candidates", "reply")
 
     def __init__(
-        self,
-        reply: PlaceReply,
-        candidates: tuple[str, ...],
-        judge: Callable[[], Judgement] | None = None,
-        judged: Judgement | None = None,
+        self, reply: PlaceReply, candidates: tuple[str, ...], judgement: Judgement | Callable[[], Judgement]
     ) -> None:
-        """One of the last two must be given."""
+        """``judgement``: what it means, or how that is judged."""
         self.reply = reply
         self.candidates = candidates
-        self._judge = judge
-        self._judged = judged
+        self._judgement = judgement
 
     @property
     def instance_id(self) -> str:
@@ -190,17 +185,17 @@ class Placed:
 
     @property
     def decision(self) -> Decision:
-        return self._judgement()[0]
+        return self._judged()[0]
 
     @property
     def features(self) -> Form:
-        return self._judgement()[1]
+        return self._judged()[1]
 
-    def _judgement(self) -> Judgement:
-        if self._judged is None:
-            assert self._judge is not None
-            self._judged, self._judge = self._judge(), None
-        return self._judged
+    def _judged(self) -> Judgement:
+        judgement = self._judgement
+        if not isinstance(judgement, tuple):
+            self._judgement = judgement = judgement()
+        return judgement
 
 
 @dataclass
@@ -277,7 +272,7 @@ class Search:
             way = ways[-1] if reply.leg is ways[-1].leg else ways[0]
             if way.leg is Leg.DECODE:  # at once: what is kept for later would keep the chain
                 transfer = judge_transfer(self.policy, way, chosen, other, reply.loads, reply.uncached_tokens)
-                return Placed(reply, way.instances, judged=transfer)
+                return Placed(reply, way.instances, transfer)
             meaning = partial(judge, self.policy, way, chosen, other, reply.loads, self.decode_stall_s)
             return Placed(reply, way.instances, meaning)
         self.trips += 1
@@ -290,7 +285,7 @@ class Search:
             return (yield from self._none_chosen(placement, reply))
         reply = replace(reply, loads=seen.loads, alternative_id=decision.alternative_id)
         features = features_of(seen.loads[decision.instance_id], chain, self.decode_stall_s)
-        return Placed(reply, named, judged=(decision, features))
+        return Placed(reply, named, (decision, features))
 
     def _none_chosen(self, placement: Placement, reply: PlaceReply) -> Steps[Placed | None]:
         """None of the instances takes requests: refresh the members."""

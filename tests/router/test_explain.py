@@ -45,7 +45,7 @@ def test_a_round_over_the_whole_fleet_remembers_a_few_loads_with_the_chosen_one(
 
     reply = PlaceReply(PlaceStatus.HELD, 0, 0, 0, loads, "i77", "i50")
 
-    kept = PlacementRound.of(Placed(reply, names, judged=(decision, Form())), attempt=1)
+    kept = PlacementRound.of(Placed(reply, names, (decision, Form())), attempt=1)
 
     assert kept.considered == 100
     assert kept.status is PlaceStatus.HELD
@@ -59,6 +59,6 @@ def test_a_round_tells_of_the_instances_beyond_the_candidates_that_were_weighed(
 
     decision = Decision("c", 0, 1, 0.1, Reason.BEYOND_PAIR, alternative_id="a")
 
-    kept = PlacementRound.of(Placed(reply, ("a", "b"), judged=(decision, Form())), attempt=1)
+    kept = PlacementRound.of(Placed(reply, ("a", "b"), (decision, Form())), attempt=1)
 
     assert kept.candidates == ("a", "b", "c")

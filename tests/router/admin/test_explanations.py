@@ -61,9 +61,7 @@ async def test_loads_that_are_read_when_they_are_asked_for_are_told_too(
     request.finish(Outcome.COMPLETED)
     explanation = runtime.context.decisions.get("one")
     (each,) = explanation.rounds
-    placed = Placed(
-        replace(each._placed.reply, loads=Lazy(each.loads)), each.candidates, judged=(each.decision, Form())
-    )
+    placed = Placed(replace(each._placed.reply, loads=Lazy(each.loads)), each.candidates, (each.decision, Form()))
     runtime.context.decisions.add(replace(explanation, rounds=(PlacementRound(placed, each.attempt),)))
 
     story = (await client_of(runtime).get("/admin/explain/one")).json()
