@@ -109,22 +109,9 @@ class Sender:
         return await self._exchange(sending, connection)
 
     async def _exchange(self, sending: Sending, connection: UpstreamConnection) -> ExchangeResult:
-        plane, settings = self._plane, self._plane.settings
-        loss_notifier, instance_id, kv_s = self._loss_notifier, sending.target.instance_id, sending.kv_within_s
-        times = ExchangeTimes(settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s, kv_s)
-        exchange = sending.exchange(
-            connection,
-            sending.downstream,
-            times,
-            on_commit=sending.on_commit,
-            on_first_token=sending.on_first_token,
-            port_refuses=plane.port_checks.refuses,
-            hides_usage=sending.hides_usage,
-            awaits_output=sending.awaits_output,
-        )
+        plane, loss_notifier, instance_id = self._plane, self._loss_notifier, sending.target.instance_id
+        exchange = self._start(sending, connection)
         try:
-            target = sending.target
-            connection.start(exchange, self.parts(target.instance_url, target.data_parallel_rank, sending.body()))
             plane.sweeper.add(exchange)
             loss_notifier.watch(instance_id, exchange)
             sending.on_sent()
@@ -138,6 +125,28 @@ class Sender:
             sending.downstream.set_source(None)
         plane.upstreams.release(connection)
         return result
+
+    def _start(self, sending: Sending, connection: UpstreamConnection) -> Exchange:
+        """What awaits the answer is made when the request is on its way."""
+        target, plane, settings = sending.target, self._plane, self._plane.settings
+        try:
+            connection.start(self.parts(target.instance_url, target.data_parallel_rank, sending.body()))
+        except BaseException:
+            connection.abort()
+            raise
+        limits_s = settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s, sending.kv_within_s
+        exchange = sending.exchange(
+            connection,
+            sending.downstream,
+            ExchangeTimes(*limits_s),
+            on_commit=sending.on_commit,
+            on_first_token=sending.on_first_token,
+            port_refuses=plane.port_checks.refuses,
+            hides_usage=sending.hides_usage,
+            awaits_output=sending.awaits_output,
+        )
+        connection.answer_to(exchange)
+        return exchange
 
     def parts(self, url: str, rank: int | None, body: list[BodyPart]) -> list[BodyPart]:
         """The request as bytes, its head first, for an instance or for one rank of it."""

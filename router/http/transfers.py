@@ -116,7 +116,8 @@ class Transfers:
         sink, connection = LateAnswer(whole=True), None
         try:
             connection = await self._upstreams.connect(url)
-            connection.start(sink, parts())
+            connection.start(parts())
+            connection.answer_to(sink)
             failure = await sink.done
         except ConnectError:
             return False

@@ -100,16 +100,19 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep_alive = False
 
     # the owner's side ----------------------------------------------------------------------------------------
-    def start(self, sink: AnswerSink, parts: Iterable[bytes | memoryview]) -> None:
-        """Send a request, its head first; ``sink`` gets its answer. A dead connection reports a failure to the sink
-        soon."""
+    def start(self, parts: Iterable[bytes | memoryview]) -> None:
+        """Send a request, its head first. The caller must call ``answer_to`` before it waits for anything. A dead
+        connection reports a failure to the sink soon."""
         self._reset()
-        self._sink = sink
         self.silent = True
         if self._transport is None or self.closed or self._transport.is_closing():
             self.loop.call_soon(self._fail, FailureKind.CLOSED, "the connection was closed")
             return
         self._transport.writelines(parts)
+
+    def answer_to(self, sink: AnswerSink) -> None:
+        """``sink`` gets the answer to the request that was just sent."""
+        self._sink = sink
 
     @property
     def reusable(self) -> bool:

@@ -48,7 +48,8 @@ async def begin(upstreams: UpstreamPool, url: str) -> tuple[UpstreamConnection, 
         on_first_token=lambda: None,
         port_refuses=lambda _: False,
     )
-    connection.start(leg, [REQUEST])
+    connection.start([REQUEST])
+    connection.answer_to(leg)
     return connection, leg
 
 

@@ -44,7 +44,8 @@ class Sink:
 def feed(*pieces: bytes) -> Sink:
     sink, connection = Sink(), UpstreamConnection("http://instance")
     connection.connection_made(Wire())  # type: ignore[arg-type]
-    connection.start(sink, [b""])
+    connection.start([b""])
+    connection.answer_to(sink)
     for piece in pieces:
         if sink.failure is None:
             connection.data_received(piece)
@@ -72,7 +73,8 @@ async def test_line_ends_behind_an_answer_are_cut_and_its_connection_is_not_kept
     for *pieces, last in cuts(answer):
         sink, connection = Sink(), UpstreamConnection("http://instance")
         connection.connection_made(Wire())  # type: ignore[arg-type]
-        connection.start(sink, [b""])
+        connection.start([b""])
+        connection.answer_to(sink)
         for piece in [*pieces, last + excess]:
             connection.data_received(piece)
         assert sink.complete and sink.wire == answer.partition(b"\r\n\r\n")[2], [*pieces, last]

@@ -41,7 +41,8 @@ def pool():
 
 async def ask(connection):
     sink = Sink()
-    connection.start(sink, [b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n"])
+    connection.start([b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n"])
+    connection.answer_to(sink)
     return await asyncio.wait_for(sink.done, 60)
 
 
