@@ -120,8 +120,8 @@ class Lifecycle:
                 learned=pool.view.learned,
                 tokenizer=pool.tokenizer,
             )
-            if stored_tokens := await pool.stored_responses.tokens(request.continues):
-                prompt = replace(prompt, stored_tokens=stored_tokens)
+            if request.continues is not None:
+                prompt = replace(prompt, stored_tokens=await pool.stored_responses.tokens(request.continues))
             request.prompt = None
             request_id = self._free_id(request.request_id)
             scheduled = ScheduledRequest(request, request_id, route, prompt, self._context, self._placer)
@@ -145,7 +145,7 @@ class Lifecycle:
     def _route_of(self, request: InferenceRequest) -> Route[ServedPool]:
         """Of the model that it names; of a request for what an instance has stored, the pool of that instance."""
         if request.pinned_to is None or request.prompt is not None:
-            return self.pools.resolve(request.model)
+            return self.pools.routes.get(request.model) or self.pools.resolve(request.model)
         for pool in self.pools.pools.values():
             if request.pinned_to in pool.view.view.instances:
                 return Route(pool, pool.settings.model)

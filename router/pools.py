@@ -39,16 +39,19 @@ class PoolDirectory(Generic[P]):
 
     def __init__(self, pools: Iterable[P]) -> None:
         self.pools: Mapping[str, P] = {pool.settings.name: pool for pool in pools}
-        self._routes: dict[str, Route[P]] = {}
+        self.routes: dict[str, Route[P]] = {}
+        """By the name that a request may have for its model: "" where there is one pool only."""
         for pool in self.pools.values():
             settings = pool.settings
             for name in (settings.model, *settings.aliases):
                 self._add(name, Route(pool, settings.model))
             for lora in settings.loras:
                 self._add(lora, Route(pool, lora, lora))
+        if len(self.pools) == 1:
+            self.routes[""] = Route(pool, pool.settings.model)
 
     def _add(self, name: str, route: Route[P]) -> None:
-        taken = self._routes.setdefault(name, route)
+        taken = self.routes.setdefault(name, route)
         if taken is not route:
             pools = f"{taken.pool.settings.name!r} and {route.pool.settings.name!r}"
             raise DuplicateModelError(f"model name {name!r} is claimed twice, by pools {pools}: rename one")
@@ -60,16 +63,13 @@ class PoolDirectory(Generic[P]):
             InvalidRequestError: no model is named and there are several pools.
             UnknownModelError: no pool serves it.
         """
-        route = self._routes.get(model)
+        route = self.routes.get(model)
         if route is not None:
             return route
         if model:
             raise UnknownModelError(
                 f"the model {model!r} does not exist; GET /v1/models lists those that do", param="model"
             )
-        if len(self.pools) == 1:
-            pool = next(iter(self.pools.values()))
-            return Route(pool, pool.settings.model)
         raise InvalidRequestError("name a model: this fleet serves several", param="model")
 
     def model_cards(self, created_s: int, lengths: Mapping[str, int]) -> dict[str, Any]:
@@ -88,7 +88,8 @@ class PoolDirectory(Generic[P]):
                 "parent": route.pool.settings.model if route.lora else None,
                 "pool": route.pool.settings.name,
             }
-            for name, route in self._routes.items()
+            for name, route in self.routes.items()
+            if name
         ]
         for card in cards:
             if card["pool"] in lengths:

@@ -15,6 +15,7 @@ from router.inference_request import (
     TokenSource,
 )
 from router.steps import in_steps
+from scheduling.answer_length import expected_answer_tokens
 from scheduling.blocks import BlockRule, Prompt, TextPrompt, cache_seed, continued_chain, uncached_chain, with_images
 from scheduling.chain import Chain
 from scheduling.engine_blocks import BlockExtras
@@ -138,7 +139,7 @@ async def read_prompt(
     """Hash the prompt of a scheduled request: a long one in steps, any other at once. Text becomes the engine's own
     blocks if there is a tokenizer, and it answers in time."""
     limit = sent.output_limit
-    expected = learned.expected_output_tokens(limit)
+    expected = expected_answer_tokens(learned.answer_tokens, limit)
     if sent.pooled:
         return ReadPrompt(uncached_chain(sent.prompt, learned.bytes_per_token), None, expected, limit)
     if tokenizer is not None:
@@ -146,23 +147,24 @@ async def read_prompt(
         if tokenized is not None:
             return _tokenized(tokenized, sent, expected, learned)
     seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
-    prompt = sent.prompt
-    if isinstance(prompt, TextPrompt):
+    prompt, images = sent.prompt, 0
+    if isinstance(prompt, TextPrompt) and prompt.image_ends:
+        images = len(prompt.image_ends)
         prompt = with_images(prompt, learned.image_tokens, learned.bytes_per_token)
     if isinstance(prompt, TextPrompt) and len(prompt.data) <= LONG_PROMPT_BYTES:
         chain = rule.chain(prompt, seed, learned.bytes_per_token)
     else:
         extras = BlockExtras.of(lora, sent.salt)
         chain = await in_steps(rule.chain_in_steps(prompt, seed, learned.bytes_per_token, extras))
-    return ReadPrompt(chain, sent.text_bytes, expected, limit, images=sent.images)
+    return ReadPrompt(chain, sent.text_bytes, expected, limit, images=images)
 
 
 def _tokenized(chain: Chain, sent: SentPrompt, expected_tokens: int, learned: Learned) -> ReadPrompt:
     prompt, ratio = sent.prompt, learned.bytes_per_token
     if isinstance(prompt, TextPrompt) and prompt.media_at is not None:
         rest = with_images(prompt, learned.image_tokens, ratio).data[prompt.media_at :]
-        chain = continued_chain(chain, rest, ratio)
-        return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, images=sent.images)
+        chain, images = continued_chain(chain, rest, ratio), len(prompt.image_ends)
+        return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, images=images)
     return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, tokenized=True)
 
 

@@ -27,9 +27,9 @@ class StoredResponses:
         self._store = store
         self._keeping: set[asyncio.Task[None]] = set()
 
-    async def tokens(self, continued: str | None) -> int:
-        """Of the conversation up to this response; 0 where that is not known, or there is none."""
-        if continued is None or self._store.degraded:
+    async def tokens(self, continued: str) -> int:
+        """Of the conversation up to this response; 0 where that is not known."""
+        if self._store.degraded:
             return 0
         try:
             return await self._store.response_tokens(continued)

@@ -45,7 +45,7 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
 
     def check_head(request: Request) -> int:
         path, method = request.path, request.method
-        inference = is_inference(path)
+        inference = path in INFERENCE_PATHS or is_inference(path)
         if method == "OPTIONS":  # a browser sends no key with it
             return OPS_BODY_BYTES
         if method == "CONNECT":
@@ -67,15 +67,13 @@ def _allowed(path: str) -> list[str]:
     return methods_of(path).split(", ")[:-1]
 
 
-def read_stored_request(request: Request, request_id: str) -> InferenceRequest | None:
-    """What a client asks for who names a stored response: its instance answers. None for any other request.
+def read_stored_request(request: Request, request_id: str) -> InferenceRequest:
+    """What a client asks for who names a stored response in the path: its instance answers.
 
     Raises:
         NotFoundError: the id does not name an instance.
     """
     response = stored_response_id(request.path)
-    if response is None:
-        return None
     instance_id = storing_instance(response)
     if instance_id is None:
         raise NotFoundError(f"response {response!r} not found: only ids that this fleet gave lead to a stored response")

@@ -225,7 +225,8 @@ class ClientConnection(asyncio.Protocol):
         self.bodiless = request.method == "HEAD"
         self.committed = False
         self._keep_alive = self._keep_alive and request.keep_alive
-        task = self._loop.create_task(self._answer(request))
+        plain = request.path in INFERENCE_PATHS and request.method == "POST" and request.refusal is None
+        task = self._loop.create_task(serve_inference(request, self, self._plane) if plain else self._answer(request))
         self._task = task
         self._server_state.tasks.add(task)
         task.add_done_callback(self._answered)
@@ -246,7 +247,7 @@ class ClientConnection(asyncio.Protocol):
             self.refuse(request.refusal)
         elif request.method == "OPTIONS" and (is_inference(request.path) or self.page_fields):
             self.write_head(options_answer(request.path, close=not self.keeps_alive(), fields=self._own_fields()))
-        elif request.path not in INFERENCE_PATHS and not is_inference(request.path):
+        elif not is_inference(request.path):
             scope = build_scope(request, self._transport, self._app_state.copy())
             await serve_asgi(self._app, scope, request, self, self._own_fields())
         else:

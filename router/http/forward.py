@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -28,6 +28,7 @@ from router.http.keeping_exchange import KeepingExchange
 from router.http.layerwise_forward import LayerwiseTry
 from router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
 from router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
+from router.http.paths import INFERENCE_PATHS
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
 from router.http.sending import Sender, Sending, Target
@@ -50,9 +51,8 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
     try:
         if sent_id is not None:
             request_id = read_request_id(sent_id.decode("latin-1"))
-        stored = read_stored_request(request, request_id)
-        if stored is not None:
-            inference_request = stored
+        if request.path not in INFERENCE_PATHS:  # it names a stored response
+            inference_request = read_stored_request(request, request_id)
         elif is_form(request):
             inference_request = read_form_request(request, request_id)
         elif len(request.body) > LONG_BODY_BYTES:
@@ -98,7 +98,9 @@ class _Forwarding:
         """Raises RouterError when no instance answered and nothing was sent."""
         outcome, usage = Outcome.INTERNAL_ERROR, None
         try:
-            result = await self._try_instances()
+            result = await self._try_until_sent()
+            if result.sent_events is not None:
+                result = await self._go_on(result)
             outcome, usage = self._outcome(result), self._usage(result)
         except asyncio.CancelledError:
             outcome = Outcome.CLIENT_GONE if self.downstream.gone else Outcome.CUT_OFF
@@ -112,20 +114,18 @@ class _Forwarding:
         finally:
             self._placed.finish(outcome, usage)
 
-    async def _try_instances(self) -> ExchangeResult:
-        """The result that the client saw. A stream that was given back goes on as another answer's."""
-        while True:
+    async def _go_on(self, result: ExchangeResult) -> ExchangeResult:
+        """The result that the client saw of a stream that was given back: it goes on as another answer's."""
+        while result.sent_events is not None and await self._continue(result.sent_events, result.unsent_events):
+            assert isinstance(self.downstream, Continuation)
             try:
                 result = await self._try_until_sent()
             except RouterError as error:
-                if not isinstance(self.downstream, Continuation):
-                    raise
                 self.downstream.refuse(error)
                 return ExchangeResult(200, failure=GIVEN_BACK)
-            if isinstance(self.downstream, Continuation) and result.failure is None:
+            if result.failure is None:
                 self.downstream.end()
-            if result.sent_events is None or not await self._continue(result.sent_events, result.unsent_events):
-                return result
+        return result
 
     async def _continue(self, events: bytes, unsent: bytes) -> bool:
         """Ask for the rest of an answer, of which the client has these events, as another request; False where there
@@ -170,14 +170,14 @@ class _Forwarding:
                 self.pass_on(result.error_answer)
                 return result
 
-    async def _try_instance(self) -> ExchangeResult:
+    def _try_instance(self) -> Awaitable[ExchangeResult]:
         """One instance, or the two of a split request."""
         placed = self._placed
         if placed.leg is Leg.PREFILL and isinstance(placed, SplitRequest):
             layerwise = placed.pool.settings.connector == "mooncake-layerwise"
-            return await (LayerwiseTry if layerwise else SplitTry)(placed, self).run()
+            return (LayerwiseTry if layerwise else SplitTry)(placed, self).run()
         how: dict[str, Any] = {"exchange": self.answer_exchange, "awaits_output": True} if self._is_decoded else {}
-        return await self.sender.send(self.to_client(placed, on_sent=placed.sent, **how))
+        return self.sender.send(self.to_client(placed, on_sent=placed.sent, **how))
 
     def to_client(
         self,
