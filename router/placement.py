@@ -7,7 +7,7 @@ from router.errors import QueueFullError, RouterError, SloUnreachableError, Unav
 from router.grant_waiters import ReservationLostError
 from router.scheduled_request import ScheduledRequest
 from router.served_pool import ServedPool
-from scheduling.decision import RouteQuery, holds
+from scheduling.decision import RouteQuery
 from scheduling.granting import Grant
 from scheduling.instance import InstanceSpec
 from scheduling.placement import Placed, PlaceStatus, Search, SearchFailed
@@ -41,13 +41,12 @@ class StorePlacer:
             try:
                 placed = await drive(search.run(), pool.fleet)
                 request.was_placed(placed)
-                reply = placed.reply
-                if reply.status is PlaceStatus.DISPATCHED:
-                    spec = await self._spec(pool, placed.instance_id)
-                    return request.dispatched(spec, reply.uncached_tokens)
-                grant = await self._grant(request, placed)
-                spec = await self._spec(pool, grant.instance_id)
-                return request.dispatched(spec, grant.uncached_tokens, held_by=grant)
+                grant, instance_id, uncached_tokens = None, placed.instance_id, placed.reply.uncached_tokens
+                if placed.reply.status is PlaceStatus.HELD:
+                    grant = await self._grant(request, placed)
+                    instance_id, uncached_tokens = grant.instance_id, grant.uncached_tokens
+                spec = pool.view.view.instances.get(instance_id) or await self._joined(pool, instance_id)
+                return request.dispatched(spec, uncached_tokens, held_by=grant)
             except SearchFailed as failed:
                 request.not_reserved()
                 pool.metrics.stale.inc(search.stale_rounds)
@@ -65,7 +64,7 @@ class StorePlacer:
     def _new_search(self, request: ScheduledRequest) -> Search:
         pool, slo_s, output_tokens = request.pool, request.slo_s, request.prompt.expected_output_tokens
         rule = pool.split_rule if request.inference_request.may_split else None
-        if rule is not None:
+        if rule is not None and pool.view.view.decoding is not None:
             slo_s = rule.prefill_slo_s(slo_s, request.chain.prompt_tokens, pool.fleet.view, pool.fleet.learned)
         query = RouteQuery(request.chain, slo_s, 0, output_tokens, request.failed)
         pinned_to = request.inference_request.pinned_to
@@ -86,8 +85,9 @@ class StorePlacer:
         refuses = self._context.settings.late_requests == "refuse" and request.store_attempt == 1
         stall_s = pool.scheduling.decode_stall_s
         policy = pool.policy if pinned_to is None else Pinned(pool.policy, pinned_to)
-        at_once = not holds(pool.policy, pool.fleet.order)
-        return Search(policy, pool.fleet.order, query, record, pool.fleet, refuses, stall_s, rule=rule, at_once=at_once)
+        return Search(
+            policy, pool.fleet.order, query, record, pool.fleet, refuses, stall_s, rule=rule, at_once=pool.at_once
+        )
 
     def _refusal(self, request: ScheduledRequest, failed: SearchFailed) -> RouterError:
         pool = request.pool
@@ -120,9 +120,9 @@ class StorePlacer:
             request.hold_ended()
             waiters.leave(waiter)
 
-    async def _spec(self, pool: ServedPool, instance_id: str) -> InstanceSpec:
-        """Of an instance that took the request; it may have joined after the last refresh of this replica's view."""
-        spec = pool.view.view.instances.get(instance_id) or (await pool.view.refresh()).instances.get(instance_id)
+    async def _joined(self, pool: ServedPool, instance_id: str) -> InstanceSpec:
+        """Of an instance that took the request, and joined after the last refresh of this replica's view."""
+        spec = (await pool.view.refresh()).instances.get(instance_id)
         if spec is None:
             raise UnavailableError(
                 f"instance {instance_id!r} was removed while the request was sent there", retry_after_s=1.0

@@ -20,7 +20,7 @@ from router.recent_answers import RecentAnswers
 from router.stored_responses import StoredResponses
 from router.view import ViewKeeper
 from scheduling.blocks import BlockRule
-from scheduling.decision import Policy
+from scheduling.decision import Policy, holds
 from scheduling.policies import build_policy
 from scheduling.policies.decode_legs import DecodeLegs
 from scheduling.queue_order import QueueOrder
@@ -57,6 +57,8 @@ class ServedPool:
     decode_policy: DecodeLegs = field(init=False)
     """Of decode legs, under every policy."""
     stored_responses: StoredResponses = field(init=False)
+    at_once: bool = field(init=False)
+    """No request waits in the fleet for the dispatch window of its instance, see ``scheduling.decision.holds``."""
 
     def __post_init__(self) -> None:
         self.stored_responses = StoredResponses(self.store)
@@ -65,6 +67,7 @@ class ServedPool:
     def _schedule_by(self, scheduling: SchedulingSettings) -> None:
         self.scheduling, self.split_rule = scheduling, SplitRule(scheduling.split)
         self.decode_policy = DecodeLegs(scheduling.max_key_blocks, scheduling.kv_weight_s, self.split_rule)
+        self.at_once = not holds(self.policy, self.fleet.order)
 
     def follow(self, overrides: Mapping[str, Any]) -> None:
         """Apply what was read from the store: scheduling settings that were changed in the running fleet, and the size
@@ -73,9 +76,8 @@ class ServedPool:
             self.blocks = replace(self.blocks, engine_block_tokens=self.view.view.block_tokens)
         scheduling = with_overrides(self.configured, overrides)
         if scheduling != self.scheduling:
+            self.policy, self.fleet.order = build_policy(scheduling), QueueOrder.of(scheduling)
             self._schedule_by(scheduling)
-            self.policy = build_policy(scheduling)
-            self.fleet.order = QueueOrder.of(scheduling)
             self.grant_waiters.timeout_s, self.grant_waiters.order = scheduling.max_hold_s, self.fleet.order
             log.warning("pool %s: scheduling settings changed: %s", self.settings.name, dict(overrides))
 

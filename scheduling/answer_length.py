@@ -30,7 +30,8 @@ def class_of(limit: int | None) -> int:
 
 
 def expected_answer_tokens(means: Sequence[float], limit: int | None) -> int:
-    """At least 1, and never above the limit."""
+    """Assumed length of the answer to a request with this limit; None and 0: without one. At least 1, and never above
+    the limit."""
     mean = means[class_of(limit)]
     return max(1, round(min(mean, limit) if limit else mean))
 

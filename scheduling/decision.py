@@ -31,10 +31,6 @@ class RouteQuery:
     pair: tuple[str, ...] = ()
     """Its candidates as they would be if nothing were excluded; any other instance is beyond the pair."""
 
-    def but(self, excluded: frozenset[str], pair: tuple[str, ...] = ()) -> RouteQuery:
-        """The same with other instances excluded."""
-        return RouteQuery(self.chain, self.slo_s, self.sequence, self.expected_output_tokens, excluded, pair)
-
 
 class Reason(StrEnum):
     """Why a policy took the instance; a label in metrics and in explanations."""

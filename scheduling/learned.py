@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from scheduling.answer_length import PRIOR_MEANS, expected_answer_tokens
+from scheduling.answer_length import PRIOR_MEANS
 from scheduling.ttft_model import PRIOR_WEIGHTS
 from scheduling.values import value
 from scheduling.weights import Form
@@ -35,10 +35,6 @@ class Learned:
 
     image_tokens: float = PRIOR_IMAGE_TOKENS
     """Of an image in a prompt, on average, without those of its mark in the rendered text."""
-
-    def expected_output_tokens(self, limit: int | None) -> int:
-        """Assumed length of the answer to a request with this limit (None: without one)."""
-        return expected_answer_tokens(self.answer_tokens, limit)
 
     ttft: Form = field(init=False, compare=False, repr=False)
     """The expected TTFT, learned from the pool's own history."""

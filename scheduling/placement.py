@@ -327,14 +327,14 @@ class Search:
         blocked = _NONE if self._ignores_breakers else self.fleet.blocked()
         if not (excluded or blocked):
             pair = policy.candidates(query, view)
-            return query.but(_NONE, pair), pair
-        candidates = pair = policy.candidates(query.but(excluded) if excluded else query, view)
+            return _excluding(query, _NONE, pair), pair
+        candidates = pair = policy.candidates(_excluding(query, excluded) if excluded else query, view)
         while blocked and not blocked.isdisjoint(candidates):
             excluded |= blocked.intersection(candidates)
-            candidates = policy.candidates(query.but(excluded), view)
+            candidates = policy.candidates(_excluding(query, excluded), view)
         if excluded:
-            pair = policy.candidates(query.but(_NONE), view)
-        return query.but(excluded | blocked, pair), candidates
+            pair = policy.candidates(_excluding(query, _NONE), view)
+        return _excluding(query, excluded | blocked, pair), candidates
 
     def _placement(self, ways: list[Way], most: int | None = None) -> Placement:
         policy, way = self.policy, ways[0]
@@ -391,3 +391,8 @@ class Search:
             self._ignores_breakers = True
         else:
             raise SearchFailed
+
+
+def _excluding(query: RouteQuery, excluded: frozenset[str], pair: tuple[str, ...] = ()) -> RouteQuery:
+    """The query with other instances excluded."""
+    return RouteQuery(query.chain, query.slo_s, query.sequence, query.expected_output_tokens, excluded, pair)

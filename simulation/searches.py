@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from scheduling.answer_length import expected_answer_tokens
 from scheduling.chain import Chain
 from scheduling.decision import Policy, RouteQuery
 from scheduling.legs import Leg
@@ -60,7 +61,7 @@ class Searches:
             return None
 
     def _asked(self, leg_id: str, chain: Chain, slo_s: float, output_limit: int) -> tuple[RouteQuery, Request]:
-        output_tokens = self.fleet.learned.expected_output_tokens(output_limit or None)
+        output_tokens = expected_answer_tokens(self.fleet.learned.answer_tokens, output_limit)
         query = RouteQuery(chain, slo_s, expected_output_tokens=output_tokens)
         tokens, slo_ms = chain.prompt_tokens, round(slo_s * 1000)
         return query, Request(leg_id, _REPLICA, "", RequestState.HELD, 1, 0, tokens, output_tokens, slo_ms)
