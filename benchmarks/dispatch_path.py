@@ -98,7 +98,7 @@ async def place_one_by_one(runtime: Runtime, requests: Sequence[InferenceRequest
 async def measure(instances: int, requests: int, prompt_bytes: int, policy: str) -> dict[str, float]:
     scheduling = SchedulingSettings.model_validate({"policy": policy})
     socket_path = Path(tempfile.mkdtemp(prefix="dualmap-")) / "valkey.sock"
-    shared = await open_store(StoreSettings(url=f"embedded://{socket_path}"), scheduling=scheduling, batched=True)
+    shared = await open_store(StoreSettings(url=f"embedded://{socket_path}"), scheduling=scheduling)
     store = FailoverStore(shared, scheduling)
     try:
         pool = store.pool("default")
@@ -131,9 +131,7 @@ async def measure_floor(requests: int) -> dict[str, float]:
     """A bare round trip to the same server over the same kind of socket, batch by batch like placements."""
     loop = asyncio.get_running_loop()
     socket_path = Path(tempfile.mkdtemp(prefix="dualmap-")) / "valkey.sock"
-    store = await open_store(
-        StoreSettings(url=f"embedded://{socket_path}"), scheduling=SchedulingSettings(), batched=True
-    )
+    store = await open_store(StoreSettings(url=f"embedded://{socket_path}"), scheduling=SchedulingSettings())
     try:
         transport, bare = await loop.create_unix_connection(BareConnection, str(socket_path))
         cpu_us: list[float] = []

@@ -89,7 +89,7 @@ async def _engine(publisher: KvEventPublisher, options: argparse.Namespace) -> N
 
 
 async def follow(ports: list[int], options: argparse.Namespace, server: EmbeddedValkey) -> None:
-    store = RedisStore(StoreSettings(url=server.url), scheduling=SchedulingSettings(), batched=False)
+    store = RedisStore(StoreSettings(url=server.url), scheduling=SchedulingSettings())
     await store.open()
     client, pool = Redis.from_url(server.url), store.pool("default")
     for port in ports:

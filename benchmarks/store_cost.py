@@ -210,7 +210,7 @@ async def measure(
     """The cost of each step and of all; and round trips to place a request."""
     random_source = random.Random(seed)
     cpu = ServerCpu(url)
-    store = RedisStore(StoreSettings(url=url, command_timeout_s=30.0), scheduling=scheduling, batched=True)
+    store = RedisStore(StoreSettings(url=url, command_timeout_s=30.0), scheduling=scheduling)
     await store.open()
     pool: PoolStore = store.pool("default")
     bench: Bench | None = None
@@ -288,7 +288,7 @@ async def whole_lives(cpu: ServerCpu, bench: Bench, asked: Sequence[Chain]) -> C
 async def bytes_per_block(url: str, blocks: int) -> float:
     """Memory of one block in an instance's KV metadata."""
     scheduling = SchedulingSettings()
-    store = RedisStore(StoreSettings(url=url), scheduling=scheduling, batched=True)
+    store = RedisStore(StoreSettings(url=url), scheduling=scheduling)
     await store.open()
     try:
         pool = store.pool("memory")

@@ -1,11 +1,10 @@
-"""CPU of this process per call of the store: the routers' batched connection against redis-py with hiredis.
+"""CPU of this process per call of the store: the fleet's own connection against redis-py with hiredis.
 
     python benchmarks/store_wire.py [--calls 4000] [--repeat 5] [--tcp]
 
 A script with ten keys and 600 bytes of arguments, about what a reservation sends, that answers one count: by the
-routers' connection (``BatchedCalls``), by redis-py's client, whose pool has a connection for each caller, and by
-redis-py as workers and commands use it (``ClientCalls``), from 1 and from 64 callers at once. The three take turns; the
-figures are medians over the repetitions.
+fleet's connection (``Calls``) and by redis-py's client, whose pool has a connection for each caller, from 1 and from 64
+callers at once. They take turns; the figures are medians over the repetitions.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from redis.asyncio import Redis
 
 from statestore.embedded import EmbeddedValkey
 from statestore.keys import PoolKeys
-from statestore.redis.calls import BatchedCalls, ClientCalls
+from statestore.redis.calls import Calls
 from statestore.redis.servers import Servers
 
 SCRIPT = "return redis.call('EXISTS', unpack(KEYS))"
@@ -53,19 +52,18 @@ async def cpu_us(call: Call, calls: int, concurrent: int) -> float:
 async def compare(url: str, calls: int, repeat: int) -> dict[str, dict[int, Sequence[float]]]:
     """Figures by client and number of callers."""
     keys, servers = PoolKeys("dualmap", "default"), Servers(url, 5.0)
-    batched, client = (kind(servers.connections(keys), {}, 30.0) for kind in (BatchedCalls, ClientCalls))
+    shared = Calls(servers.connections(keys), {}, 30.0)
     redis_py = Redis.from_url(url, protocol=2)
     ways: dict[str, Call] = {
-        "routers' connection": batched.command,
+        "the fleet's connection": shared.command,
         "redis-py": redis_py.execute_command,
-        "redis-py, as workers use it": client.command,
     }
     figures: dict[str, dict[int, list[float]]] = {name: {number: [] for number in CONCURRENT} for name in ways}
     for _ in range(repeat):
         for name, call in ways.items():
             for number in CONCURRENT:
                 figures[name][number].append(await cpu_us(call, calls, number))
-    await asyncio.gather(batched.close(), client.close(), redis_py.aclose())
+    await asyncio.gather(shared.close(), redis_py.aclose())
     return figures  # type: ignore[return-value]
 
 

@@ -104,9 +104,7 @@ async def measure(conversations: int, prompt_bytes: int, block_tokens: int) -> d
     text, scheduling = library_text(), SchedulingSettings()
     folder = Path(tempfile.mkdtemp(prefix="dualmap-"))
     write_model(folder, text)
-    store: Store = await open_store(
-        StoreSettings(url=f"embedded://{folder / 'valkey.sock'}"), scheduling=scheduling, batched=True
-    )
+    store: Store = await open_store(StoreSettings(url=f"embedded://{folder / 'valkey.sock'}"), scheduling=scheduling)
     replicas: dict[str, Runtime] = {}
     for name, tokenizer in (("bytes", None), ("tokens", folder)):
         pool = PoolSettings(name=name, tokenizer=tokenizer)

@@ -223,7 +223,7 @@ async def _opened(store: StoreSettings, scheduling: SchedulingSettings, wait: Wa
 
     Once open it may go away: the replica then continues on a local state until it is back.
     """
-    shared = await wait(lambda: open_shared_store(store, scheduling=scheduling, batched=True))
+    shared = await wait(lambda: open_shared_store(store, scheduling=scheduling))
     opened = FailoverStore(shared, scheduling) if shared is not None else None
     try:
         yield opened

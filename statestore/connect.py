@@ -16,9 +16,8 @@ from statestore.settings import StoreSettings
 from statestore.url import parse_store_url
 
 
-async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings, batched: bool = False) -> Store:
-    """The opened store behind ``settings.url``; the caller closes it. ``batched`` is for processes that make many calls
-    at once.
+async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings) -> Store:
+    """The opened store behind ``settings.url``; the caller closes it.
 
     ``memory://`` lives and dies with this process; ``embedded://`` starts a private server that ends with the
     returned store; ``embedded:///PATH`` starts one on that Unix socket, or joins the one already there.
@@ -34,9 +33,9 @@ async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings,
         server = EmbeddedValkey(unix_socket=Path(url.path) if url.path else None)
         await asyncio.to_thread(server.start)
         own = settings.model_copy(update={"url": server.url})
-        store = EmbeddedStore(server, own, scheduling=scheduling, batched=batched)
+        store = EmbeddedStore(server, own, scheduling=scheduling)
     else:
-        store = RedisStore(settings, scheduling=scheduling, batched=batched)
+        store = RedisStore(settings, scheduling=scheduling)
     try:
         await store.open()
     except BaseException:
@@ -45,7 +44,7 @@ async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings,
     return store
 
 
-async def open_shared_store(settings: StoreSettings, *, scheduling: SchedulingSettings, batched: bool = False) -> Store:
+async def open_shared_store(settings: StoreSettings, *, scheduling: SchedulingSettings) -> Store:
     """``open_store`` for a router or a worker. Both need the same store, so other processes must be able to reach it.
 
     Raises:
@@ -57,7 +56,7 @@ async def open_shared_store(settings: StoreSettings, *, scheduling: SchedulingSe
             f"store.url {settings.url} is seen by one process only, and routers and workers are several:"
             " use redis:// or embedded:///PATH, or run 'dualmap up' without store.url"
         )
-    return await open_store(settings, scheduling=scheduling, batched=batched)
+    return await open_store(settings, scheduling=scheduling)
 
 
 class EmbeddedStore(RedisStore):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import hiredis
 from redis.asyncio import ConnectionPool
-from redis.exceptions import RedisError, ResponseError
 
 from statestore.errors import StoreError, StoreUnavailableError
-from statestore.redis.replies import MovedElsewhereError, ScriptMissingError, call_error
+from statestore.redis.replies import ScriptMissingError
 from statestore.redis.wire import Wire
 from statestore.scripts import Script
 
@@ -23,9 +21,6 @@ Command = Sequence[Argument]
 TestClock = Callable[[], int]
 """Milliseconds; replaces the server's clock, so that tests can drive two stores in lockstep."""
 
-MAX_CONNECTIONS = 8
-"""Calls of one ``ClientCalls`` under way at once; further ones wait for their turn."""
-
 
 def pack(command: Command) -> bytes:
     """The command as it is sent."""
@@ -33,8 +28,9 @@ def pack(command: Command) -> bytes:
     return packed
 
 
-class Calls(ABC):
-    """How a pool talks to its server.
+class Calls:
+    """How a pool talks to its server: over one ``Wire`` at a time, made when needed, made again when lost, where a
+    batch costs the kernel and both sides one wake-up. One caller's attempt to connect serves all.
 
     Every call raises:
         StoreUnavailableError: no connection, connection lost, or no answer in time.
@@ -53,22 +49,33 @@ class Calls(ABC):
         self._scripts = scripts
         self._timeout_s = timeout_s
         self._test_clock = test_clock
+        self._wire: Wire | None = None
+        self._connecting: asyncio.Task[Wire] | None = None
+        self._closed = False
 
-    @abstractmethod
-    def send(self, command: bytes) -> Awaitable[Any]:
-        """Send a packed command; the awaitable gives the reply as the server sent it."""
+    def another(self) -> Calls:
+        """The same over another connection."""
+        return Calls(self.connections, self._scripts, self._timeout_s, self._test_clock)
 
-    def command(self, *arguments: Argument) -> Awaitable[Any]:
-        """Send a command; the awaitable gives the reply as the server sent it."""
-        return self.send(pack(arguments))
+    def command(self, *arguments: Argument, timeout_s: float | None = None) -> Awaitable[Any]:
+        """Send a command; the awaitable gives the reply as the server sent it. ``timeout_s`` is for one that waits at
+        the server: it needs ``Calls`` of its own, as those behind it wait too."""
+        wire, command = self._wire, pack(arguments)
+        if wire is not None and wire.takes_commands:
+            return wire.send(command, timeout_s)
+        return self._send_when_ready(command, timeout_s)
 
-    @abstractmethod
     async def together(self, commands: Sequence[Command]) -> list[Any]:
         """Run commands as one transaction: nothing comes between them."""
-
-    async def close(self) -> None:
-        """Close every connection; calls in flight fail."""
-        await self.connections.disconnect()
+        wire = await self._ready()
+        # In one piece: on a shared connection no other command may slip in, and no part may be left out.
+        futures = [wire.send(pack(command)) for command in (("MULTI",), *commands, ("EXEC",))]
+        replies = await asyncio.gather(*futures, return_exceptions=True)
+        results: list[Any] = replies[-1] if isinstance(replies[-1], list) else []
+        for reply in (*replies, *results):
+            if isinstance(reply, BaseException):
+                raise reply
+        return results
 
     async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
         """Run a script by its hash, or with its source where the server does not know it. ``base`` is what the keys of
@@ -89,87 +96,9 @@ class Calls(ABC):
         seconds, microseconds = await self.command("TIME")
         return int(seconds) * 1000 + int(microseconds) // 1000
 
-
-def transaction(commands: Sequence[Command]) -> list[bytes]:
-    return [pack(command) for command in (("MULTI",), *commands, ("EXEC",))]
-
-
-def results_of(replies: Sequence[Any]) -> list[Any]:
-    """The results of a transaction; raises the first error among its replies."""
-    results: list[Any] = replies[-1] if isinstance(replies[-1], list) else []
-    for reply in (*replies, *results):
-        if isinstance(reply, Exception):
-            raise call_error(reply)
-    return results
-
-
-class ClientCalls(Calls):
-    """Over redis-py: each call has a connection of its own, for processes that make few."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
-
-    async def send(self, command: bytes, timeout_s: float | None = None) -> Any:
-        (reply,) = await self._run([command], timeout_s or self._timeout_s)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    def command(self, *arguments: Argument, timeout_s: float | None = None) -> Awaitable[Any]:
-        return self.send(pack(arguments), timeout_s)
-
-    async def together(self, commands: Sequence[Command]) -> list[Any]:
-        return results_of(await self._run(transaction(commands), self._timeout_s))
-
-    async def _run(self, commands: Sequence[bytes], timeout_s: float) -> list[Any]:
-        """What comes back for each; an error reply as a ``StoreError``."""
-        async with self._turns:
-            try:
-                connection = await self.connections.get_connection()  # type: ignore[no-untyped-call]
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        await connection.send_packed_command(commands)
-                        replies = [await _reply(connection) for _ in commands]
-                finally:
-                    await self.connections.release(connection)
-            except (RedisError, OSError) as error:
-                raise call_error(error) from error
-            if any(isinstance(reply, MovedElsewhereError) for reply in replies):
-                await self.connections.disconnect(inuse_connections=False)
-            return replies
-
-
-async def _reply(connection: Any) -> Any:
-    try:
-        return await connection.read_response()
-    except ResponseError as error:
-        return call_error(error)
-
-
-class BatchedCalls(Calls):
-    """Over one ``Wire`` at a time, made when needed, made again when lost, for processes with many calls at once: a
-    batch costs the kernel and both sides one wake-up. One caller's attempt to connect serves all."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._wire: Wire | None = None
-        self._connecting: asyncio.Task[Wire] | None = None
-        self._closed = False
-
-    def send(self, command: bytes) -> Awaitable[Any]:
-        wire = self._wire
-        return wire.send(command) if wire is not None and wire.takes_commands else self._send_when_ready(command)
-
-    async def _send_when_ready(self, command: bytes) -> Any:
+    async def _send_when_ready(self, command: bytes, timeout_s: float | None) -> Any:
         wire = await self._ready()
-        return await wire.send(command)
-
-    async def together(self, commands: Sequence[Command]) -> list[Any]:
-        wire = await self._ready()
-        # In one piece: on a shared connection no other command may slip in, and no part may be left out.
-        futures = [wire.send(command) for command in transaction(commands)]
-        return results_of(await asyncio.gather(*futures, return_exceptions=True))
+        return await wire.send(command, timeout_s)
 
     async def _ready(self) -> Wire:
         wire = self._wire
@@ -193,12 +122,17 @@ class BatchedCalls(Calls):
         finally:
             self._connecting = None
 
+    def hang_up(self) -> None:
+        """Drop the connection; calls in flight fail, and the next one connects again."""
+        if self._wire is not None:
+            self._wire.abort()
+
     async def close(self) -> None:
+        """Close the connection for good; calls in flight fail."""
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
             with contextlib.suppress(asyncio.CancelledError, StoreError):
                 await self._connecting
-        if self._wire is not None:
-            self._wire.abort()
-        await super().close()
+        self.hang_up()
+        await self.connections.disconnect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from statestore.leases import RETIRED, Lease, check_fence
 from statestore.memory.members import SCALING_LOG
 from statestore.records import INSTANCE
 from statestore.redis import codec
-from statestore.redis.calls import Argument, Calls, ClientCalls, Command
+from statestore.redis.calls import Argument, Calls, Command
 from statestore.redis.changes import Change
 from statestore.redis.codec import pairs_from
 from statestore.redis.moves import Moves
@@ -42,17 +43,11 @@ Entry = TypeVar("Entry")
 class LeaderCalls(Moves, Views):
     """Half of ``RedisPool``; see ``statestore.base.PoolStore`` for the contract."""
 
-    def __init__(
-        self,
-        keys: PoolKeys,
-        calls: Calls,
-        order: QueueOrder,
-        waiting: ClientCalls,
-    ) -> None:
+    def __init__(self, keys: PoolKeys, calls: Calls, order: QueueOrder) -> None:
         super().__init__(keys, calls)
         self._order = order
-        self._waiting = waiting
-        """For the one call that blocks its connection; given up, it closes it."""
+        self._waiting = calls.another()
+        """For the one call that blocks its connection."""
 
     # leadership ------------------------------------------------------------------------------------------
     async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
@@ -121,8 +116,12 @@ class LeaderCalls(Moves, Views):
         wanted = self._keys.rebalance_wanted
         taken: list[bytes] = []
         if timeout_s > 0:
-            # At least a millisecond: 0 would wait forever.
-            first = await self._waiting.command("BZPOPMIN", wanted, max(0.001, timeout_s), timeout_s=timeout_s + 1.0)
+            waits_s = max(0.001, timeout_s)  # 0 would be forever
+            try:
+                first = await self._waiting.command("BZPOPMIN", wanted, waits_s, timeout_s=timeout_s + 1.0)
+            except asyncio.CancelledError:
+                self._waiting.hang_up()  # or the server would hand the next one to a caller that has left
+                raise
             if first is None:
                 return ()
             taken.append(first[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from statestore.leases import ReplicaInfo
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
 from statestore.records import INSTANCE
 from statestore.redis import codec
-from statestore.redis.calls import Argument, Calls, ClientCalls, Command
+from statestore.redis.calls import Argument, Calls, Command
 from statestore.redis.changes import Change
 from statestore.redis.kv_events import READ_SO_FAR, KvEventCalls
 from statestore.redis.leader import LeaderCalls
@@ -47,11 +48,9 @@ class RedisPool(KvEventCalls, LeaderCalls):
         keys: PoolKeys,
         calls: Calls,
         scheduling: SchedulingSettings,
-        *,
-        waiting: ClientCalls,
         subscriber: GrantSubscriber,
     ) -> None:
-        super().__init__(keys, calls, QueueOrder.of(scheduling), waiting)
+        super().__init__(keys, calls, QueueOrder.of(scheduling))
         self.name = name
         self._configured = scheduling
         self._overrides: Mapping[str, Any] = {}
@@ -62,8 +61,8 @@ class RedisPool(KvEventCalls, LeaderCalls):
         """Not used here; ``statestore.failover`` uses it."""
 
     async def close(self) -> None:
-        """Stop listening."""
-        await self._subscriber.close()
+        """Stop listening and waiting."""
+        await asyncio.gather(self._subscriber.close(), self._waiting.close())
 
     # members ---------------------------------------------------------------------------------------------
     async def membership(self) -> Membership:

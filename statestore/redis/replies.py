@@ -49,18 +49,6 @@ def reply_error(message: str) -> StoreError:
     return kind(f"{says}: {message}")
 
 
-def call_error(error: Exception) -> StoreError:
-    """What a call over redis-py that failed with ``error`` means."""
-    if isinstance(error, StoreError):
-        return error
-    if isinstance(error, (TimeoutError, exceptions.TimeoutError)):
-        return StoreUnavailableError("the store does not answer in time (store.command_timeout_s)")
-    code = getattr(error, "status_code", None)  # The reply's first word, where redis-py has cut it off.
-    if code is not None or isinstance(error, exceptions.ResponseError):
-        return reply_error(f"{code or ''} {error}".strip())
-    return StoreUnavailableError(f"the connection to the store was lost: {error}")
-
-
 def connect_error(error: Exception, server: str, *, tls: bool, timeout_s: float, credentials: str) -> StoreError:
     """What an attempt to connect to ``server`` that failed with ``error`` means; ``credentials`` is what the store's
     URL calls those of this server."""

@@ -19,7 +19,7 @@ from redis.crc import key_slot
 
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.redis.calls import ClientCalls, Command
+from statestore.redis.calls import Calls, Command
 from statestore.redis.connections import Address, Place, connection_pool
 from statestore.redis.tls import tls_context
 from statestore.url import parse_store_url, without_password
@@ -120,7 +120,7 @@ class Servers:
         async def ask(server: Address) -> tuple[Address, Any]:
             timeout_s = self._timeout_s / 3
             pool = connection_pool(server, login, timeout_s, tls=tls, credentials=credentials)
-            calls = ClientCalls(pool, {}, timeout_s)
+            calls = Calls(pool, {}, timeout_s)
             try:
                 return server, await calls.command(*command)
             except StoreError as error:

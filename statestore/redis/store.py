@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from scheduling.settings import SchedulingSettings
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.redis.calls import BatchedCalls, Calls, ClientCalls, TestClock
+from statestore.redis.calls import Calls, TestClock
 from statestore.redis.pool import RedisPool
 from statestore.redis.servers import Servers
 from statestore.redis.subscriber import GrantSubscriber
@@ -30,17 +30,15 @@ class RedisStore:
         settings: StoreSettings,
         *,
         scheduling: SchedulingSettings,
-        batched: bool = False,
         test_clock: TestClock | None = None,
     ) -> None:
-        """Nothing is connected yet. ``batched`` is for processes with many calls at once.
+        """Nothing is connected yet.
 
         Raises:
             StoreConfigurationError: the URL cannot be understood.
         """
         self.settings = settings
         self._scheduling = scheduling
-        self._batched = batched
         self._test_clock = test_clock
         self._servers = Servers(settings.url, settings.connect_timeout_s)
         self._scripts = load_scripts(terms_of(scheduling))
@@ -53,8 +51,7 @@ class RedisStore:
         name = pool if self._servers.spread else ""
         if name not in self._calls:
             connections = self._servers.connections(PoolKeys(self.settings.prefix, pool))
-            kind = BatchedCalls if self._batched else ClientCalls
-            self._calls[name] = kind(connections, self._scripts, self.settings.command_timeout_s, self._test_clock)
+            self._calls[name] = Calls(connections, self._scripts, self.settings.command_timeout_s, self._test_clock)
         return self._calls[name]
 
     async def open(self) -> None:
@@ -97,14 +94,7 @@ class RedisStore:
 
     def _new_pool(self, name: str) -> RedisPool:
         keys, calls = PoolKeys(self.settings.prefix, name), self.calls(name)
-        return RedisPool(
-            name,
-            keys,
-            calls,
-            self._scheduling,
-            waiting=ClientCalls(calls.connections, self._scripts, self.settings.command_timeout_s),
-            subscriber=GrantSubscriber(keys, calls.connections),
-        )
+        return RedisPool(name, keys, calls, self._scheduling, GrantSubscriber(keys, calls.connections))
 
 
 def _refuse_unfit(facts: Mapping[str, str]) -> None:

@@ -71,9 +71,9 @@ class Wire(asyncio.Protocol):
         return self._transport is not None and len(self._in_flight) < MAX_IN_FLIGHT
 
     # commands ----------------------------------------------------------------------------------------------
-    def send(self, command: bytes) -> asyncio.Future[Any]:
+    def send(self, command: bytes, timeout_s: float | None = None) -> asyncio.Future[Any]:
         """Send a packed command, at once or with the others of its turn; the future gets its reply or a
-        ``StoreError``."""
+        ``StoreError``. ``timeout_s`` is that of the connection unless given."""
         future = self._loop.create_future()
         if self._transport is None:
             future.set_exception(StoreUnavailableError(self._ended_because))
@@ -84,7 +84,7 @@ class Wire(asyncio.Protocol):
             if not self._outgoing:
                 self._loop.call_soon(self._flush)
             self._outgoing.append(command)
-        self._in_flight.append((future, self._loop.time() + self._timeout_s))
+        self._in_flight.append((future, self._loop.time() + (timeout_s or self._timeout_s)))
         if self._sweep_timer is None:
             self._sweep_later()
         return future

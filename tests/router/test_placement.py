@@ -37,7 +37,7 @@ async def start_replica(valkey_url: str) -> AsyncIterator[StartReplica]:
     started: list[tuple[Runtime, Store]] = []
 
     async def start(scheduling: SchedulingSettings = FLAGS, **settings: Any) -> Runtime:
-        store = await open_store(StoreSettings(url=valkey_url), scheduling=scheduling, batched=True)
+        store = await open_store(StoreSettings(url=valkey_url), scheduling=scheduling)
         runtime = Runtime(RouterSettings(**settings), scheduling, store, [PoolSettings()])
         await runtime.start()
         started.append((runtime, store))

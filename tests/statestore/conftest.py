@@ -65,11 +65,9 @@ def redis_store(
     clock: Callable[[], int] | None,
     prefix: str = "dualmap",
     scheduling: SchedulingSettings = SCHEDULING,
-    *,
-    batched: bool = True,
 ) -> RedisStore:
     settings = StoreSettings(url=url, prefix=prefix, command_timeout_s=5.0)
-    return RedisStore(settings, scheduling=scheduling, batched=batched, test_clock=clock)
+    return RedisStore(settings, scheduling=scheduling, test_clock=clock)
 
 
 @pytest.fixture
@@ -82,7 +80,7 @@ def scheduling() -> SchedulingSettings:
 async def store(
     request: pytest.FixtureRequest, clock: HandClock, scheduling: SchedulingSettings
 ) -> AsyncIterator[Store]:
-    """An open, empty store of each kind on the hand clock. Calls to Valkey are batched, those to fakeredis are not."""
+    """An open, empty store of each kind on the hand clock."""
     if request.param == "memory":
         opened: Store = MemoryStore(scheduling, now_ms=clock)
     elif request.param == "valkey":
@@ -91,7 +89,7 @@ async def store(
         server = request.getfixturevalue("fakeredis_server")
         server.fake_server = FakeServer(server_type="valkey")
         url = f"redis://127.0.0.1:{server.server_address[1]}/0"
-        opened = redis_store(url, clock, scheduling=scheduling, batched=False)
+        opened = redis_store(url, clock, scheduling=scheduling)
     await opened.open()
     yield opened
     await opened.close()

@@ -1,4 +1,4 @@
-"""Calls of either kind: over redis-py, and batched."""
+"""Calls of one process over one connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import redis
 
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
-from statestore.redis.calls import BatchedCalls, Calls, ClientCalls
+from statestore.redis.calls import Calls
 from statestore.redis.terms import terms_of
 from statestore.scripts import load_scripts
 from tests.statestore.samples import SCHEDULING
@@ -22,15 +22,13 @@ Connect = Callable[..., Calls]
 SCRIPTS = load_scripts(terms_of(SCHEDULING))
 
 
-@pytest.fixture(params=[ClientCalls, BatchedCalls])
-async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
     """Makes calls to a port of this machine, and closes them in the end."""
     made: list[Calls] = []
 
     def calls(port: int, timeout_s: float = 60.0, **login: Any) -> Calls:
-        made.append(
-            request.param(connections_to(port, login), load_scripts(terms_of(SCHEDULING)), timeout_s, lambda: 5)
-        )
+        made.append(Calls(connections_to(port, login), SCRIPTS, timeout_s, lambda: 5))
         return made[-1]
 
     yield calls
@@ -228,7 +226,7 @@ async def test_a_server_that_others_took_over_from_is_left(
         (b"-ERR unknown command 'FOO'", StoreError, "could not run a command: ERR unknown command"),
     ],
 )
-async def test_an_error_reply_is_the_same_error_by_either_way(
+async def test_an_error_reply_is_an_error_of_the_store(
     connect: Connect, server: ScriptedServer, reply: bytes, error: type[StoreError], says: str
 ) -> None:
     calls = connect(server.port)
@@ -241,41 +239,86 @@ async def test_an_error_reply_is_the_same_error_by_either_way(
     assert type(caught.value) is error
 
 
-async def test_redis_py_has_a_few_connections_at_most(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = ClientCalls(server.connections(), {}, 5.0)
+@pytest.fixture
+async def shared(server: ScriptedServer) -> AsyncIterator[Calls]:
+    made = Calls(server.connections({"password": "secret"}), {}, 2.0)
+    yield made
+    await made.close()
 
-    await asyncio.gather(*(calls.command("PING") for _ in range(100)))
+
+async def test_callers_that_come_while_it_connects_share_the_attempt(server: ScriptedServer, shared: Calls) -> None:
+    await asyncio.gather(*(shared.command("PING") for _ in range(10)))
+
+    assert [command[0] for command in server.commands] == [b"AUTH", b"CLIENT"] + [b"PING"] * 10
+
+
+async def test_a_caller_that_gives_up_does_not_take_the_attempt_from_the_others(
+    server: ScriptedServer, shared: Calls
+) -> None:
+    leaver, stayer = (asyncio.ensure_future(shared.command("PING")) for _ in range(2))
+    await asyncio.sleep(0)
+
+    leaver.cancel()
+
+    assert await asyncio.wait_for(stayer, 60) == b"OK"
+
+
+async def test_once_closed_it_stays_closed(server: ScriptedServer, shared: Calls) -> None:
+    await shared.command("PING")
+    await shared.close()
+
+    with pytest.raises(StoreUnavailableError):
+        await asyncio.sleep(0.01)
+        await shared.command("PING")
+
+
+@pytest.mark.parametrize("waiting", [2, 3])
+async def test_at_the_limit_a_transaction_leaves_whole_or_not_at_all(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
+    calls = Calls(connections_to(int(valkey_url.rpartition(":")[2].partition("/")[0])), {}, 2.0)
+    await calls.command("PING")
+    monkeypatch.setattr("statestore.redis.wire.MAX_IN_FLIGHT", 3)
+
+    others = [calls.command("PING") for _ in range(waiting)]
+    together = await asyncio.gather(calls.together([("SET", "k", "v"), ("GET", "k")]), return_exceptions=True)
+    await asyncio.gather(*others)
+    kept = await calls.command("GET", "k")
+
+    if waiting < 3:
+        assert (together, kept) == ([[b"OK", b"v"]], b"v")
+    else:
+        assert (type(together[0]), kept) == (StoreUnavailableError, None)
     await calls.close()
 
-    assert 1 < len(server.writers) <= 8
 
-
-async def test_any_number_of_calls_may_wait_for_something(server: ScriptedServer) -> None:
-    connections = server.connections()
-    server.answer = lambda command: None if command[0] == b"BZPOPMIN" else b"+OK\r\n"
-
-    waiting = [ClientCalls(connections, {}, 5.0).command("BZPOPMIN", "key", 1) for _ in range(120)]
-    tasks = [asyncio.ensure_future(each) for each in waiting]
-    async with asyncio.timeout(60):
-        while sum(command[0] == b"BZPOPMIN" for command in server.commands) < 120:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-    await connections.disconnect()
-    errors = await asyncio.gather(*tasks, return_exceptions=True)
-    assert {type(error) for error in errors} == {StoreUnavailableError}
-
-
-async def test_a_slow_call_may_have_a_timeout_of_its_own(server: ScriptedServer) -> None:
-    calls = ClientCalls(server.connections(), {}, 0.1)
+async def test_a_call_that_waits_at_the_server_may_have_a_timeout_of_its_own(server: ScriptedServer) -> None:
+    calls = Calls(server.connections(), {}, 0.1)
     await calls.command("PING")
     server.answer = lambda command: None
-    waiting = asyncio.create_task(calls.command("BZPOPMIN", "key", 1, timeout_s=30))
+    waiting = asyncio.ensure_future(calls.command("BZPOPMIN", "key", 1, timeout_s=30))
 
     await asyncio.sleep(0.3)
     server.writers[0].write(b"*-1\r\n")
 
     assert await asyncio.wait_for(waiting, 60) is None
     await calls.close()
+
+
+async def test_one_who_hangs_up_loses_what_is_in_flight_and_connects_again(
+    server: ScriptedServer, shared: Calls
+) -> None:
+    await shared.command("PING")
+    answer, server.answer = server.answer, lambda command: None
+    waiting = asyncio.ensure_future(shared.command("BZPOPMIN", "key", 1))
+
+    shared.hang_up()
+
+    with pytest.raises(StoreUnavailableError):
+        await asyncio.wait_for(waiting, 60)
+    server.answer = answer
+    assert await shared.command("PING") == b"OK"
+    assert len(server.writers) == 2
 
 
 async def _result(awaitable: Any) -> Any:

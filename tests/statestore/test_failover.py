@@ -244,7 +244,7 @@ async def test_without_the_store_heartbeats_and_operators_are_told(replica: Repl
 
 
 async def test_a_replica_that_never_saw_its_members_cannot_go_on(server: EmbeddedValkey) -> None:
-    primary = RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING, batched=True)
+    primary = RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING)
     store = FailoverStore(primary, SCHEDULING)
     stop(server)
 
