@@ -1,4 +1,4 @@
-"""Where held requests wait for their grant: a stream is fast, a poll misses nothing."""
+"""Where held requests wait for their grant: a message is fast, a poll misses nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statestore.errors import StoreError
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""How often held requests are looked up: what the stream of grants lost is found then."""
+"""How often held requests are looked up: what was told and got lost is found then."""
 
 
 class ReservationLostError(Exception):
@@ -139,23 +139,6 @@ class GrantWaiters:
         elif waiter.attempt == grant.attempt:
             waiter.granted(grant)
 
-    async def listen(self) -> None:
-        """Follow the pool's grants for this replica. Runs until cancelled."""
-        while True:
-            try:
-                await self._follow()
-            except StoreError as error:
-                log.warning("pool %s: the grant stream broke: %s", self._pool.name, error)
-            await self._clock.sleep(POLL_S)
-
-    async def _follow(self) -> None:
-        grants = self._pool.grants(self._replica_id)
-        try:
-            async for grant in grants:
-                self.deliver(grant)
-        finally:
-            await grants.aclose()
-
     async def poll(self) -> None:
         """Look the held requests up, all in one call, again and again. Runs until cancelled."""
         while True:
@@ -166,7 +149,7 @@ class GrantWaiters:
                 log.warning("pool %s: held requests could not be looked up: %s", self._pool.name, error)
 
     async def look_up(self) -> None:
-        """Find out what the stream missed."""
+        """Find out what was told and got lost."""
         held = [waiter for waiter in self._waiters.values() if waiter.held]
         if not held:
             return

@@ -116,7 +116,7 @@ class Runtime:
             replica = self.replicas[name]
             self._supervisor.start(f"outbox {name}", pool.outbox.run)
             self._supervisor.start(f"view {name}", pool.view.run)
-            self._supervisor.start(f"grants {name}", pool.grant_waiters.listen)
+            pool.store.on_grant(self.context.replica_id, pool.grant_waiters.deliver)
             self._supervisor.start(f"held {name}", pool.grant_waiters.poll)
             self._supervisor.start(f"lease {name}", replica.keep_lease)
             self._supervisor.start(f"leftovers {name}", replica.reconcile_all)

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from scheduling.chain import Chain
-from scheduling.granting import CommitReply
+from scheduling.granting import CommitReply, Grant
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.learned import Learned
@@ -29,7 +29,6 @@ from scheduling.rebalance import HotQueue
 from scheduling.request import Request
 from scheduling.scale_record import ScaleEntry, ScaleRecord
 from scheduling.values import value
-from statestore.feed import GrantFeed
 from statestore.kv_events import KvEventStore
 from statestore.leases import Lease, ReplicaInfo
 
@@ -219,9 +218,9 @@ class PoolStore(KvEventStore, Protocol):
     async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
         """What each says, in their order, in few calls. Not done where nothing was left to release."""
 
-    def grants(self, replica_id: str) -> GrantFeed:
-        """Grants and rejections of this replica's held requests as they happen. Some may be lost with a connection;
-        ``records`` is authoritative."""
+    def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
+        """Have ``deliver`` called with grants of this replica's held requests as they happen, until the store is
+        closed. Some may be lost with a connection; ``records`` is authoritative."""
 
     async def records(self, request_ids: Sequence[str]) -> Mapping[str, Request]:
         """Records of the named requests that still exist."""

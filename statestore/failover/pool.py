@@ -12,7 +12,6 @@ wait for its end, so nothing changes during it; every wait is bounded by the sto
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,6 @@ from scheduling.steps import drive
 from statestore.base import Membership, PoolStore, Store
 from statestore.clock import Clock, RealClock
 from statestore.errors import StoreError, StoreUnavailableError
-from statestore.feed import GrantFeed, GrantFeeds
 from statestore.memory import MemoryPool, PoolState, wall_clock_ms
 from statestore.recovery import lost_members, recover_requests, restore_members
 
@@ -39,7 +37,6 @@ LONGEST_PROBE_S = 1.0
 STEADY_S = 5.0
 """A store that is away again sooner than this after a hand-over was not really back: its backoff continues."""
 HAND_OVER_TIMEOUT_S = 10.0
-GRANTS_RETRY_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +90,7 @@ class FailoverPool:
         self._scheduling = scheduling
         self._clock = clock if clock is not None else RealClock()
         self._now_ms = now_ms
-        self._feeds = GrantFeeds()
+        self._listeners: list[tuple[str, Callable[[Grant], None]]] = []
         self._known: Membership | None = None
         self._seen: dict[str, Mapping[str, InstanceLoad]] = {}
         """Of each instance, the loads of the last reply that had its own: a local state starts from their rates."""
@@ -101,13 +98,12 @@ class FailoverPool:
         self._beat: tuple[str, int, Mapping[str, str]] | None = None
         """The last heartbeat: repeated at a hand-over, before a reaper takes this replica for dead."""
         self._calls = _Calls()
-        self._early_grants: list[Grant] = []
+        self._early_grants: list[Callable[[], None]] = []
         self._returning: asyncio.Task[None] | None = None
         self._probes = 0
         """In a row, without a store that was steady in between."""
         self._back_s = float("-inf")
         """When the last hand-over succeeded."""
-        self._listeners: dict[str, asyncio.Task[None]] = {}
 
     @property
     def degraded(self) -> bool:
@@ -117,12 +113,10 @@ class FailoverPool:
         self._live = live
 
     async def close(self) -> None:
-        """Stop probing and listening; grants iterators end."""
-        tasks = [*self._listeners.values(), *([self._returning] if self._returning is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._feeds.close_all()
+        """Stop probing."""
+        if self._returning is not None:
+            self._returning.cancel()
+            await asyncio.gather(self._returning, return_exceptions=True)
 
     # calls of requests -----------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
@@ -172,25 +166,19 @@ class FailoverPool:
         await self._primary.retire(replica_id)
 
     # grants ----------------------------------------------------------------------------------------------
-    def grants(self, replica_id: str) -> GrantFeed:
-        if replica_id not in self._listeners:
-            listening = self._listen(replica_id)
-            self._listeners[replica_id] = asyncio.get_running_loop().create_task(listening)
-        return self._feeds.open(replica_id)
+    def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
+        """While this replica decides alone, its local state's grants count instead of the shared store's."""
+        self._listeners.append((replica_id, deliver))
+        if self._local is not None:
+            self._local.on_grant(replica_id, deliver)
 
-    async def _listen(self, replica_id: str) -> None:
-        while True:
-            with contextlib.suppress(StoreError):
-                async for grant in self._primary.grants(replica_id):
-                    self._granted(grant)
-            await self._clock.sleep(GRANTS_RETRY_S)
+        def granted(grant: Grant) -> None:
+            if self._calls.settled is not None:
+                self._early_grants.append(partial(granted, grant))
+            elif self._local is None:
+                deliver(grant)
 
-    def _granted(self, grant: Grant) -> None:
-        """A grant of the shared store; while this replica decides alone, its local state's grants count instead."""
-        if self._calls.settled is not None:
-            self._early_grants.append(grant)
-        elif self._local is None:
-            self._feeds.deliver(grant.replica_id, grant)
+        self._primary.on_grant(replica_id, granted)
 
     # away and back ---------------------------------------------------------------------------------------
     async def _local_pool(self) -> MemoryPool | None:
@@ -218,7 +206,9 @@ class FailoverPool:
             raise error
         _log.warning("pool %s: on its own, without the store: %s", self.name, error)
         state = self._local_state(self._known)
-        self._local = MemoryPool(self.name, state, feeds=self._feeds)
+        self._local = MemoryPool(self.name, state)
+        for listener in self._listeners:
+            self._local.on_grant(*listener)
         self._returning = asyncio.get_running_loop().create_task(self._return())
         return self._local
 
@@ -280,8 +270,8 @@ class FailoverPool:
         finally:
             self._calls.settled = None
             early, self._early_grants = self._early_grants, []
-            for grant in early:
-                self._granted(grant)
+            for granted in early:
+                granted()
             settled.set()
 
 

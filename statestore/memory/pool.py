@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from scheduling.granting import Grant
 from scheduling.placement import Placement, PlaceReply
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings
 from statestore.base import Release, Transition
-from statestore.feed import GrantFeed, GrantFeeds
 from statestore.memory.placing import Placing
 from statestore.memory.state import PoolState
 
@@ -30,34 +30,27 @@ class MemoryPool:
 
     degraded = False
 
-    def __init__(self, name: str, state: PoolState, *, feeds: GrantFeeds | None = None) -> None:
-        """Grants go to ``feeds``: the pool's own, or those of another pool."""
+    def __init__(self, name: str, state: PoolState) -> None:
         self.name = name
         self.state = state
-        self._feeds = feeds if feeds is not None else GrantFeeds()
+        self._listeners: list[tuple[str, Callable[[Grant], None]]] = []
         self._wanted = asyncio.Event()
 
     def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
         """This store is never away."""
 
-    def deliver_grants(self) -> None:
-        """Pass on the grants of the last transition; also for callers that drive ``state`` directly."""
-        for grant in self.state.take_grants():
-            self._feeds.deliver(grant.replica_id, grant)
-
-    async def close(self) -> None:
-        """End every grants iterator."""
-        await self._feeds.close_all()
-
-    def grants(self, replica_id: str) -> GrantFeed:
-        return self._feeds.open(replica_id)
+    def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
+        self._listeners.append((replica_id, deliver))
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.state, name)
 
         async def call(*arguments: Any, **named: Any) -> Any:
             answer = method(*arguments, **named)
-            self.deliver_grants()
+            for grant in self.state.take_grants():
+                for replica_id, deliver in self._listeners:
+                    if replica_id == grant.replica_id:
+                        deliver(grant)
             return answer
 
         return call
@@ -108,9 +101,7 @@ class MemoryStore:
         """Nothing to connect to."""
 
     async def close(self) -> None:
-        """End every grants iterator."""
-        for pool in self._pools.values():
-            await pool.close()
+        """Nothing to disconnect from."""
 
     async def ping(self) -> float:
         return 0.0

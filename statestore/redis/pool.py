@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from scheduling.chain import Chain
-from scheduling.granting import CommitReply
+from scheduling.granting import CommitReply, Grant
 from scheduling.instance import InstanceSpec, InstanceState, Role
 from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueueOrder, QueuePlan
@@ -18,7 +18,6 @@ from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
 from statestore import base
 from statestore.base import Membership, Release, SettingsChange, Transition
-from statestore.feed import GrantFeed
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvViewStatus
 from statestore.leases import ReplicaInfo
@@ -209,8 +208,8 @@ class RedisPool(KvEventCalls, LeaderCalls):
     async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
         return await self._release(releases)
 
-    def grants(self, replica_id: str) -> GrantFeed:
-        return self._subscriber.open(replica_id)
+    def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
+        self._subscriber.listen(replica_id, deliver)
 
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:

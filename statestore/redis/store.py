@@ -77,7 +77,7 @@ class RedisStore:
             _log.warning("the store is a node of a cluster: use redis+cluster:// to be served by the others, too")
 
     async def close(self) -> None:
-        """Close every connection; grants iterators end."""
+        """Close every connection."""
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
         await asyncio.gather(*(calls.close() for calls in self._calls.values()))
 

@@ -1,18 +1,19 @@
-"""Grants as they are published: one subscribing connection per replica of this process."""
+"""Grants as they are published: a subscribing connection for each who listens."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import NoPermissionError, RedisError
 
 from scheduling.backoff import worth_logging
+from scheduling.granting import Grant
 from statestore.errors import StoreError
-from statestore.feed import GrantFeed, GrantFeeds
 from statestore.keys import PoolKeys
 from statestore.redis.codec import grant_from
 
@@ -24,30 +25,28 @@ _log = logging.getLogger(__name__)
 
 
 class GrantSubscriber:
-    """Feeds of the replicas of this process. Connects with a replica's first feed and stays connected."""
+    """Stays connected for those who listen, until it is closed."""
 
     def __init__(self, keys: PoolKeys, connections: ConnectionPool) -> None:
         self._keys = keys
         self._client = Redis(connection_pool=connections)
-        self._feeds = GrantFeeds()
-        self._listening: dict[str, asyncio.Task[None]] = {}
+        self._listening: list[asyncio.Task[None]] = []
 
-    def open(self, replica_id: str) -> GrantFeed:
-        """Grants of a replica from about now on."""
-        if replica_id not in self._listening:
-            self._listening[replica_id] = asyncio.get_running_loop().create_task(self._listen(replica_id))
-        return self._feeds.open(replica_id)
+    def listen(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
+        """Hand on the grants of a replica from about now on."""
+        listening = self._listen(self._keys.grants_channel_of(replica_id), deliver)
+        self._listening.append(asyncio.get_running_loop().create_task(listening))
 
-    async def _listen(self, replica_id: str) -> None:
+    async def _listen(self, channel: bytes, deliver: Callable[[Grant], None]) -> None:
         while True:
             with contextlib.suppress(StoreError, RedisError, OSError):  # lost, or not to be had
                 async with self._client.pubsub() as subscription:
-                    await self._read(subscription, replica_id)
+                    await self._read(subscription, channel, deliver)
             await asyncio.sleep(_RECONNECT_S)
 
-    async def _read(self, subscription: Any, replica_id: str) -> None:
+    async def _read(self, subscription: Any, channel: bytes, deliver: Callable[[Grant], None]) -> None:
         """Hand on what is published, until the connection is lost or the server is silent although it was asked."""
-        loop, channel, refusals, asked = asyncio.get_running_loop(), self._keys.grants_channel_of(replica_id), 0, False
+        loop, refusals, asked = asyncio.get_running_loop(), 0, False
         await subscription.subscribe(channel)
         while True:
             try:
@@ -56,7 +55,7 @@ class GrantSubscriber:
                         message = await subscription.get_message(timeout=None)
                         asked = False
                         if message["type"] == "message":
-                            self._feeds.deliver(replica_id, grant_from(message["data"]))
+                            deliver(grant_from(message["data"]))
                         silence.reschedule(loop.time() + ASK_AGAIN_S)
             except TimeoutError:
                 if asked:
@@ -73,7 +72,6 @@ class GrantSubscriber:
                 await subscription.subscribe(channel)
 
     async def close(self) -> None:
-        for task in self._listening.values():
+        for task in self._listening:
             task.cancel()
-        await asyncio.gather(*self._listening.values(), return_exceptions=True)
-        await self._feeds.close_all()
+        await asyncio.gather(*self._listening, return_exceptions=True)

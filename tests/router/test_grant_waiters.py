@@ -149,24 +149,6 @@ async def test_leaving_removes_only_ones_own_entry(clock: Any) -> None:
     assert (await new.grant()).attempt == 2
 
 
-async def test_a_stream_that_ends_is_opened_again(store: Any, clock: Any, tools: Any) -> None:
-    pool = store.pool("default")
-    await pool.put_instance(tools.spec("a"))
-    waiters = waiters_of(pool, clock)
-    listening = asyncio.create_task(waiters.listen())
-    await tools.settle()
-    await pool.close()  # ends every open stream
-    await clock.advance(1.1)
-    await held(pool, tools, "x")
-    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 1.0))
-    await tools.settle()
-
-    await release(pool, "first")
-
-    assert (await asyncio.wait_for(task, 60)).instance_id == "a"
-    listening.cancel()
-
-
 class Records:
     """A pool that knows one held request, which was deferred."""
 

@@ -252,13 +252,7 @@ async def listening(pool: PoolStore) -> Listen:
 
     async def listen(replica_id: str) -> asyncio.Queue[Grant]:
         grants: asyncio.Queue[Grant] = asyncio.Queue()
-        feed = pool.grants(replica_id)
-
-        async def read() -> None:
-            async for each in feed:
-                grants.put_nowait(each)
-
-        asyncio.get_running_loop().create_task(read())
+        pool.on_grant(replica_id, grants.put_nowait)
         await pool.put_instance(instance("probe", dispatch_window_tokens=1))
         await place(pool, "first", "probe")
         async with asyncio.timeout(60):
@@ -310,17 +304,6 @@ async def test_the_replica_that_commits_a_plan_is_told_by_the_reply_alone(pool: 
     assert [each.request_id for each in reply.grants] == ["first", "second"]
     assert (await within(two.get())).request_id == "second"
     assert one.empty()
-
-
-async def test_a_replica_that_waits_for_grants_learns_that_listening_is_over(pool: PoolStore) -> None:
-    grants = pool.grants("one")
-    reading = asyncio.ensure_future(anext(grants))
-    await asyncio.sleep(0)
-
-    await grants.aclose()
-
-    with pytest.raises(StopAsyncIteration):
-        await within(reading)
 
 
 async def test_a_store_that_answers_decides_for_all(pool: PoolStore) -> None:

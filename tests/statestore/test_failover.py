@@ -192,14 +192,15 @@ async def test_learned_prefill_rates_are_kept_without_the_store(
 async def test_without_the_store_held_requests_are_granted_by_the_replicas_own_state(
     replica: Replica, server: EmbeddedValkey
 ) -> None:
-    grants = replica.pool.grants("one")
+    grants: asyncio.Queue[Grant] = asyncio.Queue()
+    replica.pool.on_grant("one", grants.put_nowait)
     await replica.place("sent")
     await replica.place("held")
     stop(server)
 
     await replica.first_token("sent")
 
-    assert await within(anext(grants)) == Grant("held", "a", "one", 1, 400)
+    assert await within(grants.get()) == Grant("held", "a", "one", 1, 400)
     assert (await replica.pool.records(["held"]))["held"].state is RequestState.DISPATCHED
 
 
@@ -209,14 +210,15 @@ async def test_without_the_store_the_replica_sweeps_its_queues_itself(
     await shared.put_instance(instance("a", dispatch_window_tokens=400, prefill_tokens_per_s=400.0))
     store, replica = await _replica_on(server, DEADLINE)
     stop(server)
-    grants = replica.pool.grants("one")
+    grants: asyncio.Queue[Grant] = asyncio.Queue()
+    replica.pool.on_grant("one", grants.put_nowait)
     await replica.place("sent", slo_ms=60_000, rank_ms=60_000, defers=True)
     late = await replica.place("late", slo_ms=1, rank_ms=1, defers=True)
     assert late.status is PlaceStatus.HELD
 
     assert (await finish(replica.pool, "sent")).done, "the caller that made the room plans nothing"
 
-    assert await within(anext(grants), 10) == Grant("late", "a", "one", 1, 400, deferred=True)
+    assert await within(grants.get(), 10) == Grant("late", "a", "one", 1, 400, deferred=True)
     await store.close()
 
 

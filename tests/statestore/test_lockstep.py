@@ -100,24 +100,16 @@ class Twins:
 
     async def open(self) -> None:
         await self.store.open()
-        self.readers = [
-            asyncio.create_task(self._read_grants(name, pool, replica_id))
-            for name, pool in (("memory", self.memory), ("redis", self.redis))
-            for replica_id in REPLICAS
-        ]
+        for replica_id in REPLICAS:
+            self.memory.on_grant(replica_id, self.granted["memory"].append)
+            self.redis.on_grant(replica_id, self.granted["redis"].append)
         channels = [self.keys.grants_channel_of(replica_id) for replica_id in REPLICAS]
         async with asyncio.timeout(60):
             while any(count < 1 for _, count in self.client.pubsub_numsub(*channels)):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
 
-    async def _read_grants(self, name: str, pool: PoolStore, replica_id: str) -> None:
-        async for grant in pool.grants(replica_id):
-            self.granted[name].append(grant)
-
     async def close(self) -> None:
         await self.store.close()
-        await self.memory.close()
-        await asyncio.gather(*self.readers)
         self.client.close()
 
     async def both(self, call: Callable[[PoolStore], Awaitable[Any]]) -> Any:

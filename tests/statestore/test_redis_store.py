@@ -107,7 +107,7 @@ async def test_a_channel_that_may_not_be_read_is_told_of_and_asked_for_on_the_sa
     monkeypatch.setattr("statestore.redis.subscriber.ASK_AGAIN_S", 0.01)
     store = RedisStore(StoreSettings(url=allow("~*", "resetchannels", "+@all")), scheduling=SCHEDULING)
     await store.open()
-    store.pool("default").grants("router-1")
+    store.pool("default").on_grant("router-1", lambda grant: None)
     with redis.Redis.from_url(valkey_url) as client:
         channel = "dualmap:{default}:grants:router-1"
         await until(lambda: "polling alone" in caplog.text)
