@@ -24,9 +24,8 @@ from scheduling.settings import SchedulingSettings
 from simulation.emulator.kv_publisher import KvEventPublisher
 from statestore.clock import RealClock
 from statestore.embedded import EmbeddedValkey
-from statestore.kv_event_settings import KvEventSettings
 from statestore.redis import RedisStore
-from statestore.settings import PoolSettings, StoreSettings
+from statestore.settings import KvEventSettings, PoolSettings, StoreSettings
 from workers.kv_events.job import KvEventsJob
 from workers.loop import LoopContext, run_job
 from workers.metrics import WorkerMetrics

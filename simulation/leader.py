@@ -35,7 +35,7 @@ class Leader:
         self._scenario = scenario
         self._fleet = fleet
         self._state = state = fleet.state
-        lease = state.leadership.acquire("simulator", _FOR_EVER_MS, state.now_ms())
+        lease = state.acquire_lease("simulator", _FOR_EVER_MS)
         assert lease is not None
         self.fence = lease.fence
         self.led = LedPool(state, lease.fence)
@@ -94,14 +94,14 @@ class Leader:
 
     def listen(self, now_s: float) -> None:
         """Plan a round if a placement asked for one: ``rebalance_min_gap_s`` after the last one at the earliest."""
-        if len(self._state.wanted) and not self._armed:
+        if self._state.wanted and not self._armed:
             self._armed = True
             self._events.push(max(now_s, self._next_round_s), Priority.LEADER, self._rebalance_wanted)
 
     def _rebalance_wanted(self, now_s: float) -> None:
         self._armed = False
         self._next_round_s = now_s + self._scenario.rebalance_min_gap_s
-        self._rebalance(self._state.wanted.take())
+        self._rebalance(self._state.take_wanted())
 
     def _rebalance(self, instance_ids: Iterable[str]) -> None:
         stall_s, max_moves = self._scenario.scheduling.decode_stall_s, self._scenario.rebalance_max_moves

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from statestore.errors import LeaseLostError
 
@@ -33,10 +33,39 @@ class Lease:
     expires_ms: int
 
 
-def check_fence(fence: int, current: Lease | None) -> None:
-    """Raises LeaseLostError unless it belongs to the current leader."""
-    if current is None or current.fence != fence:
-        raise LeaseLostError(f"fence {fence} is no longer the leader's: stop leading and change nothing more")
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Who leads, as a store keeps it."""
+
+    owner: str = ""
+    fence: int = 0
+    """The last one that was given. It stays when its owner steps down, so that the next one is higher."""
+    expires_ms: int = 0
+    lease_ms: int = 0
+    """Length of the lease when it was taken."""
+
+    def lease(self, now_ms: int) -> Lease | None:
+        """The leader's, if it has not run out."""
+        runs = self.owner and lease_runs(self.expires_ms, self.lease_ms, now_ms)
+        return Lease(self.owner, self.fence, self.expires_ms) if runs else None
+
+    def taken(self, owner: str, lease_ms: int, now_ms: int) -> Leadership | None:
+        """By an owner who may lead: the leader itself, who keeps its fence, or anyone if there is none."""
+        led = self.lease(now_ms)
+        if led is not None and led.owner != owner:
+            return None
+        # From the clock where that is ahead, so that it grows even over a lost store.
+        fence = max(self.fence + 1, now_ms) if led is None else led.fence
+        return Leadership(owner, fence, now_ms + lease_ms, lease_ms)
+
+    def ended(self) -> Leadership:
+        return replace(self, owner="", expires_ms=0, lease_ms=0)
+
+    def check(self, fence: int, now_ms: int) -> None:
+        """Raises LeaseLostError unless it is the current leader's."""
+        led = self.lease(now_ms)
+        if led is None or led.fence != fence:
+            raise LeaseLostError(f"fence {fence} is no longer the leader's: stop leading and change nothing more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Settings of the state store and of the pools whose state it keeps."""
+"""Settings of the state store and of the pools whose state it keeps, and kinds of fields that others have too."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 from pydantic_core import PydanticCustomError
 
 from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceSpec, InstanceState, Role
 from scheduling.scale_settings import AutoscaleSettings
-from statestore.kv_event_settings import KvEventSettings
 from statestore.url import parse_store_url
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
+_KEY_BLANKS = " \t\r\n"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_PLACEHOLDER = re.compile(r"\{(host|port)(?:([+-])(\d{1,5}))?\}")
 
 
 def _base_url(url: str) -> str:
@@ -81,6 +83,20 @@ DataParallelRank = Annotated[int, Field(ge=0, le=65_535)]
 QueuedRequests = Annotated[int, Field(ge=0, le=10**6)]
 
 
+def _as_sent(secret: SecretStr) -> SecretStr:
+    """The key without blanks around it: a file that is mounted as a secret usually ends with a line break."""
+    key = secret.get_secret_value().strip(_KEY_BLANKS)
+    if not key:
+        raise PydanticCustomError("key", "must not be empty")
+    if _CONTROL.search(key):
+        raise PydanticCustomError("key", "must not contain a line break or another control character")
+    return SecretStr(key)
+
+
+ApiKey = Annotated[SecretStr, AfterValidator(_as_sent)]
+"""Never empty: a request without a key must not have the right one. One line: it is sent as a header field."""
+
+
 def _store_url(url: str) -> str:
     try:
         parse_store_url(url)
@@ -102,6 +118,64 @@ class StoreSettings(BaseModel):
     prefix: str = Field("dualmap", pattern=r"^[A-Za-z0-9_.-]+$", description="first part of every key")
     connect_timeout_s: float = Field(2.0, gt=0, description="time to connect to the store, seconds")
     command_timeout_s: float = Field(3.0, gt=0, description="time for one store call, seconds")
+
+
+def _endpoint_template(template: str) -> str:
+    try:
+        urlsplit(_fill(template, "host", 30_000))
+        fits = re.fullmatch(r"(tcp://.+:\d+|ipc://.+)", _fill(template, "host", 30_000)) is not None
+    except ValueError:
+        fits = False
+    if not fits:
+        told = "{host} and {port+10000} are filled in"
+        raise PydanticCustomError("endpoint", "must be tcp://HOST:PORT; {told}", {"told": told})
+    return template
+
+
+def _fill(template: str, host: str, port: int) -> str:
+    def filled(found: re.Match[str]) -> str:
+        name, sign, offset = found.groups()
+        if name == "host":
+            return host
+        return str(port + (int(offset or 0) if sign != "-" else -int(offset)))
+
+    return _PLACEHOLDER.sub(filled, template)
+
+
+EventEndpoint = Annotated[str, AfterValidator(_endpoint_template)]
+
+
+class KvEventSettings(BaseModel):
+    """Where instances publish their KV events (vLLM's ``--kv-events-config``)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    endpoint: EventEndpoint = Field(
+        description="ZeroMQ endpoint; {host} and {port} are those of the instance's URL, {port+10000} adds to it;"
+        " a rank of data parallelism adds its number to the port, as vLLM does"
+    )
+    replay_endpoint: EventEndpoint | None = Field(
+        None, description="endpoint for missed events, written the same way; without one a gap empties the view"
+    )
+    topic: str = Field("", description="topic that is published; empty: any")
+
+    def endpoint_of(self, url: str, rank: int | None) -> str:
+        """Where the instance of this base URL publishes."""
+        return _endpoint(self.endpoint, url, rank)
+
+    def replay_endpoint_of(self, url: str, rank: int | None) -> str | None:
+        return None if self.replay_endpoint is None else _endpoint(self.replay_endpoint, url, rank)
+
+
+def _endpoint(template: str, url: str, rank: int | None) -> str:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    filled = _fill(template, f"[{host}]" if ":" in host else host, port)
+    if not rank or not filled.startswith("tcp://"):
+        return filled + (f"_dp{rank}" if rank else "")
+    address, _, base = filled.rpartition(":")
+    return f"{address}:{int(base) + rank}"
 
 
 class InstanceSettings(BaseModel):

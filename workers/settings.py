@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from statestore.api_key import ApiKey
+from statestore.settings import ApiKey
 
 
 class WorkerSettings(BaseModel):

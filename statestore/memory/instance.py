@@ -12,8 +12,7 @@ from scheduling.load_window import LoadWindow
 from scheduling.queue_order import CALM_WINDOWS, PLAN_LIMIT, QueueEntry, QueueHead, finds_memory, is_calm
 from scheduling.request import Counts, Request, RequestState
 from scheduling.view import is_ready
-from statestore.memory.kv import KvMetadata
-from statestore.memory.kv_events_of import KvEventsOf
+from statestore.memory.kv import KvEventsOf, KvMetadata
 
 
 class InstanceBook:

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from statestore.errors import LeaseLostError
 from statestore.kv_events import KvChange, KvEventRecord, KvViewStatus
 from statestore.memory.instance import InstanceBook
-from statestore.memory.replicas import ReplicaLeases
+from statestore.memory.leases import Leases
 
 
-class KvEventBooks:
+class KvEventBooks(Leases):
     """A share of ``PoolState``."""
 
-    now_ms: Callable[[], int]
     instances: dict[str, InstanceBook]
-
-    def __init__(self) -> None:
-        self.subscribers = ReplicaLeases()
-
-    def renew_subscriber(self, worker_id: str, lease_ms: int) -> Sequence[str]:
-        now_ms = self.now_ms()
-        if lease_ms > 0:
-            self.subscribers.beat(worker_id, lease_ms, {}, now_ms)
-        else:
-            self.subscribers.retire(worker_id)
-        for ended in self.subscribers.expired(now_ms):
-            self.subscribers.forget(ended)
-        return sorted(each.replica_id for each in self.subscribers.all())
 
     def kv_event_records(self) -> Mapping[str, KvEventRecord]:
         return {instance_id: book.kv_events.record for instance_id, book in sorted(self.instances.items())}
@@ -38,8 +24,8 @@ class KvEventBooks:
         if book is None:
             return None
         events = book.kv_events
-        owner = events.record.owner
-        if owner not in ("", worker_id) and self.subscribers.alive(owner, self.now_ms()):
+        owner = self.subscribers.get(events.record.owner)
+        if owner is not None and owner.replica_id != worker_id and owner.is_alive(self.now_ms()):
             return None
         fence = max(events.record.fence + 1, self.now_ms())
         events.record = replace(events.record, owner=worker_id, fence=fence)

@@ -1,4 +1,4 @@
-"""The members of one pool and the leases of those who serve it, as the state machine keeps them."""
+"""The members of one pool, and what is published of them, as the state machine keeps them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ from scheduling.queue_order import QueueOrder
 from scheduling.scale_record import ScaleEntry, ScaleRecord
 from scheduling.settings import SchedulingSettings, with_overrides
 from statestore.base import Membership, SettingsChange
-from statestore.leases import Lease
 from statestore.memory.instance import InstanceBook
 from statestore.memory.kv_events import KvEventBooks
-from statestore.memory.leadership import Leadership
-from statestore.memory.logs import RebalanceWishes
 from statestore.memory.prefix_index import Ranking
-from statestore.memory.replicas import ReplicaLeases
 
 EMPTY_CACHE = frozenset({InstanceState.DOWN, InstanceState.STARTING})
 """States at whose beginning an instance is believed to hold no KV blocks."""
@@ -33,7 +29,7 @@ SCALING_LOG = 1000
 
 
 class Members(KvEventBooks):
-    """Instances, what is published of them, settings of the running fleet, and leases."""
+    """Instances, what is published of them, and settings of the running fleet."""
 
     def __init__(self, scheduling: SchedulingSettings, now_ms: Callable[[], int]) -> None:
         super().__init__()
@@ -45,9 +41,8 @@ class Members(KvEventBooks):
         self.instances: dict[str, InstanceBook] = {}
         self.least_loaded = {role: Ranking() for role in Role}
         """Ready instances, by role."""
-        self.wanted = RebalanceWishes()
-        self.leadership = Leadership()
-        self.replicas = ReplicaLeases()
+        self.wanted: dict[str, int] = {}
+        """Instances found overloaded, and since when."""
         self.configured = scheduling
         self.scheduling = scheduling
         self.order = QueueOrder.of(scheduling)
@@ -127,7 +122,7 @@ class Members(KvEventBooks):
             return False
         del self.instances[instance_id]
         self.least_loaded[book.spec.role].put(instance_id, None)
-        self.wanted.discard(instance_id)
+        self.wanted.pop(instance_id, None)
         self.epoch += 1
         return True
 
@@ -136,11 +131,6 @@ class Members(KvEventBooks):
         book.version += 1
         score = book.work_s(self.scheduling.kv_weight_s) if book.takes_requests() else None
         self.least_loaded[book.spec.role].put(book.spec.instance_id, score)
-
-    def check(self, fence: int | None) -> None:
-        """Refuse the write of a deposed leader. Raises LeaseLostError."""
-        if fence is not None:
-            self.leadership.check(fence, self.now_ms())
 
     # publications ----------------------------------------------------------------------------------------
     def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int | None = None) -> int:
@@ -172,22 +162,3 @@ class Members(KvEventBooks):
     def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Mapping[str, Sequence[int]]:
         books = self.instances
         return {name: books[name].kv.newest(limit) if name in books else () for name in instance_ids}
-
-    # leases ------------------------------------------------------------------------------------------------
-    def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
-        return self.replicas.beat(replica_id, lease_ms, info, self.now_ms())
-
-    def retire(self, replica_id: str) -> None:
-        self.replicas.retire(replica_id)
-
-    def expired_replicas(self) -> Mapping[str, bool]:
-        return self.replicas.expired(self.now_ms())
-
-    def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
-        return self.leadership.acquire(owner, lease_ms, self.now_ms())
-
-    def renew_lease(self, lease: Lease, lease_ms: int) -> Lease:
-        return self.leadership.renew(lease, lease_ms, self.now_ms())
-
-    def release_lease(self, lease: Lease) -> None:
-        self.leadership.release(lease)

@@ -117,9 +117,9 @@ class Placing:
         if first and self._leg is not Leg.DECODE:
             self._state.log_arrival(placement.chain, self._now_ms)
         if placement.rebalances and chosen.missed:
-            self._state.wanted.add(load.instance_id, self._now_ms)
+            self._state.wanted.setdefault(load.instance_id, self._now_ms)
             if second is not None and second.missed:
-                self._state.wanted.add(second.load.instance_id, self._now_ms)
+                self._state.wanted.setdefault(second.load.instance_id, self._now_ms)
         if goes_now:
             return self._reply(PlaceStatus.DISPATCHED, request)
         return self._reply(PlaceStatus.HELD, request, book.room(self._now_ms))
@@ -170,7 +170,7 @@ class Placing:
             book.assigned = book.assigned.add(self._now_ms, request.uncached_tokens)
             state.prefixes.stamp(chain, request.instance_id)
         state.enter(book, request, request.enqueued_ms + self._placement.rank_ms)
-        state.replicas.meet(request.replica_id, self._now_ms)
+        state.meet(request.replica_id)
 
     def _reply(self, status: PlaceStatus, request: Request | None = None, queue: QueueHead | None = None) -> PlaceReply:
         state = self._state

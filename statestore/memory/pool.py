@@ -57,7 +57,7 @@ class MemoryPool:
 
     async def place(self, placement: Placement) -> PlaceReply:
         reply = Placing(self.state, placement).run()
-        if len(self.state.wanted):
+        if self.state.wanted:
             self._wanted.set()
         return reply
 
@@ -79,14 +79,14 @@ class MemoryPool:
         return told
 
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
-        if not len(self.state.wanted):
+        if not self.state.wanted:
             self._wanted.clear()
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._wanted.wait()
             except TimeoutError:
                 return ()
-        return self.state.wanted.take()
+        return self.state.take_wanted()
 
 
 class MemoryStore:

@@ -6,8 +6,11 @@ collect in an outbox that the caller drains after each call.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from typing import Generic, TypeVar
 
 import orjson
 
@@ -30,14 +33,35 @@ from statestore.base import (
     PoolSnapshot,
     Transition,
 )
-from statestore.leases import Lease, ReplicaInfo
+from statestore.leases import RETIRED, Lease, ReplicaInfo
 from statestore.memory.instance import InstanceBook
-from statestore.memory.logs import BoundedLog
 from statestore.memory.members import Members
 from statestore.memory.prefix_index import PrefixIndex
 
 SAMPLE_LOG = 4096
 """Entries of the sample log: some seconds of first tokens, until a new leader reads them."""
+
+
+T = TypeVar("T")
+
+
+class BoundedLog(Generic[T]):
+    """The latest entries, numbered from 1, oldest dropped first."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._entries: deque[T] = deque(maxlen=max_entries)
+        self._last = 0
+
+    def add(self, entry: T) -> None:
+        self._last += 1
+        self._entries.append(entry)
+
+    def after(self, entry_id: str, limit: int) -> Sequence[tuple[str, T]]:
+        """Up to ``limit`` entries after ``entry_id`` that are still in the log, oldest first."""
+        first = self._last - len(self._entries) + 1
+        skip = max(0, int(entry_id) + 1 - first)
+        found = islice(self._entries, skip, skip + limit)
+        return [(str(first + skip + index), entry) for index, entry in enumerate(found)]
 
 
 class PoolState(Members):
@@ -194,7 +218,7 @@ class PoolState(Members):
             book = self.instances.get(request.instance_id)
             if book is not None and request.request_id not in self.requests:
                 self.enter(book, request, self.order.rank_of(request))
-                self.replicas.meet(request.replica_id, self.now_ms())
+                self.meet(request.replica_id)
                 adopted += 1
         return adopted
 
@@ -246,6 +270,11 @@ class PoolState(Members):
         self.migrations[reason] = self.migrations.get(reason, 0) + 1
         return Migration(MigrateStatus.MIGRATED, target.room(now_ms))
 
+    def take_wanted(self) -> Sequence[str]:
+        """Each is handed out once, the oldest first; those of the same millisecond in id order."""
+        taken, self.wanted = self.wanted, {}
+        return sorted(taken, key=lambda instance_id: (taken[instance_id], instance_id))
+
     # the leader's logs and publications ---------------------------------------------------------------------
     def log_arrival(self, chain: Chain, now_ms: int) -> None:
         self.arrival_log.add((now_ms, tuple(chain.key_hashes[: self.configured.max_key_blocks])))
@@ -259,12 +288,13 @@ class PoolState(Members):
     # when processes die ---------------------------------------------------------------------------------------
     def reap(self, replica_id: str, *, fence: int | None = None) -> int:
         self.check(fence)
-        if self.replicas.alive(replica_id, self.now_ms()):
+        lease = self.replicas.get(replica_id)
+        if lease is None or lease.is_alive(self.now_ms()):
             return 0
         left = self.requests_of(replica_id)
         for request in left:
             self.finish(request.request_id)
-        self.replicas.forget(replica_id)
+        del self.replicas[replica_id]
         return len(left)
 
     def repair(self, *, fence: int | None = None) -> int:
@@ -292,5 +322,6 @@ class PoolState(Members):
     def _overview(
         self,
     ) -> tuple[int, Mapping[str, InstanceLoad], tuple[ReplicaInfo, ...], Lease | None, Mapping[str, int]]:
-        now_ms, leader = self.now_ms(), self.leadership.current(self.now_ms())
-        return now_ms, self.loads(), self.replicas.all(), leader, dict(self.migrations)
+        now_ms, known = self.now_ms(), sorted(self.replicas.items())
+        replicas = tuple(each for _, each in known if each.expires_ms != RETIRED)
+        return now_ms, self.loads(), replicas, self.leadership.lease(now_ms), dict(self.migrations)

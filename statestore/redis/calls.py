@@ -12,8 +12,8 @@ from redis.asyncio import ConnectionPool
 
 from statestore.errors import StoreError, StoreUnavailableError
 from statestore.redis.replies import ScriptMissingError
+from statestore.redis.scripts import Script
 from statestore.redis.wire import Wire
-from statestore.scripts import Script
 
 Argument = bytes | str | int | float
 Command = Sequence[Argument]

@@ -21,7 +21,7 @@ from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
 from scheduling.request import Request, RequestState
 from statestore.base import NOTHING_DONE, Transition
-from statestore.leases import RETIRED, Lease, ReplicaInfo, lease_runs
+from statestore.leases import RETIRED, ReplicaInfo
 from statestore.records import COUNTS, DESCRIBED, INSTANCE, PLACED, TOLD
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 Record = TypeVar("Record", bound="DataclassInstance")
 _STATES = {state.value: state for state in InstanceState}
 HASH_BYTES = 8
+CONFIRMED_STAMP = 2**52
+"""In ``kv:ID``, of what the engine of an instance confirmed: this, or more by the sequence of the batch. What is stored
+next, and evicted next, is then at an end of the sorted set, where neighbours have been touched before."""
 
 
 def pack_chain(hashes: Sequence[int]) -> bytes:
@@ -261,14 +264,6 @@ def replicas_from(pairs: Mapping[bytes, bytes]) -> tuple[ReplicaInfo, ...]:
 
 def not_retired(replicas: Iterable[ReplicaInfo]) -> tuple[ReplicaInfo, ...]:
     return tuple(replica for replica in replicas if replica.expires_ms != RETIRED)
-
-
-def lease_from(pairs: Mapping[bytes, bytes], now_ms: int) -> Lease | None:
-    """The leader's lease, if it has not run out."""
-    owner, expires_ms = pairs.get(b"owner"), int(pairs.get(b"expires_ms", b"0"))
-    if owner is None or not lease_runs(expires_ms, int(pairs.get(b"lease_ms", b"0")), now_ms):
-        return None
-    return Lease(owner.decode(), int(pairs[b"fence"]), expires_ms)
 
 
 def pairs_from(flat: Sequence[bytes]) -> dict[bytes, bytes]:

@@ -16,9 +16,6 @@ from statestore.redis import codec
 from statestore.redis.calls import Argument, Command
 from statestore.redis.changes import Change, Changes
 
-CONFIRMED_STAMP = 2**52
-"""In ``kv:ID``, of what the engine of an instance confirmed: this, or more by the sequence of the batch. What is stored
-next, and evicted next, is then at an end of the sorted set, where neighbours have been touched before."""
 _CHANGES_PER_CALL = 200
 _EXACT = KvViewStatus.EXACT.value.encode()
 _WORDS_PER_COMMAND = 1000
@@ -99,7 +96,7 @@ class KvEventCalls(Changes):
 
     async def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
         (key, names), kv = self._keys.kv_events(instance_id), self._keys.instance(instance_id).kv
-        stamp = b"%d" % (CONFIRMED_STAMP + change.sequence % CONFIRMED_STAMP)
+        stamp = b"%d" % (codec.CONFIRMED_STAMP + change.sequence % codec.CONFIRMED_STAMP)
         stamped = _in_commands(("ZADD", kv), [word for block in _packed(change.stored) for word in (stamp, block)])
         commands = stamped + _in_commands(("ZREM", kv), _packed(change.removed))
         if change.all_names:

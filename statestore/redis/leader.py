@@ -21,7 +21,7 @@ from scheduling.scale_record import ScaleEntry, ScaleRecord
 from statestore.base import Arrival, Release, Transition
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
-from statestore.leases import RETIRED, Lease, check_fence
+from statestore.leases import RETIRED, Leadership, Lease
 from statestore.memory.members import SCALING_LOG
 from statestore.records import INSTANCE
 from statestore.redis import codec
@@ -55,15 +55,12 @@ class LeaderCalls(Moves, Views):
 
         async def take() -> tuple[Lease | None, Change]:
             known, now_ms = pairs_from(await self._calls.command("HGETALL", key)), await self._calls.now_ms()
-            led = codec.lease_from(known, now_ms)
-            if led is not None and led.owner != owner:
+            taken = codec.record_from(Leadership(), known).taken(owner, lease_ms, now_ms)
+            if taken is None:
                 return None, Change()
-            # From the clock where that is ahead, so that it grows even over a lost store.
-            fence = max(int(known.get(b"fence", b"0")) + 1, now_ms) if led is None else led.fence
-            lease = Lease(owner, fence, now_ms + lease_ms)
-            times = ("expires_ms", lease.expires_ms, "lease_ms", lease_ms)
-            read = [(key, name, known.get(name.encode())) for name in ("owner", "fence", "expires_ms")]
-            return lease, Change([("HSET", key, "owner", owner, "fence", fence, *times)], read)
+            fields = codec.fields_of(taken)
+            read = [(key, name, known.get(name.encode())) for name in fields]
+            return taken.lease(now_ms), Change([("HSET", key, *each) for each in fields.items()], read)
 
         return await self._derive(take)
 
@@ -226,7 +223,7 @@ class LeaderCalls(Moves, Views):
 
     async def repair(self, *, fence: int) -> int:
         leader = pairs_from(await self._calls.command("HGETALL", self._keys.leader))
-        check_fence(fence, codec.lease_from(leader, await self._calls.now_ms()))
+        codec.record_from(Leadership(), leader).check(fence, await self._calls.now_ms())
         repaired = 0
         for instance_id in await self._instance_ids():
             for _ in range(_MAX_REPAIRS):

@@ -21,8 +21,9 @@ from statestore.errors import StoreConfigurationError, StoreError, StoreUnavaila
 from statestore.keys import PoolKeys
 from statestore.redis.calls import Calls, Command
 from statestore.redis.connections import Address, Place, connection_pool
-from statestore.redis.tls import tls_context
 from statestore.url import parse_store_url, without_password
+
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
 class Servers:
@@ -139,3 +140,24 @@ class Servers:
             if not isinstance(error, StoreUnavailableError):
                 raise error
         raise StoreUnavailableError("; ".join(map(str, errors)))
+
+
+def tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
+    """By the options of the store's URL, which have redis-py's names. Where redis-py would trust the system's
+    authorities besides those of ``ssl_ca_certs``, this trusts these alone.
+
+    Raises:
+        ValueError: a file cannot be read.
+    """
+    try:
+        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+        if "ssl_certfile" in options:
+            # An empty passphrase: or OpenSSL would ask for one at the terminal.
+            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"), password="")
+    except OSError as error:  # among them ssl.SSLError
+        files = " or ".join(f"{name}={options[name]}" for name in _FILES if name in options)
+        raise ValueError(f"{files} cannot be read: {error}") from error
+    verified = options.get("ssl_cert_reqs") != "none"
+    context.check_hostname = verified and options.get("ssl_check_hostname") != "false"
+    context.verify_mode = ssl.CERT_REQUIRED if verified else ssl.CERT_NONE
+    return context

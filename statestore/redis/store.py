@@ -12,10 +12,9 @@ from statestore.errors import StoreConfigurationError, StoreError, StoreUnavaila
 from statestore.keys import PoolKeys
 from statestore.redis.calls import Calls, TestClock
 from statestore.redis.pool import RedisPool
+from statestore.redis.scripts import load_scripts
 from statestore.redis.servers import Servers
 from statestore.redis.subscriber import GrantSubscriber
-from statestore.redis.terms import terms_of
-from statestore.scripts import load_scripts
 from statestore.settings import StoreSettings
 
 _OLDEST_VERSION = (6, 2)
@@ -41,7 +40,7 @@ class RedisStore:
         self._scheduling = scheduling
         self._test_clock = test_clock
         self._servers = Servers(settings.url, settings.connect_timeout_s)
-        self._scripts = load_scripts(terms_of(scheduling))
+        self._scripts = load_scripts(scheduling)
         self._calls: dict[str, Calls] = {}
         self._pools: dict[str, RedisPool] = {}
         self._main = self.calls("default")

@@ -12,6 +12,7 @@ from scheduling.request import Request
 from statestore.base import Membership, PoolOverview, PoolSnapshot
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
+from statestore.leases import Leadership
 from statestore.redis import codec
 from statestore.redis.calls import Calls, Command
 from statestore.redis.changes import Changes
@@ -86,7 +87,7 @@ class Views(Changes):
             now_ms,
             {name: self._reader.load(name, record, now_ms) for name, record in records.items() if record is not None},
             codec.not_retired(codec.replicas_from(replicas)),
-            codec.lease_from(leader, now_ms),
+            codec.record_from(Leadership(), leader).lease(now_ms),
             {reason.decode(): int(count) for reason, count in migrations.items()},
         )
         return overview, meta, each

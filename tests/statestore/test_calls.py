@@ -13,13 +13,12 @@ import redis
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.redis.calls import Calls
-from statestore.redis.terms import terms_of
-from statestore.scripts import load_scripts
+from statestore.redis.scripts import load_scripts
 from tests.statestore.samples import SCHEDULING
 from tests.statestore.scripted_server import ScriptedServer, connections_to, scripted_server
 
 Connect = Callable[..., Calls]
-SCRIPTS = load_scripts(terms_of(SCHEDULING))
+SCRIPTS = load_scripts(SCHEDULING)
 
 
 @pytest.fixture

@@ -21,8 +21,7 @@ from scheduling.settings import SchedulingSettings
 from statestore.base import Membership, PoolSnapshot, PoolStore, Release, Transition
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreUnavailableError
-from statestore.failover import FailoverPool, FailoverStore
-from statestore.failover.pool import STEADY_S
+from statestore.failover import STEADY_S, FailoverPool, FailoverStore
 from statestore.keys import PoolKeys
 from statestore.memory import MemoryPool, MemoryStore, wall_clock_ms
 from statestore.redis import RedisStore

@@ -11,12 +11,11 @@ import redis
 
 from statestore.keys import KEY_NAMES, PoolKeys
 from statestore.redis import RedisStore
-from statestore.redis.terms import terms_of
-from statestore.scripts import load_scripts
+from statestore.redis.scripts import load_scripts
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, chain, finish, first_token, instance, place
 
-SCRIPTS = load_scripts(terms_of(SCHEDULING))
+SCRIPTS = load_scripts(SCHEDULING)
 SHARED = {
     name
     for file in (files("statestore") / "lua" / "shared").iterdir()

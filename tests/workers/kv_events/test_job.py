@@ -7,9 +7,8 @@ import pytest
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.clock import RealClock
-from statestore.kv_event_settings import KvEventSettings
 from statestore.memory import MemoryPool, MemoryStore
-from statestore.settings import InstanceSettings, PoolSettings
+from statestore.settings import InstanceSettings, KvEventSettings, PoolSettings
 from tests.workers.kv_events.engine import record_of, until
 from workers.kv_events.job import KvEventsJob
 from workers.kv_events.source import EventSource, source_of

@@ -17,8 +17,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
+from scheduling.queue_order import CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
+from scheduling.settings import SchedulingSettings
 from statestore.keys import KEY_NAMES
+from statestore.leases import FIRST_LEASE_MS
+from statestore.memory.prefix_index import LEAST_LOADED
+from statestore.memory.state import SAMPLE_LOG
 from statestore.records import LUA
+from statestore.redis.codec import CONFIRMED_STAMP
 
 _DEFINED = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
@@ -36,7 +42,7 @@ class Script:
     """SHA-1 of the source, by which the server knows it."""
 
 
-def load_scripts(terms: Mapping[str, float]) -> Mapping[str, Script]:
+def load_scripts(scheduling: SchedulingSettings) -> Mapping[str, Script]:
     """Every script by its name, for example ``place_requests``.
 
     Raises:
@@ -44,7 +50,7 @@ def load_scripts(terms: Mapping[str, float]) -> Mapping[str, Script]:
     """
     folder = files("statestore") / "lua"
     shared = _definitions(each.read_text("utf-8") for each in (folder / "shared").iterdir())
-    values = {("terms", name): repr(constant) for name, constant in terms.items()}
+    values = {("terms", name): repr(constant) for name, constant in _terms(scheduling).items()}
     values |= {("keys", name): f"KEYS[1] .. '{text}'" for name, text in KEY_NAMES.items()}
     values |= LUA
     scripts = {}
@@ -57,6 +63,23 @@ def load_scripts(terms: Mapping[str, float]) -> Mapping[str, Script]:
             # The name of a SHA-1 the server computes too; nothing is secured with it.
             scripts[name] = Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
     return scripts
+
+
+def _terms(scheduling: SchedulingSettings) -> Mapping[str, float]:
+    """Constants of the scripts: they are the same in every call of a process."""
+    return {
+        "kv_weight_s": scheduling.kv_weight_s,
+        "stall_from_s": scheduling.decode_stall_s,
+        "plan_limit": PLAN_LIMIT,
+        "calm_windows": CALM_WINDOWS,
+        "long_share": LONG_SHARE,
+        "least_loaded": LEAST_LOADED,
+        "first_lease_ms": FIRST_LEASE_MS,
+        "arrivals": scheduling.hotness_window_requests,
+        "samples": scheduling.prefix_samples,
+        "taught": SAMPLE_LOG,
+        "confirmed": CONFIRMED_STAMP,
+    }
 
 
 def _definitions(texts: Iterable[str]) -> Mapping[str, str]:
