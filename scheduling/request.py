@@ -56,17 +56,19 @@ def next_request_state(state: RequestState, event: RequestEvent) -> RequestState
 
 
 class Counts(NamedTuple):
-    """Tokens of live requests as an instance counts them, see ``scheduling.instance.InstanceLoad``."""
+    """Live requests and their tokens as an instance counts them, see ``scheduling.instance.InstanceLoad``."""
 
     pending_tokens: int
     dispatched_tokens: int
     deferred_tokens: int
     context_tokens: int
+    queued_requests: int
+    running_requests: int
 
     @classmethod
     def sum(cls, requests: Iterable[Request]) -> Counts:
         """Added up over the requests."""
-        return cls(*map(sum, zip((0, 0, 0, 0), *(request.counts for request in requests), strict=True)))
+        return cls(*map(sum, zip([0] * len(cls._fields), *(request.counts for request in requests), strict=True)))
 
 
 @value
@@ -116,10 +118,10 @@ class Request:
         """What its instance counts for it, in its present state."""
         tokens = self.uncached_tokens
         if self.state is RequestState.HELD:
-            return Counts(tokens, 0, tokens if self.deferred else 0, 0)
+            return Counts(tokens, 0, tokens if self.deferred else 0, 0, 1, 0)
         if self.state is RequestState.DISPATCHED:
-            return Counts(tokens, tokens, 0, self.context_tokens)
-        return Counts(0, 0, 0, self.context_tokens)
+            return Counts(tokens, tokens, 0, self.context_tokens, 0, 1)
+        return Counts(0, 0, 0, self.context_tokens, 0, 1)
 
 
 TOLD_FIELDS = tuple(each.name for each in fields(Request) if each.metadata["told"])

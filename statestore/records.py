@@ -7,37 +7,99 @@ order without spaces: a script writes one by a format, at half the cost of encod
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from operator import itemgetter
 from typing import Any, Final
 
 import orjson
 
-from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Request
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, stalled_s
+from scheduling.legs import Leg, serves
+from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Counts, Request
 
-DESCRIBED: Final = (
-    "state",
-    "role",
-    "kv_capacity_tokens",
-    "dispatch_window_tokens",
-    "max_running_requests",
-    "max_queued_requests",
-)
-"""Of the description of an instance, what scripts read."""
-COUNTS: Final = (
-    "pending_tokens",
-    "dispatched_tokens",
-    "deferred_tokens",
-    "passed_over_tokens",
-    "context_tokens",
-    "queued_requests",
-    "running_requests",
-    "cached_blocks",
-    "assigned_tokens",
-    "last_prefill_ms",
-    "work_since_ms",
-    "kv_stamp",
-    "version",
-)
+
+@dataclass(slots=True)
+class InstanceRecord:
+    """Of an instance, the part of its description that transitions read, and its counts."""
+
+    state: str
+    role: str
+    kv_capacity_tokens: int
+    dispatch_window_tokens: int
+    max_running_requests: int
+    max_queued_requests: int
+    tokens_per_s: float
+    """Its prefill rate, as the leader learned it."""
+    pending_tokens: int = 0
+    dispatched_tokens: int = 0
+    deferred_tokens: int = 0
+    passed_over_tokens: int = 0
+    """By the last committed plan."""
+    context_tokens: int = 0
+    queued_requests: int = 0
+    running_requests: int = 0
+    cached_blocks: int = 0
+    assigned_tokens: int = 0
+    last_prefill_ms: int = 0
+    work_since_ms: int = 0
+    """When work on time came to it while it had none, or its state changed while work was pending."""
+    kv_stamp: int = 0
+    version: int = 0
+
+    @classmethod
+    def of(cls, spec: InstanceSpec) -> InstanceRecord:
+        """Of an instance without requests and blocks."""
+        return cls(**described(spec), tokens_per_s=spec.prefill_tokens_per_s)
+
+    @classmethod
+    def parse(cls, text: bytes) -> InstanceRecord:
+        return cls(*_in_order(INSTANCE.fields(text)))
+
+    def takes_requests(self, leg: Leg = Leg.WHOLE) -> bool:
+        """Whether new requests may be placed on the instance for this leg, or held ones moved there."""
+        return self.state == InstanceState.READY and serves(Role(self.role), leg)
+
+    def begins_work(self, growth: Counts) -> bool:
+        """Whether an instance without work on time has some, once its counts have grown by so much."""
+        on_time = self.pending_tokens - self.deferred_tokens
+        return on_time <= 0 < on_time + growth.pending_tokens - growth.deferred_tokens
+
+    def load(
+        self, instance_id: str, now_ms: int, hit_blocks: int, cached_blocks: int, window_tokens: float = 0.0
+    ) -> InstanceLoad:
+        has_work = self.pending_tokens > self.deferred_tokens
+        return InstanceLoad(
+            instance_id,
+            _STATES[self.state],
+            self.pending_tokens,
+            self.dispatched_tokens,
+            self.queued_requests,
+            self.running_requests,
+            self.context_tokens,
+            cached_blocks,
+            window_tokens,
+            self.tokens_per_s,
+            stalled_s(now_ms, self.last_prefill_ms, self.work_since_ms) if has_work else 0.0,
+            self.kv_capacity_tokens,
+            hit_blocks,
+            self.deferred_tokens,
+            self.passed_over_tokens,
+            self.dispatch_window_tokens,
+            self.max_running_requests,
+            self.max_queued_requests,
+            self.version,
+        )
+
+
+_STATES = {str(state): state for state in InstanceState}
+_DESCRIBED = [each.name for each in fields(InstanceSpec) if each.name in InstanceRecord.__slots__]
+
+
+def described(spec: InstanceSpec) -> dict[str, Any]:
+    """The part of a description that is in the record."""
+    return {name: getattr(spec, name) for name in _DESCRIBED}
+
+
 _TEXTS = {"state", "role", *(each.name for each in fields(Request) if str(each.type) not in ("int", "bool"))}
 
 
@@ -66,7 +128,8 @@ def _form(name: str) -> str:
     return '"%s"' if name in _TEXTS else "%.17g" if name == "tokens_per_s" else "%d"
 
 
-INSTANCE: Final = Record((*DESCRIBED, "tokens_per_s", *COUNTS))
+INSTANCE: Final = Record([each.name for each in fields(InstanceRecord)])
+_in_order = itemgetter(*INSTANCE.names)
 PLACED: Final = Record(PLACED_FIELDS)
 TOLD: Final = Record(TOLD_FIELDS)
 

@@ -5,33 +5,22 @@ from __future__ import annotations
 from bisect import insort
 
 from scheduling.chain import Chain
-from scheduling.instance import InstanceLoad, InstanceSpec, kv_demand, overtaken_tokens, stalled_s
-from scheduling.legs import Leg, serves
+from scheduling.instance import InstanceLoad, InstanceSpec, kv_demand, overtaken_tokens
 from scheduling.lifecycle import SERVING
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import CALM_WINDOWS, PLAN_LIMIT, QueueEntry, QueueHead, finds_memory, is_calm
 from scheduling.request import Counts, Request, RequestState
-from scheduling.view import is_ready
 from statestore.memory.kv import KvEventsOf, KvMetadata
+from statestore.records import InstanceRecord, described
 
 
-class InstanceBook:
+class InstanceBook(InstanceRecord):
     """The counts of one instance, kept equal to the sums over its requests by the methods that move them."""
 
     def __init__(self, spec: InstanceSpec) -> None:
+        super().__init__(**described(spec), tokens_per_s=spec.prefill_tokens_per_s)
         self.spec = spec
-        self.tokens_per_s = spec.prefill_tokens_per_s
-        self.pending_tokens = 0
-        self.dispatched_tokens = 0
-        self.deferred_tokens = 0
-        self.passed_over_tokens = 0
-        """By the last committed plan."""
-        self.context_tokens = 0
         self.assigned = LoadWindow()
-        self.last_prefill_ms = 0
-        self.work_since_ms = 0
-        """When work on time came to an instance without any, or its state changed while work was pending."""
-        self.version = 0
         self.queue: list[tuple[int, str]] = []
         """Held requests by rank, then id."""
         self.requests: dict[str, Request] = {}
@@ -39,17 +28,10 @@ class InstanceBook:
         self.kv = KvMetadata()
         self.kv_events = KvEventsOf(spec.instance_id)
 
-    @property
-    def queued_requests(self) -> int:
-        return len(self.queue)
-
-    @property
-    def running_requests(self) -> int:
-        return len(self.requests) - len(self.queue)
-
-    def takes_requests(self, leg: Leg = Leg.WHOLE) -> bool:
-        """Whether new requests may be placed on the instance for this leg, or held ones moved there."""
-        return is_ready(self.spec) and serves(self.spec.role, leg)
+    def describe(self, spec: InstanceSpec) -> None:
+        self.spec = spec
+        for name, each in described(spec).items():
+            setattr(self, name, each)
 
     def has_room(self, windows: int = 1) -> bool:
         """Whether one more request may be dispatched, into so many dispatch windows."""
@@ -80,64 +62,44 @@ class InstanceBook:
     # counting --------------------------------------------------------------------------------------------
     def enter(self, request: Request, rank_ms: int, now_ms: int) -> None:
         """Count a request in the state that it is in, listed with that rank where it is held."""
-        had_work = self.pending_tokens > self.deferred_tokens
-        self._count(request, 1)
-        if not had_work and self.pending_tokens > self.deferred_tokens:
+        counts = request.counts
+        if self.begins_work(counts):
             self.work_since_ms = now_ms
+        self._count(counts, 1)
         self.requests[request.request_id] = request
         if request.state is RequestState.HELD:
             insort(self.queue, (rank_ms, request.request_id))
 
     def leave(self, request: Request) -> None:
         """Release all that ``enter`` counted."""
-        self._count(request, -1)
+        self._count(request.counts, -1)
         del self.requests[request.request_id]
         if request.state is RequestState.HELD:
             del self.queue[next(place for place, entry in enumerate(self.queue) if entry[1] == request.request_id)]
 
-    def _count(self, request: Request, sign: int) -> None:
-        pending_tokens, dispatched_tokens, deferred_tokens, context_tokens = request.counts
-        self.pending_tokens += sign * pending_tokens
-        self.dispatched_tokens += sign * dispatched_tokens
-        self.deferred_tokens += sign * deferred_tokens
-        self.context_tokens += sign * context_tokens
+    def _count(self, counts: Counts, sign: int) -> None:
+        self.pending_tokens += sign * counts.pending_tokens
+        self.dispatched_tokens += sign * counts.dispatched_tokens
+        self.deferred_tokens += sign * counts.deferred_tokens
+        self.context_tokens += sign * counts.context_tokens
+        self.queued_requests += sign * counts.queued_requests
+        self.running_requests += sign * counts.running_requests
 
-    def counts(self) -> Counts:
-        return Counts(self.pending_tokens, self.dispatched_tokens, self.deferred_tokens, self.context_tokens)
-
-    def sums(self) -> Counts:
-        """What the counts should be."""
-        return Counts.sum(self.requests.values())
+    def repair(self) -> bool:
+        """Whether the counts were not the sums that they are now."""
+        sums = Counts.sum(self.requests.values())._asdict()
+        wrong = {name: each for name, each in sums.items() if each != getattr(self, name)}
+        for name, each in wrong.items():
+            setattr(self, name, each)
+        return bool(wrong)
 
     # KV metadata -----------------------------------------------------------------------------------------
     def stamp(self, chain: Chain, resident_blocks: int) -> None:
         self.kv.stamp(chain.hashes, resident_blocks, self.spec.kv_capacity_tokens // chain.block_tokens)
 
     # reading ---------------------------------------------------------------------------------------------
-    def load(self, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
-        spec = self.spec
-        has_work = self.pending_tokens > self.deferred_tokens
-        return InstanceLoad(
-            spec.instance_id,
-            spec.state,
-            self.pending_tokens,
-            self.dispatched_tokens,
-            self.queued_requests,
-            self.running_requests,
-            self.context_tokens,
-            len(self.kv),
-            self.assigned.read(now_ms),
-            self.tokens_per_s,
-            stalled_s(now_ms, self.last_prefill_ms, self.work_since_ms) if has_work else 0.0,
-            spec.kv_capacity_tokens,
-            hit_blocks,
-            self.deferred_tokens,
-            self.passed_over_tokens,
-            spec.dispatch_window_tokens,
-            spec.max_running_requests,
-            spec.max_queued_requests,
-            self.version,
-        )
+    def load_now(self, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
+        return self.load(self.spec.instance_id, now_ms, hit_blocks, len(self.kv), self.assigned.read(now_ms))
 
     def head(self, now_ms: int) -> QueueHead:
         """The head of the queue, for a planner."""
@@ -146,7 +108,7 @@ class InstanceBook:
             QueueEntry(request_id, rank_ms, requests[request_id].uncached_tokens)
             for rank_ms, request_id in self.queue[:PLAN_LIMIT]
         ]
-        return QueueHead(now_ms, self.load(now_ms), tuple(entries))
+        return QueueHead(now_ms, self.load_now(now_ms), tuple(entries))
 
     def room(self, now_ms: int) -> QueueHead | None:
         """The same where requests wait and one may be dispatched; else None."""

@@ -86,7 +86,7 @@ class Members(KvEventBooks):
     def _describe(self, book: InstanceBook, spec: InstanceSpec) -> None:
         if spec != book.spec:
             self.least_loaded[book.spec.role].put(spec.instance_id, None)
-            book.spec = spec
+            book.describe(spec)
             self.epoch += 1
             self.changed(book)
 
@@ -109,7 +109,7 @@ class Members(KvEventBooks):
         elif book.spec.state is state:
             return True
         if book.spec.state is not state:
-            book.spec = replace(book.spec, state=state)
+            book.describe(replace(book.spec, state=state))
             self.epoch += 1
             if book.pending_tokens > 0:
                 book.work_since_ms = self.now_ms()

@@ -79,7 +79,7 @@ class Placing:
         book, chain = self._state.instances.get(instance_id), self._placement.chain
         if book is None or instance_id in weighed or instance_id in self._placement.excluded:
             return
-        load = book.load(self._now_ms, book.kv.hit_blocks(chain.hashes))
+        load = book.load_now(self._now_ms, book.kv.hit_blocks(chain.hashes))
         self._seen[instance_id], weighed[instance_id] = load, None
         if book.takes_requests(side.leg):
             weights, features = side.weights, features_of(load, chain, self._stall_from_s)

@@ -103,7 +103,7 @@ class PoolState(Members):
         self.observations += 1
         now_ms, books = self.now_ms(), self.instances
         loads = {
-            instance_id: books[instance_id].load(now_ms, books[instance_id].kv.hit_blocks(chain.hashes))
+            instance_id: books[instance_id].load_now(now_ms, books[instance_id].kv.hit_blocks(chain.hashes))
             for instance_id in instance_ids
             if instance_id in books
         }
@@ -225,7 +225,7 @@ class PoolState(Members):
     # queues and moves --------------------------------------------------------------------------------------
     def loads(self) -> dict[str, InstanceLoad]:
         now_ms = self.now_ms()
-        return {instance_id: book.load(now_ms) for instance_id, book in sorted(self.instances.items())}
+        return {instance_id: book.load_now(now_ms) for instance_id, book in sorted(self.instances.items())}
 
     def queue_head(self, instance_id: str) -> QueueHead | None:
         book = self.instances.get(instance_id)
@@ -238,8 +238,8 @@ class PoolState(Members):
         now_ms = self.now_ms()
         held = tuple(self.requests[request_id] for _, request_id in book.queue)
         others = sorted({request.alternative_id for request in held if request.alternative_id is not None})
-        alternatives = {other: self.instances[other].load(now_ms) for other in others if other in self.instances}
-        return HotQueue(now_ms, book.load(now_ms), held, alternatives)
+        alternatives = {other: self.instances[other].load_now(now_ms) for other in others if other in self.instances}
+        return HotQueue(now_ms, book.load_now(now_ms), held, alternatives)
 
     def migrate(self, request: Request, target_id: str, *, reason: str, fence: int) -> Migration:
         self.check(fence)
@@ -301,9 +301,7 @@ class PoolState(Members):
         self.check(fence)
         repaired = 0
         for book in self.instances.values():
-            sums = book.sums()
-            if sums != book.counts():
-                book.pending_tokens, book.dispatched_tokens, book.deferred_tokens, book.context_tokens = sums
+            if book.repair():
                 self.changed(book)
                 repaired += 1
         return repaired

@@ -6,7 +6,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, astuple, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +14,7 @@ import orjson
 
 from scheduling.granting import Grant
 from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, stalled_s
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from scheduling.learning import Finished, FirstToken, Sample
 from scheduling.legs import Leg
 from scheduling.load_window import LoadWindow
@@ -22,13 +22,12 @@ from scheduling.queue_order import QueueEntry, QueueHead
 from scheduling.request import Request, RequestState
 from statestore.base import NOTHING_DONE, Transition
 from statestore.leases import RETIRED, ReplicaInfo
-from statestore.records import COUNTS, DESCRIBED, INSTANCE, PLACED, TOLD
+from statestore.records import INSTANCE, PLACED, TOLD, InstanceRecord
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Record = TypeVar("Record", bound="DataclassInstance")
-_STATES = {state.value: state for state in InstanceState}
 HASH_BYTES = 8
 CONFIRMED_STAMP = 2**52
 """In ``kv:ID``, of what the engine of an instance confirmed: this, or more by the sequence of the batch. What is stored
@@ -64,44 +63,16 @@ def spec_from(instance_id: str, text: bytes | None) -> InstanceSpec | None:
     return InstanceSpec(instance_id, **told | parsed)
 
 
-def described(spec: InstanceSpec) -> dict[str, Any]:
-    """The part of a description that transitions read: fields of the record."""
-    return {name: getattr(spec, name) for name in DESCRIBED}
-
-
 def new_record(spec: InstanceSpec) -> bytes:
     """The record of an instance without requests and blocks."""
-    fields = described(spec) | {"tokens_per_s": spec.prefill_tokens_per_s} | dict.fromkeys(COUNTS, 0)
-    return INSTANCE.pack([fields[name] for name in INSTANCE.names])
+    return INSTANCE.pack(astuple(InstanceRecord.of(spec)))
 
 
 def load_from(
-    instance_id: str, kept: Mapping[str, Any], hit_blocks: int, now_ms: int, window_tokens: float = 0.0
+    instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0, window_tokens: float = 0.0
 ) -> InstanceLoad:
-    """From the fields of an instance's record."""
-    pending_tokens, deferred_tokens = kept["pending_tokens"], kept["deferred_tokens"]
-    has_work = pending_tokens > deferred_tokens
-    return InstanceLoad(
-        instance_id,
-        _STATES[kept["state"]],
-        pending_tokens,
-        kept["dispatched_tokens"],
-        kept["queued_requests"],
-        kept["running_requests"],
-        kept["context_tokens"],
-        kept["cached_blocks"],
-        window_tokens,
-        kept["tokens_per_s"],
-        stalled_s(now_ms, kept["last_prefill_ms"], kept["work_since_ms"]) if has_work else 0.0,
-        kept["kv_capacity_tokens"],
-        hit_blocks,
-        deferred_tokens,
-        kept["passed_over_tokens"],
-        kept["dispatch_window_tokens"],
-        kept["max_running_requests"],
-        kept["max_queued_requests"],
-        kept["version"],
-    )
+    kept = InstanceRecord.parse(record)
+    return kept.load(instance_id, now_ms, hit_blocks, kept.cached_blocks, window_tokens)
 
 
 class ToldLoads(Mapping[str, InstanceLoad]):
@@ -119,8 +90,7 @@ class ToldLoads(Mapping[str, InstanceLoad]):
         load = self._made.get(instance_id)
         if load is None:
             record, hit_blocks = self._told[instance_id]
-            kept = INSTANCE.fields(record)
-            load = self._made[instance_id] = load_from(instance_id, kept, hit_blocks, self._now_ms)
+            load = self._made[instance_id] = load_from(instance_id, record, self._now_ms, hit_blocks)
         return load
 
     def __contains__(self, instance_id: object) -> bool:
@@ -141,15 +111,11 @@ class LoadReader:
 
     def load(self, instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
         """See ``load_from``."""
-        kept = INSTANCE.fields(record)
-        window_tokens = self._window_tokens(instance_id, kept["assigned_tokens"], now_ms)
-        return load_from(instance_id, kept, hit_blocks, now_ms, window_tokens)
-
-    def _window_tokens(self, instance_id: str, assigned_tokens: int, now_ms: int) -> float:
+        assigned_tokens = INSTANCE.fields(record)["assigned_tokens"]
         seen_tokens, window = self._assigned.get(instance_id, (assigned_tokens, LoadWindow()))
         window = window.add(now_ms, max(0, assigned_tokens - seen_tokens))
         self._assigned[instance_id] = (assigned_tokens, window)
-        return window.tokens
+        return load_from(instance_id, record, now_ms, hit_blocks, window.tokens)
 
     def forget(self, instance_id: str) -> None:
         self._assigned.pop(instance_id, None)
@@ -164,7 +130,7 @@ def queue_head_from(told: Sequence[Any] | None) -> QueueHead | None:
     for entry, rank_ms in zip(listed[::2], listed[1::2], strict=True):
         request_id, _, tokens = entry.decode().rpartition(" ")
         entries.append(QueueEntry(request_id, int(rank_ms), int(tokens)))
-    return QueueHead(now_ms, load_from(name.decode(), INSTANCE.fields(record), 0, now_ms), tuple(entries))
+    return QueueHead(now_ms, load_from(name.decode(), record, now_ms), tuple(entries))
 
 
 def transition_from(reply: Any) -> Transition:

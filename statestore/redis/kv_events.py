@@ -11,7 +11,7 @@ import msgpack  # type: ignore[import-untyped]
 from statestore.errors import LeaseLostError
 from statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
 from statestore.leases import ReplicaInfo
-from statestore.records import INSTANCE
+from statestore.records import InstanceRecord
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Command
 from statestore.redis.changes import Change, Changes
@@ -118,7 +118,7 @@ class KvEventCalls(Changes):
         keys = self._keys.instance(instance_id)
         record = await self._calls.command("HGET", keys.instance, "record")
         if record is not None:
-            begins = ("booked_since_ms", now_ms, "booked_stamp", INSTANCE.fields(record)["kv_stamp"])
+            begins = ("booked_since_ms", now_ms, "booked_stamp", InstanceRecord.parse(record).kv_stamp)
             commands: list[Command] = [("HSET", self._keys.kv_events(instance_id)[0], *begins)]
             if stamp is not None:
                 commands.append(("ZREMRANGEBYSCORE", keys.kv, "-inf", stamp))

@@ -253,7 +253,6 @@ class LeaderCalls(Moves, Views):
         strays: list[Command] = [("ZREM", keys.queue, entry) for entry in queued - held.keys()]
         strays += [("ZREM", keys.running, entry) for entry in ran - sent.keys()]
         sums = Counts.sum([*held.values(), *sent.values()])._asdict()
-        sums |= {"queued_requests": len(held), "running_requests": len(sent)}
         if not strays and sums.items() <= INSTANCE.fields(record).items():
             return False
         read = ((keys.instance, "record", record),)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
 
 from scheduling.chain import Chain
-from scheduling.instance import InstanceState, Role
-from scheduling.legs import serves
 from scheduling.queue_order import QueueOrder
 from scheduling.request import Counts, Request, RequestState
 from statestore.base import MigrateStatus, Migration
 from statestore.leases import ReplicaInfo
-from statestore.records import INSTANCE
+from statestore.records import InstanceRecord
 from statestore.redis import codec
 from statestore.redis.calls import Command
 from statestore.redis.changes import Change, Changes
@@ -41,11 +37,10 @@ class Moves(Changes):
             held = codec.request_from(name, (placed, told))
             if held is None or (held.state, held.instance_id) != (_HELD, source_id):
                 return MigrateStatus.NOT_HELD, refused
-            there: dict[str, Any] = {} if record is None else INSTANCE.fields(record)
-            is_ready = there.get("state") == InstanceState.READY and serves(Role(there["role"]), held.leg)
-            if not is_ready or target_id == source_id:
+            there = None if record is None else InstanceRecord.parse(record)
+            if there is None or not there.takes_requests(held.leg) or target_id == source_id:
                 return MigrateStatus.NOT_READY, refused
-            if there["queued_requests"] >= there["max_queued_requests"]:
+            if there.queued_requests >= there.max_queued_requests:
                 return MigrateStatus.QUEUE_FULL, refused
             hit = await self._hit_blocks(target.kv, chain or b"")
             tokens = Chain((), int(block_tokens or 1), held.prompt_tokens).uncached_tokens(hit)
@@ -63,13 +58,11 @@ class Moves(Changes):
                 ("HSET", key, "placed", codec.placed_of(moved)),
                 ("HINCRBY", self._keys.migrations, reason, 1),
             ]
-            counts = {
-                source_id: _counts_of(held, -1),
-                target_id: _counts_of(moved) | {"assigned_tokens": tokens},
-            }
+            grown = _growth(moved.counts) | {"assigned_tokens": tokens}
+            counts = {source_id: _growth(held.counts, -1), target_id: grown}
             # Not the records: those of busy instances change many times while this is derived.
             read = ((key, "placed", placed), (target.instance, "spec", spec))
-            begins = _begins_work(there, counts[target_id])
+            begins = there.begins_work(moved.counts)
             stamps = {target_id: {"work_since_ms": await self._calls.now_ms()}} if begins else {}
             change = Change(commands, read, fence, stamps, counts, counted=True, tells=target_id)
             return MigrateStatus.MIGRATED, change
@@ -105,18 +98,18 @@ class Moves(Changes):
             if spec is None or not lost:
                 return 0, Change()
             commands: list[Command] = []
-            counts = Counter(version=len(lost) - 1)  # it grows with every change
             for request in lost:
                 texts = ("placed", codec.placed_of(request), "told", codec.told_of(request))
                 commands += [("HSET", keys.request(request.request_id), *texts), self._listed(request)]
-                counts.update(_counts_of(request))
             read = [(keys.request(request.request_id), "placed", None) for request in lost]
             read += [(instance, "spec", spec), *zip([replicas] * len(owners), owners, leases, strict=True)]
             now_ms = await self._calls.now_ms()
             commands += self._first_leases(dict(zip(owners, leases, strict=True)), now_ms)
-            begins = _begins_work(INSTANCE.fields(record), counts)
+            counts = Counts.sum(lost)
+            begins = InstanceRecord.parse(record).begins_work(counts)
             stamps = {instance_id: {"work_since_ms": now_ms}} if begins else {}
-            return len(lost), Change(commands, read, None, stamps, {instance_id: counts}, counted=True)
+            grown = _growth(counts) | {"version": len(lost) - 1}  # it grows with every change
+            return len(lost), Change(commands, read, None, stamps, {instance_id: grown}, counted=True)
 
         return await self._derive(enter)
 
@@ -135,14 +128,5 @@ class Moves(Changes):
                 yield ("HSET", self._keys.replicas, replica_id, codec.lease_text(ReplicaInfo.met(replica_id, now_ms)))
 
 
-def _counts_of(request: Request, sign: int = 1) -> dict[str, int]:
-    """What the counts of an instance grow by with a request, or without it."""
-    listed = "queued_requests" if request.state is _HELD else "running_requests"
-    counts = {name: sign * each for name, each in zip(Counts._fields, request.counts, strict=True)}
-    return counts | {listed: sign}
-
-
-def _begins_work(kept: Mapping[str, int], growth: Mapping[str, int]) -> bool:
-    """Whether an instance without work on time has some, once its counts have grown by so much."""
-    on_time = kept["pending_tokens"] - kept["deferred_tokens"]
-    return on_time <= 0 < on_time + growth["pending_tokens"] - growth["deferred_tokens"]
+def _growth(counts: Counts, sign: int = 1) -> dict[str, int]:
+    return {name: sign * each for name, each in counts._asdict().items()}

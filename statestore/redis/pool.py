@@ -22,7 +22,7 @@ from statestore.keys import PoolKeys
 from statestore.kv_events import KvViewStatus
 from statestore.leases import ReplicaInfo
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
-from statestore.records import INSTANCE
+from statestore.records import InstanceRecord, described
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, Command
 from statestore.redis.changes import Change
@@ -115,12 +115,12 @@ class RedisPool(KvEventCalls, LeaderCalls):
             spec, forgets = change(known), known is None or forgets_cache
             if spec is None or (spec == known and is_listed and not forgets):
                 return spec is not None, Change(fence=fence)
-            fields, commands = codec.described(spec), self._commands_of(known, spec)
+            fields, commands = described(spec), self._commands_of(known, spec)
             if spec != known or not is_listed:
                 commands.append(("HINCRBY", self._keys.meta, "epoch", 1))
             if forgets:
                 commands += self._forgotten(instance_id, claim is not None)
-            if known is not None and known.state is not spec.state and INSTANCE.fields(record)["pending_tokens"] > 0:
+            if known is not None and known.state is not spec.state and InstanceRecord.parse(record).pending_tokens > 0:
                 fields["work_since_ms"] = await self._calls.now_ms()
             read = ((key, "spec", text), (events, "fence", claim))
             return True, Change(commands, read, fence, {instance_id: fields}, counted=True)

@@ -45,6 +45,11 @@ def test_its_instance_counts_it_by_its_state() -> None:
         request(State.PREFILLED),
     )
 
-    assert [each.counts for each in lives] == [(100, 0, 0, 0), (100, 0, 100, 0), (100, 100, 0, 1156), (0, 0, 0, 1156)]
-    assert Counts.sum(lives) == Counts(300, 100, 100, 2312)
-    assert Counts.sum(()) == Counts(0, 0, 0, 0)
+    assert [each.counts for each in lives] == [
+        (100, 0, 0, 0, 1, 0),
+        (100, 0, 100, 0, 1, 0),
+        (100, 100, 0, 1156, 0, 1),
+        (0, 0, 0, 1156, 0, 1),
+    ]
+    assert Counts.sum(lives) == Counts(300, 100, 100, 2312, 2, 2)
+    assert Counts.sum(()) == Counts(0, 0, 0, 0, 0, 0)

@@ -27,7 +27,7 @@ from scheduling.learned import Learned
 from scheduling.legs import Leg
 from scheduling.placement import PlaceReply, PlaceStatus
 from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueueOrder, QueuePlan, plan_queue
-from scheduling.request import Request, RequestState
+from scheduling.request import Counts, Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.ways import Side
 from scheduling.weights import Form, Weights
@@ -144,8 +144,8 @@ class Twins:
             listed = [(unpack_chain(member)[0], stamp % 1 == 0) for member, stamp in stamps]
             hashes = book.kv.oldest_first()
             assert listed == [(each, book.kv.resident_blocks((each,)) == 1) for each in hashes]
-            sums = book.pending_tokens, book.dispatched_tokens, book.deferred_tokens, book.context_tokens
-            assert sums == book.sums()
+            counts = [getattr(book, name) for name in Counts._fields]
+            assert counts == [*Counts.sum(book.requests.values())] == [kept[name] for name in Counts._fields]
         with client.pipeline(transaction=False) as pipeline:
             for request_id in state.requests:
                 pipeline.hmget(self.keys.request(request_id), "chain", "block_tokens")
