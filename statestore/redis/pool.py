@@ -28,9 +28,8 @@ from statestore.redis.calls import Argument, Calls, Command
 from statestore.redis.changes import Change
 from statestore.redis.kv_events import READ_SO_FAR, KvEventCalls
 from statestore.redis.leader import LeaderCalls
-from statestore.redis.placing import arguments_of, reply_from
+from statestore.redis.placing import Turn, arguments_of, reply_from
 from statestore.redis.subscriber import GrantSubscriber
-from statestore.redis.turns import Turn
 
 MAX_PLACEMENTS = 16
 """That share a script at most: it stops everything else, and its memory is not reused before it ends."""

@@ -11,8 +11,8 @@ from scheduling.placement import PlaceReply
 from statestore.base import PoolStore, Release, Store
 from statestore.errors import StoreUnavailableError
 from statestore.redis import RedisStore
+from statestore.redis.placing import Turn
 from statestore.redis.pool import RedisPool
-from statestore.redis.turns import Turn
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, assert_sums_hold, chain, instance, place
 
