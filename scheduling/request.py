@@ -11,7 +11,7 @@ this record is the other shape: what the store keeps, in memory and in Redis, an
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -112,6 +112,18 @@ class Request:
         if self.leg is Leg.PREFILL:
             return self.prompt_tokens
         return self.stored_tokens + self.prompt_tokens + self.expected_output_tokens
+
+    def moved(self, instance_id: str, uncached_tokens: int) -> Request:
+        """The same held request in another instance's queue; the former one is its next best."""
+        return replace(
+            self,
+            state=next_request_state(self.state, RequestEvent.MIGRATED),
+            instance_id=instance_id,
+            uncached_tokens=uncached_tokens,
+            alternative_id=self.instance_id,
+            alternative_uncached_tokens=self.uncached_tokens,
+            deferred=False,
+        )
 
     @property
     def counts(self) -> Counts:

@@ -255,15 +255,7 @@ class PoolState(Members):
         source, chain = self.instances[source_id], self.chains.get(held.request_id)
         source.leave(held)
         there = held.prompt_tokens if chain is None else chain.uncached_tokens(target.kv.hit_blocks(chain.hashes))
-        moved = replace(
-            held,
-            state=next_request_state(held.state, RequestEvent.MIGRATED),
-            instance_id=target_id,
-            uncached_tokens=there,
-            alternative_id=source_id,
-            alternative_uncached_tokens=held.uncached_tokens,
-            deferred=False,
-        )
+        moved = held.moved(target_id, there)
         self.enter(target, moved, self.order.rank_of(moved))
         target.assigned = target.assigned.add(now_ms, there)
         self.changed(source)

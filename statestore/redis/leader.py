@@ -147,14 +147,7 @@ class LeaderCalls(Views):
                 return MigrateStatus.QUEUE_FULL, refused
             hit = await self._hit_blocks(target.kv, chain or b"")
             tokens = Chain((), int(block_tokens or 1), held.prompt_tokens).uncached_tokens(hit)
-            moved = replace(
-                held,
-                instance_id=target_id,
-                uncached_tokens=tokens,
-                alternative_id=source_id,
-                alternative_uncached_tokens=held.uncached_tokens,
-                deferred=False,
-            )
+            moved = held.moved(target_id, tokens)
             commands: list[Command] = [
                 ("ZREM", source.queue, codec.listed_as(held)),
                 self._listed(moved),
