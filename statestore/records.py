@@ -135,11 +135,7 @@ TOLD: Final = Record(TOLD_FIELDS)
 
 LUA: Final[Mapping[tuple[str, str], str]] = {
     (name, piece): code
-    for name, record, table in (
-        ("INSTANCE", INSTANCE, "instance"),
-        ("PLACED", PLACED, "request"),
-        ("TOLD", TOLD, "told"),
-    )
+    for name, record, table in (("INSTANCE", INSTANCE, "instance"), ("PLACED", PLACED, "request"))
     for piece, code in record.lua(table).items()
 }
 """What ``INSTANCE.format`` and the like stand for in a script."""

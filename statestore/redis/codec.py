@@ -49,9 +49,10 @@ def unpack_chain(packed: bytes) -> tuple[int, ...]:
 
 
 # instances ---------------------------------------------------------------------------------------------------
-def spec_text(spec: InstanceSpec) -> bytes:
-    """The description as it is kept; its id is in the key."""
-    return orjson.dumps({name: told for name, told in asdict(spec).items() if name != "instance_id"})
+def text_of(kept: InstanceSpec | ReplicaInfo) -> bytes:
+    """As it is kept, without its id: that is in the key or the field."""
+    _, *told = asdict(kept).items()
+    return orjson.dumps(dict(told))
 
 
 def spec_from(instance_id: str, text: bytes | None) -> InstanceSpec | None:
@@ -211,11 +212,6 @@ def tree_fields(tree: HotnessTree, counts: Mapping[int, int]) -> dict[str, str]:
 
 def tree_from(pairs: Mapping[bytes, bytes]) -> HotnessTree:
     return HotnessTree({int(prefix, 16): int(value.split()[0]) for prefix, value in pairs.items()})
-
-
-def lease_text(lease: ReplicaInfo) -> bytes:
-    """The lease of a replica or a subscriber; its id is the field."""
-    return orjson.dumps({name: told for name, told in asdict(lease).items() if name != "replica_id"})
 
 
 def lease_of(replica_id: str, text: bytes | None) -> ReplicaInfo | None:

@@ -31,7 +31,7 @@ class KvEventCalls(Changes):
         key, now_ms = self._keys.subscribers, await self._calls.now_ms()
         if lease_ms > 0:
             lease = ReplicaInfo(worker_id, now_ms + lease_ms, lease_ms, {})
-            await self._calls.command("HSET", key, worker_id, codec.lease_text(lease))
+            await self._calls.command("HSET", key, worker_id, codec.text_of(lease))
         else:
             await self._calls.command("HDEL", key, worker_id)
         known = codec.replicas_from(codec.pairs_from(await self._calls.command("HGETALL", key)))

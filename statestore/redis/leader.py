@@ -221,7 +221,7 @@ class LeaderCalls(Views):
         for replica_id, text in owners.items():
             lease = codec.lease_of(replica_id, text)
             if lease is None or not lease.is_alive(now_ms):
-                yield ("HSET", self._keys.replicas, replica_id, codec.lease_text(ReplicaInfo.met(replica_id, now_ms)))
+                yield ("HSET", self._keys.replicas, replica_id, codec.text_of(ReplicaInfo.met(replica_id, now_ms)))
 
     # logs and publications -------------------------------------------------------------------------------
     async def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:

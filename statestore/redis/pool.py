@@ -129,7 +129,7 @@ class RedisPool(KvEventCalls, LeaderCalls):
     def _commands_of(self, known: InstanceSpec | None, spec: InstanceSpec) -> list[Command]:
         """What enters this description in the place of the known one."""
         keys, name, key = self._keys, spec.instance_id, self._keys.instance(spec.instance_id).instance
-        commands: list[Command] = [("SADD", keys.instances, name), ("HSET", key, "spec", codec.spec_text(spec))]
+        commands: list[Command] = [("SADD", keys.instances, name), ("HSET", key, "spec", codec.text_of(spec))]
         if known is None:
             commands.append(("HSET", key, "record", codec.new_record(spec)))
         elif known.role is not spec.role:
@@ -217,7 +217,7 @@ class RedisPool(KvEventCalls, LeaderCalls):
         async def renew() -> tuple[bool, Change]:
             text, now_ms = await self._calls.command("HGET", key, replica_id), await self._calls.now_ms()
             known = codec.lease_of(replica_id, text)
-            lease = codec.lease_text(ReplicaInfo(replica_id, now_ms + lease_ms, lease_ms, info))
+            lease = codec.text_of(ReplicaInfo(replica_id, now_ms + lease_ms, lease_ms, info))
             renewed: Command = ("HSET", key, replica_id, lease)
             is_known = known is not None and known.beaten and known.is_alive(now_ms)
             return is_known, Change((renewed,), ((key, replica_id, text),))
@@ -226,7 +226,7 @@ class RedisPool(KvEventCalls, LeaderCalls):
 
     async def retire(self, replica_id: str) -> None:
         """The entry stays, expired, until a reaper has finished the replica's requests and removes it."""
-        key, lease = self._keys.replicas, codec.lease_text(ReplicaInfo.retired(replica_id))
+        key, lease = self._keys.replicas, codec.text_of(ReplicaInfo.retired(replica_id))
 
         async def end() -> tuple[None, Change]:
             text = await self._calls.command("HGET", key, replica_id)

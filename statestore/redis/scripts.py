@@ -5,8 +5,8 @@ makes these functions again. A blank line ends a definition there.
 
 ``terms.NAME`` is replaced by a constant, the same in every call of a process, and ``keys.NAME`` by a key of the pool
 (``statestore/keys.py``). What all keys begin with is the one key that a script is given: they share a hash tag, so a
-script may touch any of them. ``INSTANCE.NAME``, ``PLACED.NAME`` and ``TOLD.NAME`` are
-replaced by code on the fields of records (``statestore/records.py``).
+script may touch any of them. ``INSTANCE.NAME`` and ``PLACED.NAME`` are replaced by code on the fields of records
+(``statestore/records.py``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from statestore.redis.codec import CONFIRMED_STAMP
 _DEFINED = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 _COMMENT = re.compile(r"--.*")
-_NAME = re.compile(r"(?<![\w/-])(terms|keys|INSTANCE|PLACED|TOLD)\.(\w+)")
+_NAME = re.compile(r"(?<![\w/-])(terms|keys|INSTANCE|PLACED)\.(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
