@@ -8,13 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
-from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from router.errors import ReplicaFullError, RequestTimeoutError, RouterError
-from router.http.admission import make_head_check
 from router.http.asgi_bridge import AsgiApp, build_scope, serve_asgi
-from router.http.connection_limit import ConnectionLimit, connection_limit_finder
+from router.http.connection_limit import ConnectionLimit
 from router.http.downstream import ByteSource
 from router.http.forward import serve_inference
 from router.http.half_closed import DepartureProbes
@@ -31,27 +29,6 @@ BUFFER_BYTES: Final = 256 << 10
 LINGER_S: Final = 2.0
 """After an answer to an unfinished request, its rest is read and dropped this long: closing at once would make
 the client's kernel throw the answer away (RFC 9112 section 9.6)."""
-
-
-def http_protocol(plane: DataPlane, *, ops_port: int | None = None) -> Callable[..., asyncio.Protocol]:
-    """The value of uvicorn's ``http=``: makes a protocol per connection, over one data plane.
-
-    Everything but inference goes to uvicorn's application. Connections to ``ops_port`` do not count for
-    ``router.max_connections``.
-    """
-    settings = plane.settings
-    limit_of = connection_limit_finder(settings.max_connections, ops_port)
-    check_head = make_head_check(plane.keys, max_body_bytes=settings.max_body_bytes)
-
-    def make(
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> asyncio.Protocol:
-        return ClientConnection(plane, check_head, config.loaded_app, server_state, app_state, limit_of)
-
-    return make
 
 
 class ClientConnection(asyncio.Protocol):
@@ -76,7 +53,10 @@ class ClientConnection(asyncio.Protocol):
         self._reader = RequestReader(check_head, bodies=plane.bodies)
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until connection_made
         self._waiting: deque[Request] = deque()
-        self._task: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
+        """One for all answers, from the first request on."""
+        self._arrival: asyncio.Future[None] | None = None
+        """What it waits for between two requests."""
         self._request: Request | None = None
         """The one being answered."""
         self._closing = False
@@ -126,15 +106,15 @@ class ClientConnection(asyncio.Protocol):
         if self._probes is not None:
             self._probes.stop()
         self._release_waiters()
-        if self._task is not None and self._request is not None and is_inference(self._request.path):
-            self._task.cancel()  # frees the instance; an app hears of it by receive() and send()
+        if self._serving is not None and (self._request is None or is_inference(self._request.path)):
+            self._serving.cancel()  # frees the instance; an app hears of it by receive() and send()
 
     def eof_received(self) -> bool:
         """The client has closed its sending half, or left: probes show which. Its complete requests are answered.
 
         Returning False closes the transport, behind what is still to be written.
         """
-        if self._closing or self._task is None:
+        if self._closing or self._request is None:
             return False
         if self.http_10 or self._transport.get_extra_info("sslcontext") is not None:
             self._transport.abort()  # HTTP/1.0 has no probe, and TLS no half-closed state: the client counts as gone
@@ -188,7 +168,7 @@ class ClientConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """uvicorn shuts down: close when idle, else behind the answer."""
         self._keep_alive = False
-        if self._task is None and not self._waiting and not self._reader.reading:
+        if self._request is None and not self._waiting and not self._reader.reading:
             self._close()
 
     def cut_off(self, error: RouterError) -> bool:
@@ -198,7 +178,7 @@ class ClientConnection(asyncio.Protocol):
         """
         self._keep_alive = False
         self._cut = error
-        if self._task is None:
+        if self._request is None or self._serving is None:
             reading = self._reader.reading and not self._closing
             if reading:
                 self._refuse_input(error)
@@ -206,13 +186,13 @@ class ClientConnection(asyncio.Protocol):
         if self.committed and self._source is not None:
             self._source.give_up(error)
         else:
-            self._task.cancel(Outcome.CUT_OFF)
+            self._serving.cancel(Outcome.CUT_OFF)
         return True
 
     # one answer after the other ------------------------------------------------------------------------------
     def _next(self) -> None:
         """Start on the next request, if none is being answered."""
-        if self._task is not None or self._closing:
+        if self._request is not None or self._closing:
             return
         if not self._waiting:
             self._after_last()
@@ -225,11 +205,27 @@ class ClientConnection(asyncio.Protocol):
         self.bodiless = request.method == "HEAD"
         self.committed = False
         self._keep_alive = self._keep_alive and request.keep_alive
-        plain = request.path in INFERENCE_PATHS and request.method == "POST" and request.refusal is None
-        task = self._loop.create_task(serve_inference(request, self, self._plane) if plain else self._answer(request))
-        self._task = task
-        self._server_state.tasks.add(task)
-        task.add_done_callback(self._answered)
+        if self._serving is None:
+            self._serving = self._loop.create_task(self._serve())
+            self._serving.add_done_callback(self._ended)
+        elif self._arrival is not None:
+            self._arrival.set_result(None)
+            self._arrival = None
+        self._server_state.tasks.add(self._serving)
+
+    async def _serve(self) -> None:
+        """Answer the present request, and those that follow it on this connection."""
+        while (request := self._request) is not None:
+            if request.path in INFERENCE_PATHS and request.method == "POST" and request.refusal is None:
+                await serve_inference(request, self, self._plane)
+            else:
+                await self._answer(request)
+            self._answered(request)
+            del request  # an idle connection keeps nothing of it
+            self._go_on()
+            if self._request is None and not self._closing:
+                self._arrival = self._loop.create_future()
+                await self._arrival
 
     def _after_last(self) -> None:
         """No request to answer: send what the request being read is waiting for, or wait."""
@@ -253,22 +249,26 @@ class ClientConnection(asyncio.Protocol):
         else:
             await serve_inference(request, self, self._plane)
 
-    def _answered(self, task: asyncio.Task[None]) -> None:
-        self._server_state.tasks.discard(task)
+    def _answered(self, request: Request) -> None:
+        self._server_state.tasks.discard(cast("asyncio.Task[None]", self._serving))
         self._server_state.total_requests += 1
-        self._task = None
-        self._source = None
-        if self._request is not None:
-            self._request.drop_body()
-            self._request = None
-        if task.cancelled():
-            if self._cut is None:
-                self._transport.abort()
-            else:
-                self.refuse(self._cut)
-        elif (error := task.exception()) is not None:
-            _log.error("an answer failed", exc_info=error)
+        self._source = self._request = None
+        request.drop_body()
+
+    def _ended(self, serving: asyncio.Task[None]) -> None:
+        """The last answer was cancelled or failed, or there is none to come."""
+        if (request := self._request) is None:
+            return
+        self._answered(request)
+        if serving.cancelled() and self._cut is not None:
+            self.refuse(self._cut)
+        else:
+            if not serving.cancelled():
+                _log.error("an answer failed", exc_info=serving.exception())
             self._transport.abort()
+        self._go_on()
+
+    def _go_on(self) -> None:
         if self._transport.is_closing():
             return
         self._since_s = self._loop.time()
@@ -384,7 +384,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._closing or not self._writable:  # a last answer that is not read also keeps its connection open
             if waited_s > settings.chunk_timeout_s:
                 self.abort()
-        elif self._task is not None:
+        elif self._request is not None:
             return
         elif self._reader.reading:
             if waited_s > settings.client_timeout_s:

@@ -1,0 +1,36 @@
+"""What uvicorn makes of every connection: the data plane's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from router.http.admission import make_head_check
+from router.http.client import ClientConnection
+from router.http.connection_limit import connection_limit_finder
+from router.http.plane import DataPlane
+
+
+def http_protocol(plane: DataPlane, *, ops_port: int | None = None) -> Callable[..., asyncio.Protocol]:
+    """The value of uvicorn's ``http=``: makes a protocol per connection, over one data plane.
+
+    Everything but inference goes to uvicorn's application. Connections to ``ops_port`` do not count for
+    ``router.max_connections``.
+    """
+    settings = plane.settings
+    limit_of = connection_limit_finder(settings.max_connections, ops_port)
+    check_head = make_head_check(plane.keys, max_body_bytes=settings.max_body_bytes)
+
+    def make(
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> asyncio.Protocol:
+        return ClientConnection(plane, check_head, config.loaded_app, server_state, app_state, limit_of)
+
+    return make
