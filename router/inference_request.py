@@ -34,7 +34,7 @@ SCHEDULED_PATHS = COMPLETIONS_PATHS | {MESSAGES_PATH, RESPONSES_PATH} | POOLED_P
 """Every other path is passed to any suitable instance of the pool."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value
 class TokenSource:
     """What a prompt's tokens are computed from: a body with one prompt, of text or with media in it."""
 

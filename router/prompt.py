@@ -30,7 +30,7 @@ from scheduling.values import value
 LONG_PROMPT_BYTES: Final = 1 << 20
 """A longer one is hashed in steps."""
 
-_UNKNOWN_TEXT: Final = ("truncate_prompt_tokens", "previous_response_id", "prompt_embeds")
+_UNKNOWN_TEXT: Final = frozenset({"truncate_prompt_tokens", "previous_response_id", "prompt_embeds"})
 """With these, an engine sees less of a prompt, or more, than the body has."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
@@ -107,7 +107,7 @@ def sent_prompt(
             if pooled:
                 return None  # the instance knows which field it misses
             raise InvalidRequestError("prompt must be a non-empty string or array", param="prompt")
-        known = all(body.get(name) is None for name in _UNKNOWN_TEXT)
+        known = _UNKNOWN_TEXT.isdisjoint(body) or all(body.get(name) is None for name in _UNKNOWN_TEXT)
         if known and not pooled:
             if not isinstance(body.get("prompt"), list):
                 source = TokenSource(path, body, long_texts, len(prompt.data), prompt.has_media)

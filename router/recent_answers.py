@@ -48,10 +48,10 @@ class RecentAnswers:
     def cached(self, instance_id: str, chain: Chain, uncached_tokens: int) -> int:
         """The prompt tokens that the instance is expected to find; by its KV metadata, all but ``uncached_tokens``."""
         expected = max(0, chain.prompt_tokens - uncached_tokens)
-        self._forget()
         hashes = chain.hashes
         if not self._ended or not isinstance(hashes, array):
             return expected
+        self._forget()
         known = -(-expected // chain.block_tokens)
         for blocks in range(min(known, len(hashes)), max(0, known - _MAX_BLOCKS), -1):
             found = self._ended.get((instance_id, hashes[blocks - 1]))

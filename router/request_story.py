@@ -88,9 +88,11 @@ class RequestStory(ABC):
 
     @property
     def expected_cached_tokens(self) -> int:
+        if self._expected_cached is not None:
+            return self._expected_cached
         spec, pool, chain = self._spec, self.pool, self.chain
-        if self._expected_cached is not None or spec is None:
-            return self._expected_cached or 0
+        if spec is None:
+            return 0
         cached = pool.recent_answers.cached(spec.instance_id, chain, self._uncached_tokens)
         left = pool.contexts_ahead.left(spec.instance_id, chain, cached, spec.kv_capacity_tokens)
         return self.prompt.stored_tokens + left
@@ -107,41 +109,42 @@ class RequestStory(ABC):
         chain, decode = self.chain, self.decode
         decode_id, decode_placed_s, decode_rounds, transferred = _UNSPLIT if decode is None else decode.story()
         key_blocks = self._seen_tree.key_blocks(chain, self._max_key_blocks)
+        # By place: every request pays for this once, and by name it costs six times as much.
         return Explanation(
-            request_id=self.request_id,
-            model=self.inference_request.model,
-            pool=self.pool_name,
-            policy=self.pool.policy.name,
-            slo_s=self.slo_s,
-            prompt_tokens=self.prompt.tokens,
-            chain_blocks=len(chain.hashes),
-            key_blocks=key_blocks,
-            hash_key=chain.prefix_hash(key_blocks),
-            tree_version=self._seen_tree_version,
-            epoch=self._seen_epoch,
-            received_unix_s=self._received_unix_s,
-            rounds=self.rounds,
-            failures=self._failures,
-            failed_after_s=self._failed_after_s,
-            instance_id=self.instance_id or None,
-            placed_s=self.placed_s,
-            held_s=self._held_until_now_s() if self.attempts or self._placed else None,
-            expected_ttft_s=self._expected_s,
-            first_token_s=self._first_token_s,
-            done_s=self._ended_s,
-            outcome=self._outcome,
-            expected_cached_tokens=self.expected_cached_tokens,
-            reported_cached_tokens=self._reported.cached_tokens,
-            reported_prompt_tokens=self._reported.prompt_tokens,
-            output_tokens=self._reported.output_tokens,
-            block_tokens=chain.block_tokens,
-            key_tokens=chain.block_tokens * chain.key_stride,
-            leg=self.leg,
-            prefilled_s=self._prefilled_s,
-            decode_instance_id=decode_id,
-            decode_placed_s=decode_placed_s,
-            decode_rounds=decode_rounds,
-            transferred_tokens=transferred,
+            self.request_id,
+            self.inference_request.model,
+            self.pool.settings.name,
+            self.pool.policy.name,
+            self.slo_s,
+            self.prompt.tokens,
+            len(chain.hashes),
+            key_blocks,
+            chain.prefix_hash(key_blocks),
+            self._seen_tree_version,
+            self._seen_epoch,
+            self._received_unix_s,
+            self.rounds,
+            self._failures,
+            self._failed_after_s,
+            self.instance_id or None,
+            self.placed_s,
+            self._held_until_now_s() if self.attempts or self._placed else None,
+            self._expected_s,
+            self._first_token_s,
+            self._ended_s,
+            self._outcome,
+            self.expected_cached_tokens,
+            self._reported.cached_tokens,
+            self._reported.prompt_tokens,
+            self._reported.output_tokens,
+            chain.block_tokens,
+            chain.block_tokens * chain.key_stride,
+            self.leg,
+            self._prefilled_s,
+            decode_id,
+            decode_placed_s,
+            decode_rounds,
+            transferred,
         )
 
     # what is counted ----------------------------------------------------------------------------------------

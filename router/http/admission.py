@@ -163,7 +163,7 @@ def inference_request_of(
 def may_split(path: str, body: Mapping[str, Any]) -> bool:
     """Whether one instance can prefill the request's prompt and another one answer it: one prompt, one answer of more
     than a token."""
-    if path not in COMPLETIONS_PATHS or any(body.get(name) for name in _NOT_SPLIT):
+    if path not in COMPLETIONS_PATHS or any(map(body.get, _NOT_SPLIT)):
         return False
     if body.get("n") not in (None, 1) or (body.get("best_of") or 1) != 1:
         return False
