@@ -63,3 +63,9 @@ def test_models_are_listed_in_openais_shape() -> None:
     assert all(card["object"] == "model" and card["created"] == 7 for card in listed["data"])
     assert {card["id"]: card["parent"] for card in listed["data"] if card["parent"]} == {"sql": "qwen-7b"}
     assert [card.get("max_model_len") for card in listed["data"]] == [32_768, 32_768, 32_768, None]
+
+
+def test_the_only_pool_is_listed_by_its_names_alone() -> None:
+    listed = PoolDirectory([SMALL]).model_cards(created_s=7, lengths={})
+
+    assert [card["id"] for card in listed["data"]] == ["qwen-7b", "gpt-4o-mini", "sql"]

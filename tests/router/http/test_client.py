@@ -404,6 +404,22 @@ async def test_shutdown_lets_requests_finish_and_closes_the_idle(fleet, kit) -> 
     assert lifecycle.placed_request.outcome is Outcome.COMPLETED
 
 
+async def test_an_idle_connection_keeps_no_shutdown_waiting_and_leaves_no_task(fleet, kit) -> None:
+    _, _, router = await fleet()
+    before, client = asyncio.all_tasks(), await router.connect()
+    for n in range(2):
+        client.request(kit.CHAT, chat(f"q{n}"))
+        await client.answer()
+    await kit.eventually(lambda: not router.state.tasks)
+    serving = {task for task in asyncio.all_tasks() - before if task.get_coro().__name__ == "_serve"}
+    assert len(serving) == 1
+
+    client.close()
+
+    await kit.eventually(lambda: all(task.done() for task in serving))
+    await kit.eventually(lambda: not router.state.connections)
+
+
 async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fleet, kit) -> None:
     """uvicorn cancels what is left when the time for a graceful shutdown is over."""
     arrived = asyncio.Event()
