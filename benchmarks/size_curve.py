@@ -1,6 +1,6 @@
 """Instance-hours over the share on time: the day of ``dualmap evaluate --section autoscaling``, by a plan's options.
 
-python -m benchmarks.size_curve dynamo:queue_up=2,queue_down=1,kv_up=0.4,kv_down=0.16 dualmap:down_margin=0.2
+python -m benchmarks.size_curve dynamo:queue_up=2,queue_down=1,kv_up=0.4,kv_down=0.16 dualmap:margin=0.5
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
         scenario = scenario_for(DEFAULT_POLICY, day, FIRST_SIZE)
         run = run_job(RunJob(day.source, replace(scenario, autoscale=autoscale_of(text), skip_requests=0)))
         print(
-            f"{text}: {100 * run.effective_capacity:.1f} % on time, {run.instance_hours:.2f} instance-hours, "
+            f"{text}: {100 * run.effective_capacity:.2f} % on time, {run.instance_hours:.2f} instance-hours, "
             f"{len(run.changes)} changes, {run.refused} refused",
             flush=True,
         )

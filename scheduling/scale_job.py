@@ -112,7 +112,7 @@ class ScaleKeeper:
     def __post_init__(self) -> None:
         settings = self.settings
         if self.planner is None:
-            self.planner = ScalePlanner(ScaleRule(settings.min_instances, settings.max_instances))
+            self.planner = ScalePlanner(ScaleRule(settings.min_instances, settings.max_instances, settings.margin))
 
     def tick(self) -> Steps[ScaleRecord]:
         """One round. The record as it is after it."""

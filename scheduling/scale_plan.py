@@ -33,13 +33,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, exp, sqrt
 
+from scheduling.scale_settings import MARGIN
 from scheduling.surplus import Surplus
 from scheduling.values import value
 
-UP_MARGIN = 0.1
-"""Instances beyond the load, per square root of it."""
-DOWN_MARGIN = 0.35
-"""The same for one instance less: the difference keeps a load between two sizes from flapping."""
+DOWN_MARGIN = 0.25
+"""Instances beyond the pool's margin, per square root of the load, for one less: it keeps a load between two sizes from
+flapping."""
 SPARE = 0.15
 """Instances beyond that: arrivals in bursts are harder on small fleets than random ones."""
 ROOM_TARGET = 0.85
@@ -138,12 +138,12 @@ def staffing(load: float, margin: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRule:
-    """Bounds of one pool, and its margins."""
+    """Bounds of one pool, and its margin."""
 
     min_instances: int
     max_instances: int
-    up_margin: float = UP_MARGIN
-    down_margin: float = DOWN_MARGIN
+    margin: float = MARGIN
+    """Instances beyond the load, per square root of it."""
 
     def bounded(self, instances: int) -> int:
         return max(self.min_instances, min(self.max_instances, instances))
@@ -283,7 +283,7 @@ class ScalePlanner:
         if crowd.trough_s(now.at_s) < max(CROWD_SURPLUS_S * (now.size + 1), CROWD_REQUESTS * self._request.work_s):
             return Plan(0, "")
         told = f"crowd: work for {crowd.load:.1f} instances arrives since {crowd.elapsed_s:.0f} s, {now.size} serve"
-        wanted = staffing(crowd.load + self._late_load(now), self.rule.up_margin)
+        wanted = staffing(crowd.load + self._late_load(now), self.rule.margin)
         return Plan(wanted, told + self._late_told(now), crowd.load)
 
     def _by_overload(self, now: FleetFigures) -> Plan:
@@ -307,7 +307,7 @@ class ScalePlanner:
         load = self._same.work_s / served_s
         told = f"level: work for {load:.1f} instances in the last {served_s / 60:.0f} minutes, {now.ready} serve"
         # To more instances the same requests are less work, so one is enough.
-        return Plan(min(now.size + 1, staffing(load, self.rule.up_margin)), told, load)
+        return Plan(min(now.size + 1, staffing(load, self.rule.margin)), told, load)
 
     def _by_room(self, now: FleetFigures) -> Plan:
         room = self._mean_look(PEAK_S, lambda each: each.room)
@@ -343,7 +343,9 @@ class ScalePlanner:
             return None
         peak = self.peak_load(window_s)
         room = max(each.room / each.looks for each in self._since(window_s))
-        if staffing(more * peak, self.rule.down_margin) >= now.ready or more * room > ROOM_SLACK * (now.ready - 1):
+        if staffing(more * peak, self.rule.margin + DOWN_MARGIN) >= now.ready:
+            return None
+        if more * room > ROOM_SLACK * (now.ready - 1):
             return None
         self._last_down_s = now.at_s
         told = f"{why}: at most work for {peak:.1f} instances in the last {window_s:.0f} s, {now.ready} serve"

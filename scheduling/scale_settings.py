@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+MARGIN = 0.1
+
 
 class AutoscaleSettings(BaseModel):
     """How many instances a pool may have, and what starts and stops them. Workers of a pool must agree on them."""
@@ -14,6 +16,13 @@ class AutoscaleSettings(BaseModel):
 
     min_instances: int = Field(1, ge=1, description="instances at least")
     max_instances: int = Field(ge=1, description="instances at most")
+    margin: float = Field(
+        MARGIN,
+        ge=-1,
+        le=2,
+        description="instances beyond the load, per square root of it: with more of it more requests are on time, and"
+        " instances serve for more hours",
+    )
     actuator: Literal["standby", "webhook", "command", "none"] = Field(
         "standby",
         description="what starts and stops instances: the pool's standby instances alone; beside them a webhook or a"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from scheduling.scale_job import Planner
@@ -16,7 +17,8 @@ __all__ = ["SCALERS", "planner_of"]
 
 
 def _own(settings: AutoscaleSettings, options: Mapping[str, Any]) -> Planner:
-    return ScalePlanner(ScaleRule(settings.min_instances, settings.max_instances, **options))
+    rule = ScaleRule(settings.min_instances, settings.max_instances, settings.margin)
+    return ScalePlanner(replace(rule, **options))
 
 
 SCALERS: dict[str, Callable[[AutoscaleSettings, Mapping[str, Any]], Planner]] = {

@@ -10,7 +10,7 @@ import pytest
 
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.scale_job import MAX_ASKED, OTHERS_TERM_MS, ActuatorReply, FleetNow, ScaleKeeper
-from scheduling.scale_plan import FleetFigures, Plan
+from scheduling.scale_plan import FleetFigures, Plan, ScalePlanner, ScaleRule
 from scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
 from scheduling.scale_settings import AutoscaleSettings
 from scheduling.steps import drive_now
@@ -95,6 +95,12 @@ def tick(made: ScaleKeeper, fleet: HandFleet, seconds: int = 1) -> ScaleRecord:
 
 def webhook(**given: Any) -> dict[str, Any]:
     return {"actuator": "webhook", "webhook_url": "http://hook", "webhook_secret": "x", **given}
+
+
+def test_the_plan_keeps_the_bounds_and_the_margin_of_the_settings() -> None:
+    made = ScaleKeeper(AutoscaleSettings(min_instances=2, max_instances=6, margin=0.5), "w1", 5.0, 128)
+    assert isinstance(made.planner, ScalePlanner)
+    assert made.planner.rule == ScaleRule(2, 6, 0.5)
 
 
 def test_a_step_up_starts_spares_and_is_done_when_they_are_ready() -> None:

@@ -22,6 +22,7 @@ from scheduling.scale_plan import (
     ScaleRule,
     staffing,
 )
+from scheduling.scale_settings import MARGIN
 
 REQUEST_S = 0.5
 """Prefill work of one request."""
@@ -32,8 +33,8 @@ SLO_S, REFUSED_S = 5.0, 30.0
 class Fleet:
     """A fleet whose size follows the plan at once, or after ``start_s``; each instance computes what it is counted."""
 
-    def __init__(self, size: int, least: int = 1, most: int = 20, start_s: int = 0) -> None:
-        self.planner = ScalePlanner(ScaleRule(least, most))
+    def __init__(self, size: int, least: int = 1, most: int = 20, start_s: int = 0, margin: float = MARGIN) -> None:
+        self.planner = ScalePlanner(ScaleRule(least, most, margin))
         self.size, self.start_s, self.now_s = size, start_s, 0
         self.ready_s: list[int] = []
         self.waiting_s = 0.0
@@ -173,8 +174,15 @@ def test_one_more_is_enough_as_the_same_requests_are_less_work_to_more_instances
         planner.observe(FleetFigures(at_s, 8, wanted[-1] - 8, 1.0, 8.65, arrived_requests=16))
         if (plan := planner.plan()).wanted != wanted[-1]:
             wanted.append(plan.wanted)
-    assert staffing(8.65, planner.rule.up_margin) == 10
+    assert staffing(8.65, planner.rule.margin) == 10
     assert wanted == [8, 9]
+
+
+@pytest.mark.parametrize(("margin", "size"), [(-0.5, 3), (MARGIN, 4), (0.5, 5)])
+def test_slack_leaves_as_many_instances_as_the_margin_says(margin: float, size: int) -> None:
+    fleet = Fleet(8, margin=margin)
+    fleet.run(3600, lambda _: 2.2)
+    assert fleet.size == size
 
 
 def test_a_size_that_was_large_enough_for_ten_minutes_is_not_judged_again_by_its_work() -> None:
