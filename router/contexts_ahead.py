@@ -1,19 +1,25 @@
 """What an instance will still hold of a prompt when its prefill begins.
 
-An engine looks a prompt up when it admits it, not when it comes. Where the contexts of the requests ahead of it do not
-fit into the KV memory beside its cached prefix, they take the room of that prefix meanwhile: all of it but what they
-share with it. A replica knows the chains of the requests that it sent and that are not over, so it can tell what they
-leave.
+An engine looks a prompt up when it admits it, not when it comes. Meanwhile the requests ahead of it take memory, and
+the engine evicts what was used least recently. So of a cached prefix as much is left as fits beside the contexts that
+are used after it: those of the requests ahead, and those that ended after the prefix was used last (its stack
+distance, R. L. Mattson et al., "Evaluation techniques for storage hierarchies", 1970). What it shares with them stays.
+
+A replica knows the chains of the requests that it sent. Of those that other replicas sent it knows how many run and the
+sum of their contexts, which the store counts; they are taken to share as much as its own requests share with each
+other. Which contexts of other replicas have ended it does not know.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from statistics import median_low
+from typing import Final, Protocol
 
 from scheduling.chain import Chain
 
@@ -22,27 +28,78 @@ _ENGINES_OWN_BLOCKS: Final = 1
 _COMPARED: Final = 16
 """Requests ahead at most whose chains are compared, the last ones that were sent: the others count as if they shared
 nothing. An engine may run hundreds of requests."""
+_ENDED: Final = 32
+"""Contexts that are over and remembered, of each instance."""
+_MAX_INSTANCES: Final = 1024
+"""With more, what has ended on those that run nothing is forgotten: instances come and go."""
+_REMEMBERED: Final = 15
+"""Requests, the last ones, from which the others' are guessed."""
+
+
+class Running(Protocol):
+    """What the store counts as running on an instance, through whichever replica: contexts with whole answers."""
+
+    @property
+    def running_requests(self) -> int: ...
+
+    @property
+    def context_tokens(self) -> int: ...
 
 
 @dataclass(slots=True)
-class _Running:
-    """On one instance, in the order in which they were sent there."""
+class _Known:
+    """The requests that this replica sent to one instance, in their order."""
 
     requests: dict[str, tuple[Chain, int]] = field(default_factory=dict)
-    """Each one's chain, and the tokens of its prompt and half of its answer: some answers have just begun, others are
-    about to end."""
-    tokens: int = 0
+    """Each one's chain, and the expected tokens of its answer."""
+    prompt_tokens: int = 0
     """Of all of them."""
+    output_tokens: int = 0
+    ended: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of the last ones that are over, by the hash of the prompt's last block: blocks of the prompt, and tokens of the
+    context. In the order in which they ended, without those that another one continued."""
+
+    def leave(self, chain: Chain, output_tokens: int) -> None:
+        """It is over."""
+        self.prompt_tokens -= chain.prompt_tokens
+        self.output_tokens -= output_tokens
+        if chain.hashes:
+            last = chain.hashes[-1]
+            self.ended.pop(last, None)
+            self.ended[last] = len(chain.hashes), chain.prompt_tokens + output_tokens
+        if len(self.ended) > _ENDED:
+            del self.ended[next(iter(self.ended))]
+
+    def continue_with(self, hashes: Sequence[int]) -> None:
+        """A prompt uses what it continues: that is as recent as itself."""
+        for last, (blocks, _) in tuple(self.ended.items()):
+            if blocks <= len(hashes) and hashes[blocks - 1] == last:
+                del self.ended[last]
+
+    def newer_tokens(self, hashes: Sequence[int], shared_tokens: int) -> int:
+        """Of the contexts that ended after what the prompt continues, each sharing so many tokens with it; 0 where it
+        is not known to continue one."""
+        newer_tokens = 0
+        for last, (blocks, tokens) in reversed(self.ended.items()):
+            if blocks <= len(hashes) and hashes[blocks - 1] == last:
+                return newer_tokens
+            newer_tokens += max(0, tokens - shared_tokens)
+        return 0
 
 
 class ContextsAhead:
-    """Of one pool, the requests that went through this replica. Only chains of the engine's own blocks are compared."""
+    """Of one pool. Only chains of the engine's own blocks are compared."""
 
     def __init__(self) -> None:
-        self._running: dict[str, _Running] = {}
+        self._known: dict[str, _Known] = {}
+        self._last: Chain | None = None
+        self._shared_tokens: deque[int] = deque(maxlen=_REMEMBERED)
+        """What each of the last requests shares with the one before."""
+        self._output_tokens: deque[int] = deque(maxlen=_REMEMBERED)
+        """Expected of each of the last."""
 
     def __len__(self) -> int:
-        return sum(len(running.requests) for running in self._running.values())
+        return sum(len(known.requests) for known in self._known.values())
 
     def sent(self, instance_id: str, request_id: str, chain: Chain, output_tokens: int) -> None:
         """A request is on its way to the instance, behind all that were sent there before; its answer is expected to
@@ -50,35 +107,71 @@ class ContextsAhead:
         if not isinstance(chain.hashes, array):
             return
         self.over(instance_id, request_id)
-        running, tokens = self._running.setdefault(instance_id, _Running()), chain.prompt_tokens + output_tokens // 2
-        running.requests[request_id] = chain, tokens
-        running.tokens += tokens
+        known = self._known_on(instance_id)
+        known.continue_with(chain.hashes)
+        known.requests[request_id] = chain, output_tokens
+        known.prompt_tokens += chain.prompt_tokens
+        known.output_tokens += output_tokens
+        self._output_tokens.append(output_tokens)
+        last, self._last = self._last, chain
+        if last is not None and (shared := shared_blocks(chain.hashes, last.hashes)) < len(last.hashes):
+            self._shared_tokens.append(shared * chain.block_tokens)
+
+    def _known_on(self, instance_id: str) -> _Known:
+        known = self._known.get(instance_id)
+        if known is None:
+            if len(self._known) >= _MAX_INSTANCES:
+                self._known = {name: each for name, each in self._known.items() if each.requests}
+            known = self._known[instance_id] = _Known()
+        return known
 
     def over(self, instance_id: str, request_id: str) -> None:
         """It is over there, or was not sent there."""
-        running = self._running.get(instance_id)
-        if running is None or (found := running.requests.pop(request_id, None)) is None:
-            return
-        running.tokens -= found[1]
-        if not running.requests:
-            del self._running[instance_id]
+        known = self._known.get(instance_id)
+        found = None if known is None else known.requests.pop(request_id, None)
+        if known is not None and found is not None:
+            known.leave(*found)
 
-    def left(self, instance_id: str, chain: Chain, cached_tokens: int, capacity_tokens: int) -> int:
-        """Of so many cached tokens of a prompt that is sent now, those that the requests ahead leave it."""
-        running, hashes = self._running.get(instance_id), chain.hashes
-        if running is None or not cached_tokens or not isinstance(hashes, array):
+    def left(
+        self, instance_id: str, chain: Chain, cached_tokens: int, capacity_tokens: int, running: Running | None = None
+    ) -> int:
+        """Of so many cached tokens of a prompt that is sent now, those that the requests ahead leave it. ``running`` is
+        what the store counted there without it; None: unknown, so that no other replica's requests count."""
+        hashes, block_tokens = chain.hashes, chain.block_tokens
+        if not cached_tokens or not isinstance(hashes, array):
             return cached_tokens
-        block_tokens = chain.block_tokens
-        free_tokens = capacity_tokens - _ENGINES_OWN_BLOCKS * block_tokens
-        if cached_tokens + running.tokens <= free_tokens:
+        known = self._known.get(instance_id, _Known())
+        shared_tokens, taken_tokens = self._others(known, running, block_tokens)
+        if not known.requests and not taken_tokens:
+            return cached_tokens  # nothing is evicted
+        taken_tokens += known.newer_tokens(hashes, median_low(self._shared_tokens or (0,)))
+        known_tokens = known.prompt_tokens + known.output_tokens // 2
+        free_tokens = capacity_tokens - _ENGINES_OWN_BLOCKS * block_tokens - taken_tokens - known_tokens
+        if cached_tokens <= free_tokens:
             return cached_tokens
-        most_shared, free_tokens = 0, free_tokens - running.tokens
-        for other, tokens in islice(reversed(running.requests.values()), _COMPARED):
+        most_shared = shared_tokens
+        for other, output_tokens in islice(reversed(known.requests.values()), _COMPARED):
             shared_tokens = shared_blocks(hashes, other.hashes) * block_tokens
             most_shared = max(most_shared, shared_tokens)
-            own_tokens = -(-(tokens - shared_tokens) // block_tokens) * block_tokens  # in whole blocks
-            free_tokens += tokens - own_tokens
-        return min(cached_tokens, max(most_shared, free_tokens, 0))
+            tokens = other.prompt_tokens + output_tokens // 2
+            free_tokens += tokens - _in_blocks(tokens - shared_tokens, block_tokens)
+        return min(cached_tokens, max(most_shared, free_tokens // block_tokens * block_tokens))
+
+    def _others(self, known: _Known, running: Running | None, block_tokens: int) -> tuple[int, int]:
+        """Of the requests that other replicas sent there: tokens that a prompt shares with them, and tokens that they
+        take beside these."""
+        requests = 0 if running is None else running.running_requests - len(known.requests)
+        if running is None or requests <= 0:
+            return 0, 0
+        shared_tokens, output_tokens = median_low(self._shared_tokens or (0,)), median_low(self._output_tokens or (0,))
+        contexts_tokens = running.context_tokens - known.prompt_tokens - known.output_tokens
+        rest_tokens = output_tokens // 2 - block_tokens // 2  # of an answer; half of their last block is empty
+        return shared_tokens, max(0, contexts_tokens - requests * (shared_tokens + rest_tokens))
+
+
+def _in_blocks(tokens: int, block_tokens: int) -> int:
+    """What so many tokens take: whole blocks."""
+    return -(-tokens // block_tokens) * block_tokens
 
 
 def shared_blocks(one: Sequence[int], other: Sequence[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 
+from router.contexts_ahead import Running
 from router.decode_leg import DecodeLeg
 from router.explain import Explanation, PlacementRound
 from router.inference_request import InferenceRequest
@@ -94,8 +95,15 @@ class RequestStory(ABC):
         if spec is None:
             return 0
         cached = pool.recent_answers.cached(spec.instance_id, chain, self._uncached_tokens)
-        left = pool.contexts_ahead.left(spec.instance_id, chain, cached, spec.kv_capacity_tokens)
+        left = pool.contexts_ahead.left(spec.instance_id, chain, cached, spec.kv_capacity_tokens, self._ran_there)
         return self.prompt.stored_tokens + left
+
+    @property
+    def _ran_there(self) -> Running | None:
+        """What the store counted as running on its instance when it was dispatched."""
+        if self._held_by is not None or self._estimate is None:
+            return self._held_by
+        return self._estimate.reply.loads.get(self.instance_id)
 
     @property
     def rounds(self) -> tuple[PlacementRound, ...]:

@@ -26,6 +26,10 @@ class Grant:
     """To prefill there, as counted when it was dispatched."""
     deferred: bool = False
     """Whether it had been deferred: its TTFT says little about its instance."""
+    running_requests: int = 0
+    """On its instance, without it."""
+    context_tokens: int = 0
+    """Of these."""
 
     @classmethod
     def of(cls, request: Request) -> Grant:

@@ -4,7 +4,7 @@
 -- ARGV  1 clock, 2 instance id, 3 version that the plan was made for, 4 replica id that needs no message, 5 tokens that the
 --       plan passed over; then 2 for each request: its id, the rank to defer it to or '' to dispatch it
 -- Reply {queue, grant, …}; the queue is nil where it has no room, and where the plan was stale it is all; a grant is JSON:
---       [request id, instance id, replica id, attempt, uncached tokens, was deferred]
+--       [request id, instance id, replica id, attempt, uncached tokens, was deferred, running without it, their context]
 local FIRST_STEP = 6
 local now_ms, instance = store_now_ms(), read_instance(ARGV[2])
 if not instance then
@@ -28,24 +28,21 @@ end
 
 -- Carries out one step; the grant of a request that is dispatched.
 local function carry_out(request, rank)
-  local was_deferred, dispatched = request.deferred, rank == ''
+  local was_deferred, replica_id, grant = request.deferred == 1, request.told.replica_id, nil
   leave(instance, request)
-  if dispatched then
+  if rank == '' then
     dispatch(request)
+    grant = string.format('["%s","%s","%s",%d,%d,%s,%d,%d]', request.id, instance.id, replica_id, request.told.attempt,
+      request.uncached_tokens, tostring(was_deferred), instance.running_requests, instance.context_tokens)
   else
     request.deferred = 1
   end
   write_placed(request)
   enter(instance, request, rank, now_ms)
-  if dispatched then
-    local replica_id = request.told.replica_id
-    local grant = string.format('["%s","%s","%s",%d,%d,%s]', request.id, instance.id, replica_id, request.told.attempt,
-      request.uncached_tokens, tostring(was_deferred == 1))
-    if replica_id ~= ARGV[4] then
-      redis.call('PUBLISH', keys.grants .. replica_id, grant)
-    end
-    return grant
+  if grant and replica_id ~= ARGV[4] then
+    redis.call('PUBLISH', keys.grants .. replica_id, grant)
   end
+  return grant
 end
 
 -- Of a request whose key is gone, by hand: planned again and again, it would keep others waiting.

@@ -140,6 +140,7 @@ class PoolState(Members):
         now_ms, chain = self.now_ms(), self.chains.pop(request.request_id, None)
         tokens = request.uncached_tokens
         book.leave(request)
+        running_requests, context_tokens = book.running_requests, book.context_tokens
         if chain is not None:
             tokens = chain.uncached_tokens(book.kv.resident_blocks(chain.hashes))
             book.stamp(chain, len(chain.hashes))
@@ -152,7 +153,12 @@ class PoolState(Members):
         )
         self.requests[request.request_id] = dispatched
         book.enter(dispatched, 0, now_ms)
-        return replace(Grant.of(dispatched), deferred=request.deferred)
+        return replace(
+            Grant.of(dispatched),
+            deferred=request.deferred,
+            running_requests=running_requests,
+            context_tokens=context_tokens,
+        )
 
     def _defer(self, book: InstanceBook, request: Request, rank_ms: int) -> None:
         book.leave(request)

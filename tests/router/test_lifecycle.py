@@ -1062,6 +1062,36 @@ async def test_requests_ahead_are_expected_to_take_the_memory_of_a_cached_prefix
     assert len(turn.pool.contexts_ahead) == 0
 
 
+@pytest.mark.parametrize("held", [False, True])
+async def test_requests_of_another_replica_are_expected_to_take_memory_too(
+    start_runtime: Any, tools: Any, held: bool
+) -> None:
+    window = 1 if held else 8192
+    runtime = await start_runtime(instances=(tools.spec("a", kv_capacity_tokens=8000, dispatch_window_tokens=window),))
+    other = await start_runtime()
+    ids = list(range(1000))
+    first = await runtime.lifecycle.place(tools.request(body={"prompt": ids}))
+    first.sent()
+    first.finish(Outcome.COMPLETED)
+    await tools.settle()
+
+    ahead = await other.lifecycle.place(tools.request(body={"prompt": list(range(10_000, 17_000))}))
+    ahead.sent()
+    placing = asyncio.create_task(runtime.lifecycle.place(tools.request(body={"prompt": [*ids, *range(5000, 5100)]})))
+    await tools.settle()
+    assert placing.done() is not held
+    ahead.first_token()
+    turn = await placing
+    turn.sent()
+
+    context_tokens = 7000 + ahead.prompt.expected_output_tokens
+    output_tokens = first.prompt.expected_output_tokens
+    taken_tokens = context_tokens - output_tokens // 2 + 16 // 2
+    assert turn.expected_cached_tokens == (8000 - 16 - taken_tokens) // 16 * 16 < 992
+    ahead.finish(Outcome.COMPLETED)
+    turn.finish(Outcome.COMPLETED)
+
+
 async def test_embeddings_go_by_load_and_claim_no_cache(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     body = {"input": ["some text"] * 10}

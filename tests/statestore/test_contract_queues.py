@@ -135,7 +135,11 @@ async def test_a_plan_dispatches_its_requests_in_order_and_says_so(pool: PoolSto
 
     reply = await commit(pool, PlanStep("three"), PlanStep("one"))
 
-    assert reply.grants == (Grant("three", "a", "of-three", 1, 400), Grant("one", "a", "of-one", 1, 400))
+    context_tokens = (await record(pool, "one")).context_tokens
+    assert reply.grants == (
+        Grant("three", "a", "of-three", 1, 400, running_requests=1, context_tokens=context_tokens),
+        Grant("one", "a", "of-one", 1, 400, running_requests=2, context_tokens=2 * context_tokens),
+    )
     granted = await record(pool, "three")
     assert (granted.state, granted.dispatched_ms) == (RequestState.DISPATCHED, clock.now_ms)
     assert reply.queue is None, "there is no more room"
@@ -264,8 +268,9 @@ async def test_a_deferred_request_that_goes_is_none_any_more_and_its_grant_says_
 
     reply = await commit(pool, PlanStep("r"))
 
-    assert reply.grants == (Grant("r", "a", "one", 1, 400, deferred=True),)
     granted = await record(pool, "r")
+    counts = {"running_requests": 1, "context_tokens": granted.context_tokens}
+    assert reply.grants == (Grant("r", "a", "one", 1, 400, deferred=True, **counts),)
     assert (granted.state, granted.deferred) == (RequestState.DISPATCHED, False)
     assert (await head(pool)).load.deferred_tokens == 0
 
