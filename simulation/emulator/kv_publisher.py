@@ -41,11 +41,14 @@ class KvEventPublisher:
         rank: int = 0,
         kept_batches: int = KEPT_BATCHES,
         replays_topic: bool = True,
+        replay_room: int | None = None,
     ) -> None:
-        """A port 0 picks a free one. ``replays_topic``: as releases since 2026 answer a replay."""
+        """A port 0 picks a free one. ``replays_topic``: as releases since 2026 answer a replay. ``replay_room``: only
+        so many batches of a replay arrive, and its last one, as when a socket drops what it has no room for."""
         self._topic = topic.encode()
         self._rank = rank
         self._replays_topic = replays_topic
+        self._replay_room = replay_room
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=kept_batches)
         self._sequence = 0
         self._context = zmq.asyncio.Context()
@@ -103,7 +106,8 @@ class KvEventPublisher:
                 continue
             client, _, first = frames
             topic = [self._topic] if self._replays_topic else []
-            for sequence, payload in tuple(self._kept):
-                if sequence >= int.from_bytes(first, "big"):
+            wanted = [kept for kept in self._kept if kept[0] >= int.from_bytes(first, "big")]
+            for place, (sequence, payload) in enumerate(wanted, 1):
+                if self._replay_room is None or place <= self._replay_room or place == len(wanted):
                     await router.send_multipart([client, b"", *topic, _SEQUENCE.pack(sequence), payload])
             await router.send_multipart([client, b"", *([b""] if topic else []), _END, b""])

@@ -91,9 +91,8 @@ class EngineView:
         ``all_names`` these are told from the beginning.
 
         A block that was stored and removed since is told as removed: the store may list it, since a placement booked
-        it."""
+        it. Not one that was stored again, under whichever name."""
         device, stored = self._device, []
-        removed = [block for name, block in self._removed.items() if name not in device]
         names: dict[bytes, bytes] = {}
         for name, before in self._before.items():
             now = device.get(name)
@@ -101,6 +100,8 @@ class EngineView:
                 names[_NAME.pack(_DEVICE, name)] = b"" if now is None else _KNOWN.pack(*now)
             if now is not None and before is None:
                 stored.append(now[0])
+        held = set(stored)
+        removed = [block for name, block in self._removed.items() if name not in device and block not in held]
         if all_names:
             names = self._all_names()
         else:

@@ -136,7 +136,7 @@ class Subscriber:
                 return await writer.begin_anew(complete=True)
             await writer.begin_anew(complete=whole, reason=reason, position=Position(first.sequence - 1, 0.0))
             writer.take(first)
-            return await self._apply_all(batches)
+            return await self._apply_replay(sockets, batches)
 
     async def _continue(self, sockets: EventSockets) -> bool:
         """Whether the replay begins with the very batch that was applied last; then the rest of it is applied."""
@@ -148,8 +148,21 @@ class Subscriber:
             if first is None or (first.sequence, first.published_s) != (last.sequence, last.published_s):
                 return False
             await self._writer.continue_view()
-            await self._apply_all(batches)
+            await self._apply_replay(sockets, batches)
         return True
+
+    async def _apply_replay(self, sockets: EventSockets, batches: AsyncGenerator[Batch, None]) -> None:
+        """Apply the rest of a replay. What is missing in it is asked for again as long as some of it comes: an engine
+        sends a long one faster than its socket takes it, and the socket drops what it has no room for."""
+        while True:
+            begun = self._writer.position
+            try:
+                async with aclosing(batches):
+                    return await self._apply_all(batches)
+            except (EventsMissedError, NoReplayError):
+                if self._writer.position == begun:
+                    raise
+            batches = _replay_after(sockets, self._writer.position)
 
     async def _apply_all(self, batches: AsyncGenerator[Batch, None]) -> None:
         async for batch in batches:
@@ -206,3 +219,13 @@ class Subscriber:
                 await writer.begin_anew(complete=True)  # an engine's first: nothing was before it
             writer.take(batch)
         return True
+
+
+async def _replay_after(sockets: EventSockets, last: Position) -> AsyncGenerator[Batch, None]:
+    """The batches after one that was applied."""
+    async with aclosing(sockets.replay(last.sequence)) as batches:
+        first = await anext(batches, None)
+        if first is None or (first.sequence, first.published_s) != (last.sequence, last.published_s):
+            raise EventsMissedError(f"a replay from {last.sequence} begins elsewhere")
+        async for batch in batches:
+            yield batch

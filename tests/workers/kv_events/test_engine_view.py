@@ -76,6 +76,15 @@ def test_what_comes_and_goes_within_one_change_is_gone() -> None:
     assert (later.stored, later.removed) == ([CHAIN[1]], [])
 
 
+def test_what_comes_back_under_another_name_within_one_change_is_held() -> None:
+    view = EngineView()
+    apply(view, stored(1))
+
+    change, _ = apply(view, removed(1), stored(9))
+
+    assert (change.stored, change.removed) == ([CHAIN[0]], [])
+
+
 def test_a_block_that_is_held_twice_is_gone_when_both_copies_are() -> None:
     view = EngineView()
     first, _ = apply(view, stored(1, 2), stored(1, 2))

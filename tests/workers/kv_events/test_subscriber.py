@@ -107,6 +107,32 @@ async def test_batches_that_were_lost_are_replayed_in_either_form(
     assert gaps(metrics, "filled") == 1
 
 
+@pytest.mark.parametrize(("kept_batches", "status"), [(100, KvViewStatus.EXACT), (12, KvViewStatus.PARTIAL)])
+async def test_what_a_long_replay_drops_is_asked_for_again(
+    pool: MemoryPool, publish: Any, kept_batches: int, status: KvViewStatus, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = EngineCache(publish(replay_room=3, kept_batches=kept_batches))
+    for _ in range(10):
+        engine.store(PROMPT[:4])
+        engine.evict(PROMPT[:4])
+    engine.store(OTHER)
+    async with following(pool, engine.publisher):
+        await until(lambda: is_exactly(pool, engine, status))
+
+    assert "not followed" not in caplog.text
+
+
+async def test_a_replay_that_drops_all_but_its_first_batch_is_tried_again_later(
+    pool: MemoryPool, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = EngineCache(publish(replay_room=1))
+    for _ in range(10):
+        engine.store(PROMPT[:4])
+        engine.evict(PROMPT[:4])
+    async with following(pool, engine.publisher):
+        await until(lambda: _says(pool, "a replay has 19 after 0"))
+
+
 async def test_without_a_replay_a_gap_empties_the_view(pool: MemoryPool, publish: Any) -> None:
     engine = EngineCache(publish(replay_endpoint=None))
     async with following(pool, engine.publisher) as metrics:
