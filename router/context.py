@@ -93,6 +93,10 @@ class LiveRequests:
         if self._by_id.get(live.request_id) is live:
             del self._by_id[live.request_id]
 
+    def is_releasing(self, request_id: str) -> bool:
+        """Whether its end is on its way to the store."""
+        return request_id in self._releasing
+
     def releasing(self, request_id: str) -> None:
         """The end of a request is about to be sent to the store; the caller must call ``released``."""
         self._releasing.add(request_id)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median_low
@@ -55,6 +55,8 @@ class _Known:
     prompt_tokens: int = 0
     """Of all of them."""
     output_tokens: int = 0
+    releasing: dict[str, int] = field(default_factory=dict)
+    """Tokens of the contexts of requests that are over, and that the store may count still, by id."""
     ended: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Of the last ones that are over, by the hash of the prompt's last block: blocks of the prompt, and tokens of the
     context. In the order in which they ended, without those that another one continued."""
@@ -90,7 +92,9 @@ class _Known:
 class ContextsAhead:
     """Of one pool. Only chains of the engine's own blocks are compared."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_releasing: Callable[[str], bool] = lambda _: False) -> None:
+        """``is_releasing``: whether the release of a request that is over is on its way to the store."""
+        self._is_releasing = is_releasing
         self._known: dict[str, _Known] = {}
         self._last: Chain | None = None
         self._shared_tokens: deque[int] = deque(maxlen=_REMEMBERED)
@@ -131,6 +135,13 @@ class ContextsAhead:
         found = None if known is None else known.requests.pop(request_id, None)
         if known is not None and found is not None:
             known.leave(*found)
+            self._forget_released(known)
+            known.releasing[request_id] = found[0].prompt_tokens + found[1]
+
+    def _forget_released(self, known: _Known) -> None:
+        for request_id in tuple(known.releasing):
+            if not self._is_releasing(request_id):
+                del known.releasing[request_id]
 
     def left(
         self, instance_id: str, chain: Chain, cached_tokens: int, capacity_tokens: int, running: Running | None = None
@@ -160,11 +171,16 @@ class ContextsAhead:
     def _others(self, known: _Known, running: Running | None, block_tokens: int) -> tuple[int, int]:
         """Of the requests that other replicas sent there: tokens that a prompt shares with them, and tokens that they
         take beside these."""
-        requests = 0 if running is None else running.running_requests - len(known.requests)
-        if running is None or requests <= 0:
+        if running is None:
+            return 0, 0
+        self._forget_released(known)
+        # Calls are answered in order: what is not yet known to be released was counted when this prompt was placed.
+        requests = running.running_requests - len(known.requests) - len(known.releasing)
+        if requests <= 0:
             return 0, 0
         shared_tokens, output_tokens = median_low(self._shared_tokens or (0,)), median_low(self._output_tokens or (0,))
-        contexts_tokens = running.context_tokens - known.prompt_tokens - known.output_tokens
+        own_tokens = known.prompt_tokens + known.output_tokens + sum(known.releasing.values())
+        contexts_tokens = running.context_tokens - own_tokens
         rest_tokens = output_tokens // 2 - block_tokens // 2  # of an answer; half of their last block is empty
         return shared_tokens, max(0, contexts_tokens - requests * (shared_tokens + rest_tokens))
 

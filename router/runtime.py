@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from router.breakers import CircuitBreakers
 from router.context import LiveRequests, ReplicaContext
+from router.contexts_ahead import ContextsAhead
 from router.explain import DecisionLog, Explanation
 from router.fleet_gauges import FleetGauges, FleetOverviews
 from router.grant_waiters import GrantWaiters
@@ -244,6 +245,7 @@ def _served_pool(
         metrics=context.metrics.pools[pool.name],
         blocks=BlockRule.of(scheduling),
         recent_answers=RecentAnswers(clock),
+        contexts_ahead=ContextsAhead(context.live.is_releasing),
         configured=scheduling,
         tokenizer=build_tokenizer(
             pool, settings, context.metrics.pools[pool.name], view=lambda: view.view, clock=clock

@@ -48,11 +48,11 @@ class ServedPool:
     metrics: PoolMetrics
     blocks: BlockRule
     recent_answers: RecentAnswers
+    contexts_ahead: ContextsAhead
     configured: SchedulingSettings
     """``scheduling`` as it was at the start."""
     tokenizer: PromptTokenizer | None = None
     """None: prompts that are text are cut by bytes."""
-    contexts_ahead: ContextsAhead = field(default_factory=ContextsAhead)
     split_rule: SplitRule = field(init=False)
     decode_policy: DecodeLegs = field(init=False)
     """Of decode legs, under every policy."""

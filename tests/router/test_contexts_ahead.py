@@ -116,6 +116,18 @@ def test_own_requests_are_not_counted_again() -> None:
     )
 
 
+def test_what_the_store_counts_until_it_has_the_release_takes_nothing() -> None:
+    releasing = {"over"}
+    ahead = ContextsAhead(releasing.__contains__)
+    ahead.sent("a", "over", chain(60, 1000), output_tokens=32)
+    ahead.over("a", "over")
+
+    assert ahead.left("a", chain(80, 2000), 60, CAPACITY, Counted(1, 100)) == 60
+    assert ahead.left("a", chain(80, 2000), 60, CAPACITY, Counted(2, 170)) == 44, "one is another replica's"
+    releasing.clear()
+    assert ahead.left("a", chain(80, 2000), 60, CAPACITY, Counted(1, 100)) == 12, "it is another replica's"
+
+
 def test_a_request_that_is_sent_again_counts_once() -> None:
     ahead = ContextsAhead()
     for _ in range(3):
