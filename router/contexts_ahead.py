@@ -75,7 +75,7 @@ class _Known:
     def continue_with(self, hashes: Sequence[int]) -> None:
         """A prompt uses what it continues: that is as recent as itself."""
         for last, (blocks, _) in tuple(self.ended.items()):
-            if blocks <= len(hashes) and hashes[blocks - 1] == last:
+            if _continues(hashes, blocks, last):
                 del self.ended[last]
 
     def newer_tokens(self, hashes: Sequence[int], shared_tokens: int) -> int:
@@ -83,7 +83,7 @@ class _Known:
         is not known to continue one."""
         newer_tokens = 0
         for last, (blocks, tokens) in reversed(self.ended.items()):
-            if blocks <= len(hashes) and hashes[blocks - 1] == last:
+            if _continues(hashes, blocks, last):
                 return newer_tokens
             newer_tokens += max(0, tokens - shared_tokens)
         return 0
@@ -151,16 +151,17 @@ class ContextsAhead:
         hashes, block_tokens = chain.hashes, chain.block_tokens
         if not cached_tokens or not isinstance(hashes, array):
             return cached_tokens
-        known = self._known.get(instance_id, _Known())
-        shared_tokens, taken_tokens = self._others(known, running, block_tokens)
+        known = self._known.get(instance_id) or _Known()
+        usually_shared = median_low(self._shared_tokens or (0,))
+        others, taken_tokens = self._others(known, running, usually_shared, block_tokens)
         if not known.requests and not taken_tokens:
             return cached_tokens  # nothing is evicted
-        taken_tokens += known.newer_tokens(hashes, median_low(self._shared_tokens or (0,)))
+        taken_tokens += known.newer_tokens(hashes, usually_shared)
         known_tokens = known.prompt_tokens + known.output_tokens // 2
         free_tokens = capacity_tokens - _ENGINES_OWN_BLOCKS * block_tokens - taken_tokens - known_tokens
         if cached_tokens <= free_tokens:
             return cached_tokens
-        most_shared = shared_tokens
+        most_shared = usually_shared if others else 0
         for other, output_tokens in islice(reversed(known.requests.values()), _COMPARED):
             shared_tokens = shared_blocks(hashes, other.hashes) * block_tokens
             most_shared = max(most_shared, shared_tokens)
@@ -168,9 +169,8 @@ class ContextsAhead:
             free_tokens += tokens - _in_blocks(tokens - shared_tokens, block_tokens)
         return min(cached_tokens, max(most_shared, free_tokens // block_tokens * block_tokens))
 
-    def _others(self, known: _Known, running: Running | None, block_tokens: int) -> tuple[int, int]:
-        """Of the requests that other replicas sent there: tokens that a prompt shares with them, and tokens that they
-        take beside these."""
+    def _others(self, known: _Known, running: Running | None, shared_tokens: int, block_tokens: int) -> tuple[int, int]:
+        """How many requests other replicas sent there, and the tokens that they take beside those that each shares."""
         if running is None:
             return 0, 0
         self._forget_released(known)
@@ -178,11 +178,16 @@ class ContextsAhead:
         requests = running.running_requests - len(known.requests) - len(known.releasing)
         if requests <= 0:
             return 0, 0
-        shared_tokens, output_tokens = median_low(self._shared_tokens or (0,)), median_low(self._output_tokens or (0,))
+        output_tokens = median_low(self._output_tokens or (0,))
         own_tokens = known.prompt_tokens + known.output_tokens + sum(known.releasing.values())
         contexts_tokens = running.context_tokens - own_tokens
         rest_tokens = output_tokens // 2 - block_tokens // 2  # of an answer; half of their last block is empty
-        return shared_tokens, max(0, contexts_tokens - requests * (shared_tokens + rest_tokens))
+        return requests, max(0, contexts_tokens - requests * (shared_tokens + rest_tokens))
+
+
+def _continues(hashes: Sequence[int], blocks: int, last: int) -> bool:
+    """Whether a chain begins with another one of so many blocks, the last of which has this hash."""
+    return blocks <= len(hashes) and hashes[blocks - 1] == last
 
 
 def _in_blocks(tokens: int, block_tokens: int) -> int:

@@ -69,11 +69,9 @@ def new_record(spec: InstanceSpec) -> bytes:
     return INSTANCE.pack(astuple(InstanceRecord.of(spec)))
 
 
-def load_from(
-    instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0, window_tokens: float = 0.0
-) -> InstanceLoad:
+def load_from(instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
     kept = InstanceRecord.parse(record)
-    return kept.load(instance_id, now_ms, hit_blocks, kept.cached_blocks, window_tokens)
+    return kept.load(instance_id, now_ms, hit_blocks, kept.cached_blocks)
 
 
 class ToldLoads(Mapping[str, InstanceLoad]):
@@ -112,11 +110,12 @@ class LoadReader:
 
     def load(self, instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
         """See ``load_from``."""
-        assigned_tokens = INSTANCE.fields(record)["assigned_tokens"]
+        kept = InstanceRecord.parse(record)
+        assigned_tokens = kept.assigned_tokens
         seen_tokens, window = self._assigned.get(instance_id, (assigned_tokens, LoadWindow()))
         window = window.add(now_ms, max(0, assigned_tokens - seen_tokens))
         self._assigned[instance_id] = (assigned_tokens, window)
-        return load_from(instance_id, record, now_ms, hit_blocks, window.tokens)
+        return kept.load(instance_id, now_ms, hit_blocks, kept.cached_blocks, window.tokens)
 
     def forget(self, instance_id: str) -> None:
         self._assigned.pop(instance_id, None)

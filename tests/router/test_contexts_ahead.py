@@ -151,7 +151,7 @@ def test_contexts_that_ended_after_the_prefix_was_used_are_evicted_after_it() ->
     assert ahead.left("a", chain(60, 3000), 28, CAPACITY) == 28, "the last that was used"
     assert ahead.left("a", chain(60, 2000), 28, CAPACITY) == 28, "32 tokens are newer: all fits"
     assert ahead.left("a", chain(60, 1000), 28, CAPACITY) == 16
-    assert ahead.left("a", chain(60, 9000), 28, CAPACITY) == 28, "used through another replica, nobody knows when"
+    assert ahead.left("a", chain(60, 9000), 28, CAPACITY) == 28, "used through another replica: when is not known"
 
 
 def test_a_context_that_another_request_continues_counts_once() -> None:

@@ -144,8 +144,7 @@ class Subscriber:
         if last.sequence < 0:
             return False
         async with aclosing(sockets.replay(last.sequence)) as batches:
-            first = await anext(batches, None)
-            if first is None or (first.sequence, first.published_s) != (last.sequence, last.published_s):
+            if not await _begins_with(last, batches):
                 return False
             await self._writer.continue_view()
             await self._apply_replay(sockets, batches)
@@ -221,11 +220,16 @@ class Subscriber:
         return True
 
 
+async def _begins_with(last: Position, batches: AsyncGenerator[Batch, None]) -> bool:
+    """Whether a replay's first batch, which is read, is the one that was applied last."""
+    first = await anext(batches, None)
+    return first is not None and (first.sequence, first.published_s) == (last.sequence, last.published_s)
+
+
 async def _replay_after(sockets: EventSockets, last: Position) -> AsyncGenerator[Batch, None]:
     """The batches after one that was applied."""
     async with aclosing(sockets.replay(last.sequence)) as batches:
-        first = await anext(batches, None)
-        if first is None or (first.sequence, first.published_s) != (last.sequence, last.published_s):
+        if not await _begins_with(last, batches):
             raise EventsMissedError(f"a replay from {last.sequence} begins elsewhere")
         async for batch in batches:
             yield batch
