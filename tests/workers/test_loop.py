@@ -100,4 +100,4 @@ async def test_a_round_that_hangs_is_cut_off(clock, run, context, value) -> None
     await clock.advance(1)
 
     assert value("dualmap_worker_ticks_total", job="scripted", outcome="timeout") == 1
-    assert value("dualmap_worker_ticks_total", job="scripted", outcome="ok") > 1
+    assert value("dualmap_worker_ticks_total", job="scripted", outcome="ok") == 1
