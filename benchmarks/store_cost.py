@@ -305,7 +305,7 @@ async def bytes_per_block(url: str, blocks: int) -> float:
             await bench.finish(bench.fleet.dispatched.popleft())
         await bench.close()
         cached = (await pool.loads())["a"].cached_blocks
-        return ServerCpu(url).memory_bytes(PoolKeys("dualmap", "memory").instance("a").kv) / cached
+        return ServerCpu(url).memory_bytes(PoolKeys("dualmap", "memory").kv("a")) / cached
     finally:
         await store.close()
 

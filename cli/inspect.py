@@ -132,11 +132,11 @@ class RawPool:
         Raises:
             CommandError: the pool has no such instance.
         """
-        members = sorted(each.decode() for each in await self._calls.command("SMEMBERS", self._keys.instances))
+        members = sorted(each.decode() for each in await self._calls.command("HKEYS", self._keys.instances))
         if instance_id not in members:
             known = [*members[:_NAMED], "…"] if len(members) > _NAMED else members or ["none"]
             raise CommandError(f"the pool has no instance {instance_id!r}, but {', '.join(known)}")
-        key = self._keys.instance(instance_id).kv
+        key = self._keys.kv(instance_id)
         total = int(await self._calls.command("ZCARD", key))
         newest = pairs_from(await self._calls.command("ZREVRANGE", key, 0, limit - 1, "WITHSCORES"))
         return total, [(block.hex(), float(stamp)) for block, stamp in newest.items()]

@@ -4,7 +4,7 @@
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 local reply = { versions[1] or 0, versions[2] or 0, redis.call('HINCRBY', keys.meta, 'observations', 1), store_now_ms() }
 for place = 3, #ARGV do
-  local text = redis.call('HGET', keys.instance .. ARGV[place], 'record')
+  local text = redis.call('HGET', keys.instance_records, ARGV[place])
   reply[#reply + 1] = text
   reply[#reply + 1] = text and hit_blocks(ARGV[place], ARGV[2]) or 0
 end

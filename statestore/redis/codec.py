@@ -55,13 +55,15 @@ def text_of(kept: InstanceSpec | ReplicaInfo) -> bytes:
     return orjson.dumps(dict(told))
 
 
-def spec_from(instance_id: str, text: bytes | None) -> InstanceSpec | None:
-    """None if the instance is gone."""
-    if text is None:
-        return None
+def spec_from(instance_id: str, text: bytes) -> InstanceSpec:
     told = orjson.loads(text)
     parsed = {"role": Role(told["role"]), "state": InstanceState(told["state"])}
     return InstanceSpec(instance_id, **told | parsed)
+
+
+def specs_from(texts: Mapping[bytes, bytes]) -> dict[str, InstanceSpec]:
+    """In id order."""
+    return {name.decode(): spec_from(name.decode(), text) for name, text in sorted(texts.items())}
 
 
 def new_record(spec: InstanceSpec) -> bytes:

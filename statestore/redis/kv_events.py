@@ -41,16 +41,14 @@ class KvEventCalls(Changes):
         return sorted(each.replica_id for each in known if each.is_alive(now_ms))
 
     async def kv_event_records(self) -> Mapping[str, KvEventRecord]:
-        names = sorted(member.decode() for member in await self._calls.command("SMEMBERS", self._keys.instances))
-        if not names:
-            return {}
-        commands = [("HGETALL", self._keys.kv_events(name)[0]) for name in names]
+        names = sorted(member.decode() for member in await self._calls.command("HKEYS", self._keys.instances))
+        commands = [("HGETALL", self._keys.kv_events(name)) for name in names]
         replies = await self._calls.together(commands)
         return {name: _record(name, reply) for name, reply in zip(names, replies, strict=True)}
 
     async def claim_kv_events(self, instance_id: str, worker_id: str) -> KvEventRecord | None:
-        key, spec_key = self._keys.kv_events(instance_id)[0], self._keys.instance(instance_id).instance
-        reads = [("HGETALL", key), ("HGETALL", self._keys.subscribers), ("HGET", spec_key, "spec")]
+        key, instances = self._keys.kv_events(instance_id), self._keys.instances
+        reads = [("HGETALL", key), ("HGETALL", self._keys.subscribers), ("HGET", instances, instance_id)]
         flat, leases, spec = await self._calls.together(reads)
         known, now_ms = _record(instance_id, flat), await self._calls.now_ms()
         subscribers = codec.replicas_from(codec.pairs_from(leases))
@@ -60,26 +58,26 @@ class KvEventCalls(Changes):
         # It grows even where the instance was removed and added again, so that no fence is ever given twice.
         taken = replace(known, owner=worker_id, fence=max(known.fence + 1, now_ms))
         claim: Command = ("HSET", key, "owner", worker_id, "fence", taken.fence)
-        read = ((spec_key, "spec", spec), (key, "fence", b"%d" % known.fence if known.fence else None))
+        read = ((instances, instance_id, spec), (key, "fence", b"%d" % known.fence if known.fence else None))
         return taken if await self._make(Change((claim,), read)) else None  # None: another was faster
 
     async def release_kv_events(self, instance_id: str, fence: int) -> None:
-        key = self._keys.kv_events(instance_id)[0]
+        key = self._keys.kv_events(instance_id)
         await self._make(Change((("HSET", key, "owner", ""),), ((key, "fence", b"%d" % fence),)))
 
     async def mark_kv_events(
         self, instance_id: str, fence: int, status: KvViewStatus, reason: str = "", *, drop: bool = False
     ) -> None:
-        key, names = self._keys.kv_events(instance_id)
+        keys, key = self._keys, self._keys.kv_events(instance_id)
         commands: list[Command] = [("HSET", key, "status", status.value, "reason", reason)]
         if drop:
-            commands += (("UNLINK", names, self._keys.instance(instance_id).kv), ("HDEL", key, *READ_SO_FAR))
+            commands += (("UNLINK", keys.kv_names(instance_id), keys.kv(instance_id)), ("HDEL", key, *READ_SO_FAR))
         await self._make_claimed(instance_id, fence, commands)
 
     async def _make_claimed(self, instance_id: str, fence: int, commands: Sequence[Command]) -> list[Any]:
         """What ``_make`` returns. Refuses what a former subscriber writes, and what follows from before the instance's
         cache was forgotten."""
-        read = ((self._keys.kv_events(instance_id)[0], "fence", b"%d" % fence),)
+        read = ((self._keys.kv_events(instance_id), "fence", b"%d" % fence),)
         made = await self._make(Change(commands, read, instances={instance_id: {}}))
         if made is None:
             raise LeaseLostError(f"fence {fence} is no longer the claim of these KV events: claim them again")
@@ -87,7 +85,7 @@ class KvEventCalls(Changes):
 
     async def kv_names(self, instance_id: str) -> Mapping[bytes, bytes]:
         names: dict[bytes, bytes] = {}
-        key, read = self._keys.kv_events(instance_id)[1], 0
+        key, read = self._keys.kv_names(instance_id), 0
         while changes := await self._calls.command("LRANGE", key, read, read + _CHANGES_PER_CALL - 1):
             read += len(changes)
             for packed in changes:
@@ -95,7 +93,7 @@ class KvEventCalls(Changes):
         return names
 
     async def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
-        (key, names), kv = self._keys.kv_events(instance_id), self._keys.instance(instance_id).kv
+        key, names, kv = (of(instance_id) for of in (self._keys.kv_events, self._keys.kv_names, self._keys.kv))
         stamp = b"%d" % (codec.CONFIRMED_STAMP + change.sequence % codec.CONFIRMED_STAMP)
         stamped = _in_commands(("ZADD", kv), [word for block in _packed(change.stored) for word in (stamp, block)])
         commands = stamped + _in_commands(("ZREM", kv), _packed(change.removed))
@@ -115,13 +113,13 @@ class KvEventCalls(Changes):
         status, since_ms, stamp = bookings
         if status != _EXACT or (since_ms is not None and now_ms - int(since_ms) < BOOKING_MS):
             return
-        keys = self._keys.instance(instance_id)
-        record = await self._calls.command("HGET", keys.instance, "record")
+        keys = self._keys
+        record = await self._calls.command("HGET", keys.instance_records, instance_id)
         if record is not None:
             begins = ("booked_since_ms", now_ms, "booked_stamp", InstanceRecord.parse(record).kv_stamp)
-            commands: list[Command] = [("HSET", self._keys.kv_events(instance_id)[0], *begins)]
+            commands: list[Command] = [("HSET", keys.kv_events(instance_id), *begins)]
             if stamp is not None:
-                commands.append(("ZREMRANGEBYSCORE", keys.kv, "-inf", stamp))
+                commands.append(("ZREMRANGEBYSCORE", keys.kv(instance_id), "-inf", stamp))
             await self._make_claimed(instance_id, fence, commands)
 
 

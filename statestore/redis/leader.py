@@ -84,28 +84,26 @@ class LeaderCalls(Views):
         return (await self.overview()).loads
 
     async def _instance_ids(self) -> list[str]:
-        return sorted(member.decode() for member in await self._calls.command("SMEMBERS", self._keys.instances))
+        return sorted(member.decode() for member in await self._calls.command("HKEYS", self._keys.instance_records))
 
     async def _loads_of(self, instance_ids: Sequence[str]) -> dict[str, InstanceLoad]:
-        commands = [("HGET", self._keys.instance(name).instance, "record") for name in instance_ids]
-        now_ms, replies = await self._calls.now_ms(), await self._calls.together(commands)
-        found = [each for each in zip(instance_ids, replies, strict=True) if each[1] is not None]
+        now_ms = await self._calls.now_ms()
+        records = await self._calls.command("HMGET", self._keys.instance_records, *instance_ids)
+        found = [each for each in zip(instance_ids, records, strict=True) if each[1] is not None]
         return {name: self._reader.load(name, record, now_ms) for name, record in found}
 
     async def queue_head(self, instance_id: str) -> QueueHead | None:
-        keys = self._keys.instance(instance_id)
-        head = ("ZRANGE", keys.queue, 0, PLAN_LIMIT - 1, "WITHSCORES")
-        record, listed = await self._calls.together([("HGET", keys.instance, "record"), head])
+        head = ("ZRANGE", self._keys.queue(instance_id), 0, PLAN_LIMIT - 1, "WITHSCORES")
+        record, listed = await self._calls.together([("HGET", self._keys.instance_records, instance_id), head])
         if record is None:
             return None
         return codec.queue_head_from((instance_id.encode(), await self._calls.now_ms(), record, listed))
 
     async def queue(self, instance_id: str) -> HotQueue | None:
-        keys = self._keys.instance(instance_id)
         loads = await self._loads_of((instance_id,))
         if instance_id not in loads:
             return None
-        listed = await self._calls.command("ZRANGE", keys.queue, 0, -1)
+        listed = await self._calls.command("ZRANGE", self._keys.queue(instance_id), 0, -1)
         found = await self.records([entry.decode().rpartition(" ")[0] for entry in listed])
         held = tuple(each for each in found.values() if each.instance_id == instance_id and each.state is _HELD)
         others = sorted({request.alternative_id for request in held if request.alternative_id is not None})
@@ -131,12 +129,12 @@ class LeaderCalls(Views):
     # moves ----------------------------------------------------------------------------------------------
     async def migrate(self, request: Request, target_id: str, *, reason: str, fence: int) -> Migration:
         name, source_id, refused = request.request_id, request.instance_id, Change(fence=fence)
-        key, source, target = self._keys.request(name), *map(self._keys.instance, (source_id, target_id))
+        keys, key = self._keys, self._keys.request(name)
 
         async def move() -> tuple[MigrateStatus, Change]:
             found: Command = ("HMGET", key, *codec.REQUEST_TEXTS, "chain", "block_tokens")
-            instance: Command = ("HMGET", target.instance, "spec", "record")
-            (placed, told, chain, block_tokens), (spec, record) = await self._calls.together((found, instance))
+            of_target = [("HGET", each, target_id) for each in (keys.instances, keys.instance_records)]
+            (placed, told, chain, block_tokens), spec, record = await self._calls.together((found, *of_target))
             held = codec.request_from(name, (placed, told))
             if held is None or (held.state, held.instance_id) != (_HELD, source_id):
                 return MigrateStatus.NOT_HELD, refused
@@ -145,19 +143,19 @@ class LeaderCalls(Views):
                 return MigrateStatus.NOT_READY, refused
             if there.queued_requests >= there.max_queued_requests:
                 return MigrateStatus.QUEUE_FULL, refused
-            hit = await self._hit_blocks(target.kv, chain or b"")
+            hit = await self._hit_blocks(keys.kv(target_id), chain or b"")
             tokens = Chain((), int(block_tokens or 1), held.prompt_tokens).uncached_tokens(hit)
             moved = held.moved(target_id, tokens)
             commands: list[Command] = [
-                ("ZREM", source.queue, codec.listed_as(held)),
+                ("ZREM", keys.queue(source_id), codec.listed_as(held)),
                 self._listed(moved),
                 ("HSET", key, "placed", codec.placed_of(moved)),
-                ("HINCRBY", self._keys.migrations, reason, 1),
+                ("HINCRBY", keys.migrations, reason, 1),
             ]
             grown = _growth(moved.counts) | {"assigned_tokens": tokens}
             counts = {source_id: _growth(held.counts, -1), target_id: grown}
             # Not the records: those of busy instances change many times while this is derived.
-            read = ((key, "placed", placed), (target.instance, "spec", spec))
+            read = ((key, "placed", placed), (keys.instances, target_id, spec))
             begins = there.begins_work(moved.counts)
             stamps = {target_id: {"work_since_ms": await self._calls.now_ms()}} if begins else {}
             change = Change(commands, read, fence, stamps, counts, counted=True, tells=target_id)
@@ -183,22 +181,23 @@ class LeaderCalls(Views):
 
     async def _adopt(self, instance_id: str, requests: Sequence[Request]) -> int:
         """Those of one instance."""
-        instance, keys, replicas = self._keys.instance(instance_id).instance, self._keys, self._keys.replicas
+        keys, replicas = self._keys, self._keys.replicas
         owners = sorted({request.replica_id for request in requests})
 
         async def enter() -> tuple[int, Change]:
-            common: list[Command] = [("HMGET", instance, "spec", "record"), ("HMGET", replicas, *owners)]
+            common: list[Command] = [("HGET", each, instance_id) for each in (keys.instances, keys.instance_records)]
+            common.append(("HMGET", replicas, *owners))
             known = [("HGET", keys.request(request.request_id), "placed") for request in requests]
-            ((spec, record), leases, *standing) = await self._calls.together([*common, *known])
+            (spec, record, leases, *standing) = await self._calls.together([*common, *known])
             lost = [each for each, placed in zip(requests, standing, strict=True) if placed is None]
-            if spec is None or not lost:
+            if spec is None or record is None or not lost:
                 return 0, Change()
             commands: list[Command] = []
             for request in lost:
                 texts = ("placed", codec.placed_of(request), "told", codec.told_of(request))
                 commands += [("HSET", keys.request(request.request_id), *texts), self._listed(request)]
             read = [(keys.request(request.request_id), "placed", None) for request in lost]
-            read += [(instance, "spec", spec), *zip([replicas] * len(owners), owners, leases, strict=True)]
+            read += [(keys.instances, instance_id, spec), *zip([replicas] * len(owners), owners, leases, strict=True)]
             now_ms = await self._calls.now_ms()
             commands += self._first_leases(dict(zip(owners, leases, strict=True)), now_ms)
             counts = Counts.sum(lost)
@@ -211,10 +210,10 @@ class LeaderCalls(Views):
 
     def _listed(self, request: Request) -> Command:
         """What lists a request on its instance."""
-        keys = self._keys.instance(request.instance_id)
         if request.state is _HELD:
-            return ("ZADD", keys.queue, self._order.rank_of(request), codec.listed_as(request))
-        return ("ZADD", keys.running, request.dispatched_ms, request.request_id)
+            queue, rank_ms = self._keys.queue(request.instance_id), self._order.rank_of(request)
+            return ("ZADD", queue, rank_ms, codec.listed_as(request))
+        return ("ZADD", self._keys.running(request.instance_id), request.dispatched_ms, request.request_id)
 
     def _first_leases(self, owners: Mapping[str, bytes | None], now_ms: int) -> Iterator[Command]:
         """No request is without a lease: what gives one to replicas that have none that runs."""
@@ -282,7 +281,7 @@ class LeaderCalls(Views):
     async def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Mapping[str, Sequence[int]]:
         blocks: dict[str, Sequence[int]] = {}
         for name in instance_ids:  # one by one: the store serves requests in between
-            newest = await self._calls.command("ZREVRANGE", self._keys.instance(name).kv, 0, limit - 1)
+            newest = await self._calls.command("ZREVRANGE", self._keys.kv(name), 0, limit - 1)
             blocks[name] = codec.unpack_chain(b"".join(newest))
         return blocks
 
@@ -332,14 +331,9 @@ class LeaderCalls(Views):
 
     async def _repair(self, instance_id: str, fence: int) -> bool | None:
         """Whether it was wrong; None where it changed while it was added up."""
-        keys = self._keys.instance(instance_id)
-        record, queue, running = await self._calls.together(
-            [
-                ("HGET", keys.instance, "record"),
-                ("ZRANGE", keys.queue, 0, -1),
-                ("ZRANGE", keys.running, 0, -1),
-            ]
-        )
+        records, listed = self._keys.instance_records, (self._keys.queue(instance_id), self._keys.running(instance_id))
+        reads = [("HGET", records, instance_id), *(("ZRANGE", key, 0, -1) for key in listed)]
+        record, queue, running = await self._calls.together(reads)
         if record is None:
             return False
         queued, ran = {entry.decode() for entry in queue}, {entry.decode() for entry in running}
@@ -348,12 +342,12 @@ class LeaderCalls(Views):
         held = {entry: each for each in mine if each.state is _HELD and (entry := codec.listed_as(each)) in queued}
         sent = {each.request_id: each for each in mine if each.state is not _HELD and each.request_id in ran}
         # Entries whose request is gone, elsewhere, or not as listed.
-        strays: list[Command] = [("ZREM", keys.queue, entry) for entry in queued - held.keys()]
-        strays += [("ZREM", keys.running, entry) for entry in ran - sent.keys()]
+        strays: list[Command] = [("ZREM", listed[0], entry) for entry in queued - held.keys()]
+        strays += [("ZREM", listed[1], entry) for entry in ran - sent.keys()]
         sums = Counts.sum([*held.values(), *sent.values()])._asdict()
         if not strays and sums.items() <= INSTANCE.fields(record).items():
             return False
-        read = ((keys.instance, "record", record),)
+        read = ((records, instance_id, record),)
         right = Change(strays, read, fence, instances={instance_id: sums}, counted=True)
         return True if await self._make(right) else None
 

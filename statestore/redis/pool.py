@@ -103,60 +103,62 @@ class RedisPool(KvEventCalls, LeaderCalls):
         forgets_cache: bool = False,
     ) -> bool:
         """Describe an instance as follows from how it is described; False where that is None. Its counts stay. One
-        whose key is gone, by eviction or by hand, is added with an empty cache."""
-        key, events = self._keys.instance(instance_id).instance, self._keys.kv_events(instance_id)[0]
+        whose description or counts are gone, by eviction or by hand, is added with an empty cache."""
+        instances, records = self._keys.instances, self._keys.instance_records
+        events = self._keys.kv_events(instance_id)
 
         async def describe() -> tuple[bool, Change]:
-            listed: Command = ("SISMEMBER", self._keys.instances, instance_id)
-            reads = (("HMGET", key, "spec", "record"), ("HGET", events, "fence"), listed)
-            (text, record), claim, is_listed = await self._calls.together(reads)
-            known = codec.spec_from(instance_id, text)
+            reads = (("HGET", instances, instance_id), ("HGET", records, instance_id), ("HGET", events, "fence"))
+            text, record, claim = await self._calls.together(reads)
+            known = None if text is None or record is None else codec.spec_from(instance_id, text)
             spec, forgets = change(known), known is None or forgets_cache
-            if spec is None or (spec == known and is_listed and not forgets):
+            if spec is None or (spec == known and not forgets):
                 return spec is not None, Change(fence=fence)
             fields, commands = described(spec), self._commands_of(known, spec)
-            if spec != known or not is_listed:
+            if spec != known:
                 commands.append(("HINCRBY", self._keys.meta, "epoch", 1))
             if forgets:
                 commands += self._forgotten(instance_id, claim is not None)
             if known is not None and known.state is not spec.state and InstanceRecord.parse(record).pending_tokens > 0:
                 fields["work_since_ms"] = await self._calls.now_ms()
-            read = ((key, "spec", text), (events, "fence", claim))
+            read = [(instances, instance_id, text), (events, "fence", claim)]
+            if known is None:
+                read.append((records, instance_id, record))
             return True, Change(commands, read, fence, {instance_id: fields}, counted=True)
 
         return await self._derive(describe)
 
     def _commands_of(self, known: InstanceSpec | None, spec: InstanceSpec) -> list[Command]:
         """What enters this description in the place of the known one."""
-        keys, name, key = self._keys, spec.instance_id, self._keys.instance(spec.instance_id).instance
-        commands: list[Command] = [("SADD", keys.instances, name), ("HSET", key, "spec", codec.text_of(spec))]
+        keys, name = self._keys, spec.instance_id
+        commands: list[Command] = [("HSET", keys.instances, name, codec.text_of(spec))]
         if known is None:
-            commands.append(("HSET", key, "record", codec.new_record(spec)))
+            commands.append(("HSET", keys.instance_records, name, codec.new_record(spec)))
         elif known.role is not spec.role:
             commands.append(("ZREM", keys.least_loaded(known.role), name))
         return commands
 
     def _forgotten(self, instance_id: str, claimed: bool) -> list[Command]:
         """What empties the cache of an instance as it is known, and ends the claim to its KV events."""
-        (events, names), kv = self._keys.kv_events(instance_id), self._keys.instance(instance_id).kv
+        keys, events = self._keys, self._keys.kv_events(instance_id)
         why = ("status", KvViewStatus.ESTIMATE.value, "reason", "the instance went down")
         ended: list[Command] = [("HINCRBY", events, "fence", 1), ("HDEL", events, *READ_SO_FAR), ("HSET", events, *why)]
-        return [("UNLINK", kv, names), *(ended if claimed else ())]
+        return [("UNLINK", keys.kv(instance_id), keys.kv_names(instance_id)), *(ended if claimed else ())]
 
     async def remove_instance(self, instance_id: str) -> bool:
-        keys, of_it = self._keys, self._keys.instance(instance_id)
+        keys = self._keys
 
         async def remove() -> tuple[bool, Change]:
-            listed: Command = ("EXISTS", of_it.queue, of_it.running)
-            reads = (("SISMEMBER", keys.instances, instance_id), ("HGET", of_it.instance, "record"), listed)
-            known, record, busy = await self._calls.together(reads)
-            if not known or busy:
+            listed: Command = ("EXISTS", keys.queue(instance_id), keys.running(instance_id))
+            reads = (("HGET", keys.instance_records, instance_id), listed)
+            record, busy = await self._calls.together(reads)
+            if record is None or busy:
                 return False, Change()
-            commands: list[Command] = [("UNLINK", of_it.instance, of_it.kv, *keys.kv_events(instance_id))]
-            commands += [("ZREM", ranking, instance_id) for ranking in map(keys.least_loaded, Role)]
-            commands += [("SREM", keys.instances, instance_id), ("ZREM", keys.rebalance_wanted, instance_id)]
+            commands: list[Command] = [("HDEL", key, instance_id) for key in (keys.instances, keys.instance_records)]
+            commands += [("UNLINK", key(instance_id)) for key in (keys.kv, keys.kv_events, keys.kv_names)]
+            commands += [("ZREM", key, instance_id) for key in (keys.rebalance_wanted, *map(keys.least_loaded, Role))]
             commands.append(("HINCRBY", keys.meta, "epoch", 1))
-            return True, Change(commands, ((of_it.instance, "record", record),))
+            return True, Change(commands, ((keys.instance_records, instance_id, record),))
 
         removed = await self._derive(remove)
         if removed:
@@ -237,11 +239,12 @@ class RedisPool(KvEventCalls, LeaderCalls):
 
     # stored responses ------------------------------------------------------------------------------------
     async def keep_response(self, response_id: str, tokens: int) -> None:
-        new, old = self._keys.responses
+        new, old = self._keys.responses_new, self._keys.responses_old
         _, kept = await self._calls.together((("HSET", new, response_id, tokens), ("HLEN", new)))
         if kept >= base.STORED_RESPONSES:
             await self._calls.together((("RENAME", new, old),))
 
     async def response_tokens(self, response_id: str) -> int:
-        kept = await self._calls.together([("HGET", key, response_id) for key in self._keys.responses])
+        keys = (self._keys.responses_new, self._keys.responses_old)
+        kept = await self._calls.together([("HGET", key, response_id) for key in keys])
         return next((int(tokens) for tokens in kept if tokens is not None), 0)

@@ -34,7 +34,7 @@ class GrantSubscriber:
 
     def listen(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
         """Hand on the grants of a replica from about now on."""
-        listening = self._listen(self._keys.grants_channel_of(replica_id), deliver)
+        listening = self._listen(self._keys.grants(replica_id), deliver)
         self._listening.append(asyncio.get_running_loop().create_task(listening))
 
     async def _listen(self, channel: bytes, deliver: Callable[[Grant], None]) -> None:

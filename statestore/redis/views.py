@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,41 +24,41 @@ _RECORDS_PER_CALL = 500
 
 
 class Views(Changes):
-    """A share of ``RedisPool``: reads what is spread over the instances' keys, in one transaction except for the
-    requests."""
+    """A share of ``RedisPool``: what is read in one transaction, except for the requests."""
 
     def __init__(self, keys: PoolKeys, calls: Calls) -> None:
         super().__init__(keys, calls)
         self._reader = LoadReader()
-        self._members: frozenset[bytes] = frozenset()
-        """The members of the last view: which keys to name before the answer is known."""
 
     async def membership(self) -> Membership:
         keys = self._keys
-        common: list[Command] = [
-            ("HGETALL", keys.meta),
-            ("HGETALL", keys.hotness_tree),
-            ("HGETALL", keys.learned),
-            ("HGETALL", keys.settings),
-        ]
-        (flat_meta, flat_tree, learned, overrides), each = await self._read(common, "spec")
-        meta = pairs_from(flat_meta)
-        specs = {instance_id: codec.spec_from(instance_id, text) for instance_id, ((text,),) in each.items()}
+        hashes = (keys.meta, keys.hotness_tree, keys.learned, keys.settings, keys.instances)
+        counted: Command = ("HKEYS", keys.instance_records)
+        *found, records = await self._calls.together([*(("HGETALL", key) for key in hashes), counted])
+        meta, tree, learned, overrides, specs = map(pairs_from, found)
         return Membership(
             int(meta.get(b"epoch", b"0")),
             int(meta.get(b"tree_version", b"0")),
-            {instance_id: spec for instance_id, spec in specs.items() if spec is not None},
-            codec.tree_from(pairs_from(flat_tree)),
-            codec.record_from(Learned(), pairs_from(learned)),
-            {name.decode(): orjson.loads(text) for name, text in pairs_from(overrides).items()},
+            codec.specs_from({name: specs[name] for name in specs.keys() & records}),
+            codec.tree_from(tree),
+            codec.record_from(Learned(), learned),
+            {name.decode(): orjson.loads(text) for name, text in overrides.items()},
         )
 
     async def snapshot(self) -> PoolSnapshot:
-        overview, meta, each = await self._overview("record", "spec", lists=True)
-        names: list[str] = []
-        for _, queued, running in each.values():
-            names += [entry.decode().rpartition(" ")[0] for entry in queued] + [entry.decode() for entry in running]
-        specs = {instance_id: codec.spec_from(instance_id, texts[1]) for instance_id, (texts, *_) in each.items()}
+        keys = self._keys
+        for _ in range(_MAX_CHANGES):
+            members = await self._calls.command("HKEYS", keys.instances)
+            of_each = [key(name.decode()) for name in members for key in (keys.queue, keys.running)]
+            lists = [("ZRANGE", key, 0, -1) for key in of_each]
+            overview, meta, (flat, *listed) = await self._overview([("HGETALL", keys.instances), *lists])
+            specs = pairs_from(flat)
+            if specs.keys() == {*members}:
+                break
+        else:
+            raise StoreUnavailableError("the pool's members change faster than they can be read: try again")
+        held, sent = (itertools.chain.from_iterable(listed[first::2]) for first in (0, 1))
+        names = [entry.decode() for entry in sent] + [entry.decode().rpartition(" ")[0] for entry in held]
         requests = (await self.records(names)).values()
         return PoolSnapshot(
             overview.now_ms,
@@ -67,30 +68,27 @@ class Views(Changes):
             overview.migrations,
             int(meta.get(b"epoch", b"0")),
             int(meta.get(b"tree_version", b"0")),
-            {instance_id: spec for instance_id, spec in specs.items() if spec is not None},
+            codec.specs_from(specs),
             tuple(sorted(requests, key=lambda request: (request.enqueued_ms, request.request_id))),
         )
 
     async def overview(self) -> PoolOverview:
-        return (await self._overview("record"))[0]
+        return (await self._overview())[0]
 
-    async def _overview(
-        self, *names: str, lists: bool = False
-    ) -> tuple[PoolOverview, dict[bytes, bytes], dict[str, list[Any]]]:
-        """And the counters of the pool, and what ``_read`` returns of each member."""
+    async def _overview(self, more: Sequence[Command] = ()) -> tuple[PoolOverview, dict[bytes, bytes], list[Any]]:
+        """And the counters of the pool, and what ``more`` replied."""
         keys, now_ms = self._keys, await self._calls.now_ms()
-        common: list[Command] = [("HGETALL", key) for key in (keys.meta, keys.replicas, keys.leader, keys.migrations)]
-        found, each = await self._read(common, *names, lists=lists)
-        meta, replicas, leader, migrations = map(pairs_from, found)
-        records = {instance_id: texts[0] for instance_id, (texts, *_) in each.items()}
+        hashes = (keys.meta, keys.replicas, keys.leader, keys.migrations, keys.instance_records)
+        replies = await self._calls.together([*(("HGETALL", key) for key in hashes), *more])
+        meta, replicas, leader, migrations, records = map(pairs_from, replies[: len(hashes)])
         overview = PoolOverview(
             now_ms,
-            {name: self._reader.load(name, record, now_ms) for name, record in records.items() if record is not None},
+            {name.decode(): self._reader.load(name.decode(), records[name], now_ms) for name in sorted(records)},
             codec.not_retired(codec.replicas_from(replicas)),
             codec.record_from(Leadership(), leader).lease(now_ms),
             {reason.decode(): int(count) for reason, count in migrations.items()},
         )
-        return overview, meta, each
+        return overview, meta, replies[len(hashes) :]
 
     async def records(self, request_ids: Sequence[str]) -> dict[str, Request]:
         found: dict[str, Request] = {}
@@ -102,22 +100,3 @@ class Views(Changes):
                 if request is not None:
                     found[name] = request
         return found
-
-    async def _read(
-        self, common: list[Command], *names: str, lists: bool = False
-    ) -> tuple[list[Any], dict[str, list[Any]]]:
-        """The common replies, and each member's in id order: its fields of these names, then its lists. Reads again
-        when members changed meanwhile."""
-        for _ in range(_MAX_CHANGES):
-            named, commands = self._members, [("SMEMBERS", self._keys.instances), *common]
-            ids = sorted(member.decode() for member in named)
-            for keys in map(self._keys.instance, ids):
-                commands.append(("HMGET", keys.instance, *names))
-                commands += [("ZRANGE", listed, 0, -1) for listed in (keys.queue, keys.running) if lists]
-            members, *replies = await self._calls.together(commands)
-            if frozenset(members) == named:
-                first, width = len(common), 3 if lists else 1
-                each = [replies[place : place + width] for place in range(first, len(replies), width)]
-                return replies[:first], dict(zip(ids, each, strict=True))
-            self._members = frozenset(members)
-        raise StoreUnavailableError("the pool's members change faster than they can be read: try again")

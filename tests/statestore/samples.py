@@ -163,9 +163,10 @@ async def drift(pool: PoolStore, instance_id: str, count: str, by: int) -> None:
         setattr(book, count, getattr(book, count) + by)
     else:
         assert isinstance(pool, RedisPool)
-        key = pool._keys.instance(instance_id).instance
-        kept = INSTANCE.fields(await pool._calls.command("HGET", key, "record"))
-        await pool._calls.command("HSET", key, "record", INSTANCE.pack([*(kept | {count: kept[count] + by}).values()]))
+        key = pool._keys.instance_records
+        kept = INSTANCE.fields(await pool._calls.command("HGET", key, instance_id))
+        kept[count] += by
+        await pool._calls.command("HSET", key, instance_id, INSTANCE.pack([*kept.values()]))
 
 
 async def until(condition: Callable[[], object], within_s: float = 60.0) -> None:

@@ -152,7 +152,7 @@ async def test_a_request_that_moves_while_requests_are_read_is_not_missed(
         await place(pool, f"first-on-{name}", name)
     await place(pool, "moves", "b")
     held = (await pool.records(["moves"]))["moves"]
-    together, queue_of_a = pool._calls.together, PoolKeys("dualmap", "default").instance("a").queue
+    together, queue_of_a = pool._calls.together, PoolKeys("dualmap", "default").queue("a")
 
     async def then_move(commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         replies: list[Any] = await together(commands)

@@ -33,7 +33,8 @@ DESCRIPTION = (ROOT / "docs/reference/redis-keys.md").read_text("utf-8")
 def test_all_keys_of_a_pool_share_a_slot_and_pools_do_not() -> None:
     first, second = PoolKeys("dualmap", "first"), PoolKeys("dualmap", "second")
 
-    slots = {key_slot(key) for key in (first.meta, first.request("r"), first.arrivals, *first.instance("a:8000"))}
+    of_first = (first.meta, first.arrivals, first.request("r"), first.queue("a:8000"), first.kv("a:8000"))
+    slots = {key_slot(key) for key in of_first}
 
     assert len(slots) == 1
     assert key_slot(second.meta) not in slots
@@ -42,9 +43,9 @@ def test_all_keys_of_a_pool_share_a_slot_and_pools_do_not() -> None:
 def test_keys_are_readable() -> None:
     keys = PoolKeys("dualmap", "default")
 
-    assert keys.instance("npu-0").queue == b"dualmap:{default}:queue:npu-0"
+    assert keys.queue("npu-0") == b"dualmap:{default}:queue:npu-0"
     assert keys.request("chatcmpl-3") == b"dualmap:{default}:request:chatcmpl-3"
-    assert keys.grants_channel_of("router-1") == b"dualmap:{default}:grants:router-1"
+    assert keys.grants("router-1") == b"dualmap:{default}:grants:router-1"
 
 
 async def live_through_everything(pool: PoolStore) -> None:
@@ -96,7 +97,7 @@ def test_every_key_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -
     described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::ID|:ROLE)?`\]", DESCRIPTION, re.MULTILINE))
 
     names = (key.decode().removeprefix("dualmap:{default}:") for key in lived_in.scan_iter())
-    of_one = "instance|queue|running|kv|kv_events|kv_names|least_loaded|request"
+    of_one = "queue|running|kv|kv_events|kv_names|least_loaded|request"
     made = {re.sub(rf"^({of_one}):.*", r"\1", name) for name in names}
 
     assert made == described
@@ -107,12 +108,10 @@ def test_every_field_that_a_fleet_makes_is_described_and_no_other(lived_in: Any)
     requests = [keys.request(name) for name in ("sent", "busy", "held", "moves", "late")]
     made = {
         "meta": [field.decode() for field in lived_in.hkeys(keys.meta)],
-        "instance:ID": [
-            *fields_in(lived_in, keys.instance("a").instance, "spec"),
-            *INSTANCE.fields(lived_in.hget(keys.instance("a").instance, "record")),
-        ],
+        "instances": [*orjson.loads(lived_in.hget(keys.instances, "a"))],
+        "instances:records": [*INSTANCE.fields(lived_in.hget(keys.instance_records, "a"))],
         "learned": [field.decode() for field in lived_in.hkeys(keys.learned)],
-        "kv_events:ID": [field.decode() for field in lived_in.hkeys(keys.kv_events("a")[0])],
+        "kv_events:ID": [field.decode() for field in lived_in.hkeys(keys.kv_events("a"))],
         "request:ID": [
             *(name for key in requests for name in PLACED.fields(lived_in.hget(key, "placed"))),
             *(name for key in requests for name in TOLD.fields(lived_in.hget(key, "told"))),
@@ -120,11 +119,6 @@ def test_every_field_that_a_fleet_makes_is_described_and_no_other(lived_in: Any)
     }
 
     assert {name: set(fields) for name, fields in made.items()} == {name: fields_described(name) for name in made}
-
-
-def fields_in(client: Any, key: bytes, *texts: str) -> set[str]:
-    """Of the JSON texts of a hash."""
-    return {field for text in client.hmget(key, *texts) for field in orjson.loads(text)}
 
 
 def fields_described(name: str) -> set[str]:
@@ -135,7 +129,7 @@ def fields_described(name: str) -> set[str]:
 
 
 def test_nothing_else_formats_a_key() -> None:
-    formatting = re.compile(r"\{\{|:queue:|:instance:|:kv:|:request:")
+    formatting = re.compile(r"\{\{|:queue:|:kv:|:request:")
     offenders = [
         path.relative_to(ROOT)
         for path in (ROOT / "statestore").rglob("*.py")

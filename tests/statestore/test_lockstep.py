@@ -103,7 +103,7 @@ class Twins:
         for replica_id in REPLICAS:
             self.memory.on_grant(replica_id, self.granted["memory"].append)
             self.redis.on_grant(replica_id, self.granted["redis"].append)
-        channels = [self.keys.grants_channel_of(replica_id) for replica_id in REPLICAS]
+        channels = [self.keys.grants(replica_id) for replica_id in REPLICAS]
         async with asyncio.timeout(60):
             while any(count < 1 for _, count in self.client.pubsub_numsub(*channels)):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
@@ -136,10 +136,9 @@ class Twins:
             await self.both(lambda pool, name=instance_id: pool.queue(name))
             head = await self.both(lambda pool, name=instance_id: pool.queue_head(name))
             assert [entry.request_id for entry in head.entries] == [name for _, name in book.queue]
-            keys = self.keys.instance(instance_id)
-            kept = INSTANCE.fields(client.hget(keys.instance, "record"))
+            kept = INSTANCE.fields(client.hget(self.keys.instance_records, instance_id))
             assert (kept["last_prefill_ms"], kept["work_since_ms"]) == (book.last_prefill_ms, book.work_since_ms)
-            stamps = client.zrange(keys.kv, 0, -1, withscores=True)
+            stamps = client.zrange(self.keys.kv(instance_id), 0, -1, withscores=True)
             stamps.sort(key=lambda each: (min(each[1], CONFIRMED), each[0]))
             listed = [(unpack_chain(member)[0], stamp % 1 == 0) for member, stamp in stamps]
             hashes = book.kv.oldest_first()
@@ -158,7 +157,8 @@ class Twins:
         for role, ranking in state.least_loaded.items():
             ranked = client.zrange(self.keys.least_loaded(role), 0, -1, withscores=True)
             assert {member.decode(): score for member, score in ranked} == plain(ranking.all())
-        for key, generation in zip(self.keys.prefixes, state.prefixes.generations(), strict=True):
+        prefixes = self.keys.prefixes_new, self.keys.prefixes_old
+        for key, generation in zip(prefixes, state.prefixes.generations(), strict=True):
             assert {
                 unpack_chain(sample)[0]: name.decode() for sample, name in client.hgetall(key).items()
             } == generation

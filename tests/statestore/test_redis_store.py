@@ -145,10 +145,10 @@ async def test_an_instance_that_others_change_all_the_time_is_given_up(valkey_ur
     try:
         pool = store.pool("default")
         await pool.put_instance(instance("a"))
-        key = PoolKeys("dualmap", "default").instance("a").instance
+        key = PoolKeys("dualmap", "default").instances
 
         def change(known: InstanceSpec | None) -> InstanceSpec | None:
-            other.hset(key, "spec", other.hget(key, "spec") + b" ")  # after it was read, before it is written
+            other.hset(key, "a", other.hget(key, "a") + b" ")  # after it was read, before it is written
             return known and replace(known, max_queued_requests=7)
 
         with pytest.raises(StoreError, match="changed by others"):

@@ -95,7 +95,8 @@ async def test_scripts_the_server_forgot_are_loaded_again(valkey_url: str) -> No
     assert (placed.status, released.done) == ("dispatched", True)
 
 
-async def test_an_instance_whose_key_was_evicted_begins_again_with_an_empty_cache(valkey_url: str) -> None:
+@pytest.mark.parametrize("lost", ["instances", "instance_records"])
+async def test_instances_whose_key_was_evicted_begin_again_with_an_empty_cache(valkey_url: str, lost: str) -> None:
     store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING)
     await store.open()
     pool = store.pool("default")
@@ -104,7 +105,8 @@ async def test_an_instance_whose_key_was_evicted_begins_again_with_an_empty_cach
     await place(pool, "former", chain=CHAIN)
     await finish(pool, "former")
     with redis.Redis.from_url(valkey_url) as client:
-        client.delete(PoolKeys("dualmap", "default").instance("a").instance)
+        client.delete(getattr(PoolKeys("dualmap", "default"), lost))
+    assert (await pool.membership()).instances == {}
 
     await pool.put_instance(small)
     latest = chain(21, 22, 23)

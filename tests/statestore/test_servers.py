@@ -187,7 +187,7 @@ async def test_the_nodes_of_a_cluster_are_verified_by_a_private_authority(tmp_pa
 def test_the_slot_of_a_key_is_that_of_its_pool() -> None:
     for pool in ("default", "chat", "x.y-z_0"):
         keys = PoolKeys("dualmap", pool)
-        assert key_slot(keys.meta) == key_slot(keys.instance("a").kv)
+        assert key_slot(keys.meta) == key_slot(keys.kv("a"))
 
 
 async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from statestore.redis.subscriber import GrantSubscriber
 from tests.statestore.scripted_server import ScriptedServer, connections_to, scripted_server
 
 KEYS = PoolKeys("dualmap", "default")
-CHANNEL = KEYS.grants_channel_of("one")
+CHANNEL = KEYS.grants("one")
 GRANT = Grant("r", "a", "one", 1, 400)
 
 

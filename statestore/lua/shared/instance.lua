@@ -1,4 +1,4 @@
--- One instance: what is described of it and its counts, one text in a field of its key (statestore/records.py). Read once,
+-- One instance: what is described of it and its counts, one text in a hash of all (statestore/records.py). Read once,
 -- changed as a table, written once. Every change grows its version, by which plans are committed.
 
 -- Those that this script has read.
@@ -6,7 +6,7 @@ local instances = {}
 
 -- Nil where there is no such instance.
 local function read_instance(id)
-  local text = not instances[id] and redis.call('HGET', keys.instance .. id, 'record')
+  local text = not instances[id] and redis.call('HGET', keys.instance_records, id)
   if text then
     instances[id] = cjson.decode(text)
     instances[id].id, instances[id].text = id, text
@@ -47,7 +47,7 @@ end
 
 local function write_record(instance)
   instance.text = string.format(INSTANCE.format, INSTANCE.values)
-  redis.call('HSET', keys.instance .. instance.id, 'record', instance.text)
+  redis.call('HSET', keys.instance_records, instance.id, instance.text)
 end
 
 -- Also its rank among the least loaded of its role: seconds of prefill on time, and what KV memory in use counts for.

@@ -67,7 +67,7 @@ async def test_the_instances_of_a_killed_worker_are_exact_again(
     pool, client, keys = store.pool("default"), redis.Redis.from_url(valkey_url), PoolKeys("dualmap", "default")
 
     def exact(name: str) -> bool:
-        held = {unpack_chain(member)[0] for member in client.zrange(keys.instance(name).kv, 0, -1)}
+        held = {unpack_chain(member)[0] for member in client.zrange(keys.kv(name), 0, -1)}
         return held == engines[name].blocks()
 
     async def owners() -> dict[str, str]:
