@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from router.trace_context import TraceContext
@@ -11,7 +10,7 @@ from scheduling.blocks import Prompt, TextPrompt
 from scheduling.messages_api import chat_of_message
 from scheduling.prompt import LongTexts
 from scheduling.responses_api import chat_of_response
-from scheduling.values import value
+from scheduling.values import record, value
 
 MESSAGES_PATH = "/v1/messages"
 RESPONSES_PATH = "/v1/responses"
@@ -97,7 +96,7 @@ class SentPrompt:
     engine is to truncate: bytes per token, or tokens per image, cannot be learned from them."""
     output_limit: int | None
     """Tokens of the answer at most."""
-    source: TokenSource | None = field(default=None, compare=False)
+    source: TokenSource | None = None
     """None where the engine's tokens cannot be computed from text: token ids, several prompts, truncation, what only an
     instance has stored."""
     pooled: bool = False
@@ -108,7 +107,7 @@ class SentPrompt:
         return len(self.prompt.image_ends) if isinstance(self.prompt, TextPrompt) else 0
 
 
-@dataclass(slots=True)
+@record
 class InferenceRequest:
     """One parsed inference request, before it is placed."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from scheduling.answer_length import PRIOR_MEANS
 from scheduling.ttft_model import PRIOR_WEIGHTS
-from scheduling.values import value
 from scheduling.weights import Form
 
 DEFAULT_BYTES_PER_TOKEN = 4.0
@@ -16,7 +15,7 @@ PAIRS_UNIT = 1e8
 """Attention pairs are learned in this unit, so that all features are about one."""
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Learned:
     """The learned prefill rate of an instance is not here: the store keeps it with the instance's figures."""
 
@@ -41,7 +40,7 @@ class Learned:
 
     def __post_init__(self) -> None:
         constant, ahead, compute, attention, kv_demand = self.ttft_weights
-        self.ttft = Form(  # type: ignore[misc]  # the one assignment
+        self.ttft = Form(
             constant=constant,
             ahead_s=ahead,
             progress_s=-ahead,

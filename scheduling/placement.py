@@ -8,7 +8,7 @@ do not weigh observe, then reserve what they chose.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from functools import partial
 from operator import methodcaller
@@ -24,7 +24,7 @@ from scheduling.queue_order import QueueHead, QueueOrder
 from scheduling.request import Request
 from scheduling.split import SplitRule
 from scheduling.steps import Steps
-from scheduling.values import value
+from scheduling.values import record, value
 from scheduling.view import ClusterView
 from scheduling.ways import SCHEDULED, Side, Way, choose_way, judge, judge_transfer, named_in
 from scheduling.weights import Form, Weights, features_of
@@ -198,7 +198,7 @@ class Placed:
         return judgement
 
 
-@dataclass
+@record
 class Search:
     """One search; ``run`` it once for every attempt."""
 
@@ -219,15 +219,14 @@ class Search:
     """Nothing is to be held for a dispatch window, see ``holds``."""
     rounds: list[Placed] = field(default_factory=list)
     """Every choice, the last one last."""
-    # What starts the same for every search is its class's until it changes.
-    full: frozenset[str] = field(default=frozenset(), init=False)
-    gone: frozenset[str] = field(default=frozenset(), init=False)
-    trips: int = field(default=0, init=False)
+    full: frozenset[str] = _NONE
+    gone: frozenset[str] = _NONE
+    trips: int = 0
     """Times that the store was asked."""
-    _refreshed: bool = field(default=False, init=False)
-    _ignores_breakers: bool = field(default=False, init=False)
-    stale_rounds: int = field(default=0, init=False)
-    _trusts_prior: bool = field(default=False, init=False)
+    _refreshed: bool = False
+    _ignores_breakers: bool = False
+    stale_rounds: int = 0
+    _trusts_prior: bool = False
     """An idle instance refused what its prior would serve in time: it takes the request if it is idle still."""
 
     def run(self) -> Steps[Placed]:

@@ -21,6 +21,7 @@ ALLOWED = {
     "itertools",
     "json",
     "math",
+    "msgspec",
     "operator",
     "orjson",
     "pydantic",
