@@ -144,7 +144,10 @@ class PoolSnapshot(PoolOverview):
 
 
 class PoolStore(KvEventStore, Protocol):
-    """One pool's shared state. Every method raises ``StoreUnavailableError`` when the store is out of reach."""
+    """One pool's shared state. Every method raises ``StoreUnavailableError`` when the store is out of reach.
+
+    A write with a ``fence`` is the leader's: LeaseLostError when a newer leader exists or the lease has run out.
+    Operators' writes carry none."""
 
     name: str
 
@@ -164,8 +167,8 @@ class PoolStore(KvEventStore, Protocol):
         """Add an instance, or update the description of a known one (its load, queue and state stay)."""
 
     async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
-        """Change the named fields of an instance's description, any of ``InstanceSpec``'s but its id and state; the
-        others stay as they are. False (and no change) if the instance is unknown. ``fence`` as below."""
+        """Change the named fields of an instance's description, any of ``InstanceSpec``'s but its id and state. False
+        if the instance is unknown."""
 
     async def set_instance_state(
         self,
@@ -176,10 +179,7 @@ class PoolStore(KvEventStore, Protocol):
         fence: int | None = None,
         keeps_cache: bool = False,
     ) -> bool:
-        """Change the state; False (and no change) if unknown or not in the ``expected`` state.
-
-        With ``fence`` given it is the leader's write: LeaseLostError when a newer leader exists or the lease
-        has run out. Operators' writes carry none.
+        """Change the state; False if unknown or not in the ``expected`` state.
 
         Going DOWN or STARTING forgets the instance's KV metadata: a restarted engine has an empty cache, and an engine
         on standby is not monitored. With ``keeps_cache`` it is not forgotten: nothing shows that the engine ended.
@@ -248,7 +248,6 @@ class PoolStore(KvEventStore, Protocol):
         """Drop the replica's lease on a clean exit."""
 
     # the leader's work -----------------------------------------------------------------------------------
-    # Every method with ``fence`` raises LeaseLostError when a newer leader exists or the lease has run out.
     async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
         """Become leader if no worker leads; renewing is ``renew_lease``. None if another worker leads."""
 
@@ -301,8 +300,7 @@ class PoolStore(KvEventStore, Protocol):
         """Recompute each instance's counts from its requests, atomically for each; returns how many of them were
         wrong. Correct ones are not written."""
 
-    async def now_ms(self) -> int:
-        """The store's time."""
+    async def now_ms(self) -> int: ...
 
     async def scaling(self) -> ScaleRecord:
         """The last scaling decision and what came of it; that of a pool that never scaled has number 0."""
