@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from scheduling.backoff import backoff_s, worth_logging
 from scheduling.granting import Grant
@@ -39,8 +39,6 @@ STEADY_S = 5.0
 HAND_OVER_TIMEOUT_S = 10.0
 
 _log = logging.getLogger(__name__)
-
-Answer = TypeVar("Answer")
 
 OF_REQUESTS = frozenset({"membership", "place", "observe", "commit", "release", "records", "requests_of", "adopt"})
 """The calls that a local state answers while the store is away."""
