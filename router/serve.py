@@ -27,7 +27,7 @@ from router.settings import CUT_OFF_S, RouterSettings
 from router.starting import EmbeddedServer, until_store_is_there
 from scheduling.settings import SchedulingSettings
 from statestore.base import Store
-from statestore.connect import open_shared_store
+from statestore.connect import open_store
 from statestore.failover import FailoverStore
 from statestore.open_files import raise_open_files_limit
 from statestore.settings import PoolSettings, StoreSettings
@@ -223,7 +223,7 @@ async def _opened(store: StoreSettings, scheduling: SchedulingSettings, wait: Wa
 
     Once open it may go away: the replica then continues on a local state until it is back.
     """
-    shared = await wait(lambda: open_shared_store(store, scheduling=scheduling))
+    shared = await wait(lambda: open_store(store, scheduling=scheduling, shared=True))
     opened = FailoverStore(shared, scheduling) if shared is not None else None
     try:
         yield opened

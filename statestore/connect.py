@@ -16,17 +16,23 @@ from statestore.settings import StoreSettings
 from statestore.url import parse_store_url
 
 
-async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings) -> Store:
+async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings, shared: bool = False) -> Store:
     """The opened store behind ``settings.url``; the caller closes it.
 
     ``memory://`` lives and dies with this process; ``embedded://`` starts a private server that ends with the
-    returned store; ``embedded:///PATH`` starts one on that Unix socket, or joins the one already there.
+    returned store; ``embedded:///PATH`` starts one on that Unix socket, or joins the one already there. A ``shared``
+    one is for a router or a worker, which need the same one: other processes must be able to reach it.
 
     Raises:
-        StoreConfigurationError: the URL cannot be understood, or the server cannot serve a fleet.
+        StoreConfigurationError: the server cannot serve a fleet, or one process alone can see a shared store.
         StoreUnavailableError: the server cannot be reached.
     """
     url = parse_store_url(settings.url)
+    if shared and url.of_one_process:
+        raise StoreConfigurationError(
+            f"store.url {settings.url} is seen by one process only, and routers and workers are several:"
+            " use redis:// or embedded:///PATH, or run 'dualmap up' without store.url"
+        )
     if url.scheme == "memory":
         store: Store = MemoryStore(scheduling)
     elif url.scheme == "embedded":
@@ -42,21 +48,6 @@ async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings)
         await store.close()
         raise
     return store
-
-
-async def open_shared_store(settings: StoreSettings, *, scheduling: SchedulingSettings) -> Store:
-    """``open_store`` for a router or a worker. Both need the same store, so other processes must be able to reach it.
-
-    Raises:
-        StoreConfigurationError: as ``open_store``, and for a store that one process alone can see.
-        StoreUnavailableError: the server cannot be reached.
-    """
-    if parse_store_url(settings.url).of_one_process:
-        raise StoreConfigurationError(
-            f"store.url {settings.url} is seen by one process only, and routers and workers are several:"
-            " use redis:// or embedded:///PATH, or run 'dualmap up' without store.url"
-        )
-    return await open_store(settings, scheduling=scheduling)
 
 
 class EmbeddedStore(RedisStore):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, AnyHttpUrl, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_core import PydanticCustomError
@@ -17,7 +16,7 @@ from statestore.url import parse_store_url
 _BASE_URL = re.compile(r"https?://[^\s\x00-\x1f\x7f?#]*")
 _KEY_BLANKS = " \t\r\n"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_PLACEHOLDER = re.compile(r"\{(host|port)(?:([+-])(\d{1,5}))?\}")
+_PORT = re.compile(r"\{port([+-]\d{1,5})?\}")
 
 
 def _base_url(url: str) -> str:
@@ -100,13 +99,7 @@ def _endpoint_template(template: str) -> str:
 
 
 def _fill(template: str, host: str, port: int) -> str:
-    def filled(found: re.Match[str]) -> str:
-        name, sign, offset = found.groups()
-        if name == "host":
-            return host
-        return str(port + (int(offset or 0) if sign != "-" else -int(offset)))
-
-    return _PLACEHOLDER.sub(filled, template)
+    return _PORT.sub(lambda found: str(port + int(found[1] or 0)), template.replace("{host}", host))
 
 
 EventEndpoint = Annotated[str, AfterValidator(_endpoint_template)]
@@ -135,12 +128,12 @@ class KvEventSettings(BaseModel):
 
 
 def _endpoint(template: str, url: str, rank: int | None) -> str:
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    filled = _fill(template, f"[{host}]" if ":" in host else host, port)
-    if not rank or not filled.startswith("tcp://"):
-        return filled + (f"_dp{rank}" if rank else "")
+    server = AnyHttpUrl(url)
+    filled = _fill(template, server.host or "", server.port or 0)
+    if not rank:
+        return filled
+    if not filled.startswith("tcp://"):
+        return f"{filled}_dp{rank}"
     address, _, base = filled.rpartition(":")
     return f"{address}:{int(base) + rank}"
 

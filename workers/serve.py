@@ -20,7 +20,7 @@ from scheduling.backoff import backoff_s, worth_logging
 from scheduling.settings import SchedulingSettings
 from statestore.base import Store
 from statestore.clock import Clock, RealClock
-from statestore.connect import open_shared_store
+from statestore.connect import open_store
 from statestore.errors import StoreUnavailableError
 from statestore.open_files import raise_open_files_limit
 from statestore.settings import PoolSettings, StoreSettings
@@ -134,7 +134,7 @@ async def _open(settings: StoreSettings, scheduling: SchedulingSettings, clock: 
     failures = 0
     while True:
         try:
-            return await open_shared_store(settings, scheduling=scheduling)
+            return await open_store(settings, scheduling=scheduling, shared=True)
         except StoreUnavailableError as error:
             failures += 1
             if worth_logging(failures):

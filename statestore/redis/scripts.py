@@ -36,7 +36,6 @@ _NAME = re.compile(r"(?<![\w/-])(terms|keys|INSTANCE|PLACED)\.(\w+)")
 class Script:
     """One script as the server gets it."""
 
-    name: str
     source: str
     sha: str
     """SHA-1 of the source, by which the server knows it."""
@@ -61,7 +60,7 @@ def load_scripts(scheduling: SchedulingSettings) -> Mapping[str, Script]:
             _collect(text, shared, used)
             source = _NAME.sub(lambda found: values[found[1], found[2]], "\n\n".join([*used, text]))
             # The name of a SHA-1 the server computes too; nothing is secured with it.
-            scripts[name] = Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+            scripts[name] = Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
     return scripts
 
 
