@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import tokenizers
 
 from router.prompt import sent_prompt
 from router.tokens.encoder import AT_ONCE_CHARS, LocalEncoder
+from router.tokens.fast_tokenizer import Encoded
 from router.tokens.model_files import read_templates
 from router.tokens.tokenizer import MAX_WAITING, PoolTokenizer
 from scheduling.chain import Chain
@@ -34,7 +35,7 @@ class CountingEncoder(LocalEncoder):
         self.gate = threading.Event()
         self.gate.set()
 
-    def encode(self, texts: Sequence[str]) -> list[bytes]:
+    def encode(self, texts: list[str]) -> Encoded:
         assert self.gate.wait(30)
         self.given_chars += sum(map(len, texts))
         self.threads.add(threading.current_thread().name)
