@@ -26,6 +26,7 @@ ALLOWED = {
     "pydantic",
     "scheduling",
     "statistics",
+    "struct",
     "typing",
     "xxhash",
 }
