@@ -64,7 +64,15 @@ def template_input(
     Raises:
         UntokenizedError: the body has parts that are not known, a template of its own, or a shape that vLLM refuses.
     """
-    messages = [_message(message, content_format) for message in body["messages"]]
+    as_text = content_format == "string"
+    messages: list[Message] = []
+    for message in body["messages"]:
+        role, sent = message["role"], message.get("content")
+        usual = len(message) == 2 and type(sent) is str and role != "developer"
+        if usual and as_text and not sent.startswith(_BILLING_HEADER):  # as most are
+            messages.append({"role": role, "content": sent})
+        else:
+            messages.append(_message(message, content_format))
     if _TEMPLATE_FIELDS.isdisjoint(body):  # as most are
         return TemplateInput(messages, None, {**default_variables, **_USUAL_VARIABLES})
     if body.get("chat_template") is not None:
@@ -109,9 +117,6 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Message:
     role, sent = message["role"], message.get("content")
-    if len(message) == 2 and type(sent) is str and role != "developer" and not sent.startswith(_BILLING_HEADER):
-        is_text = content_format == "string" or role == "tool"
-        return {"role": role, "content": sent if is_text else [{"type": "text", "text": sent}]}  # as most are
     parts = _text_parts(sent)
     if role == "system":
         parts = _without_billing_header(parts)

@@ -18,6 +18,8 @@ from scheduling.engine_blocks import TOKEN_BYTES, BlockExtras, append_hashes, ch
 
 _SEGMENT_BYTES: Final = 1024
 """Boundaries nearer to each other than this are not kept, except for the last."""
+_LAST_SEGMENT_BYTES: Final = 64
+"""The last is not kept nearer than this to the one before: a message's end and the opening of the answer, usually."""
 
 Steps = Generator[list[str], Encoded, Chain]
 
@@ -74,7 +76,7 @@ class ChainMaker:
             if last - previous >= _SEGMENT_BYTES:
                 ends.append(last)
                 previous = last
-        if last > previous:
+        if last - previous >= _LAST_SEGMENT_BYTES:
             ends.append(last)
         return ends
 
