@@ -57,18 +57,18 @@ class _Known:
     output_tokens: int = 0
     releasing: dict[str, int] = field(default_factory=dict)
     """Tokens of the contexts of requests that are over, and that the store may count still, by id."""
-    ended: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of the last ones that are over, by the hash of the prompt's last block: blocks of the prompt, and tokens of the
-    context. In the order in which they ended, without those that another one continued."""
+    ended: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Of the last ones that are over, by the hash of the prompt's last block: that of its first block, its blocks, and
+    tokens of the context. In the order in which they ended, without those that another one continued."""
 
     def leave(self, chain: Chain, output_tokens: int) -> None:
         """It is over."""
         self.prompt_tokens -= chain.prompt_tokens
         self.output_tokens -= output_tokens
         if chain.hashes:
-            last = chain.hashes[-1]
+            first, last = chain.hashes[0], chain.hashes[-1]
             self.ended.pop(last, None)
-            self.ended[last] = len(chain.hashes), chain.prompt_tokens + output_tokens
+            self.ended[last] = first, len(chain.hashes), chain.prompt_tokens + output_tokens
         if len(self.ended) > _ENDED:
             del self.ended[next(iter(self.ended))]
 
@@ -79,8 +79,14 @@ class _Known:
 
     def _continued_by(self, hashes: Sequence[int]) -> list[int]:
         """Of what has ended, that with which a chain begins: its last block is there in the chain, too."""
-        most = len(hashes)
-        return [last for last, (blocks, _) in self.ended.items() if blocks <= most and hashes[blocks - 1] == last]
+        if not hashes:
+            return []
+        own, most = hashes[0], len(hashes)
+        return [
+            last
+            for last, (first, blocks, _) in self.ended.items()
+            if first == own and blocks <= most and hashes[blocks - 1] == last
+        ]
 
     def newer_tokens(self, hashes: Sequence[int], shared_tokens: int) -> int:
         """Of the contexts that ended after what the prompt continues, each sharing so many tokens with it; 0 where it
@@ -89,7 +95,7 @@ class _Known:
         if not continued:
             return 0
         newer_tokens = 0
-        for last, (_, tokens) in reversed(self.ended.items()):
+        for last, (*_, tokens) in reversed(self.ended.items()):
             if last == continued[-1]:
                 break
             newer_tokens += max(0, tokens - shared_tokens)
