@@ -123,8 +123,9 @@ class ContextsAhead:
         have so many tokens."""
         if not isinstance(chain.hashes, array):
             return
-        self.over(instance_id, request_id)
         known = self._known_on(instance_id)
+        if request_id in known.requests:
+            self.over(instance_id, request_id)
         known.continue_with(chain.hashes)
         known.requests[request_id] = chain, output_tokens
         known.prompt_tokens += chain.prompt_tokens
