@@ -97,14 +97,14 @@ class TextPrompt:
 
 def joined(pieces: Sequence[Piece]) -> bytes:
     try:
-        return b"".join([piece.encode() if type(piece) is str else piece for piece in pieces])  # type: ignore[misc]
+        return b"".join([piece.encode() if isinstance(piece, str) else piece for piece in pieces])
     except UnicodeEncodeError:  # a lone surrogate: legal in JSON, not in UTF-8
         return b"".join(map(_encoded, pieces))
 
 
 def size_of(pieces: Sequence[Piece]) -> int:
     """Bytes of the pieces, joined."""
-    return sum([len(piece if type(piece) is bytes or piece.isascii() else _encoded(piece)) for piece in pieces])
+    return sum([len(piece if isinstance(piece, bytes) or piece.isascii() else _encoded(piece)) for piece in pieces])
 
 
 def _encoded(piece: Piece) -> bytes:
