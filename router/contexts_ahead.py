@@ -57,36 +57,49 @@ class _Known:
     output_tokens: int = 0
     releasing: dict[str, int] = field(default_factory=dict)
     """Tokens of the contexts of requests that are over, and that the store may count still, by id."""
-    ended: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of the last ones that are over, by the hash of the prompt's last block: blocks of the prompt, and tokens of the
-    context. In the order in which they ended, without those that another one continued."""
+    ended: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Of the last ones that are over, by the hash of the prompt's last block: that of its first block, its blocks, and
+    tokens of the context. In the order in which they ended, without those that another one continued."""
 
     def leave(self, chain: Chain, output_tokens: int) -> None:
         """It is over."""
         self.prompt_tokens -= chain.prompt_tokens
         self.output_tokens -= output_tokens
         if chain.hashes:
-            last = chain.hashes[-1]
+            first, last = chain.hashes[0], chain.hashes[-1]
             self.ended.pop(last, None)
-            self.ended[last] = len(chain.hashes), chain.prompt_tokens + output_tokens
+            self.ended[last] = first, len(chain.hashes), chain.prompt_tokens + output_tokens
         if len(self.ended) > _ENDED:
             del self.ended[next(iter(self.ended))]
 
     def continue_with(self, hashes: Sequence[int]) -> None:
         """A prompt uses what it continues: that is as recent as itself."""
-        for last, (blocks, _) in tuple(self.ended.items()):
-            if _continues(hashes, blocks, last):
-                del self.ended[last]
+        for last in self._continued_by(hashes):
+            del self.ended[last]
+
+    def _continued_by(self, hashes: Sequence[int]) -> list[int]:
+        """Of what has ended, that with which a chain begins: its last block is there in the chain, too."""
+        if not hashes:
+            return []
+        own, most = hashes[0], len(hashes)
+        return [
+            last
+            for last, (first, blocks, _) in self.ended.items()
+            if first == own and blocks <= most and hashes[blocks - 1] == last
+        ]
 
     def newer_tokens(self, hashes: Sequence[int], shared_tokens: int) -> int:
         """Of the contexts that ended after what the prompt continues, each sharing so many tokens with it; 0 where it
         is not known to continue one."""
+        continued = self._continued_by(hashes)
+        if not continued:
+            return 0
         newer_tokens = 0
-        for last, (blocks, tokens) in reversed(self.ended.items()):
-            if _continues(hashes, blocks, last):
-                return newer_tokens
+        for last, (*_, tokens) in reversed(self.ended.items()):
+            if last == continued[-1]:
+                break
             newer_tokens += max(0, tokens - shared_tokens)
-        return 0
+        return newer_tokens
 
 
 class ContextsAhead:
@@ -110,8 +123,9 @@ class ContextsAhead:
         have so many tokens."""
         if not isinstance(chain.hashes, array):
             return
-        self.over(instance_id, request_id)
         known = self._known_on(instance_id)
+        if request_id in known.requests:
+            self.over(instance_id, request_id)
         known.continue_with(chain.hashes)
         known.requests[request_id] = chain, output_tokens
         known.prompt_tokens += chain.prompt_tokens
@@ -151,9 +165,12 @@ class ContextsAhead:
         hashes, block_tokens = chain.hashes, chain.block_tokens
         if not cached_tokens or not isinstance(hashes, array):
             return cached_tokens
-        known = self._known.get(instance_id) or _Known()
+        known = self._known.get(instance_id) or _NOTHING_KNOWN
+        others = self._others(known, running)
+        if not known.requests and not others:
+            return cached_tokens
         usually_shared = median_low(self._shared_tokens or (0,))
-        others, taken_tokens = self._others(known, running, usually_shared, block_tokens)
+        taken_tokens = self._taken_by(others, known, running, usually_shared, block_tokens)
         if not known.requests and not taken_tokens:
             return cached_tokens  # nothing is evicted
         taken_tokens += known.newer_tokens(hashes, usually_shared)
@@ -169,25 +186,28 @@ class ContextsAhead:
             free_tokens += tokens - _in_blocks(tokens - shared_tokens, block_tokens)
         return min(cached_tokens, max(most_shared, free_tokens // block_tokens * block_tokens))
 
-    def _others(self, known: _Known, running: Running | None, shared_tokens: int, block_tokens: int) -> tuple[int, int]:
-        """How many requests other replicas sent there, and the tokens that they take beside those that each shares."""
+    def _others(self, known: _Known, running: Running | None) -> int:
+        """How many requests other replicas sent there."""
         if running is None:
-            return 0, 0
+            return 0
         self._forget_released(known)
         # Calls are answered in order: what is not yet known to be released was counted when this prompt was placed.
-        requests = running.running_requests - len(known.requests) - len(known.releasing)
-        if requests <= 0:
-            return 0, 0
+        return max(0, running.running_requests - len(known.requests) - len(known.releasing))
+
+    def _taken_by(
+        self, others: int, known: _Known, running: Running | None, shared_tokens: int, block_tokens: int
+    ) -> int:
+        """The tokens that the requests of other replicas take beside those that each shares."""
+        if not others or running is None:
+            return 0
         output_tokens = median_low(self._output_tokens or (0,))
         own_tokens = known.prompt_tokens + known.output_tokens + sum(known.releasing.values())
         contexts_tokens = running.context_tokens - own_tokens
         rest_tokens = output_tokens // 2 - block_tokens // 2  # of an answer; half of their last block is empty
-        return requests, max(0, contexts_tokens - requests * (shared_tokens + rest_tokens))
+        return max(0, contexts_tokens - others * (shared_tokens + rest_tokens))
 
 
-def _continues(hashes: Sequence[int], blocks: int, last: int) -> bool:
-    """Whether a chain begins with another one of so many blocks, the last of which has this hash."""
-    return blocks <= len(hashes) and hashes[blocks - 1] == last
+_NOTHING_KNOWN: Final = _Known()
 
 
 def _in_blocks(tokens: int, block_tokens: int) -> int:
@@ -197,4 +217,7 @@ def _in_blocks(tokens: int, block_tokens: int) -> int:
 
 def shared_blocks(one: Sequence[int], other: Sequence[int]) -> int:
     """Blocks at the head of both chains: each hash covers what is before it, so they part once."""
-    return bisect_left(range(min(len(one), len(other))), True, key=lambda block: one[block] != other[block])
+    most = min(len(one), len(other))
+    if not most or one[0] != other[0]:  # as most are
+        return 0
+    return bisect_left(range(most), True, key=lambda block: one[block] != other[block])

@@ -41,10 +41,18 @@ class TokenSource:
     fields: Mapping[str, Any]
     long_texts: LongTexts
     """Strings that ``fields`` has the names of."""
-    text_bytes: int
-    """Length of the rendered text, roughly."""
-    has_media: bool = False
-    """Tokens can be computed of what comes before the first message with media."""
+    prompt: TextPrompt
+    """The same as blocks of bytes are cut from it."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Length of the rendered text, roughly."""
+        return self.prompt.size
+
+    @property
+    def has_media(self) -> bool:
+        """Tokens can be computed of what comes before the first message with media."""
+        return self.prompt.media_at is not None
 
     @property
     def parts(self) -> int:
@@ -91,9 +99,9 @@ class SentPrompt:
     prompt: Prompt
     salt: str | None
     """Requests that differ in it share no KV cache."""
-    text_bytes: int | None
-    """Length of the rendered text; None for token ids, for prompts with media other than images, and for those that the
-    engine is to truncate: bytes per token, or tokens per image, cannot be learned from them."""
+    teaches: bool
+    """Bytes per token, or tokens per image, can be learned from it: it is text, has no media other than images, and the
+    engine is not to truncate it."""
     output_limit: int | None
     """Tokens of the answer at most."""
     source: TokenSource | None = None
@@ -101,6 +109,11 @@ class SentPrompt:
     instance has stored."""
     pooled: bool = False
     """Its prompts are pooled: they count, and no cache is looked at."""
+
+    @property
+    def text_bytes(self) -> int | None:
+        """Length of the rendered text; None where nothing can be learned from it."""
+        return self.prompt.size if self.teaches and isinstance(self.prompt, TextPrompt) else None
 
     @property
     def images(self) -> int:

@@ -101,19 +101,19 @@ def sent_prompt(
     salt = body.get("cache_salt")
     if salt is not None and not isinstance(salt, str):
         raise InvalidRequestError("'cache_salt' must be a string", param="cache_salt")
-    text_bytes = source = None
+    source, teaches = None, False
     if isinstance(prompt, TextPrompt):
-        if not prompt.data:
+        if prompt.is_empty:
             if pooled:
                 return None  # the instance knows which field it misses
             raise InvalidRequestError("prompt must be a non-empty string or array", param="prompt")
         known = _UNKNOWN_TEXT.isdisjoint(body) or all(body.get(name) is None for name in _UNKNOWN_TEXT)
         if known and not pooled:
             if not isinstance(body.get("prompt"), list):
-                source = TokenSource(path, body, long_texts, len(prompt.data), prompt.has_media)
-            text_bytes = None if prompt.other_media else len(prompt.data)
+                source = TokenSource(path, body, long_texts, prompt)
+            teaches = not prompt.other_media
     _read_count(body, "n")
-    return SentPrompt(prompt, salt, text_bytes, 1 if pooled else _output_limit(body), source, pooled)
+    return SentPrompt(prompt, salt, teaches, 1 if pooled else _output_limit(body), source, pooled)
 
 
 def _render(path: str, body: Mapping[str, Any], long_texts: LongTexts, max_parts: int) -> Prompt:

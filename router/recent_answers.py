@@ -20,7 +20,8 @@ KEPT_S: Final = 0.5
 evicted meanwhile is gone."""
 MAX_KEPT: Final = 4096
 _MAX_BLOCKS: Final = 128
-"""Blocks of an answer at most that are looked through for the end of the prompt before it."""
+"""Blocks of an answer at most: a prompt that ends further ahead is another one."""
+_NONE: Final[dict[int, tuple[int, int]]] = {}
 
 
 class RecentAnswers:
@@ -28,41 +29,49 @@ class RecentAnswers:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ended: OrderedDict[tuple[str, int], tuple[float, int]] = OrderedDict()
-        """By instance and hash of the prompt's last block: time, and tokens that the engine has computed."""
+        self._since_s: OrderedDict[tuple[str, int], float] = OrderedDict()
+        """By instance and hash of the prompt's last block, the oldest first."""
+        self._ended: dict[str, dict[int, tuple[int, int]]] = {}
+        """The same of each instance: blocks of the prompt, and tokens that the engine has computed."""
 
     def __len__(self) -> int:
-        return len(self._ended)
+        return len(self._since_s)
 
     def ended(self, instance_id: str, chain: Chain, usage: Usage) -> None:
         """An answer is complete."""
-        output_tokens = usage.output_tokens
-        if not output_tokens or not isinstance(chain.hashes, array):
+        output_tokens, hashes = usage.output_tokens, chain.hashes
+        if not output_tokens or not isinstance(hashes, array):
             return
-        key = instance_id, chain.hashes[-1]
+        last = hashes[-1]
         computed = chain.prompt_tokens + output_tokens - 1  # the last token of an answer goes through no step
-        self._ended[key] = self._clock.monotonic_s(), computed
-        self._ended.move_to_end(key)
+        self._ended.setdefault(instance_id, {})[last] = len(hashes), computed
+        self._since_s[instance_id, last] = self._clock.monotonic_s()
+        self._since_s.move_to_end((instance_id, last))
         self._forget()
 
     def cached(self, instance_id: str, chain: Chain, uncached_tokens: int) -> int:
         """The prompt tokens that the instance is expected to find; by its KV metadata, all but ``uncached_tokens``."""
         expected = max(0, chain.prompt_tokens - uncached_tokens)
         hashes = chain.hashes
-        if not self._ended or not isinstance(hashes, array):
+        if not self._since_s or not isinstance(hashes, array):
             return expected
         self._forget()
-        known = -(-expected // chain.block_tokens)
-        for blocks in range(min(known, len(hashes)), max(0, known - _MAX_BLOCKS), -1):
-            found = self._ended.get((instance_id, hashes[blocks - 1]))
-            if found is not None:
-                return max(expected, chain.hit_tokens(found[1] // chain.block_tokens))
-        return expected
+        known, longest, computed = -(-expected // chain.block_tokens), 0, 0
+        for last, (blocks, tokens) in self._ended.get(instance_id, _NONE).items():
+            near = max(longest, known - _MAX_BLOCKS) < blocks <= min(known, len(hashes))
+            if near and hashes[blocks - 1] == last:
+                longest, computed = blocks, tokens
+        return max(expected, chain.hit_tokens(computed // chain.block_tokens)) if longest else expected
 
     def _forget(self) -> None:
-        ended, now_s = self._ended, self._clock.monotonic_s()
-        while ended:
-            key = next(iter(ended))
-            if now_s - ended[key][0] <= KEPT_S and len(ended) <= MAX_KEPT:
+        since_s, now_s = self._since_s, self._clock.monotonic_s()
+        while since_s:
+            key = next(iter(since_s))
+            if now_s - since_s[key] <= KEPT_S and len(since_s) <= MAX_KEPT:
                 return
-            del ended[key]
+            del since_s[key]
+            instance_id, last = key
+            ended = self._ended[instance_id]
+            del ended[last]
+            if not ended:
+                del self._ended[instance_id]

@@ -30,22 +30,85 @@ _SEPARATOR = b"\xff"
 """Never part of UTF-8, so parts of a seed cannot run into each other."""
 
 
-@value
-class TextPrompt:
-    """A prompt as bytes: equal leading bytes mean equal leading tokens."""
+Piece = bytes | str
+"""Of a text: in UTF-8, or yet to be encoded."""
 
-    data: bytes
-    media_at: int | None = None
-    """Where in ``data`` the first message with images, sound or other parts begins; None without any. ``data`` holds
-    hashes of these, so its length says nothing about its tokens."""
-    image_ends: Sequence[int] = ()
-    """Where in ``data`` the mark of each image ends, in order."""
-    other_media: bool = False
-    """There are parts that are neither text nor image."""
+
+class TextPrompt:
+    """A prompt as bytes: equal leading bytes mean equal leading tokens.
+
+    It is made of pieces, which become bytes when these are first asked for. Where a tokenizer answers nobody asks.
+    """
+
+    __slots__ = ("_data", "_pieces", "_size", "image_ends", "media_at", "other_media")
+
+    def __init__(
+        self,
+        data: bytes | Sequence[Piece],
+        media_at: int | None = None,
+        image_ends: Sequence[int] = (),
+        other_media: bool = False,
+    ) -> None:
+        self._data = data if isinstance(data, bytes) else None
+        self._pieces: Sequence[Piece] = () if isinstance(data, bytes) else data
+        self._size: int | None = None
+        self.media_at = media_at
+        """Where in ``data`` the first message with images, sound or other parts begins; None without any. ``data``
+        holds hashes of these, so its length says nothing about its tokens."""
+        self.image_ends = image_ends
+        """Where in ``data`` the mark of each image ends, in order."""
+        self.other_media = other_media
+        """There are parts that are neither text nor image."""
+
+    @property
+    def data(self) -> bytes:
+        if self._data is None:
+            self._data, self._pieces = joined(self._pieces), ()
+        return self._data
+
+    @property
+    def size(self) -> int:
+        """Bytes of ``data``."""
+        if self._data is not None:
+            return len(self._data)
+        if self._size is None:
+            self._size = size_of(self._pieces)
+        return self._size
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._data or any(self._pieces))
 
     @property
     def has_media(self) -> bool:
         return self.media_at is not None
+
+    def _fields(self) -> tuple[bytes, int | None, Sequence[int], bool]:
+        return self.data, self.media_at, self.image_ends, self.other_media
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TextPrompt) and self._fields() == other._fields()
+
+    __hash__ = None  # type: ignore[assignment]  # it changes when its bytes are asked for
+
+    def __repr__(self) -> str:
+        return f"TextPrompt{self._fields()}"
+
+
+def joined(pieces: Sequence[Piece]) -> bytes:
+    try:
+        return b"".join([piece.encode() if isinstance(piece, str) else piece for piece in pieces])
+    except UnicodeEncodeError:  # a lone surrogate: legal in JSON, not in UTF-8
+        return b"".join(map(_encoded, pieces))
+
+
+def size_of(pieces: Sequence[Piece]) -> int:
+    """Bytes of the pieces, joined."""
+    return sum([len(piece if isinstance(piece, bytes) or piece.isascii() else _encoded(piece)) for piece in pieces])
+
+
+def _encoded(piece: Piece) -> bytes:
+    return piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece
 
 
 @value

@@ -22,6 +22,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import field
+from struct import iter_unpack
 from typing import Any, Final
 
 import orjson
@@ -104,20 +105,40 @@ def engine_chain_in_steps(
 ) -> Generator[None, None, Chain]:
     """The same in steps of about a millisecond: the caller may do other work in between."""
     data = (token_ids if isinstance(token_ids, array) else array("I", token_ids)).tobytes()
-    size, usual, at = block_tokens * TOKEN_BYTES, extras.usual, extras.at
-    digest, parent = xxhash.xxh3_64_intdigest, ROOT
-    hashes = array("Q")
-    for place, end in enumerate(range(size, len(data) + 1, size)):
-        if place and place % _STEP_BLOCKS == 0:
+    size = block_tokens * TOKEN_BYTES
+    step_bytes = _STEP_BLOCKS * size
+    hashes, rest = array("Q"), b""
+    for first in range(0, len(data), step_bytes):
+        if first and len(data) - first >= size:
             yield
-        extra = at.get(place, usual) if at else usual
-        block = data[end - size : end]
-        parent = digest(block + extra if extra else block, parent)
-        hashes.append(parent)
-    rest = data[len(hashes) * size :]
-    tail = digest(rest + at.get(len(hashes), usual), parent) if rest or not hashes else None
-    tokens = max(1, len(data) // TOKEN_BYTES)
+        rest = append_hashes(hashes, data[first : first + step_bytes], block_tokens, extras)
+    return chain_of_hashes(hashes, rest, block_tokens, extras)
+
+
+def append_hashes(hashes: array[int], token_bytes: bytes, block_tokens: int, extras: BlockExtras = NO_EXTRAS) -> bytes:
+    """Append to the hashes of a prompt's blocks those of the blocks that more tokens of it fill. Returns the tokens, as
+    bytes, that fill none."""
+    size = block_tokens * TOKEN_BYTES
+    end = len(token_bytes) // size * size
+    digest, usual, at = xxhash.xxh3_64_intdigest, extras.usual, extras.at
+    parent = hashes[-1] if hashes else ROOT
+    # ``block_hash`` written out, in one expression: a long prompt has thousands of blocks.
+    blocks = iter_unpack(f"{size}s", token_bytes[:end])
+    if usual or at:
+        numbered = enumerate(blocks, len(hashes))
+        hashes.fromlist([parent := digest(block + at.get(place, usual), parent) for place, (block,) in numbered])
+    else:
+        hashes.fromlist([parent := digest(block, parent) for (block,) in blocks])
+    return token_bytes[end:]
+
+
+def chain_of_hashes(hashes: array[int], rest: bytes, block_tokens: int, extras: BlockExtras = NO_EXTRAS) -> Chain:
+    """The chain of a prompt's full blocks and of the tokens, as bytes, that follow them."""
+    tokens = max(1, len(hashes) * block_tokens + len(rest) // TOKEN_BYTES)
+    stride, tail = key_stride(block_tokens), None
+    if rest or not hashes:
+        tail = block_hash(hashes[-1] if hashes else ROOT, rest, extras.at.get(len(hashes), extras.usual))
     if not hashes:
         assert tail is not None
-        return Chain((tail,), block_tokens, tokens, key_stride=key_stride(block_tokens))
-    return Chain(hashes, block_tokens, tokens, tail, key_stride(block_tokens))
+        return Chain((tail,), block_tokens, tokens, key_stride=stride)
+    return Chain(hashes, block_tokens, tokens, tail, stride)

@@ -24,7 +24,7 @@ from typing import Any, Final
 import orjson
 import xxhash
 
-from scheduling.blocks import Prompt, TextPrompt, TokenPrompt
+from scheduling.blocks import Piece, Prompt, TextPrompt, TokenPrompt, joined, size_of
 from scheduling.errors import PromptError, TooManyPartsError
 
 _MESSAGE = b"\xff"
@@ -40,6 +40,14 @@ LongTexts = Mapping[str, bytes]
 """Long strings of a body, in UTF-8, by the names that replace them."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
+
+
+def _opening(role: str) -> bytes:
+    """What a message begins with."""
+    return joined((_MESSAGE, role, _FIELD))
+
+
+_OPENINGS: Final = {role: _opening(role) for role in ("assistant", "developer", "system", "tool", "user")}
 
 _LEADING_KEYS = frozenset(
     {
@@ -76,9 +84,7 @@ def chat_prompt(
     rendering.add_leading(body)
     for index, message in enumerate(messages):
         rendering.add_message(message, index)
-    return TextPrompt(
-        b"".join(rendering.pieces), rendering.media_at, tuple(rendering.image_ends), rendering.other_media
-    )
+    return TextPrompt(rendering.pieces, rendering.media_at, tuple(rendering.image_ends), rendering.other_media)
 
 
 def completion_prompt(
@@ -98,13 +104,13 @@ def completion_prompt(
     if isinstance(prompt, str):
         rendering.add_leading(body)
         rendering.add_text(prompt)
-        return TextPrompt(b"".join(rendering.pieces))
+        return TextPrompt(rendering.pieces)
     if not isinstance(prompt, list) or not prompt:
         raise PromptError("prompt must be a string, an array of token ids, or an array of either", "prompt")
     if isinstance(prompt[0], str):
         rendering.add_leading(body)
         rendering.add_prompts(prompt, "prompt")
-        return TextPrompt(b"".join(rendering.pieces))
+        return TextPrompt(rendering.pieces)
     if isinstance(prompt[0], list):
         _check_count(prompt, "prompt", max_parts)
         return TokenPrompt(_joined_token_ids(prompt))
@@ -115,7 +121,7 @@ class _Rendering:
     """A prompt in the making."""
 
     def __init__(self, long_texts: LongTexts, max_parts: int) -> None:
-        self.pieces: list[bytes] = []
+        self.pieces: list[Piece] = []
         self.media_at: int | None = None
         self.image_ends: list[int] = []
         self.other_media = False
@@ -127,13 +133,7 @@ class _Rendering:
         self._parts = 0
 
     def add_text(self, text: str) -> None:
-        if self._long_texts and text in self._long_texts:
-            self.pieces.append(self._long_texts[text])
-            return
-        try:
-            self.pieces.append(text.encode())
-        except UnicodeEncodeError:  # a lone surrogate: legal in JSON, not in UTF-8
-            self.pieces.append(text.encode("utf-8", "surrogatepass"))
+        self.pieces.append(self._long_texts.get(text, text) if self._long_texts else text)
 
     def add_leading(self, body: Mapping[str, Any]) -> None:
         """What comes before the messages; nothing for most bodies."""
@@ -168,11 +168,9 @@ class _Rendering:
         content = message.get("content")
         pieces = self.pieces
         self._message_starts = len(pieces)
-        pieces.append(_MESSAGE)
-        self.add_text(role)
-        pieces.append(_FIELD)
+        pieces.append(_OPENINGS.get(role) or _opening(role))
         if isinstance(content, str):
-            self.add_text(content)
+            pieces.append(self._long_texts.get(content, content) if self._long_texts else content)
         elif content is not None:
             self._add_parts(content, f"messages[{index}].content")
         if len(message) > 2:
@@ -224,7 +222,7 @@ class _Rendering:
     def _bytes_of(self, pieces: int) -> int:
         """Length of the first ones; no fewer than at the last call."""
         counted, size = self._measured
-        self._measured = pieces, size + sum(map(len, self.pieces[counted:pieces]))
+        self._measured = pieces, size + size_of(self.pieces[counted:pieces])
         return self._measured[1]
 
 
@@ -265,7 +263,7 @@ def _embeddings(embeds: Any, rendering: _Rendering) -> TokenPrompt:
         rendering.add_prompts(embeds, "prompt_embeds")
     else:
         raise PromptError("'prompt_embeds' must be a base64 string or an array of such", "prompt_embeds")
-    encoded = b"".join(rendering.pieces)
+    encoded = joined(rendering.pieces)
     starts = range(0, len(encoded), _EMBEDDING_BYTES)
     return TokenPrompt(array("I", [xxhash.xxh32_intdigest(encoded[at : at + _EMBEDDING_BYTES]) for at in starts]))
 

@@ -45,13 +45,11 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
-            # Every rendering copies them, slowly from the chain of maps that they are.
-            self._template.globals = dict(self._template.globals)
             self.content_format: ContentFormat = content_format_of(environment.parse(source))
         except TemplateError as error:
             raise TemplateSyntaxError(f"the chat template cannot be compiled: {error}") from error
         self._knows_developers = '"developer"' in source or "'developer'" in source
-        self._special_tokens = dict(special_tokens)
+        self._always = {**self._template.globals, **special_tokens, "documents": None}
         self._default_variables = dict(default_variables)
         self.system_first = self._refuses_later_systems()
         """Whether it takes no system message but the first."""
@@ -64,7 +62,7 @@ class ChatTemplate:
         """
         given = template_input(body, self.content_format, self._default_variables)
         messages = given.messages
-        if not self._knows_developers and any(message["role"] == "developer" for message in messages):
+        if not self._knows_developers and "developer" in [message["role"] for message in messages]:
             messages = _system_first([_as_system(message) for message in messages])
         try:
             if given.variables.pop("continue_final_message", False):
@@ -104,9 +102,10 @@ class ChatTemplate:
         return False
 
     def _render(self, messages: list[Message], given: TemplateInput) -> str:
-        variables = {**self._special_tokens, "documents": None, **given.variables}
-        variables |= {"messages": messages, "tools": given.tools}
-        return self._template.render(variables)
+        variables = {**self._always, **given.variables, "messages": messages, "tools": given.tools}
+        # ``Template.render`` without its copies of the variables: these have the globals already.
+        context = self._template.new_context(variables, shared=True)
+        return "".join(self._template.root_render_func(context))
 
     def _render_continued(self, messages: list[Message], given: TemplateInput) -> str:
         """Without what the template puts after the last message."""

@@ -23,6 +23,19 @@ _MEDIA: Final = {
 """Parts that are no text, and what templates call them."""
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 _KNOWN_PART_FIELDS: Final = frozenset({"type", "text", "refusal", "thinking", "uuid"})
+_TEMPLATE_FIELDS: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "documents",
+        "reasoning_effort",
+        "tools",
+    }
+)
+"""Fields of a body that change what a template is rendered with, besides the messages."""
+_USUAL_VARIABLES: Final = {"add_generation_prompt": True, "continue_final_message": False}
 _BILLING_HEADER: Final = "x-anthropic-billing-header"
 """A line that one client puts before its system prompt; it differs in every request, and vLLM drops it."""
 
@@ -51,9 +64,19 @@ def template_input(
     Raises:
         UntokenizedError: the body has parts that are not known, a template of its own, or a shape that vLLM refuses.
     """
+    as_text = content_format == "string"
+    messages: list[Message] = []
+    for message in body["messages"]:
+        role, sent = message["role"], message.get("content")
+        usual = len(message) == 2 and type(sent) is str and role != "developer"
+        if usual and as_text and not sent.startswith(_BILLING_HEADER):  # as most are
+            messages.append({"role": role, "content": sent})
+        else:
+            messages.append(_message(message, content_format))
+    if _TEMPLATE_FIELDS.isdisjoint(body):  # as most are
+        return TemplateInput(messages, None, {**default_variables, **_USUAL_VARIABLES})
     if body.get("chat_template") is not None:
         raise UntokenizedError("the request has its own chat template")
-    messages = [_message(message, content_format) for message in body["messages"]]
     effort = body.get("reasoning_effort")
     own = body.get("chat_template_kwargs") or {}
     if not isinstance(own, Mapping):
@@ -94,9 +117,6 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Message:
     role, sent = message["role"], message.get("content")
-    if len(message) == 2 and type(sent) is str and role != "developer" and not sent.startswith(_BILLING_HEADER):
-        is_text = content_format == "string" or role == "tool"
-        return {"role": role, "content": sent if is_text else [{"type": "text", "text": sent}]}  # as most are
     parts = _text_parts(sent)
     if role == "system":
         parts = _without_billing_header(parts)

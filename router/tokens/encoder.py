@@ -7,14 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Protocol
 
 from tokenizers import Tokenizer
 
-from router.tokens.fast_tokenizer import fast_ids, fast_tokenizer_of, id_bytes
+from router.tokens.fast_tokenizer import Encoded, fast_ids, fast_tokenizer_of, library_ids
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +34,8 @@ class Encoder(Protocol):
     at_once_chars: int
     """Texts up to this take a millisecond or two, so that the event loop may encode them itself."""
 
-    def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """The ids of each text, without added special tokens; see ``id_bytes``. Blocks; other threads run."""
+    def encode(self, texts: list[str]) -> Encoded:
+        """The ids of the texts, without added special tokens. Blocks; other threads run."""
 
 
 class LocalEncoder:
@@ -63,15 +62,13 @@ class LocalEncoder:
         self.at_once_chars = AT_ONCE_CHARS if self._fast is not None else _AT_ONCE_SLOW_CHARS
         self.first_ids, self.last_ids = _added(self._tokenizer)
 
-    def encode(self, texts: Sequence[str]) -> list[bytes]:
+    def encode(self, texts: list[str]) -> Encoded:
         if self._fast is not None:
             try:
                 return fast_ids(self._fast, texts)
             except ValueError as error:
                 log.debug("fastokens refuses a text: %s", error)
-        return [
-            id_bytes(found.ids) for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ]
+        return library_ids(self._tokenizer, texts)
 
 
 _LOAD: Final = """

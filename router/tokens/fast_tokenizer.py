@@ -12,13 +12,11 @@ import os
 import random
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate
 from typing import Final
 
 import fastokens  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
-
-from scheduling.engine_blocks import TOKEN_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +34,11 @@ _SCRIPTS: Final = ((0x20, 0x7F), (0x20, 0x7F), (0x80, 0x3000), (0x3000, 0xD800),
 _MIXED_CHARS: Final = 20
 
 
+Encoded = tuple[bytes, Sequence[int]]
+"""Ids of several texts, one after the other, in the form of ``id_bytes``; and where each text begins among them, in
+tokens, and where the last one ends."""
+
+
 def id_bytes(ids: Sequence[int]) -> bytes:
     """Token ids in the form in which blocks of them are hashed: unsigned 32-bit numbers, one after the other."""
     return array("I", ids).tobytes()
@@ -49,8 +52,7 @@ def fast_tokenizer_of(tokenizer: Tokenizer) -> fastokens.Tokenizer | None:
         specials = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
         samples = [*_SAMPLES, *(special + sample for special in specials for sample in _SAMPLES[:2])]
         samples += _mixed(specials)
-        expected = [id_bytes(found.ids) for found in tokenizer.encode_batch_fast(samples, add_special_tokens=False)]
-        if fast_ids(fast, samples) == expected:
+        if fast_ids(fast, samples) == library_ids(tokenizer, samples):
             return fast
         log.info("fastokens gives other tokens than the tokenizers library, which is used instead")
     except Exception as error:  # the library raises nothing more precise
@@ -58,15 +60,20 @@ def fast_tokenizer_of(tokenizer: Tokenizer) -> fastokens.Tokenizer | None:
     return None
 
 
-def fast_ids(fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[bytes]:
-    """The ids of each text without added special tokens, see ``id_bytes``. Other threads run meanwhile.
+def fast_ids(fast: fastokens.Tokenizer, texts: list[str]) -> Encoded:
+    """The ids of the texts without added special tokens. Other threads run meanwhile.
 
     Raises:
         ValueError: a text exceeds what its regular expressions may take.
     """
-    ids, packed = fast.encode_batch_flat(list(texts))
-    ends = array("Q", packed)
-    return [ids[TOKEN_BYTES * start : TOKEN_BYTES * end] for start, end in pairwise(ends)]
+    ids, starts = fast.encode_batch_flat(texts)
+    return ids, array("Q", starts)
+
+
+def library_ids(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
+    """The same by the ``tokenizers`` library."""
+    found = [each.ids for each in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    return b"".join(map(id_bytes, found)), array("Q", accumulate(map(len, found), initial=0))
 
 
 def _mixed(specials: Sequence[str]) -> Iterator[str]:

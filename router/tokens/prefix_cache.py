@@ -20,6 +20,8 @@ from typing import Final
 
 import xxhash
 
+from scheduling.values import value
+
 GRID_BYTES: Final = 2048
 _MAX_TAILS: Final = 8
 """Boundaries kept between two points of the grid; one of each conversation that branches off there."""
@@ -43,7 +45,7 @@ class Tokenized:
         return _HASH_BYTES * len(self.hashes) + _POINT_BYTES * len(self.points)
 
 
-@dataclass(slots=True, frozen=True, eq=False)
+@value
 class Known:
     """The state of a tokenized text at a boundary: from here on the rest can be tokenized on its own."""
 
@@ -102,22 +104,24 @@ class PrefixCache:
         if not boundaries:
             return
         tokenized = boundaries[0].tokenized
-        last, places = start, iter((*range((start.end if start else 0) // GRID_BYTES + 1, len(grid)), len(grid)))
-        place = next(places)
+        last, place = start, (start.end if start else 0) // GRID_BYTES + 1
         for known in boundaries:
-            while place < len(grid) and place * GRID_BYTES < known.end:
-                if last is not None:
-                    self._point(grid[place], tokenized).known = last
-                place = next(places)
+            place = self._lead(grid, place, -(-known.end // GRID_BYTES), last, tokenized)
             at = known.end // GRID_BYTES
             tails = self._point(grid[at], tokenized).tails
             tail = _digest(text[at * GRID_BYTES : known.end], grid[at])
             tails[:] = [kept for kept in tails if kept[:2] != (known.end, tail)][1 - _MAX_TAILS :]
             tails.append((known.end, tail, known))
             last = known
-        for rest in range(place, len(grid)):
-            self._point(grid[rest], tokenized).known = last
+        self._lead(grid, place, len(grid), last, tokenized)
         self._count(tokenized)
+
+    def _lead(self, grid: Sequence[int], place: int, until: int, known: Known | None, tokenized: Tokenized) -> int:
+        """Let the points from ``place`` to ``until`` lead to a boundary; returns the first one behind them."""
+        if known is not None:
+            for key in grid[place:until]:
+                self._point(key, tokenized).known = known
+        return max(place, until)
 
     def _point(self, key: int, tokenized: Tokenized) -> _Point:
         point = self._points.get(key)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
+from itertools import pairwise
 from typing import Final
 
 import xxhash
 
 from router.tokens.encoder import Encoder
-from router.tokens.fast_tokenizer import id_bytes
+from router.tokens.fast_tokenizer import Encoded, id_bytes
 from router.tokens.prefix_cache import Known, PrefixCache, Tokenized, prefix_grid
 from scheduling.chain import Chain
-from scheduling.engine_blocks import ROOT, TOKEN_BYTES, BlockExtras, block_hash, key_stride
+from scheduling.engine_blocks import TOKEN_BYTES, BlockExtras, append_hashes, chain_of_hashes
 
 _SEGMENT_BYTES: Final = 1024
 """Boundaries nearer to each other than this are not kept, except for the last."""
+_LAST_SEGMENT_BYTES: Final = 64
+"""The last is not kept nearer than this to the one before: a message's end and the opening of the answer, usually."""
 
-Texts = Sequence[str]
-Steps = Generator[Texts, list[bytes], Chain]
+Steps = Generator[list[str], Encoded, Chain]
 
 
 class ChainMaker:
@@ -27,6 +29,7 @@ class ChainMaker:
 
     def __init__(self, encoder: Encoder, *, max_bytes: int) -> None:
         self._encoder = encoder
+        self._first, self._last = id_bytes(encoder.first_ids), id_bytes(encoder.last_ids)
         self._cache = PrefixCache(max_bytes)
         self._lock = threading.Lock()
 
@@ -39,26 +42,28 @@ class ChainMaker:
 
         Chains of a ``block_tokens`` and of extras that differ share nothing.
         """
-        seed = _seed(block_tokens, extras, add_special_tokens)
-        grid = prefix_grid(text, seed)
+        grid = prefix_grid(text, _seed(block_tokens, extras, add_special_tokens))
         with self._lock:
             start = self._cache.find(grid, text)
-        begin = start.end if start is not None else 0
+        if start is None:
+            begin, hashes, before = 0, array("Q"), self._first if add_special_tokens else b""
+        else:
+            begin, hashes, before = start.end, start.tokenized.hashes[: start.blocks], start.rest
         ends = self._boundaries(text, begin)
-        starts = [begin, *ends]
-        segments = [text[at:end] for at, end in zip(starts, [*ends, len(text)], strict=True)]
-        encoded = yield [segment.decode() for segment in segments]
-        growing = _Growing(start, block_tokens, extras, self._encoder.first_ids if add_special_tokens else ())
-        for end, ids in zip(ends, encoded, strict=False):
-            growing.take(ids)
-            growing.mark(end)
-        growing.take(encoded[-1])
-        if add_special_tokens:
-            growing.take(id_bytes(self._encoder.last_ids))
-        chain = growing.chain()
-        with self._lock:
-            self._cache.add(grid, text, start, growing.kept())
-        return chain
+        ids, starts = yield [text[at:end].decode() for at, end in pairwise((begin, *ends, len(text)))]
+        data = before + ids + self._last if add_special_tokens else before + ids
+        head, ahead = len(hashes), len(before) // TOKEN_BYTES
+        rest = append_hashes(hashes, data, block_tokens, extras)
+        if ends:
+            tokenized, boundaries = Tokenized(hashes), []
+            for end, place in zip(ends, starts[1:], strict=False):
+                blocks, rest_tokens = divmod(ahead + place, block_tokens)
+                at = blocks * block_tokens
+                kept = data[at * TOKEN_BYTES : (at + rest_tokens) * TOKEN_BYTES]
+                boundaries.append(Known(end, head + blocks, kept, tokenized))
+            with self._lock:
+                self._cache.add(grid, text, start, boundaries)
+        return chain_of_hashes(hashes, rest, block_tokens, extras)
 
     def _boundaries(self, text: bytes, begin: int) -> list[int]:
         """Where the text behind ``begin`` is cut, in order."""
@@ -71,57 +76,9 @@ class ChainMaker:
             if last - previous >= _SEGMENT_BYTES:
                 ends.append(last)
                 previous = last
-        if last > previous:
+        if last - previous >= _LAST_SEGMENT_BYTES:
             ends.append(last)
         return ends
-
-
-class _Growing:
-    """The blocks of a text, from a known start on."""
-
-    def __init__(self, start: Known | None, block_tokens: int, extras: BlockExtras, first_ids: Sequence[int]) -> None:
-        self._block_tokens = block_tokens
-        self._extras = extras
-        self._rest = id_bytes(first_ids) if start is None else start.rest
-        self._hashes = array("Q") if start is None else start.tokenized.hashes[: start.blocks]
-        self._marks: list[tuple[int, int, bytes]] = []
-
-    def take(self, ids: bytes) -> None:
-        """Append token ids, and hash the blocks that they fill."""
-        data, step, hashes = self._rest + ids, self._block_tokens * TOKEN_BYTES, self._hashes
-        parent, usual, at = self._last(), self._extras.usual, self._extras.at
-        for end in range(step, len(data) + 1, step):
-            extra = at.get(len(hashes), usual) if at else usual
-            parent = block_hash(parent, data[end - step : end], extra)
-            hashes.append(parent)
-        self._rest = data[len(data) // step * step :]
-
-    def mark(self, end: int) -> None:
-        """The text up to ``end`` has been taken."""
-        self._marks.append((end, len(self._hashes), self._rest))
-
-    def _last(self) -> int:
-        """Hash of the last full block."""
-        return self._hashes[-1] if self._hashes else ROOT
-
-    def chain(self) -> Chain:
-        hashes, rest, size = self._hashes, self._rest, self._block_tokens
-        tokens = len(hashes) * size + len(rest) // TOKEN_BYTES
-        tail = None
-        if rest or not hashes:
-            extra = self._extras.at.get(len(hashes), self._extras.usual)
-            tail = block_hash(self._last(), rest, extra)
-        if not hashes:
-            assert tail is not None
-            return Chain((tail,), size, max(1, tokens), key_stride=key_stride(size))
-        return Chain(hashes, size, tokens, tail, key_stride(size))
-
-    def kept(self) -> list[Known]:
-        """The marked boundaries."""
-        if not self._marks:
-            return []
-        tokenized = Tokenized(self._hashes[: self._marks[-1][1]])
-        return [Known(end, blocks, rest, tokenized) for end, blocks, rest in self._marks]
 
 
 def _seed(block_tokens: int, extras: BlockExtras, add_special_tokens: bool) -> int:

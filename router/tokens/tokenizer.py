@@ -18,6 +18,7 @@ from router.prompt import TokenizedHow
 from router.tokens.chat_template import ChatTemplate
 from router.tokens.conversation import UntokenizedError
 from router.tokens.encoder import Encoder
+from router.tokens.fast_tokenizer import Encoded
 from router.tokens.model_files import ChatTemplates
 from router.tokens.tokenized_chain import ChainMaker, Steps
 from scheduling.chain import Chain
@@ -133,7 +134,7 @@ class PoolTokenizer:
         return done
 
 
-def _finish(steps: Steps, encoded: list[bytes]) -> Chain:
+def _finish(steps: Steps, encoded: Encoded) -> Chain:
     try:
         steps.send(encoded)
     except StopIteration as end:

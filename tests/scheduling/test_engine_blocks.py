@@ -13,7 +13,9 @@ from scheduling.engine_blocks import (
     NO_EXTRAS,
     ROOT,
     BlockExtras,
+    append_hashes,
     block_hash,
+    chain_of_hashes,
     encode_extra_keys,
     engine_chain,
     engine_chain_in_steps,
@@ -104,3 +106,13 @@ def test_a_chain_made_in_steps_is_the_same(tokens: int) -> None:
 def test_ids_that_are_no_token_ids_are_refused(ids: list[int]) -> None:
     with pytest.raises(OverflowError):
         engine_chain(ids, 2)
+
+
+@pytest.mark.parametrize("extras", [BlockExtras(), BlockExtras.of("lora", "salt")])
+@pytest.mark.parametrize("cut", [0, 1, 4, 7, 40])
+def test_a_chain_that_is_continued_is_that_of_all_its_tokens(extras: BlockExtras, cut: int) -> None:
+    ids, hashes = array("I", range(41)), array("Q")
+    rest = append_hashes(hashes, ids[:cut].tobytes(), 4, extras)
+    rest = append_hashes(hashes, rest + ids[cut:].tobytes(), 4, extras)
+
+    assert chain_of_hashes(hashes, rest, 4, extras) == engine_chain(ids, 4, extras)

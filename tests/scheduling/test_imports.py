@@ -27,6 +27,7 @@ ALLOWED = {
     "pydantic",
     "scheduling",
     "statistics",
+    "struct",
     "typing",
     "xxhash",
 }

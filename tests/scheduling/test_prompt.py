@@ -274,3 +274,13 @@ def test_a_malformed_completions_body_is_refused_by_the_name_of_its_part(prompt:
         completion_prompt({"prompt": prompt})
 
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("text", ["", "plain", "é你好🙂", "lone \ud800 surrogate"])
+def test_the_size_of_a_prompt_is_known_before_its_bytes_are_made(text: str) -> None:
+    body = {"messages": [{"role": "user", "content": text}, {"role": "narrator", "content": text}]}
+    prompt = chat_prompt(body)
+    size = prompt.size
+
+    assert size == len(prompt.data) == prompt.size
+    assert prompt == TextPrompt(prompt.data) and not prompt.is_empty

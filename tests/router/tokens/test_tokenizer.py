@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import tokenizers
 
 from router.prompt import sent_prompt
 from router.tokens.encoder import AT_ONCE_CHARS, LocalEncoder
+from router.tokens.fast_tokenizer import Encoded
 from router.tokens.model_files import read_templates
 from router.tokens.tokenizer import MAX_WAITING, PoolTokenizer
 from scheduling.chain import Chain
@@ -30,13 +31,15 @@ class CountingEncoder(LocalEncoder):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.given_chars = 0
+        self.given_texts: list[str] = []
         self.threads: set[str] = set()
         self.gate = threading.Event()
         self.gate.set()
 
-    def encode(self, texts: Sequence[str]) -> list[bytes]:
+    def encode(self, texts: list[str]) -> Encoded:
         assert self.gate.wait(30)
         self.given_chars += sum(map(len, texts))
+        self.given_texts += texts
         self.threads.add(threading.current_thread().name)
         return super().encode(texts)
 
@@ -111,6 +114,27 @@ async def test_a_later_turn_is_tokenized_from_its_own_words_on(
     await chain_of(tokenizer, chat(*first, "answer", "and now?"))
     assert encoder.given_chars < 200
     assert results == ["exact", "exact"]
+
+
+async def test_a_message_s_end_and_the_opening_of_the_answer_are_one_place_to_start_from(
+    tokenizer: PoolTokenizer, encoder: CountingEncoder
+) -> None:
+    first = ["system " * 400, "question " * 400]
+    await chain_of(tokenizer, chat(*first))
+    encoder.given_texts.clear()
+    await chain_of(tokenizer, chat(*first, "answer " * 200, "and now?"))
+    assert encoder.given_texts[0].startswith("<|im_end|>\n<|im_start|>assistant\nanswer")
+    assert encoder.given_texts[-1] == "<|im_end|>\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n"
+
+
+async def test_byte_blocks_are_not_made_where_tokens_are(
+    tokenizer: PoolTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pieces: object) -> bytes:
+        raise AssertionError("the prompt was rendered for byte blocks")
+
+    monkeypatch.setattr("scheduling.blocks.joined", refuse)
+    assert await chain_of(tokenizer, chat("system", "question")) is not None
 
 
 async def test_lora_and_salt_separate_chains_and_what_is_kept_of_them(
