@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from router.trace_context import TraceContext
@@ -92,7 +93,7 @@ def _with_texts(given: Any, long_texts: LongTexts, left_out: frozenset[str]) -> 
     return given
 
 
-@value
+@dataclass(slots=True)
 class SentPrompt:
     """What a scheduled request says about its prompt, for any pool."""
 
@@ -104,7 +105,7 @@ class SentPrompt:
     engine is not to truncate it."""
     output_limit: int | None
     """Tokens of the answer at most."""
-    source: TokenSource | None = None
+    source: TokenSource | None = field(default=None, compare=False)
     """None where the engine's tokens cannot be computed from text: token ids, several prompts, truncation, what only an
     instance has stored."""
     pooled: bool = False
