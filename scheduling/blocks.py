@@ -37,7 +37,7 @@ Piece = bytes | str
 class TextPrompt:
     """A prompt as bytes: equal leading bytes mean equal leading tokens.
 
-    It is made of pieces, which become bytes when these are first asked for. Where a tokenizer answers nobody asks.
+    It is made of pieces, which become bytes when these are first asked for: not at all where a tokenizer answers.
     """
 
     __slots__ = ("_data", "_pieces", "_size", "image_ends", "media_at", "other_media")
