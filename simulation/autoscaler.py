@@ -19,7 +19,7 @@ from simulation.event_queue import EventQueue, Priority
 from simulation.leader import Leader
 from simulation.scalers import planner_of
 from simulation.simulated_fleet import SimulatedFleet
-from statestore.led import LedPool
+from statestore.led import LedScaling
 from statestore.memory.state import PoolState
 
 INTERVAL_S = 1.0
@@ -62,7 +62,7 @@ class SimulatedAutoscaler:
             arrived=arrived,
             planner=planner_of(autoscale.scaler, autoscale.settings, dict(autoscale.options)),
         )
-        self._scaling = LedPool(
+        self._scaling = LedScaling(
             state, leader.fence, now=self._now, actuate=lambda _: ActuatorReply(False, "no actuator")
         )
         self.changes: list[SizeChange] = []

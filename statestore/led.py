@@ -7,14 +7,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from scheduling.scale_record import ScaleRecord
 from statestore.base import PoolStore
 from statestore.memory.state import PoolState
 
-_FENCED = frozenset(
-    name
-    for name, method in inspect.getmembers(PoolStore, inspect.isfunction)
-    if "fence" in inspect.getfullargspec(method).kwonlyargs
-)
+
+def _is_fenced(method: Any) -> bool:
+    fence = inspect.signature(method).parameters.get("fence")
+    return fence is not None and fence.kind is fence.KEYWORD_ONLY
+
+
+_FENCED = frozenset(name for name, method in inspect.getmembers(PoolStore, inspect.isfunction) if _is_fenced(method))
 
 
 class LedPool:
@@ -23,12 +26,22 @@ class LedPool:
     Each call returns what the store's returns: an awaitable of a ``PoolStore``, the answer itself of a ``PoolState``.
     """
 
-    def __init__(self, pool: PoolStore | PoolState, fence: int, **more: Callable[..., Any]) -> None:
-        """``more`` are calls that the store does not have: ``now`` and ``actuate`` of ``scheduling.scale_job``."""
+    def __init__(self, pool: PoolStore | PoolState, fence: int) -> None:
         self._pool = pool
         self._fence = fence
-        vars(self).update(more)
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._pool, name)
         return partial(call, fence=self._fence) if name in _FENCED else call
+
+
+class LedScaling(LedPool):
+    """The fleet of ``scheduling.scale_job``."""
+
+    def __init__(
+        self, pool: PoolStore | PoolState, fence: int, *, now: Callable[[], Any], actuate: Callable[[ScaleRecord], Any]
+    ) -> None:
+        """``now`` gives a ``FleetNow``, ``actuate`` an ``ActuatorReply`` or None while the actuator works."""
+        super().__init__(pool, fence)
+        self.now = now
+        self.actuate = actuate

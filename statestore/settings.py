@@ -2,45 +2,74 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, AnyHttpUrl, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 from pydantic_core import PydanticCustomError
 
 from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceSpec, InstanceState, Role
 from scheduling.scale_settings import AutoscaleSettings
 from statestore.url import parse_store_url
 
-_BASE_URL = re.compile(r"https?://[^\s\x00-\x1f\x7f?#]*")
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
 _KEY_BLANKS = " \t\r\n"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_PORT = re.compile(r"\{port([+-]\d{1,5})?\}")
+_PLACEHOLDER = re.compile(r"\{(host|port)(?:([+-])(\d{1,5}))?\}")
 
 
 def _base_url(url: str) -> str:
     """The URL without its last slash; refused unless a server can be found there and a path be appended."""
-    reason = "it has a blank, a control character, a query or a fragment, or does not begin with http:// or https://"
-    if _BASE_URL.fullmatch(url):
+    if (reason := _why_no_base_url(url)) is not None:
+        raise PydanticCustomError("base_url", "must be http://HOST:PORT: {reason}", {"reason": reason})
+    return url.rstrip("/")
+
+
+def _why_no_base_url(url: str) -> str | None:
+    if not re.match(r"https?://", url):
+        return "it does not begin with http:// or https://"
+    if _BLANK.search(url):  # before it is parsed: that drops line ends
+        return "it contains a blank or a control character"
+    if "?" in url or "#" in url:
+        return "a query or a fragment cannot be part of it"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:  # of the port, too
+        return str(error)
+    if port == 0:
+        return "no server has port 0"
+    return None if host and _is_host(host) else "its host is missing or invalid"
+
+
+def _is_host(host: str) -> bool:
+    if ":" in host:  # urlsplit has found brackets around it
         try:
-            parsed = AnyHttpUrl(url)
-            (parsed.host or "").encode("idna")
-            if parsed.port:
-                return url.rstrip("/")
-            reason = "no server has port 0"
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-        except UnicodeError:  # which a look-up of the name would raise
-            reason = "a part of its host is empty or too long"
-    raise PydanticCustomError("base_url", "must be http://HOST:PORT: {reason}", {"reason": reason})
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            return False
+        return True
+    try:
+        ascii_host = host.encode("idna").decode()
+    except UnicodeError:  # a label is empty, too long, or cannot be written in ASCII
+        return False
+    return len(ascii_host) <= 253 and _HOST_NAME.fullmatch(ascii_host) is not None
+
+
+def _instance_id(instance_id: str) -> str:
+    if instance_id in (".", ".."):  # what clients make of /admin/instances/..
+        raise PydanticCustomError("instance_id", "must not be '.' or '..': it is part of a path")
+    return instance_id
 
 
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 """Where a server is; a path, with its slash, is appended to it."""
 
-InstanceId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:-][A-Za-z0-9_.:-]{0,127}$")]
-"""It is part of a path, where clients take '.' and '..' for other things: so no dot comes first."""
+InstanceId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$"), AfterValidator(_instance_id)]
 
 MAX_KV_CAPACITY_TOKENS = 10**12
 MAX_BLOCK_TOKENS = 10**5
@@ -92,14 +121,25 @@ class StoreSettings(BaseModel):
 
 
 def _endpoint_template(template: str) -> str:
-    if not re.fullmatch(r"tcp://.+:\d+|ipc://.+", _fill(template, "host", 30_000)):
+    try:
+        urlsplit(_fill(template, "host", 30_000))
+        fits = re.fullmatch(r"(tcp://.+:\d+|ipc://.+)", _fill(template, "host", 30_000)) is not None
+    except ValueError:
+        fits = False
+    if not fits:
         told = "{host} and {port+10000} are filled in"
         raise PydanticCustomError("endpoint", "must be tcp://HOST:PORT; {told}", {"told": told})
     return template
 
 
 def _fill(template: str, host: str, port: int) -> str:
-    return _PORT.sub(lambda found: str(port + int(found[1] or 0)), template.replace("{host}", host))
+    def filled(found: re.Match[str]) -> str:
+        name, sign, offset = found.groups()
+        if name == "host":
+            return host
+        return str(port + (int(offset or 0) if sign != "-" else -int(offset)))
+
+    return _PLACEHOLDER.sub(filled, template)
 
 
 EventEndpoint = Annotated[str, AfterValidator(_endpoint_template)]
@@ -128,12 +168,12 @@ class KvEventSettings(BaseModel):
 
 
 def _endpoint(template: str, url: str, rank: int | None) -> str:
-    server = AnyHttpUrl(url)
-    filled = _fill(template, server.host or "", server.port or 0)
-    if not rank:
-        return filled
-    if not filled.startswith("tcp://"):
-        return f"{filled}_dp{rank}"
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    filled = _fill(template, f"[{host}]" if ":" in host else host, port)
+    if not rank or not filled.startswith("tcp://"):
+        return filled + (f"_dp{rank}" if rank else "")
     address, _, base = filled.rpartition(":")
     return f"{address}:{int(base) + rank}"
 

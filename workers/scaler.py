@@ -11,7 +11,7 @@ from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
 from statestore.base import PoolStore
 from statestore.clock import Clock
-from statestore.led import LedPool
+from statestore.led import LedScaling
 from statestore.settings import PoolSettings
 from workers.actuators import Asking, actuator_of
 from workers.metrics import WorkerMetrics
@@ -46,7 +46,7 @@ class Scaler:
         self._reader = reader
         self._metrics = metrics
         self._asking = Asking(actuator_of(settings.autoscale), pool.name, clock)
-        self._scaling = LedPool(pool, fence, now=self._now, actuate=self._asking.ask)
+        self._scaling = LedScaling(pool, fence, now=self._now, actuate=self._asking.ask)
         self._keeper = ScaleKeeper(
             settings.autoscale,
             worker_id,

@@ -45,7 +45,8 @@ def test_a_url_at_which_a_server_can_be_is_taken(url: str) -> None:
         ("http://:80", "host"),
         ("http://a..b:1", "host"),
         (f"http://{'x' * 300}:1", "host"),
-        ("http://h<o>:1", "domain name"),
+        (f"http://{'.'.join(['x' * 60] * 5)}:1", "host"),
+        ("http://h<o>:1", "host"),
         ("http://a/b?x=1", "query"),
         ("http://a/b#f", "query"),
         ("http://a/b?", "query"),
@@ -56,7 +57,7 @@ def test_a_url_at_which_no_server_can_be_is_refused_with_the_reason(url: str, re
         InstanceSettings(id="a", url=url)
 
 
-@pytest.mark.parametrize("instance_id", [".", "..", ".a", "", "a/b", "x" * 129])
+@pytest.mark.parametrize("instance_id", [".", "..", "", "a/b", "x" * 129])
 def test_an_id_that_no_path_can_name_is_refused(instance_id: str) -> None:
     with pytest.raises(ValidationError, match="id"):
         InstanceSettings(id=instance_id, url=URL)
