@@ -53,7 +53,7 @@ class TokenSource:
     @property
     def has_media(self) -> bool:
         """Tokens can be computed of what comes before the first message with media."""
-        return self.prompt.media_at is not None
+        return self.prompt.has_media
 
     @property
     def parts(self) -> int:

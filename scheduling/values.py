@@ -1,8 +1,7 @@
 """Values and records that are made for every request: dataclasses to readers and to the type checker, built in C.
 
-The constructor that ``dataclass`` writes is Python and assigns field by field. A request makes thirty such objects, and
-their constructors were a tenth of all that the interpreter executed for it. ``msgspec`` makes the same classes with a
-constructor in C.
+The constructor that ``dataclass`` writes is Python and assigns field by field, which a request would pay for at each of
+the many objects that it makes. ``msgspec`` makes the same classes with a constructor in C.
 """
 
 from __future__ import annotations
