@@ -43,10 +43,11 @@ class Outbox:
         self._posted: deque[tuple[Release, Callable[[], None] | None]] = deque()
         self._limit = limit
         self._clock = clock
-        self._arrived = asyncio.Event()
-        self._owed = 0
-        self._settled = asyncio.Event()
-        self._settled.set()
+        self._arrival: asyncio.Future[None] | None = None
+        """What an empty outbox waits for."""
+        self._delivers = False
+        self._settled: asyncio.Event | None = None
+        """What those wait for who flush."""
         self.dropped = dropped or Counter()
 
     def __len__(self) -> int:
@@ -61,28 +62,32 @@ class Outbox:
                 settled()
             return
         self._posted.append((release, settled))
-        self._owed += 1
-        if self._owed == 1:
-            self._settled.clear()
-        if len(self._posted) == 1:
-            self._arrived.set()
+        if (arrival := self._arrival) is not None:
+            self._arrival = None
+            arrival.set_result(None)
 
     async def run(self) -> None:
         """Deliver until cancelled."""
+        loop, waiting = asyncio.get_running_loop(), self._posted
         while True:
-            while not self._posted:
-                self._arrived.clear()
-                await self._arrived.wait()
-            posted = [self._posted.popleft() for _ in range(min(TOGETHER, len(self._posted)))]
+            if not waiting:
+                self._arrival = loop.create_future()
+                try:
+                    await self._arrival
+                finally:
+                    self._arrival = None
+            posted = [waiting.popleft() for _ in range(min(TOGETHER, len(waiting)))]
+            self._delivers = True
             try:
                 await self._deliver_all([release for release, _ in posted])
             finally:
+                self._delivers = False
                 for _, settled in posted:
                     if settled is not None:
                         settled()
-                self._owed -= len(posted)
-                if self._owed == 0:
+                if self._settled is not None and not waiting:
                     self._settled.set()
+                    self._settled = None
 
     async def _deliver_all(self, releases: Sequence[Release]) -> None:
         delay_s = FIRST_RETRY_S
@@ -104,4 +109,7 @@ class Outbox:
 
     async def flush(self) -> None:
         """Wait until everything posted has been delivered, refused or dropped."""
-        await self._settled.wait()
+        if self._posted or self._delivers:
+            if self._settled is None:
+                self._settled = asyncio.Event()
+            await self._settled.wait()

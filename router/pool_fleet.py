@@ -78,12 +78,12 @@ class PoolFleet:
             raise
         finally:
             call.latency_s.observe(time.perf_counter() - started_s)
-        self._note(reply.epoch, reply.tree_version, reply.loads)
+        self._note(reply)
         return reply
 
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         seen = await measured(self._observing, self._store.observe(instance_ids, chain))
-        self._note(seen.epoch, seen.tree_version, seen.loads)
+        self._note(seen)
         return seen
 
     async def refresh(self) -> None:
@@ -114,9 +114,12 @@ class PoolFleet:
         except StoreError as error:
             log.debug("pool %s: a queue could not be planned: %s", self._store.name, error)
 
-    def _note(self, epoch: int, tree_version: int, loads: Mapping[str, InstanceLoad]) -> None:
-        self._keeper.note(epoch, tree_version)
-        self._seen.update(dict.fromkeys(loads, loads))
+    def _note(self, reply: PlaceReply | Observation) -> None:
+        view = self._keeper.view
+        # Not "newer than": a store that came back empty counts from the start again.
+        if reply.epoch != view.epoch or reply.tree_version != view.tree_version:
+            self._keeper.renew()
+        self._seen.update(dict.fromkeys(reply.loads, reply.loads))
 
     # estimates ----------------------------------------------------------------------------------------------
     def forget_departed(self) -> None:

@@ -70,12 +70,9 @@ class ViewKeeper:
         self.follow: Callable[[Mapping[str, Any]], None] = lambda overrides: None
         """Called with the scheduling settings that were changed in the running fleet, after every refresh."""
 
-    def note(self, epoch: int, tree_version: int) -> None:
-        """Compare what a reply shows; wakes the keeper when the copy is out of date. Never waits."""
-        view = self.view
-        # Not "newer than": a store that came back empty counts from the start again.
-        if epoch != view.epoch or tree_version != view.tree_version:
-            self._wanted.set()
+    def renew(self) -> None:
+        """The copy is out of date, as a reply shows: read it again soon. Never waits."""
+        self._wanted.set()
 
     async def refresh(self) -> ClusterView:
         """The view as of now, or later: read after the call. Waits for two reads of the store at most.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -56,7 +56,7 @@ class _Calls:
 
     def ended(self) -> None:
         self.under_way -= 1
-        if not self.under_way:
+        if self.settled is not None and not self.under_way:
             self.quiet.set()
 
     async def until_quiet(self) -> None:
@@ -80,8 +80,13 @@ class FailoverPool:
     ) -> None:
         self._primary = primary
         self.name = primary.name
+        trusts: dict[str, Callable[[Any], bool]] = {
+            "membership": self._trusts_members,
+            "place": self._trusts_reply,
+            "observe": self._trusts_reply,
+        }
         for call in OF_REQUESTS:
-            setattr(self, call, partial(self._either, call))
+            setattr(self, call, partial(self._either, call, getattr(primary, call), trusts.get(call)))
         for call in OF_THE_FLEET:
             setattr(self, call, partial(self._of_the_fleet, call))
         self._live: Callable[[int], Sequence[Request]] = lambda now_ms: ()
@@ -120,38 +125,43 @@ class FailoverPool:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._primary, name)
 
-    async def _either(self, call: str, *arguments: Any, **named: Any) -> Any:
-        """The shared store's answer, else the local one. A call that another one overtook, as that found the store away
-        meanwhile, is made locally as well: the local state has to know of it."""
+    async def _either(
+        self,
+        call: str,
+        shared: Callable[..., Awaitable[Any]],
+        trusts: Callable[[Any], bool] | None,
+        *arguments: Any,
+        **named: Any,
+    ) -> Any:
+        """The answer of the ``shared`` store, else the local one. A call that another one overtook, as that found the
+        store away meanwhile, is made locally as well: the local state has to know of it. An answer that is not trusted
+        shows that the store lost its members; what it reserved all the same is over there at the hand-over."""
         calls = self._calls
         local = self._local if calls.settled is None else await self._local_pool()
         if local is None:
             calls.under_way += 1
             try:
-                answer = await getattr(self._primary, call)(*arguments, **named)
+                answer = await shared(*arguments, **named)
             except StoreError as error:
                 local = self._degrade(error)
             else:
-                if self._local is None and self._trusts(answer):
+                if self._local is None and (trusts is None or trusts(answer)):
                     return answer
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
             finally:
                 calls.ended()
         return await getattr(local, call)(*arguments, **named)
 
-    def _trusts(self, answer: Any) -> bool:
-        """Whether the store still has its members. Keeps members and the loads of replies. What an untrusted store
-        reserved all the same is over there at the hand-over."""
-        known = self._known
-        if isinstance(answer, Membership):
-            if known is not None and lost_members(answer, known):
-                return False
-            self._known = answer
-            self._seen = {name: loads for name, loads in self._seen.items() if name in answer.instances}
-        elif isinstance(answer, (PlaceReply, Observation)):
-            self._seen.update(dict.fromkeys(answer.loads, answer.loads))
-            return known is None or answer.epoch >= known.epoch
+    def _trusts_members(self, found: Membership) -> bool:
+        if self._known is not None and lost_members(found, self._known):
+            return False
+        self._known = found
+        self._seen = {name: loads for name, loads in self._seen.items() if name in found.instances}
         return True
+
+    def _trusts_reply(self, reply: PlaceReply | Observation) -> bool:
+        self._seen.update(dict.fromkeys(reply.loads, reply.loads))
+        return self._known is None or reply.epoch >= self._known.epoch
 
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:

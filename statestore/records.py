@@ -108,11 +108,11 @@ class Record:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(sorted(names, key=lambda name: name not in _TEXTS))
-        self._format = "{" + ",".join(f'"{name}":{_form(name)}' for name in self.names) + "}"
+        self.form = "{" + ",".join(f'"{name}":{_form(name)}' for name in self.names) + "}"
 
     def pack(self, values: Sequence[Any]) -> bytes:
         """By the order of ``names``; None is an empty text."""
-        return (self._format % tuple(["" if each is None else each for each in values])).encode()
+        return (self.form % tuple(["" if each is None else each for each in values])).encode()
 
     def fields(self, text: bytes) -> dict[str, Any]:
         """By name."""
@@ -121,7 +121,7 @@ class Record:
 
     def lua(self, table: str) -> Mapping[str, str]:
         """Code for a script, of values in a Lua table."""
-        return {"format": f"'{self._format}'", "values": ", ".join(f"{table}.{name}" for name in self.names)}
+        return {"format": f"'{self.form}'", "values": ", ".join(f"{table}.{name}" for name in self.names)}
 
 
 def _form(name: str) -> str:

@@ -27,11 +27,8 @@ MAX_IN_FLIGHT = 16_384
 _SWEEPS_PER_TIMEOUT = 4
 _NO_REPLY_YET = object()
 
-
-def pack(command: Command) -> bytes:
-    """The command as it is sent."""
-    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]  # the stub knows tuples of one
-    return packed
+pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]  # the stub knows no such
+"""A command as it is sent."""
 
 
 class Wire(asyncio.Protocol):
@@ -117,27 +114,23 @@ class Wire(asyncio.Protocol):
 
     # asyncio.Protocol --------------------------------------------------------------------------------------
     def data_received(self, data: bytes) -> None:
-        reader = self._reader
+        reader, in_flight = self._reader, self._in_flight
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not _NO_REPLY_YET:
-                self._accept(reply)
-        except hiredis.ProtocolError:
+                future, _ = in_flight.popleft()
+                if isinstance(reply, Exception):
+                    self._refuse(future, reply)
+                elif not future.done():
+                    future.set_result(reply)
+        except (hiredis.ProtocolError, IndexError):  # or a reply without a command
             self.abort()
 
-    def _accept(self, reply: Any) -> None:
-        if not self._in_flight:  # a reply without a command
+    def _refuse(self, future: asyncio.Future[Any], error: Exception) -> None:
+        if isinstance(error, MovedElsewhereError):
             self.abort()
-            return
-        future, _ = self._in_flight.popleft()
-        if isinstance(reply, MovedElsewhereError):
-            self.abort()
-        if future.done():
-            return
-        if isinstance(reply, Exception):
-            future.set_exception(reply)
-        else:
-            future.set_result(reply)
+        if not future.done():
+            future.set_exception(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -208,15 +201,15 @@ class Calls:
         """Send a command; the awaitable gives the reply as the server sent it. ``timeout_s`` is for one that waits at
         the server: it needs ``Calls`` of its own, as those behind it wait too."""
         wire, command = self._wire, pack(arguments)
-        if wire is not None and wire.takes_commands:
-            return wire.send(command, timeout_s)
-        return self._send_when_ready(command, timeout_s)
+        if wire is None or not wire.takes_commands:
+            return self._send_when_ready(command, timeout_s)
+        return wire.send(command, timeout_s)
 
     async def together(self, commands: Sequence[Command]) -> list[Any]:
         """Run commands as one transaction: nothing comes between them."""
         wire = await self._ready()
         # In one piece: on a shared connection no other command may slip in, and no part may be left out.
-        futures = [wire.send(pack(command)) for command in (("MULTI",), *commands, ("EXEC",))]
+        futures = [wire.send(pack(tuple(command))) for command in (("MULTI",), *commands, ("EXEC",))]
         replies = await asyncio.gather(*futures, return_exceptions=True)
         results: list[Any] = replies[-1] if isinstance(replies[-1], list) else []
         for reply in (*replies, *results):

@@ -147,7 +147,7 @@ REQUEST_TEXTS = ("placed", "told")
 
 def told_of(request: Request) -> bytes:
     """What its replica tells of a request; it never changes."""
-    return TOLD.pack(_told(request))
+    return (TOLD.form % _told(request)).encode()
 
 
 def placed_of(request: Request) -> bytes:

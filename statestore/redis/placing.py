@@ -15,8 +15,11 @@ from scheduling.legs import Leg
 from scheduling.placement import Placement, PlaceReply, PlaceStatus
 from scheduling.ways import Side
 from scheduling.weights import Form, Weights
-from statestore.redis.calls import Argument
+from statestore.redis.calls import Argument, Calls
 from statestore.redis.codec import HASH_BYTES, ToldLoads, pack_chain, queue_head_from, told_of
+
+MAX_PLACEMENTS = 16
+"""That share a script at most: it stops everything else, and its memory is not reused before it ends."""
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -25,8 +28,18 @@ _LEGS = {leg.value.encode(): leg for leg in Leg}
 _STATUSES = {status.value.encode(): status for status in PlaceStatus}
 
 
-def arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argument]:
-    """What ``place_requests`` takes; ``key_blocks`` of a chain's head go to the arrival log."""
+def placements_of(pool: bytes, calls: Calls, key_blocks: int) -> Turn[Placement, PlaceReply]:
+    """How requests are placed in the pool, whose keys begin with ``pool``. Of a chain's head, ``key_blocks`` go to the
+    arrival log."""
+
+    async def place(placements: Sequence[Placement]) -> Sequence[PlaceReply]:
+        replies = await calls.script("place_requests", pool, *_arguments_of(placements, key_blocks))
+        return [_reply_from(reply) for reply in replies]
+
+    return Turn(place, MAX_PLACEMENTS)
+
+
+def _arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argument]:
     sides: dict[bytes, int] = {}
     arguments: list[Argument] = []
     for placement in placements:
@@ -96,7 +109,7 @@ def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses:
     return orjson.dumps(terms | {name: True for name, is_set in flags.items() if is_set})[1:-1]
 
 
-def reply_from(reply: Sequence[Any]) -> PlaceReply:
+def _reply_from(reply: Sequence[Any]) -> PlaceReply:
     status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, queue, leg, *seen = reply
     return PlaceReply(
         _STATUSES[status],

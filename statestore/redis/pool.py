@@ -12,7 +12,7 @@ import orjson
 from scheduling.chain import Chain
 from scheduling.granting import CommitReply, Grant
 from scheduling.instance import InstanceSpec, InstanceState, Role
-from scheduling.placement import Observation, Placement, PlaceReply
+from scheduling.placement import Observation
 from scheduling.queue_order import QueueOrder, QueuePlan
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
@@ -28,11 +28,8 @@ from statestore.redis.calls import Argument, Calls, Command
 from statestore.redis.changes import Change
 from statestore.redis.kv_events import READ_SO_FAR, KvEventCalls
 from statestore.redis.leader import LeaderCalls
-from statestore.redis.placing import Turn, arguments_of, reply_from
+from statestore.redis.placing import placements_of
 from statestore.redis.subscriber import GrantSubscriber
-
-MAX_PLACEMENTS = 16
-"""That share a script at most: it stops everything else, and its memory is not reused before it ends."""
 
 
 class RedisPool(KvEventCalls, LeaderCalls):
@@ -53,7 +50,8 @@ class RedisPool(KvEventCalls, LeaderCalls):
         self._configured = scheduling
         self._overrides: Mapping[str, Any] = {}
         self._subscriber = subscriber
-        self._placements = Turn(self._place, MAX_PLACEMENTS)
+        self._placements = placements_of(keys.base, calls, scheduling.max_key_blocks)
+        self.place = self._placements.ask
 
     def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
         """Not used here; ``statestore.failover`` uses it."""
@@ -183,13 +181,6 @@ class RedisPool(KvEventCalls, LeaderCalls):
         return await self._last_logged(self._keys.settings_history, SettingsChange, limit)
 
     # the life of a request -------------------------------------------------------------------------------
-    async def place(self, placement: Placement) -> PlaceReply:
-        return await self._placements.ask(placement)
-
-    async def _place(self, placements: Sequence[Placement]) -> Sequence[PlaceReply]:
-        arguments = arguments_of(placements, self._configured.max_key_blocks)
-        return [reply_from(reply) for reply in await self._run("place_requests", *arguments)]
-
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         reply = await self._run("observe_instances", codec.pack_chain(chain.hashes), *instance_ids)
         epoch, tree_version, sequence, now_ms, *seen = reply

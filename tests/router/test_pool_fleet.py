@@ -10,6 +10,7 @@ import pytest
 from router.errors import QueueFullError, SloUnreachableError
 from router.outcome import FailureKind, InstanceFailure, Outcome
 from router.runtime import Runtime
+from scheduling.chain import Chain
 from scheduling.leader_jobs import sweep_queue
 from scheduling.queue_order import QueueOrder
 from scheduling.request import RequestState
@@ -20,6 +21,7 @@ from tests.statestore.samples import first_token
 
 LONG = "word " * 1000
 """1250 tokens: more than the dispatch window, 1.25 s of prefill."""
+CHAIN = Chain((1, 2), 16, 40)
 DEADLINES = SchedulingSettings(policy="dualmap", queue_order="deadline", block_tokens=16, max_deferred_s=0.0)
 
 
@@ -38,6 +40,35 @@ async def busy_instance(runtime: Runtime, tools: Any) -> list[Any]:
 async def state_of(store: Any, request_id: str) -> RequestState:
     state: RequestState = (await store.pool("default").records([request_id]))[request_id].state
     return state
+
+
+# what replies show of the members -------------------------------------------------------------------------------
+
+
+async def test_a_reply_of_another_epoch_has_the_view_read_again(start_runtime: Any, store: Any, tools: Any) -> None:
+    pool = (await start_runtime(instances=(tools.spec("a"),))).pools.pools["default"]
+    await store.pool("default").put_instance(tools.spec("b"))
+    assert pool.view.view.ready == ("a",)
+
+    await pool.fleet.observe(["a"], CHAIN)
+    await tools.settle()
+
+    assert pool.view.view.ready == ("a", "b")
+
+
+async def test_a_store_that_starts_counting_again_is_followed(
+    start_runtime: Any, store: Any, clock: Any, tools: Any, scheduling: Any
+) -> None:
+    pool = (await start_runtime(instances=[tools.spec(name) for name in "abc"])).pools.pools["default"]
+    emptied = type(store)(scheduling, now_ms=clock.now_ms).pool("default")
+    pool.view._pool = pool.fleet._store = emptied
+    await emptied.put_instance(tools.spec("d"))
+    assert (await emptied.membership()).epoch < pool.view.view.epoch
+
+    await pool.fleet.observe(["d"], CHAIN)
+    await tools.settle()
+
+    assert pool.view.view.ready == ("d",)
 
 
 # who plans -------------------------------------------------------------------------------------------------------

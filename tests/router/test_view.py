@@ -9,14 +9,11 @@ import pytest
 
 from router.metrics import RouterMetrics
 from router.view import ViewKeeper, next_view
-from scheduling.chain import Chain
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState
 from scheduling.view import ClusterView
 from statestore.base import Membership
 from statestore.errors import StoreUnavailableError
-
-CHAIN = Chain((1, 2), 16, 40)
 
 
 def keeper(pool: Any, clock: Any, **options: Any) -> ViewKeeper:
@@ -24,7 +21,7 @@ def keeper(pool: Any, clock: Any, **options: Any) -> ViewKeeper:
     return ViewKeeper(pool, clock=clock, call=call, **options)
 
 
-async def test_an_observation_of_another_epoch_wakes_the_keeper(store: Any, clock: Any, tools: Any) -> None:
+async def test_the_copy_is_read_again_when_it_is_known_to_be_out_of_date(store: Any, clock: Any, tools: Any) -> None:
     pool = store.pool("default")
     kept = keeper(pool, clock)
     running = asyncio.create_task(kept.run())
@@ -32,8 +29,7 @@ async def test_an_observation_of_another_epoch_wakes_the_keeper(store: Any, cloc
     await pool.put_instance(tools.spec("a"))
     assert kept.view.ready == ()
 
-    seen = await pool.observe(["a"], CHAIN)
-    kept.note(seen.epoch, seen.tree_version)
+    kept.renew()
     await tools.settle()
 
     assert kept.view.ready == ("a",)
@@ -50,28 +46,6 @@ async def test_an_idle_keeper_looks_by_itself(store: Any, clock: Any, tools: Any
     await clock.advance(1.1)
 
     assert kept.view.ready == ("a",)
-    running.cancel()
-
-
-async def test_a_store_that_starts_counting_again_is_followed(
-    store: Any, clock: Any, tools: Any, scheduling: Any
-) -> None:
-    kept = keeper(store.pool("default"), clock)
-    for name in "abc":
-        await store.pool("default").put_instance(tools.spec(name))
-    await kept.refresh()
-    emptied = type(store)(scheduling, now_ms=clock.now_ms).pool("default")
-    kept._pool = emptied
-    running = asyncio.create_task(kept.run())
-    await tools.settle()
-    await emptied.put_instance(tools.spec("d"))
-    assert (await emptied.membership()).epoch < 3
-
-    seen = await emptied.observe(["d"], CHAIN)
-    kept.note(seen.epoch, seen.tree_version)
-    await tools.settle()
-
-    assert kept.view.ready == ("d",)
     running.cancel()
 
 

@@ -90,7 +90,7 @@ async def test_placements_that_share_a_script_are_made_as_if_each_came_alone(
 ) -> None:
     together, alone = store.pool("together"), store.pool("alone")
     if isinstance(together, RedisPool):  # the first one shares it, too: over another connection it may come later
-        monkeypatch.setattr(together._placements, "ask", together._placements.add)
+        monkeypatch.setattr(together, "place", together._placements.add)
     for pool in (together, alone):
         for name in ("a", "b"):
             await pool.put_instance(instance(name, max_running_requests=1, max_queued_requests=2))
