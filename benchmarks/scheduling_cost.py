@@ -72,7 +72,8 @@ class CannedFleet:
     def place(self, placement: Placement) -> PlaceReply:
         first, last = placement.instances[0], placement.instances[-1]
         seen = {first: self.loads[first], last: self.loads[last]}
-        return PlaceReply(PlaceStatus.DISPATCHED, 1, 1, 0, seen, first, last)
+        hits = {name: load.hit_blocks for name, load in seen.items()}
+        return PlaceReply(PlaceStatus.DISPATCHED, 1, 1, 0, seen, first, last, hits=hits)
 
     def observe(self, instance_ids: tuple[str, ...], chain: Chain) -> Observation:
         return Observation(1, 1, 1, self.loads)

@@ -104,9 +104,11 @@ class Policy(Protocol):
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
         """What a placement costs. A policy that does not weigh only says what TTFT to expect."""
 
-    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str, other: str) -> Reason:
+    def reason(
+        self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str
+    ) -> Reason:
         """Why the instance of least cost was taken, and not the ``other`` one that costs the least beside it. Only
-        policies that weigh are asked."""
+        policies that weigh are asked. ``hits``, in blocks, are at hand; a load is made when it is asked for."""
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
         """Decide from the loads of the candidates (in their order; those gone meanwhile are missing).

@@ -115,6 +115,8 @@ class PlaceReply:
     """The queue where the request is held although there is room: to be planned."""
     leg: Leg = Leg.WHOLE
     """As which it was placed."""
+    hits: Mapping[str, int] = field(default_factory=dict)
+    """The hit blocks of the loads: to make a load may take work."""
 
 
 @value
@@ -266,14 +268,13 @@ class Search:
             reply: PlaceReply = yield methodcaller("place", placement)
             if reply.status in _NONE_CHOSEN:
                 return (yield from self._none_chosen(placement, reply))
-            chosen, other = reply.instance_id, reply.alternative_id
-            assert chosen is not None
+            assert reply.instance_id is not None
+            where = reply.instance_id, reply.alternative_id, reply.hits, reply.loads
             way = ways[-1] if reply.leg is ways[-1].leg else ways[0]
             if way.leg is Leg.DECODE:  # at once: what is kept for later would keep the chain
-                transfer = judge_transfer(self.policy, way, chosen, other, reply.loads, reply.uncached_tokens)
+                transfer = judge_transfer(self.policy, way, *where, reply.uncached_tokens)
                 return Placed(reply, way.instances, transfer)
-            meaning = partial(judge, self.policy, way, chosen, other, reply.loads, self.decode_stall_s)
-            return Placed(reply, way.instances, meaning)
+            return Placed(reply, way.instances, partial(judge, self.policy, way, *where, self.decode_stall_s))
         self.trips += 1
         named, chain = named_in(ways), self.query.chain
         seen: Observation = yield methodcaller("observe", named, chain)

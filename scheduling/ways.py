@@ -62,20 +62,21 @@ def judge(
     way: Way,
     chosen: str,
     alternative_id: str | None,
+    hits: Mapping[str, int],
     loads: Mapping[str, InstanceLoad],
     stall_from_s: float,
 ) -> tuple[Decision, Form]:
-    """What the store chose of the instances of this way, as a decision."""
-    load, chain = loads[chosen], way.query.chain
-    features = features_of(load, chain, stall_from_s)
+    """What the store chose of the instances of this way, as a decision. ``hits`` are those of the loads."""
+    chain = way.query.chain
+    features = features_of(loads[chosen], chain, stall_from_s)
     decision = Decision(
         chosen,
-        load.hit_blocks,
-        chain.uncached_tokens(load.hit_blocks),
+        hits[chosen],
+        chain.uncached_tokens(hits[chosen]),
         way.expected_ttft_s(features),
-        Reason.ONLY_ONE if alternative_id is None else policy.reason(way.query, loads, chosen, alternative_id),
+        Reason.ONLY_ONE if alternative_id is None else policy.reason(way.query, hits, loads, chosen, alternative_id),
         alternative_id,
-        0 if alternative_id is None else chain.uncached_tokens(loads[alternative_id].hit_blocks),
+        0 if alternative_id is None else chain.uncached_tokens(hits[alternative_id]),
     )
     return decision, features
 
@@ -85,6 +86,7 @@ def judge_transfer(
     way: Way,
     chosen: str,
     alternative_id: str | None,
+    hits: Mapping[str, int],
     loads: Mapping[str, InstanceLoad],
     uncached_tokens: int,
 ) -> tuple[Decision, Form]:
@@ -96,7 +98,7 @@ def judge_transfer(
         (chain.prompt_tokens - uncached_tokens) // chain.block_tokens,
         uncached_tokens,
         transfer.constant + transfer.uncached_tokens * uncached_tokens,
-        Reason.ONLY_ONE if alternative_id is None else policy.reason(way.query, loads, chosen, alternative_id),
+        Reason.ONLY_ONE if alternative_id is None else policy.reason(way.query, hits, loads, chosen, alternative_id),
         alternative_id,
     )
     return decision, _NO_FEATURES

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scheduling.backoff import backoff_s, worth_logging
 from scheduling.granting import Grant
@@ -44,6 +44,7 @@ OF_REQUESTS = frozenset({"membership", "place", "observe", "commit", "release", 
 """The calls that a local state answers while the store is away."""
 OF_THE_FLEET = frozenset({"snapshot", "overview"})
 """Those that have no answer then, and that tell that it is away."""
+_CALLS = frozenset(name for name in dir(PoolStore) if not name.startswith("_"))
 
 
 @dataclass(slots=True)
@@ -70,6 +71,10 @@ class FailoverPool:
     snapshots, operators' and leaders' calls do: the state of one replica is not the fleet's. What is not defined here
     goes to the shared store and fails with it."""
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def __init__(
         self,
         primary: PoolStore,
@@ -89,6 +94,8 @@ class FailoverPool:
             setattr(self, call, partial(self._either, call, getattr(primary, call), trusts.get(call)))
         for call in OF_THE_FLEET:
             setattr(self, call, partial(self._of_the_fleet, call))
+        for call in _CALLS.difference(dir(self)):
+            setattr(self, call, getattr(primary, call))
         self._live: Callable[[int], Sequence[Request]] = lambda now_ms: ()
         self._scheduling = scheduling
         self._clock = clock if clock is not None else RealClock()
@@ -122,9 +129,6 @@ class FailoverPool:
             await asyncio.gather(self._returning, return_exceptions=True)
 
     # calls of requests -----------------------------------------------------------------------------------
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._primary, name)
-
     async def _either(
         self,
         call: str,

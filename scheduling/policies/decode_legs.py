@@ -25,5 +25,7 @@ class DecodeLegs(BeyondPair):
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
         return self.rule.decode_weights(self.kv_weight_s, learned)
 
-    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str, other: str) -> Reason:
+    def reason(
+        self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str
+    ) -> Reason:
         return Reason.COST if chosen in query.pair else Reason.BEYOND_PAIR

@@ -44,7 +44,9 @@ class DualMapLeastCost(BeyondPair):
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
         return Weights(self._cost, learned.ttft, Form(self.settings.miss_penalty * query.slo_s))
 
-    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str, other: str) -> Reason:
+    def reason(
+        self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str
+    ) -> Reason:
         if chosen not in query.pair:
             return Reason.BEYOND_PAIR
-        return Reason.CACHE if loads[chosen].hit_blocks > loads[other].hit_blocks else Reason.COST
+        return Reason.CACHE if hits[chosen] > hits[other] else Reason.COST

@@ -41,7 +41,9 @@ class FleetPolicy(ABC):
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
         return Weights(Form(), PLAIN_TTFT)
 
-    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str, other: str) -> Reason:
+    def reason(
+        self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str
+    ) -> Reason:
         raise NotImplementedError("the policy chooses: its decision says why")
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:

@@ -50,7 +50,9 @@ class PairPolicy(ABC):
     def _weights(self) -> Weights:
         """What a candidate costs."""
 
-    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str, other: str) -> Reason:
+    def reason(
+        self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str
+    ) -> Reason:
         if query.excluded and chosen not in query.pair:
             return Reason.BEYOND_PAIR
         return self._reason(query, loads[chosen], loads[other])

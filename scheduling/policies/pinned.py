@@ -41,8 +41,10 @@ class Pinned:
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
         return self.policy.weights(query, learned)
 
-    def reason(self, query: RouteQuery, loads: Mapping[str, InstanceLoad], chosen: str, other: str) -> Reason:
-        return Reason.ONLY_ONE if chosen == self.instance_id else self.policy.reason(query, loads, chosen, other)
+    def reason(
+        self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str
+    ) -> Reason:
+        return Reason.ONLY_ONE if chosen == self.instance_id else self.policy.reason(query, hits, loads, chosen, other)
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
         raise NotImplementedError("a pinned request is weighed")

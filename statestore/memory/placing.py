@@ -174,7 +174,8 @@ class Placing:
 
     def _reply(self, status: PlaceStatus, request: Request | None = None, queue: QueueHead | None = None) -> PlaceReply:
         state = self._state
-        told = PlaceReply(status, state.epoch, state.tree_version, self._now_ms, self._seen)
+        hits = {name: load.hit_blocks for name, load in self._seen.items()}
+        told = PlaceReply(status, state.epoch, state.tree_version, self._now_ms, self._seen, hits=hits)
         if request is None:
             return told
         return replace(

@@ -79,29 +79,31 @@ def load_from(instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0)
 class ToldLoads(Mapping[str, InstanceLoad]):
     """Loads by instance id from what a script replied, each made when it is first asked for, which few are."""
 
-    __slots__ = ("_made", "_now_ms", "_told")
+    __slots__ = ("_made", "_now_ms", "_records", "hits")
 
     def __init__(self, flat: Sequence[Any], now_ms: int) -> None:
         """``flat`` is an id, a record, a hit, an id, …"""
-        self._told = dict(zip(map(bytes.decode, flat[::3]), zip(flat[1::3], flat[2::3], strict=True), strict=True))
+        names = [name.decode() for name in flat[::3]]
+        self.hits: dict[str, int] = dict(zip(names, flat[2::3], strict=True))
+        self._records: dict[str, bytes] = dict(zip(names, flat[1::3], strict=True))
         self._now_ms = now_ms
         self._made: dict[str, InstanceLoad] = {}
 
     def __getitem__(self, instance_id: str) -> InstanceLoad:
         load = self._made.get(instance_id)
         if load is None:
-            record, hit_blocks = self._told[instance_id]
+            record, hit_blocks = self._records[instance_id], self.hits[instance_id]
             load = self._made[instance_id] = load_from(instance_id, record, self._now_ms, hit_blocks)
         return load
 
     def __contains__(self, instance_id: object) -> bool:
-        return instance_id in self._told
+        return instance_id in self.hits
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._told)
+        return iter(self.hits)
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self.hits)
 
 
 class LoadReader:

@@ -303,11 +303,11 @@ class LeaderCalls(Views):
         if lease is None or lease.is_alive(now_ms):
             return 0
         left = [Release(request.request_id, replica_id=replica_id) for request in await self.requests_of(replica_id)]
-        told = await self._release(left, text)
+        told = await self.release(left, lease=text)
         await self._make(Change([("HDEL", key, replica_id)], ((key, replica_id, text),), fence))
         return sum(each.done for each in told)
 
-    async def _release(self, releases: Sequence[Release], lease: bytes = b"") -> list[Transition]:
+    async def release(self, releases: Sequence[Release], *, lease: bytes = b"") -> list[Transition]:
         """With a ``lease``, only as long as their replica has this one."""
         told: list[Transition] = []
         for first in range(0, len(releases), MAX_RELEASES):

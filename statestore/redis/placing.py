@@ -111,18 +111,20 @@ def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses:
 
 def _reply_from(reply: Sequence[Any]) -> PlaceReply:
     status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, queue, leg, *seen = reply
+    loads = ToldLoads(seen, now_ms)
     return PlaceReply(
         _STATUSES[status],
         int(epoch),
         int(tree_version),
         now_ms,
-        ToldLoads(seen, now_ms),
+        loads,
         instance_id.decode() or None,
         other_id.decode() or None,
         uncached_tokens,
         enqueued_ms,
-        queue_head_from(queue),
+        None if queue is None else queue_head_from(queue),
         _LEGS[leg],
+        loads.hits,
     )
 
 

@@ -17,7 +17,7 @@ from scheduling.queue_order import QueueOrder, QueuePlan
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
 from statestore import base
-from statestore.base import Membership, Release, SettingsChange, Transition
+from statestore.base import Membership, SettingsChange
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvViewStatus
 from statestore.leases import ReplicaInfo
@@ -196,9 +196,6 @@ class RedisPool(KvEventCalls, LeaderCalls):
         reply = await self._run("commit_plan", *about, *steps)
         queue, granted = (reply[0], reply[1:]) if reply else (None, ())
         return CommitReply(tuple(map(codec.grant_from, granted)), codec.queue_head_from(queue))
-
-    async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
-        return await self._release(releases)
 
     def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
         self._subscriber.listen(replica_id, deliver)

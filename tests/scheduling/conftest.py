@@ -80,13 +80,13 @@ def weighed(policy: Policy, query: RouteQuery, loads: Mapping[str, InstanceLoad]
     weights = policy.weights(query, Learned())
     features = {load.instance_id: features_of(load, query.chain, stall_from_s) for load in usable(query, loads)}
     chosen, *others = sorted(features, key=lambda name: weights.cost_of(features[name], query.slo_s))
-    other = loads[others[0]] if others else None
+    other, hits = loads[others[0]] if others else None, {name: load.hit_blocks for name, load in loads.items()}
     return Decision(
         chosen,
         loads[chosen].hit_blocks,
         query.chain.uncached_tokens(loads[chosen].hit_blocks),
         weights.ttft.of(features[chosen]),
-        policy.reason(query, loads, chosen, other.instance_id) if other is not None else Reason.ONLY_ONE,
+        policy.reason(query, hits, loads, chosen, other.instance_id) if other is not None else Reason.ONLY_ONE,
         other.instance_id if other is not None else None,
         query.chain.uncached_tokens(other.hit_blocks) if other is not None else 0,
     )

@@ -73,14 +73,17 @@ def answer(status: PlaceStatus, place: int | None = 0, other: int | None = None,
     """A reply that takes those places of the named instances."""
 
     def build(placement: Placement) -> PlaceReply:
+        ready = {name: InstanceLoad(name, InstanceState.READY) for name in placement.instances}
+        loads = reply.pop("loads", None) or ready
         return PlaceReply(
             status,
             1,
             1,
             1_000_000,
-            reply.pop("loads", None) or {name: InstanceLoad(name, InstanceState.READY) for name in placement.instances},
+            loads,
             reply.pop("instance_id", None) or (None if place is None else placement.instances[place]),
             None if other is None else placement.instances[other],
+            hits={name: load.hit_blocks for name, load in loads.items()},
             **reply,
         )
 
