@@ -4,66 +4,60 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields
 from itertools import islice
 from typing import Any
 
-from scheduling.decision import Decision
-from scheduling.instance import InstanceLoad
+import msgspec
+
+from scheduling.decision import Decision, Reason
+from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.legs import Leg
 from scheduling.placement import Placed, PlaceStatus
 from scheduling.values import value
+from statestore.records import ToldLoads
 
 KEPT_CANDIDATES = 8
 KEPT_EXPLANATIONS = 2048
-"""Of requests that ended last: a few megabytes."""
+"""Of requests that ended last: some two megabytes."""
 
 
+@value
 class PlacementRound:
-    """One decision: what the policy saw, what it chose, and what the store replied. Worked out when it is read, which
-    seldom happens."""
+    """One decision: what the policy saw, what it chose, and what the store replied."""
 
-    __slots__ = ("_considered", "_placed", "attempt")
-
-    def __init__(self, placed: Placed, attempt: int, considered: int = 0) -> None:
-        self._placed = placed
-        self.attempt = attempt
-        self._considered = considered
+    named: tuple[str, ...]
+    """The instances that the policy asked for."""
+    loads: Mapping[str, InstanceLoad]
+    """Of those that were weighed or observed; a few of them where they are many."""
+    decision: Decision
+    attempt: int
+    status: PlaceStatus
+    named_in_all: int = 0
+    """0: no more than are here."""
 
     @classmethod
     def of(cls, placed: Placed, attempt: int) -> PlacementRound:
         """The round, cut to what is kept: policies that observe the whole fleet see hundreds of loads."""
-        loads = placed.reply.loads
+        decision, reply, named = placed.decision, placed.reply, placed.candidates
+        loads = reply.loads
         if len(loads) <= KEPT_CANDIDATES:
-            return cls(placed, attempt)
-        decision, candidates = placed.decision, _candidates(placed)
+            return cls(named, loads, decision, attempt, reply.status)
+        names = _candidates(named, loads)
         chosen = [name for name in (decision.instance_id, decision.alternative_id) if name is not None]
-        others = (name for name in candidates if name not in chosen)
+        others = (name for name in names if name not in chosen)
         kept = (*chosen, *islice(others, KEPT_CANDIDATES - len(chosen)))
         seen = {name: loads[name] for name in kept if name in loads}
-        cut = Placed(replace(placed.reply, loads=seen), kept, (decision, placed.features))
-        return cls(cut, attempt, len(candidates))
+        return cls(kept, seen, decision, attempt, reply.status, len(names))
 
     @property
     def considered(self) -> int:
         """Candidates in all; ``candidates`` and ``loads`` keep a few of them."""
-        return self._considered or len(_candidates(self._placed))
+        return self.named_in_all or len(_candidates(self.named, self.loads))
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        return _candidates(self._placed)[:KEPT_CANDIDATES]
-
-    @property
-    def loads(self) -> Mapping[str, InstanceLoad]:
-        return self._placed.reply.loads
-
-    @property
-    def decision(self) -> Decision:
-        return self._placed.decision
-
-    @property
-    def status(self) -> PlaceStatus:
-        return self._placed.reply.status
+        return _candidates(self.named, self.loads)[:KEPT_CANDIDATES]
 
     def told(self) -> dict[str, Any]:
         """As plain values."""
@@ -77,9 +71,9 @@ class PlacementRound:
         }
 
 
-def _candidates(placed: Placed) -> tuple[str, ...]:
+def _candidates(named: tuple[str, ...], loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
     """Those that were asked for, and others beside them that were weighed."""
-    return tuple(dict.fromkeys((*placed.candidates, *placed.reply.loads)))
+    return tuple(dict.fromkeys((*named, *loads)))
 
 
 @value
@@ -133,11 +127,15 @@ class Explanation:
 
 
 class DecisionLog:
-    """The explanations of the ``limit`` requests that ended last, by request id. Live ones explain themselves."""
+    """The explanations of the ``limit`` requests that ended last, by request id. Live ones explain themselves.
+
+    Each is kept as one piece of bytes: as objects they would be some fifty, which are out of every cache when they are
+    freed, and that would take longer than all else that an explanation costs.
+    """
 
     def __init__(self, limit: int = KEPT_EXPLANATIONS) -> None:
         self._limit = limit
-        self._entries: OrderedDict[str, Explanation] = OrderedDict()
+        self._entries: OrderedDict[str, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -145,14 +143,47 @@ class DecisionLog:
     def add(self, explanation: Explanation) -> None:
         if self._limit == 0:
             return
-        self._entries[explanation.request_id] = explanation
+        self._entries[explanation.request_id] = _encoder.encode(explanation)
         self._entries.move_to_end(explanation.request_id)
         if len(self._entries) > self._limit:
             self._entries.popitem(last=False)
 
     def get(self, request_id: str) -> Explanation | None:
-        return self._entries.get(request_id)
+        packed = self._entries.get(request_id)
+        return None if packed is None else _unpacked(packed)
 
     def recent(self, limit: int) -> list[Explanation]:
         """The one that ended last comes first."""
-        return list(islice(reversed(self._entries.values()), limit))
+        return list(map(_unpacked, islice(reversed(self._entries.values()), limit)))
+
+
+def _plain(loads: Mapping[str, InstanceLoad]) -> Any:
+    """Loads that are no dictionary, for the encoder."""
+    return loads.told if isinstance(loads, ToldLoads) else dict(loads)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+
+
+def _unpacked(packed: bytes) -> Explanation:
+    told = dict(zip(_FIELDS, msgspec.msgpack.decode(packed), strict=True))
+    for name in ("rounds", "decode_rounds"):
+        told[name] = tuple([_round(*each) for each in told[name]])
+    texts = {name: tuple(told[name]) for name in ("failures", "failed_after_s")}
+    return Explanation(**told | texts | {"leg": Leg(told["leg"])})
+
+
+def _round(named: list[str], loads: Any, decision: list[Any], attempt: int, status: str, in_all: int) -> PlacementRound:
+    if isinstance(loads, dict):
+        seen: Mapping[str, InstanceLoad] = {
+            name: InstanceLoad(name, InstanceState(state), *figures) for name, (_, state, *figures) in loads.items()
+        }
+    else:
+        seen = ToldLoads(*loads)
+    made = dict(zip(_DECISION_FIELDS, decision, strict=True))
+    made["reason"] = Reason(made["reason"])
+    return PlacementRound(tuple(named), seen, Decision(**made), attempt, PlaceStatus(status), in_all)
+
+
+_FIELDS = [each.name for each in fields(Explanation)]
+_DECISION_FIELDS = [each.name for each in fields(Decision)]

@@ -47,6 +47,7 @@ def _made(cls: type[T], *, frozen: bool) -> type[T]:
         namespace={name: each for name, each in own.items() if name not in names},
         module=cls.__module__,
         frozen=frozen,
+        array_like=True,
     )
     made.__qualname__ = cls.__qualname__
     made.__dataclass_fields__ = {each.name: each for each in described}

@@ -6,7 +6,7 @@ order without spaces: a script writes one by a format, at half the cost of encod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import itemgetter
 from typing import Any, Final
@@ -132,6 +132,47 @@ INSTANCE: Final = Record([each.name for each in fields(InstanceRecord)])
 _in_order = itemgetter(*INSTANCE.names)
 PLACED: Final = Record(PLACED_FIELDS)
 TOLD: Final = Record(TOLD_FIELDS)
+
+
+def load_from(instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
+    kept = InstanceRecord.parse(record)
+    return kept.load(instance_id, now_ms, hit_blocks, kept.cached_blocks)
+
+
+class ToldLoads(Mapping[str, InstanceLoad]):
+    """Loads by instance id from what a script replied, each made when it is first asked for, which few are."""
+
+    __slots__ = ("_flat", "_made", "_now_ms", "hits")
+
+    def __init__(self, flat: Sequence[Any], now_ms: int) -> None:
+        """``flat`` is an id, a record, a hit, an id, …"""
+        self._flat = flat
+        self.hits: dict[str, int] = dict(zip([name.decode() for name in flat[::3]], flat[2::3], strict=True))
+        self._now_ms = now_ms
+        self._made: dict[str, InstanceLoad] = {}
+
+    @property
+    def told(self) -> tuple[Sequence[Any], int]:
+        """What it is made from."""
+        return self._flat, self._now_ms
+
+    def __getitem__(self, instance_id: str) -> InstanceLoad:
+        load = self._made.get(instance_id)
+        if load is None:
+            hit_blocks = self.hits[instance_id]
+            record = self._flat[self._flat.index(instance_id.encode()) + 1]
+            load = self._made[instance_id] = load_from(instance_id, record, self._now_ms, hit_blocks)
+        return load
+
+    def __contains__(self, instance_id: object) -> bool:
+        return instance_id in self.hits
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.hits)
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
 
 LUA: Final[Mapping[tuple[str, str], str]] = {
     (name, piece): code

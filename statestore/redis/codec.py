@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +22,7 @@ from scheduling.queue_order import QueueEntry, QueueHead
 from scheduling.request import Request, RequestState
 from statestore.base import NOTHING_DONE, Transition
 from statestore.leases import RETIRED, ReplicaInfo
-from statestore.records import INSTANCE, PLACED, TOLD, InstanceRecord
+from statestore.records import INSTANCE, PLACED, TOLD, InstanceRecord, load_from
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -69,41 +69,6 @@ def specs_from(texts: Mapping[bytes, bytes]) -> dict[str, InstanceSpec]:
 def new_record(spec: InstanceSpec) -> bytes:
     """The record of an instance without requests and blocks."""
     return INSTANCE.pack(astuple(InstanceRecord.of(spec)))
-
-
-def load_from(instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
-    kept = InstanceRecord.parse(record)
-    return kept.load(instance_id, now_ms, hit_blocks, kept.cached_blocks)
-
-
-class ToldLoads(Mapping[str, InstanceLoad]):
-    """Loads by instance id from what a script replied, each made when it is first asked for, which few are."""
-
-    __slots__ = ("_made", "_now_ms", "_records", "hits")
-
-    def __init__(self, flat: Sequence[Any], now_ms: int) -> None:
-        """``flat`` is an id, a record, a hit, an id, …"""
-        names = [name.decode() for name in flat[::3]]
-        self.hits: dict[str, int] = dict(zip(names, flat[2::3], strict=True))
-        self._records: dict[str, bytes] = dict(zip(names, flat[1::3], strict=True))
-        self._now_ms = now_ms
-        self._made: dict[str, InstanceLoad] = {}
-
-    def __getitem__(self, instance_id: str) -> InstanceLoad:
-        load = self._made.get(instance_id)
-        if load is None:
-            record, hit_blocks = self._records[instance_id], self.hits[instance_id]
-            load = self._made[instance_id] = load_from(instance_id, record, self._now_ms, hit_blocks)
-        return load
-
-    def __contains__(self, instance_id: object) -> bool:
-        return instance_id in self.hits
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.hits)
-
-    def __len__(self) -> int:
-        return len(self.hits)
 
 
 class LoadReader:

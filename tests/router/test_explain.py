@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
 from router.explain import KEPT_CANDIDATES, DecisionLog, Explanation, PlacementRound
 from scheduling.decision import Decision, Reason
-from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.legs import Leg
 from scheduling.placement import Placed, PlaceReply, PlaceStatus
 from scheduling.weights import Form
+from statestore.records import ToldLoads
+from statestore.redis.codec import new_record
 
 
 def explanation(request_id: str) -> Explanation:
@@ -30,12 +38,47 @@ def test_a_limit_of_none_remembers_nothing() -> None:
 
 
 def test_an_id_that_ends_again_is_the_newest_and_tells_its_last_story() -> None:
-    log, again = DecisionLog(limit=2), explanation("a")
+    log, again = DecisionLog(limit=2), replace(explanation("a"), outcome="completed")
     for entry in (explanation("a"), explanation("b"), again, explanation("c")):
         log.add(entry)
 
-    assert log.get("a") is again
+    assert log.get("a") == again
     assert log.get("b") is None
+
+
+RECORD = new_record(InstanceSpec("a", "http://a", state=InstanceState.READY))
+
+
+@pytest.mark.parametrize(
+    "loads",
+    [
+        {"a": InstanceLoad("a", InstanceState.DRAINING, 7, hit_blocks=2), "b": InstanceLoad("b", InstanceState.READY)},
+        ToldLoads([b"a", RECORD, 3, b"b", RECORD, 0], 1_000),
+    ],
+)
+def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) -> None:
+    decision = Decision("a", 3, 100, 0.5, Reason.CACHE, "b", 120)
+    placed = Placed(PlaceReply(PlaceStatus.HELD, 0, 0, 1_000, loads, "a", "b"), ("a", "b"), (decision, Form()))
+    told = replace(
+        explanation("x"),
+        hash_key=2**64 - 1,
+        rounds=(PlacementRound.of(placed, 2),),
+        failures=("a: refused",),
+        failed_after_s=(0.25,),
+        leg=Leg.PREFILL,
+        decode_rounds=(PlacementRound.of(placed, 1),),
+    )
+    log = DecisionLog()
+    log.add(told)
+
+    kept = log.get("x")
+
+    assert kept is not None
+    assert replace(kept, rounds=(), decode_rounds=()) == replace(told, rounds=(), decode_rounds=())
+    assert [each.told() for each in kept.rounds] == [each.told() for each in told.rounds]
+    assert [type(each.decision.reason) for each in kept.decode_rounds] == [Reason]
+    assert (type(kept.leg), type(kept.rounds[0].status)) == (Leg, PlaceStatus)
+    assert log.recent(5) == [kept]
 
 
 def test_a_round_over_the_whole_fleet_remembers_a_few_loads_with_the_chosen_one() -> None:
