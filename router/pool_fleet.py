@@ -136,12 +136,8 @@ class PoolFleet:
         load = self._load(instance_id)
         return load.pending_tokens / max(1.0, load.prefill_tokens_per_s) if load is not None else 1.0
 
-    def prefill_delay_s(self, spec: InstanceSpec, uncached_tokens: int, *, was_held: bool) -> float:
-        """When a request that is dispatched now is expected to have its first token, seconds from dispatch: those that
-        were dispatched before are prefilled first. A held one waited for room in a full dispatch window."""
-        load, tokens_ahead, rate = self._load(spec.instance_id), 0, spec.prefill_tokens_per_s
-        if load is not None:
-            tokens_ahead, rate = load.dispatched_tokens, load.prefill_tokens_per_s
-        if was_held:
-            tokens_ahead = spec.dispatch_window_tokens
-        return (tokens_ahead + uncached_tokens) / max(1.0, rate)
+    def window_delay_s(self, spec: InstanceSpec, uncached_tokens: int) -> float:
+        """Time until the instance has prefilled a full dispatch window, and so many tokens behind it."""
+        load = self._load(spec.instance_id)
+        rate = spec.prefill_tokens_per_s if load is None else load.prefill_tokens_per_s
+        return (spec.dispatch_window_tokens + uncached_tokens) / max(1.0, rate)

@@ -95,8 +95,10 @@ class RequestStory(ABC):
         if spec is None:
             return 0
         cached = pool.recent_answers.cached(spec.instance_id, chain, self._uncached_tokens)
-        left = pool.contexts_ahead.left(spec.instance_id, chain, cached, spec.kv_capacity_tokens, self._ran_there)
-        return self.prompt.stored_tokens + left
+        if pool.contexts_ahead.knows(chain):
+            running, capacity_tokens = self._ran_there, spec.kv_capacity_tokens
+            cached = pool.contexts_ahead.left(spec.instance_id, chain, cached, capacity_tokens, running)
+        return self.prompt.stored_tokens + cached
 
     @property
     def _ran_there(self) -> Running | None:

@@ -117,6 +117,8 @@ class PlaceReply:
     """As which it was placed."""
     hits: Mapping[str, int] = field(default_factory=dict)
     """The hit blocks of the loads: to make a load may take work."""
+    ttft_s: float = 0.0
+    """Expected where it was placed, by the weights."""
 
 
 @value
@@ -158,10 +160,6 @@ class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
         self.duplicate = duplicate
 
 
-Judgement = tuple[Decision, Form]
-"""A choice, and the features of the instance: what its first token is learned with."""
-
-
 class Placed:
     """A choice, the loads that it was made from, and what became of it.
 
@@ -169,15 +167,15 @@ class Placed:
     matter, and the request can be on its way by then.
     """
 
-    __slots__ = ("_judgement", "candidates", "reply")
+    __slots__ = ("_decision", "candidates", "reply")
 
     def __init__(
-        self, reply: PlaceReply, candidates: tuple[str, ...], judgement: Judgement | Callable[[], Judgement]
+        self, reply: PlaceReply, candidates: tuple[str, ...], decision: Decision | Callable[[], Decision]
     ) -> None:
-        """``judgement``: what it means, or how that is judged."""
+        """``decision``: what it means, or how that is judged."""
         self.reply = reply
         self.candidates = candidates
-        self._judgement = judgement
+        self._decision = decision
 
     @property
     def instance_id(self) -> str:
@@ -187,17 +185,14 @@ class Placed:
 
     @property
     def decision(self) -> Decision:
-        return self._judged()[0]
+        decision = self._decision
+        if not isinstance(decision, Decision):
+            self._decision = decision = decision()
+        return decision
 
-    @property
-    def features(self) -> Form:
-        return self._judged()[1]
-
-    def _judged(self) -> Judgement:
-        judgement = self._judgement
-        if not isinstance(judgement, tuple):
-            self._judgement = judgement = judgement()
-        return judgement
+    def features(self, chain: Chain, decode_stall_s: float) -> Form:
+        """Of the chosen instance and the chain of the request: what its first token is learned with."""
+        return features_of(self.reply.loads[self.instance_id], chain, decode_stall_s)
 
 
 @record
@@ -274,7 +269,7 @@ class Search:
             if way.leg is Leg.DECODE:  # at once: what is kept for later would keep the chain
                 transfer = judge_transfer(self.policy, way, *where, reply.uncached_tokens)
                 return Placed(reply, way.instances, transfer)
-            return Placed(reply, way.instances, partial(judge, self.policy, way, *where, self.decode_stall_s))
+            return Placed(reply, way.instances, partial(judge, self.policy, way, *where, reply.ttft_s))
         self.trips += 1
         named, chain = named_in(ways), self.query.chain
         seen: Observation = yield methodcaller("observe", named, chain)
@@ -284,8 +279,7 @@ class Search:
         if reply.status in _NONE_CHOSEN:
             return (yield from self._none_chosen(placement, reply))
         reply = replace(reply, loads=seen.loads, alternative_id=decision.alternative_id)
-        features = features_of(seen.loads[decision.instance_id], chain, self.decode_stall_s)
-        return Placed(reply, named, (decision, features))
+        return Placed(reply, named, decision)
 
     def _none_chosen(self, placement: Placement, reply: PlaceReply) -> Steps[Placed | None]:
         """None of the instances takes requests: refresh the members."""

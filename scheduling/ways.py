@@ -14,7 +14,6 @@ from scheduling.values import value
 from scheduling.weights import Form, Weights, features_of
 
 SCHEDULED = (Role.MIXED, Role.PREFILL)
-_NO_FEATURES = Form()
 
 
 @value
@@ -43,9 +42,6 @@ class Way:
     transfer_s: float = 0.0
     """What its TTFT has beyond the prefill."""
 
-    def expected_ttft_s(self, features: Form) -> float:
-        return max(0.0, self.weights.ttft.of(features)) + self.transfer_s
-
     def side(self, beyond_from_s: float | None) -> Side:
         return Side(self.leg, self.instances, self.weights, self.decider, beyond_from_s, self.roles)
 
@@ -64,21 +60,20 @@ def judge(
     alternative_id: str | None,
     hits: Mapping[str, int],
     loads: Mapping[str, InstanceLoad],
-    stall_from_s: float,
-) -> tuple[Decision, Form]:
-    """What the store chose of the instances of this way, as a decision. ``hits`` are those of the loads."""
+    ttft_s: float,
+) -> Decision:
+    """What the store chose of the instances of this way, as a decision. ``hits`` are those of the loads, ``ttft_s`` is
+    what the weights expect on the chosen one."""
     chain = way.query.chain
-    features = features_of(loads[chosen], chain, stall_from_s)
-    decision = Decision(
+    return Decision(
         chosen,
         hits[chosen],
         chain.uncached_tokens(hits[chosen]),
-        way.expected_ttft_s(features),
+        max(0.0, ttft_s) + way.transfer_s,
         Reason.ONLY_ONE if alternative_id is None else policy.reason(way.query, hits, loads, chosen, alternative_id),
         alternative_id,
         0 if alternative_id is None else chain.uncached_tokens(hits[alternative_id]),
     )
-    return decision, features
 
 
 def judge_transfer(
@@ -89,11 +84,10 @@ def judge_transfer(
     hits: Mapping[str, int],
     loads: Mapping[str, InstanceLoad],
     uncached_tokens: int,
-) -> tuple[Decision, Form]:
-    """The same of a decode leg, whose first token waits for what is transferred: no load is looked at for it, and
-    nothing is learned from it."""
+) -> Decision:
+    """The same of a decode leg, whose first token waits for what is transferred: no load is looked at for it."""
     chain, transfer = way.query.chain, way.weights.ttft
-    decision = Decision(
+    return Decision(
         chosen,
         (chain.prompt_tokens - uncached_tokens) // chain.block_tokens,
         uncached_tokens,
@@ -101,7 +95,6 @@ def judge_transfer(
         Reason.ONLY_ONE if alternative_id is None else policy.reason(way.query, hits, loads, chosen, alternative_id),
         alternative_id,
     )
-    return decision, _NO_FEATURES
 
 
 def choose_way(

@@ -247,7 +247,7 @@ class Simulation:
         if placed is None:
             return
         outcome.chosen_id = placed.decision.instance_id
-        self._features[request_id] = placed.features
+        self._features[request_id] = placed.features(chain, self._scheduling.decode_stall_s)
         if placed.reply.leg is Leg.PREFILL:
             self._split_chains[request_id] = chain
         if placed.reply.status is PlaceStatus.DISPATCHED:

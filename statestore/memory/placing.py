@@ -23,6 +23,7 @@ class _Offer:
     """What the request would cost on an instance."""
 
     cost: float
+    ttft_s: float
     missed: bool
     load: InstanceLoad
     decides: float
@@ -43,6 +44,7 @@ class Placing:
         self._slo_s = placement.request.slo_ms / 1000
         self._seen: dict[str, InstanceLoad] = {}
         self._leg = placement.leg
+        self._chosen: _Offer | None = None
 
     def run(self) -> PlaceReply:
         placement, request = self._placement, self._placement.request
@@ -71,7 +73,9 @@ class Placing:
         request = self._placement.request
         if (known.replica_id, known.attempt) != (request.replica_id, request.attempt):
             return self._reply(PlaceStatus.DUPLICATE)
-        self._weigh(known.instance_id, self._placement, {})
+        weighed: dict[str, _Offer | None] = {}
+        self._weigh(known.instance_id, self._placement, weighed)
+        self._chosen = weighed.get(known.instance_id)
         status = PlaceStatus.HELD if known.state is RequestState.HELD else PlaceStatus.DISPATCHED
         return self._reply(status, replace(known, alternative_id=None))
 
@@ -83,8 +87,11 @@ class Placing:
         self._seen[instance_id], weighed[instance_id] = load, None
         if book.takes_requests(side.leg):
             weights, features = side.weights, features_of(load, chain, self._stall_from_s)
-            missed, cost = weights.ttft.of(features) > self._slo_s, weights.cost_of(features, self._slo_s)
-            weighed[instance_id] = _Offer(cost, missed, load, side.decider.of(features))
+            ttft_s, cost = weights.ttft.of(features), weights.cost.of(features)
+            missed = ttft_s > self._slo_s
+            if missed:
+                cost += weights.missed.of(features)
+            weighed[instance_id] = _Offer(cost, ttft_s, missed, load, side.decider.of(features))
 
     def _look_beyond(self, from_s: float, side: Placement | Side, weighed: dict[str, _Offer | None]) -> None:
         """Weigh others where they may cost less. Their least cost: the prefill that the deepest known hit leaves."""
@@ -102,6 +109,7 @@ class Placing:
                     self._weigh(instance_id, side, weighed)
 
     def _reserve(self, chosen: _Offer, second: _Offer | None) -> PlaceReply:
+        self._chosen = chosen
         placement, load = self._placement, chosen.load
         book = self._state.instances[load.instance_id]
         first = placement.request.attempt == 1
@@ -186,6 +194,7 @@ class Placing:
             enqueued_ms=request.enqueued_ms,
             queue=queue,
             leg=request.leg,
+            ttft_s=0.0 if self._chosen is None else self._chosen.ttft_s,
         )
 
 

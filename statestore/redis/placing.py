@@ -111,7 +111,20 @@ def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses:
 
 
 def _reply_from(reply: Sequence[Any]) -> PlaceReply:
-    status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, queue, leg, *seen = reply
+    (
+        status,
+        instance_id,
+        other_id,
+        uncached_tokens,
+        enqueued_ms,
+        epoch,
+        tree_version,
+        now_ms,
+        queue,
+        leg,
+        ttft_s,
+        *seen,
+    ) = reply
     loads = ToldLoads(seen, now_ms)
     return PlaceReply(
         _STATUSES[status],
@@ -126,6 +139,7 @@ def _reply_from(reply: Sequence[Any]) -> PlaceReply:
         None if queue is None else queue_head_from(queue),
         _LEGS[leg],
         loads.hits,
+        float(ttft_s),
     )
 
 

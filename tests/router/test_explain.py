@@ -12,7 +12,6 @@ from scheduling.decision import Decision, Reason
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.legs import Leg
 from scheduling.placement import Placed, PlaceReply, PlaceStatus
-from scheduling.weights import Form
 from statestore.records import ToldLoads
 from statestore.redis.codec import new_record
 
@@ -58,7 +57,7 @@ RECORD = new_record(InstanceSpec("a", "http://a", state=InstanceState.READY))
 )
 def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) -> None:
     decision = Decision("a", 3, 100, 0.5, Reason.CACHE, "b", 120)
-    placed = Placed(PlaceReply(PlaceStatus.HELD, 0, 0, 1_000, loads, "a", "b"), ("a", "b"), (decision, Form()))
+    placed = Placed(PlaceReply(PlaceStatus.HELD, 0, 0, 1_000, loads, "a", "b"), ("a", "b"), decision)
     told = replace(
         explanation("x"),
         hash_key=2**64 - 1,
@@ -88,7 +87,7 @@ def test_a_round_over_the_whole_fleet_remembers_a_few_loads_with_the_chosen_one(
 
     reply = PlaceReply(PlaceStatus.HELD, 0, 0, 0, loads, "i77", "i50")
 
-    kept = PlacementRound.of(Placed(reply, names, (decision, Form())), attempt=1)
+    kept = PlacementRound.of(Placed(reply, names, decision), attempt=1)
 
     assert kept.considered == 100
     assert kept.status is PlaceStatus.HELD
@@ -102,6 +101,6 @@ def test_a_round_tells_of_the_instances_beyond_the_candidates_that_were_weighed(
 
     decision = Decision("c", 0, 1, 0.1, Reason.BEYOND_PAIR, alternative_id="a")
 
-    kept = PlacementRound.of(Placed(reply, ("a", "b"), (decision, Form())), attempt=1)
+    kept = PlacementRound.of(Placed(reply, ("a", "b"), decision), attempt=1)
 
     assert kept.candidates == ("a", "b", "c")

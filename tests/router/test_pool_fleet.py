@@ -265,13 +265,12 @@ async def test_waits_and_rates_come_from_the_load_last_told(start_runtime: Any, 
     runtime = await start_runtime(instances=(tools.spec("a", prefill_tokens_per_s=500.0),))
     fleet = runtime.pools.pools["default"].fleet
     spec = fleet.view.instances["a"]
-    assert fleet.prefill_delay_s(spec, 1000, was_held=False) == 2.0, "by the prior, before anything was told"
+    assert fleet.window_delay_s(spec, 1000) == 4.0, "by the prior, before anything was told"
     requests = [await runtime.lifecycle.place(tools.request("x" * 2000)) for _ in range(2)]
 
     # 500 tokens of the first were pending when the second was placed
     assert fleet.expected_wait_s("a") == 1.0
-    assert fleet.prefill_delay_s(spec, 1000, was_held=False) == 3.0, "the first one's 500 tokens are prefilled before"
-    assert fleet.prefill_delay_s(spec, 1000, was_held=True) == (spec.dispatch_window_tokens + 1000) / 500
+    assert fleet.window_delay_s(tools.spec("a", prefill_tokens_per_s=100.0), 1000) == 4.0, "by the told rate"
     assert fleet.expected_wait_s("unknown") == 1.0
     for request in requests:
         request.finish(Outcome.COMPLETED)
@@ -290,7 +289,7 @@ async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, 
     pool.fleet.forget_departed()
 
     slower = tools.spec("a", prefill_tokens_per_s=100.0)
-    assert pool.fleet.prefill_delay_s(slower, 1000, was_held=False) == 10.0
+    assert pool.fleet.window_delay_s(slower, 1000) == 20.0
 
 
 async def test_a_reply_of_another_epoch_brings_the_view_up_to_date(start_runtime: Any, store: Any, tools: Any) -> None:

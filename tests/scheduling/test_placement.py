@@ -168,20 +168,20 @@ def test_what_was_expected_is_told_with_the_decision(search: Build, fleet: HandF
         pair[0]: load(pair[0], pending_tokens=2000, hit_blocks=4, deferred_tokens=500),
         pair[1]: load(pair[1], hit_blocks=1),
     }
-    fleet.answers = [answer(S.HELD, 0, 1, loads=loads)]
+    fleet.answers = [answer(S.HELD, 0, 1, loads=loads, ttft_s=2.1)]
+    made = search(fleet, "dualmap")
 
-    placed: Placed = drive_now(search(fleet, "dualmap").run(), fleet)
+    placed: Placed = drive_now(made.run(), fleet)
 
-    decision = placed.decision
+    decision, features = placed.decision, placed.features(made.query.chain, made.decode_stall_s)
     assert (decision.hit_blocks, decision.uncached_tokens, decision.alternative_uncached_tokens) == (4, 600, 900)
-    assert decision.expected_ttft_s == pytest.approx(1.5 + 0.6)
-    assert (placed.features.ahead_s, placed.features.overtaken_s) == (1.5, 0.5)
+    assert decision.expected_ttft_s == 2.1
+    assert (features.ahead_s, features.overtaken_s, features.compute_s) == (1.5, 0.5, 0.6)
     assert decision.reason is Reason.CACHE
 
 
 def test_no_time_below_nothing_is_expected_whatever_was_learned(search: Build, fleet: HandFleet) -> None:
-    fleet.learned = Learned(ttft_weights=(-5.0, 1.0, 1.0, 0.0, 0.0))
-    fleet.answers = [answer(S.DISPATCHED)]
+    fleet.answers = [answer(S.DISPATCHED, ttft_s=-4.9)]
 
     assert drive_now(search(fleet).run(), fleet).decision.expected_ttft_s == 0.0
 

@@ -11,12 +11,13 @@ from scheduling.instance import InstanceState, Role
 from scheduling.learned import Learned
 from scheduling.placement import PlaceReply, PlaceStatus
 from scheduling.request import RequestState
-from scheduling.weights import PLAIN_TTFT, Form, Weights
+from scheduling.weights import PLAIN_TTFT, Form, Weights, features_of
 from statestore.base import PoolStore
 from tests.statestore.samples import (
     BLOCK_TOKENS,
     CHAIN,
     LEAST_TTFT,
+    SCHEDULING,
     HandClock,
     assert_sums_hold,
     chain,
@@ -157,6 +158,23 @@ async def test_the_second_best_is_its_alternative_with_what_it_would_compute_the
     placed = await record(pool, "r")
     assert (placed.instance_id, placed.alternative_id, placed.alternative_uncached_tokens) == ("a", "b", 200)
     assert (reply.instance_id, reply.alternative_id) == ("a", "b")
+
+
+async def test_a_reply_tells_the_hits_and_the_ttft_that_the_weights_expect(pool: PoolStore) -> None:
+    for name in ("a", "b"):
+        await pool.put_instance(instance(name))
+    await place(pool, "root", "b", chain=chain(*CHAIN.hashes[:2]))
+    await place(pool, "busy", "a", tokens=3000)
+
+    reply = await place(pool, "r", "a", "b", chain=CHAIN, weights=LEAST_TTFT)
+    nowhere = await place(pool, "s", "gone", weights=LEAST_TTFT)
+
+    assert (reply.instance_id, reply.hits) == ("b", {"a": 0, "b": 2})
+    assert {name: load.hit_blocks for name, load in reply.loads.items()} == reply.hits
+    features = features_of(reply.loads["b"], CHAIN, SCHEDULING.decode_stall_s)
+    assert reply.ttft_s == pytest.approx(LEAST_TTFT.ttft.of(features))
+    assert reply.ttft_s > 0
+    assert (nowhere.status, nowhere.ttft_s, nowhere.hits) == (PlaceStatus.NOT_READY, 0.0, {})
 
 
 # weights -----------------------------------------------------------------------------------------------------

@@ -29,9 +29,10 @@ local function weigh(instance, chain, ask, side, guess, now_ms)
   local hit, stamp = hit_blocks(instance.id, chain, guess)
   local uncached = prefill_tokens(ask.told.prompt_tokens, ask.block_tokens, hit)
   local features = features_of(instance, uncached, ask.told.prompt_tokens, now_ms)
-  local missed = weighted(side.ttft, features) > ask.slo_s
+  local ttft_s = weighted(side.ttft, features)
+  local missed = ttft_s > ask.slo_s
   local cost = weighted(side.cost, features) + (missed and weighted(side.missed, features) or 0)
-  return { instance = instance, hit = hit, stamp = stamp, uncached = uncached, missed = missed, cost = cost,
+  return { instance = instance, hit = hit, stamp = stamp, uncached = uncached, missed = missed, cost = cost, ttft_s = ttft_s,
     decides = ask.other and weighted(side.decider, features) }
 end
 
