@@ -253,7 +253,7 @@ class ScheduledRequest(RequestStory):
         placed, held_by = self._placed, self._held_by
         if placed is None or self.store_attempt > 1 or placed.decision.instance_id != self.instance_id:
             return "{}"
-        if held_by is not None and held_by.deferred:
+        if (held_by is not None and held_by.deferred) or not self.pool.fleet.teaches():
             return "{}"
         features = placed.features(self.chain, self.pool.scheduling.decode_stall_s)
         return orjson.dumps({"features": features_to_note(features)}).decode()
