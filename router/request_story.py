@@ -105,7 +105,8 @@ class RequestStory(ABC):
         """What the store counted as running on its instance when it was dispatched."""
         if self._held_by is not None or self._estimate is None:
             return self._held_by
-        return self._estimate.reply.loads.get(self.instance_id)
+        reply = self._estimate.reply
+        return reply if reply.instance_id == self.instance_id else None
 
     @property
     def rounds(self) -> tuple[PlacementRound, ...]:

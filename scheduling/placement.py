@@ -119,6 +119,9 @@ class PlaceReply:
     """The hit blocks of the loads: to make a load may take work."""
     ttft_s: float = 0.0
     """Expected where it was placed, by the weights."""
+    running_requests: int = 0
+    """There, before it, and the context tokens of these."""
+    context_tokens: int = 0
 
 
 @value

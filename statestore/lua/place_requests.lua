@@ -5,7 +5,8 @@
 -- ARGV  1 clock, 2 the different sides, as a JSON array; then 4 for each request: ask as JSON (statestore/redis/placing.py);
 --       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now ms,
---       queue or nil, leg, expected TTFT in seconds, and of each instance that was weighed: its id, its record, its hit}
+--       queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, and of each instance
+--       that was weighed: its id, its record, its hit}
 local FIRST_REQUEST = 3
 local now_ms, sides, met, replies = store_now_ms(), cjson.decode(ARGV[2]), {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
@@ -13,10 +14,10 @@ local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 local ask, chain, samples, seen, known, best, second, side
 
 local function reply(status, request, queue)
-  local told = request or {}
+  local told, offer = request or {}, best or { ttft_s = 0, running = 0, context = 0 }
   return { status, told.instance_id or '', told.alternative_id or '', told.uncached_tokens or 0,
     told.enqueued_ms or 0, versions[1] or 0, versions[2] or 0, now_ms, queue or false, told.leg or 'whole',
-    best and string.format('%.17g', best.ttft_s) or '0', unpack(seen) }
+    string.format('%.17g', offer.ttft_s), offer.running, offer.context, unpack(seen) }
 end
 
 local function consider(id)

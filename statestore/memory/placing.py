@@ -184,6 +184,7 @@ class Placing:
         state = self._state
         hits = {name: load.hit_blocks for name, load in self._seen.items()}
         told = PlaceReply(status, state.epoch, state.tree_version, self._now_ms, self._seen, hits=hits)
+        chosen = self._chosen
         if request is None:
             return told
         return replace(
@@ -194,7 +195,9 @@ class Placing:
             enqueued_ms=request.enqueued_ms,
             queue=queue,
             leg=request.leg,
-            ttft_s=0.0 if self._chosen is None else self._chosen.ttft_s,
+            ttft_s=0.0 if chosen is None else chosen.ttft_s,
+            running_requests=0 if chosen is None else chosen.load.running_requests,
+            context_tokens=0 if chosen is None else chosen.load.context_tokens,
         )
 
 

@@ -111,20 +111,8 @@ def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses:
 
 
 def _reply_from(reply: Sequence[Any]) -> PlaceReply:
-    (
-        status,
-        instance_id,
-        other_id,
-        uncached_tokens,
-        enqueued_ms,
-        epoch,
-        tree_version,
-        now_ms,
-        queue,
-        leg,
-        ttft_s,
-        *seen,
-    ) = reply
+    status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, *more = reply
+    queue, leg, ttft_s, running_requests, context_tokens, *seen = more
     loads = ToldLoads(seen, now_ms)
     return PlaceReply(
         _STATUSES[status],
@@ -140,6 +128,8 @@ def _reply_from(reply: Sequence[Any]) -> PlaceReply:
         _LEGS[leg],
         loads.hits,
         float(ttft_s),
+        running_requests,
+        context_tokens,
     )
 
 

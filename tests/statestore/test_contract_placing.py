@@ -174,6 +174,8 @@ async def test_a_reply_tells_the_hits_and_the_ttft_that_the_weights_expect(pool:
     features = features_of(reply.loads["b"], CHAIN, SCHEDULING.decode_stall_s)
     assert reply.ttft_s == pytest.approx(LEAST_TTFT.ttft.of(features))
     assert reply.ttft_s > 0
+    assert (reply.running_requests, reply.context_tokens) == (1, reply.loads["b"].context_tokens)
+    assert reply.context_tokens > 0
     assert (nowhere.status, nowhere.ttft_s, nowhere.hits) == (PlaceStatus.NOT_READY, 0.0, {})
 
 

@@ -29,11 +29,11 @@ local function weigh(instance, chain, ask, side, guess, now_ms)
   local hit, stamp = hit_blocks(instance.id, chain, guess)
   local uncached = prefill_tokens(ask.told.prompt_tokens, ask.block_tokens, hit)
   local features = features_of(instance, uncached, ask.told.prompt_tokens, now_ms)
-  local ttft_s = weighted(side.ttft, features)
+  local ttft_s, cost = weighted(side.ttft, features), weighted(side.cost, features)
   local missed = ttft_s > ask.slo_s
-  local cost = weighted(side.cost, features) + (missed and weighted(side.missed, features) or 0)
-  return { instance = instance, hit = hit, stamp = stamp, uncached = uncached, missed = missed, cost = cost, ttft_s = ttft_s,
-    decides = ask.other and weighted(side.decider, features) }
+  return { instance = instance, hit = hit, stamp = stamp, uncached = uncached, missed = missed, ttft_s = ttft_s,
+    cost = cost + (missed and weighted(side.missed, features) or 0), decides = ask.other and weighted(side.decider, features),
+    running = instance.running_requests, context = instance.context_tokens }
 end
 
 -- What it would cost on one with nothing to do and such a hit, as fast as this one.
