@@ -1,4 +1,5 @@
-"""What transitions read and write of instances and requests: texts of JSON, by one table for Python and the scripts.
+"""What transitions read and write: of instances and requests texts of JSON, by one table for Python and the scripts; of
+chains packed hashes.
 
 Every transition reads and writes such texts, and people read them with ``redis-cli``. Their fields stand in a fixed
 order without spaces: a script writes one by a format, at half the cost of encoding a table. ``LUA`` is the code for it.
@@ -6,16 +7,19 @@ order without spaces: a script writes one by a format, at half the cost of encod
 
 from __future__ import annotations
 
+import struct
+import sys
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import orjson
 
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, stalled_s
 from scheduling.legs import Leg, serves
-from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Counts, Request
+from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Counts, Request, RequestState
 
 
 @dataclass(slots=True)
@@ -134,6 +138,39 @@ PLACED: Final = Record(PLACED_FIELDS)
 TOLD: Final = Record(TOLD_FIELDS)
 
 
+REQUEST_TEXTS = ("placed", "told")
+"""The fields of a request's key, see ``scheduling.request``."""
+
+
+def told_of(request: Request) -> bytes:
+    """What its replica tells of a request; it never changes."""
+    return (TOLD.form % _told(request)).encode()
+
+
+def placed_of(request: Request) -> bytes:
+    """Where a request is, and how it counts there."""
+    return PLACED.pack(_placed(request))
+
+
+def listed_as(request: Request) -> str:
+    """The entry of a held request in its queue."""
+    return f"{request.request_id} {request.uncached_tokens}"
+
+
+_told, _placed = attrgetter(*TOLD.names), attrgetter(*PLACED.names)
+
+
+def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | None:
+    """The record from its ``REQUEST_TEXTS``; None if it is gone."""
+    placed, told = texts
+    if placed is None or told is None:
+        return None
+    found = PLACED.fields(placed) | TOLD.fields(told)
+    found |= {"state": RequestState(found["state"]), "leg": Leg(found["leg"])}
+    found |= {name: bool(found[name]) for name in ("deferred", "pinned")}
+    return Request(request_id, **found | {"alternative_id": found["alternative_id"] or None})
+
+
 def load_from(instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
     kept = InstanceRecord.parse(record)
     return kept.load(instance_id, now_ms, hit_blocks, kept.cached_blocks)
@@ -180,3 +217,21 @@ LUA: Final[Mapping[tuple[str, str], str]] = {
     for piece, code in record.lua(table).items()
 }
 """What ``INSTANCE.format`` and the like stand for in a script."""
+
+
+# chains ------------------------------------------------------------------------------------------------------
+HASH_BYTES: Final = 8
+
+
+def pack_chain(hashes: Sequence[int]) -> bytes:
+    """``HASH_BYTES`` a block, big-endian."""
+    if isinstance(hashes, array):
+        in_order = hashes[:]
+        if sys.byteorder == "little":
+            in_order.byteswap()
+        return in_order.tobytes()
+    return struct.pack(f">{len(hashes)}Q", *hashes)
+
+
+def unpack_chain(packed: bytes) -> tuple[int, ...]:
+    return struct.unpack(f">{len(packed) // HASH_BYTES}Q", packed)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-import sys
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, fields, replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -16,36 +12,19 @@ from scheduling.granting import Grant
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from scheduling.learning import Finished, FirstToken, Sample
-from scheduling.legs import Leg
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
-from scheduling.request import Request, RequestState
 from statestore.base import NOTHING_DONE, Transition
 from statestore.leases import RETIRED, ReplicaInfo
-from statestore.records import INSTANCE, PLACED, TOLD, InstanceRecord, load_from
+from statestore.records import INSTANCE, InstanceRecord, load_from
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Record = TypeVar("Record", bound="DataclassInstance")
-HASH_BYTES = 8
 CONFIRMED_STAMP = 2**52
 """In ``kv:ID``, of what the engine of an instance confirmed: this, or more by the sequence of the batch. What is stored
 next, and evicted next, is then at an end of the sorted set, where neighbours have been touched before."""
-
-
-def pack_chain(hashes: Sequence[int]) -> bytes:
-    """``HASH_BYTES`` a block, big-endian."""
-    if isinstance(hashes, array):
-        in_order = hashes[:]
-        if sys.byteorder == "little":
-            in_order.byteswap()
-        return in_order.tobytes()
-    return struct.pack(f">{len(hashes)}Q", *hashes)
-
-
-def unpack_chain(packed: bytes) -> tuple[int, ...]:
-    return struct.unpack(f">{len(packed) // HASH_BYTES}Q", packed)
 
 
 # instances ---------------------------------------------------------------------------------------------------
@@ -105,40 +84,6 @@ def queue_head_from(told: Sequence[Any] | None) -> QueueHead | None:
 def transition_from(reply: Any) -> Transition:
     """From what a script replies that ends a state of a request."""
     return NOTHING_DONE if reply == 0 else Transition(True, queue_head_from(reply))
-
-
-# requests ----------------------------------------------------------------------------------------------------
-REQUEST_TEXTS = ("placed", "told")
-"""The fields of a request's key, see ``scheduling.request``."""
-
-
-def told_of(request: Request) -> bytes:
-    """What its replica tells of a request; it never changes."""
-    return (TOLD.form % _told(request)).encode()
-
-
-def placed_of(request: Request) -> bytes:
-    """Where a request is, and how it counts there."""
-    return PLACED.pack(_placed(request))
-
-
-def listed_as(request: Request) -> str:
-    """The entry of a held request in its queue."""
-    return f"{request.request_id} {request.uncached_tokens}"
-
-
-_told, _placed = attrgetter(*TOLD.names), attrgetter(*PLACED.names)
-
-
-def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | None:
-    """The record from its ``REQUEST_TEXTS``; None if it is gone."""
-    placed, told = texts
-    if placed is None or told is None:
-        return None
-    found = PLACED.fields(placed) | TOLD.fields(told)
-    found |= {"state": RequestState(found["state"]), "leg": Leg(found["leg"])}
-    found |= {name: bool(found[name]) for name in ("deferred", "pinned")}
-    return Request(request_id, **found | {"alternative_id": found["alternative_id"] or None})
 
 
 def grant_from(text: bytes) -> Grant:

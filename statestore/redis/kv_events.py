@@ -11,7 +11,7 @@ import msgpack  # type: ignore[import-untyped]
 from statestore.errors import LeaseLostError
 from statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
 from statestore.leases import ReplicaInfo
-from statestore.records import InstanceRecord
+from statestore.records import HASH_BYTES, InstanceRecord
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Command
 from statestore.redis.changes import Change, Changes
@@ -124,7 +124,7 @@ class KvEventCalls(Changes):
 
 
 def _packed(blocks: Sequence[int]) -> list[bytes]:
-    return [block.to_bytes(codec.HASH_BYTES, "big") for block in blocks]
+    return [block.to_bytes(HASH_BYTES, "big") for block in blocks]
 
 
 def _in_commands(begins: Command, words: Sequence[Argument]) -> list[Command]:

@@ -26,7 +26,17 @@ from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.leases import RETIRED, Leadership, Lease, ReplicaInfo
 from statestore.memory.members import SCALING_LOG
-from statestore.records import INSTANCE, InstanceRecord
+from statestore.records import (
+    HASH_BYTES,
+    INSTANCE,
+    REQUEST_TEXTS,
+    InstanceRecord,
+    listed_as,
+    placed_of,
+    request_from,
+    told_of,
+    unpack_chain,
+)
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, Command
 from statestore.redis.changes import Change
@@ -132,10 +142,10 @@ class LeaderCalls(Views):
         keys, key = self._keys, self._keys.request(name)
 
         async def move() -> tuple[MigrateStatus, Change]:
-            found: Command = ("HMGET", key, *codec.REQUEST_TEXTS, "chain", "block_tokens")
+            found: Command = ("HMGET", key, *REQUEST_TEXTS, "chain", "block_tokens")
             of_target = [("HGET", each, target_id) for each in (keys.instances, keys.instance_records)]
             (placed, told, chain, block_tokens), spec, record = await self._calls.together((found, *of_target))
-            held = codec.request_from(name, (placed, told))
+            held = request_from(name, (placed, told))
             if held is None or (held.state, held.instance_id) != (_HELD, source_id):
                 return MigrateStatus.NOT_HELD, refused
             there = None if record is None else InstanceRecord.parse(record)
@@ -147,9 +157,9 @@ class LeaderCalls(Views):
             tokens = Chain((), int(block_tokens or 1), held.prompt_tokens).uncached_tokens(hit)
             moved = held.moved(target_id, tokens)
             commands: list[Command] = [
-                ("ZREM", keys.queue(source_id), codec.listed_as(held)),
+                ("ZREM", keys.queue(source_id), listed_as(held)),
                 self._listed(moved),
-                ("HSET", key, "placed", codec.placed_of(moved)),
+                ("HSET", key, "placed", placed_of(moved)),
                 ("HINCRBY", keys.migrations, reason, 1),
             ]
             grown = _growth(moved.counts) | {"assigned_tokens": tokens}
@@ -166,7 +176,7 @@ class LeaderCalls(Views):
 
     async def _hit_blocks(self, kv: bytes, chain: bytes) -> int:
         """Blocks at the head of a packed chain that are listed; none of one that is unknown, and empty."""
-        size = codec.HASH_BYTES
+        size = HASH_BYTES
         blocks = [chain[first : first + size] for first in range(0, len(chain), size)]
         stamps = await self._calls.command("ZMSCORE", kv, *blocks) if blocks else ()
         return next((place for place, stamp in enumerate(stamps) if stamp is None), len(stamps))
@@ -194,7 +204,7 @@ class LeaderCalls(Views):
                 return 0, Change()
             commands: list[Command] = []
             for request in lost:
-                texts = ("placed", codec.placed_of(request), "told", codec.told_of(request))
+                texts = ("placed", placed_of(request), "told", told_of(request))
                 commands += [("HSET", keys.request(request.request_id), *texts), self._listed(request)]
             read = [(keys.request(request.request_id), "placed", None) for request in lost]
             read += [(keys.instances, instance_id, spec), *zip([replicas] * len(owners), owners, leases, strict=True)]
@@ -212,7 +222,7 @@ class LeaderCalls(Views):
         """What lists a request on its instance."""
         if request.state is _HELD:
             queue, rank_ms = self._keys.queue(request.instance_id), self._order.rank_of(request)
-            return ("ZADD", queue, rank_ms, codec.listed_as(request))
+            return ("ZADD", queue, rank_ms, listed_as(request))
         return ("ZADD", self._keys.running(request.instance_id), request.dispatched_ms, request.request_id)
 
     def _first_leases(self, owners: Mapping[str, bytes | None], now_ms: int) -> Iterator[Command]:
@@ -227,7 +237,7 @@ class LeaderCalls(Views):
         arrivals = []
         for entry_id, flat in await self._entries(self._keys.arrivals, after, limit):
             values = pairs_from(flat)
-            arrivals.append(Arrival(entry_id.decode(), int(values[b"at"]), codec.unpack_chain(values[b"head"])))
+            arrivals.append(Arrival(entry_id.decode(), int(values[b"at"]), unpack_chain(values[b"head"])))
         return arrivals
 
     async def samples(self, after: str, limit: int) -> Sequence[Sample]:
@@ -282,7 +292,7 @@ class LeaderCalls(Views):
         blocks: dict[str, Sequence[int]] = {}
         for name in instance_ids:  # one by one: the store serves requests in between
             newest = await self._calls.command("ZREVRANGE", self._keys.kv(name), 0, limit - 1)
-            blocks[name] = codec.unpack_chain(b"".join(newest))
+            blocks[name] = unpack_chain(b"".join(newest))
         return blocks
 
     # the end of requests ---------------------------------------------------------------------------------
@@ -339,7 +349,7 @@ class LeaderCalls(Views):
         queued, ran = {entry.decode() for entry in queue}, {entry.decode() for entry in running}
         found = await self.records([*(entry.rpartition(" ")[0] for entry in queued), *ran])
         mine = [each for each in found.values() if each.instance_id == instance_id]
-        held = {entry: each for each in mine if each.state is _HELD and (entry := codec.listed_as(each)) in queued}
+        held = {entry: each for each in mine if each.state is _HELD and (entry := listed_as(each)) in queued}
         sent = {each.request_id: each for each in mine if each.state is not _HELD and each.request_id in ran}
         # Entries whose request is gone, elsewhere, or not as listed.
         strays: list[Command] = [("ZREM", listed[0], entry) for entry in queued - held.keys()]

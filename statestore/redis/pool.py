@@ -22,7 +22,7 @@ from statestore.keys import PoolKeys
 from statestore.kv_events import KvViewStatus
 from statestore.leases import ReplicaInfo
 from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
-from statestore.records import InstanceRecord, described
+from statestore.records import InstanceRecord, described, pack_chain
 from statestore.redis import codec
 from statestore.redis.calls import Argument, Calls, Command
 from statestore.redis.changes import Change
@@ -182,7 +182,7 @@ class RedisPool(KvEventCalls, LeaderCalls):
 
     # the life of a request -------------------------------------------------------------------------------
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
-        reply = await self._run("observe_instances", codec.pack_chain(chain.hashes), *instance_ids)
+        reply = await self._run("observe_instances", pack_chain(chain.hashes), *instance_ids)
         epoch, tree_version, sequence, now_ms, *seen = reply
         found = [each for each in zip(instance_ids, seen[::2], seen[1::2], strict=True) if each[1] is not None]
         loads = {name: self._reader.load(name, record, now_ms, hit) for name, record, hit in found}

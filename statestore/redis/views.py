@@ -14,6 +14,7 @@ from statestore.base import Membership, PoolOverview, PoolSnapshot
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.leases import Leadership
+from statestore.records import REQUEST_TEXTS, request_from
 from statestore.redis import codec
 from statestore.redis.calls import Calls, Command
 from statestore.redis.changes import Changes
@@ -94,9 +95,9 @@ class Views(Changes):
         found: dict[str, Request] = {}
         for first in range(0, len(request_ids), _RECORDS_PER_CALL):
             page = request_ids[first : first + _RECORDS_PER_CALL]
-            commands = [("HMGET", self._keys.request(name), *codec.REQUEST_TEXTS) for name in page]
+            commands = [("HMGET", self._keys.request(name), *REQUEST_TEXTS) for name in page]
             for name, texts in zip(page, await self._calls.together(commands), strict=True):
-                request = codec.request_from(name, texts)
+                request = request_from(name, texts)
                 if request is not None:
                     found[name] = request
         return found

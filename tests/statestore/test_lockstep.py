@@ -37,9 +37,8 @@ from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvChange, KvViewStatus
 from statestore.memory import MemoryStore
-from statestore.records import INSTANCE
+from statestore.records import INSTANCE, unpack_chain
 from statestore.redis import RedisStore
-from statestore.redis.codec import unpack_chain
 from statestore.settings import StoreSettings
 from tests.statestore.samples import (
     DEADLINE,

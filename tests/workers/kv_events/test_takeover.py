@@ -16,8 +16,8 @@ import yaml
 from scheduling.settings import SchedulingSettings
 from simulation.emulator.kv_publisher import KvEventPublisher
 from statestore.keys import PoolKeys
+from statestore.records import unpack_chain
 from statestore.redis import RedisStore
-from statestore.redis.codec import unpack_chain
 from statestore.settings import StoreSettings
 from tests.ports import first_port
 from tests.workers.kv_events.engine import EngineCache, until
