@@ -301,3 +301,15 @@ async def test_a_reply_of_another_epoch_brings_the_view_up_to_date(start_runtime
 
     assert runtime.pools.pools["default"].view.view.ready == ("a", "b")
     request.finish(Outcome.COMPLETED)
+
+
+async def test_the_ttft_is_learned_from_a_hundred_first_tokens_a_second_at_most(
+    start_runtime: Any, clock: Any, tools: Any
+) -> None:
+    fleet = (await start_runtime(instances=(tools.spec("a"),))).pools.pools["default"].fleet
+    taught = 0
+    for _ in range(4000):
+        taught += fleet.teaches()
+        clock.now_s += 0.00025
+
+    assert 98 <= taught <= 101
