@@ -144,6 +144,27 @@ async def test_an_answer_that_does_not_stream_is_released_when_its_prefill_shoul
     request.finish(Outcome.COMPLETED)
 
 
+async def test_one_that_was_held_is_released_after_a_full_window_and_its_own_prefill(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))  # a window of 1000 tokens, 1000 tokens per second
+    filling = await runtime.lifecycle.place(tools.request(f"1 {LONG}"))
+    placing = asyncio.create_task(runtime.lifecycle.place(tools.request(f"2 {LONG}", stream=False)))
+    await tools.settle()
+    assert not placing.done()
+    filling.first_token()
+    request = await asyncio.wait_for(placing, 60)
+    request.sent()
+
+    await clock.advance(2.2)
+    assert (await loads(store))["a"].pending_tokens == 1250
+    await clock.advance(0.1)
+
+    assert (await loads(store))["a"].pending_tokens == 0
+    for each in (filling, request):
+        each.finish(Outcome.COMPLETED)
+
+
 async def test_a_streamed_answer_is_released_by_its_first_token_alone(
     start_runtime: Any, store: Any, clock: Any, tools: Any
 ) -> None:
