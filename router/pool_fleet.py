@@ -144,6 +144,10 @@ class PoolFleet:
         seen = self._seen.get(instance_id)
         return None if seen is None else seen[instance_id]
 
+    def rates(self) -> dict[str, float]:
+        """Prefill rates of the instances that were seen, tokens per second."""
+        return {instance_id: loads[instance_id].prefill_tokens_per_s for instance_id, loads in self._seen.items()}
+
     def expected_wait_s(self, instance_id: str) -> float:
         """Time until the instance has prefilled what is pending on it."""
         load = self._load(instance_id)

@@ -30,7 +30,7 @@ class Replica:
         self._pool = pool
         self._context = context
         self._info = {**info, "scheduling": pool.scheduling.fingerprint}
-        pool.store.recover_from(self._live)
+        pool.store.recover_from(self._live, pool.fleet.rates)
         self._suspects: frozenset[tuple[str, int]] = frozenset()
         self._reachable = True
         self._owes_restoring = False

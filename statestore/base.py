@@ -155,9 +155,9 @@ class PoolStore(KvEventStore, Protocol):
     def degraded(self) -> bool:
         """Whether the shared state is out of reach and this process decides alone, by what it knows."""
 
-    def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
-        """Set the function that returns the live requests of this process at a time of the store's clock: a recovery
-        enters them again. Stores that are never away do not call it."""
+    def recover_from(self, live: Callable[[int], Sequence[Request]], rates: Callable[[], Mapping[str, float]]) -> None:
+        """Set the functions that return the live requests of this process at a time of the store's clock, which a
+        recovery enters again, and the prefill rates that it knows. Stores that are never away do not call them."""
 
     # members ---------------------------------------------------------------------------------------------
     async def membership(self) -> Membership:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from scheduling.backoff import backoff_s, worth_logging
 from scheduling.granting import Grant
-from scheduling.instance import InstanceLoad
 from scheduling.leader_jobs import sweep_queue
 from scheduling.placement import Observation, PlaceReply
 from scheduling.request import Request
@@ -97,13 +96,12 @@ class FailoverPool:
         for call in _CALLS.difference(dir(self)):
             setattr(self, call, getattr(primary, call))
         self._live: Callable[[int], Sequence[Request]] = lambda now_ms: ()
+        self._rates: Callable[[], Mapping[str, float]] = dict
         self._scheduling = scheduling
         self._clock = clock if clock is not None else RealClock()
         self._now_ms = now_ms
         self._listeners: list[tuple[str, Callable[[Grant], None]]] = []
         self._known: Membership | None = None
-        self._seen: dict[str, Mapping[str, InstanceLoad]] = {}
-        """Of each instance, the loads of the last reply that had its own: a local state starts from their rates."""
         self._local: MemoryPool | None = None
         self._beat: tuple[str, int, Mapping[str, str]] | None = None
         """The last heartbeat: repeated at a hand-over, before a reaper takes this replica for dead."""
@@ -119,8 +117,8 @@ class FailoverPool:
     def degraded(self) -> bool:
         return self._local is not None
 
-    def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
-        self._live = live
+    def recover_from(self, live: Callable[[int], Sequence[Request]], rates: Callable[[], Mapping[str, float]]) -> None:
+        self._live, self._rates = live, rates
 
     async def close(self) -> None:
         """Stop probing."""
@@ -160,11 +158,9 @@ class FailoverPool:
         if self._known is not None and lost_members(found, self._known):
             return False
         self._known = found
-        self._seen = {name: loads for name, loads in self._seen.items() if name in found.instances}
         return True
 
     def _trusts_reply(self, reply: PlaceReply | Observation) -> bool:
-        self._seen.update(dict.fromkeys(reply.loads, reply.loads))
         return self._known is None or reply.epoch >= self._known.epoch
 
     # replicas --------------------------------------------------------------------------------------------
@@ -229,8 +225,7 @@ class FailoverPool:
         state = PoolState(with_overrides(self._scheduling, known.overrides), self._now_ms)
         for spec in known.instances.values():
             state.put_instance(spec)
-        rates = {name: loads[name].prefill_tokens_per_s for name, loads in self._seen.items()}
-        state.publish_learned(known.learned, rates)
+        state.publish_learned(known.learned, self._rates())
         # Versions as the replica knows them, so that it keeps its view instead of asking for a newer one.
         state.epoch, state.tree_version, state.tree = known.epoch, known.tree_version, known.tree
         state.adopt(self._live(self._now_ms()))

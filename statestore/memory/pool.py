@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scheduling.granting import Grant
@@ -36,7 +36,7 @@ class MemoryPool:
         self._listeners: list[tuple[str, Callable[[Grant], None]]] = []
         self._wanted = asyncio.Event()
 
-    def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
+    def recover_from(self, live: Callable[[int], Sequence[Request]], rates: Callable[[], Mapping[str, float]]) -> None:
         """This store is never away."""
 
     def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:

@@ -53,7 +53,7 @@ class RedisPool(KvEventCalls, LeaderCalls):
         self._placements = placements_of(keys.base, calls, scheduling.max_key_blocks)
         self.place = self._placements.ask
 
-    def recover_from(self, live: Callable[[int], Sequence[Request]]) -> None:
+    def recover_from(self, live: Callable[[int], Sequence[Request]], rates: Callable[[], Mapping[str, float]]) -> None:
         """Not used here; ``statestore.failover`` uses it."""
 
     async def close(self) -> None:

@@ -272,6 +272,7 @@ async def test_waits_and_rates_come_from_the_load_last_told(start_runtime: Any, 
     assert fleet.expected_wait_s("a") == 1.0
     assert fleet.window_delay_s(tools.spec("a", prefill_tokens_per_s=100.0), 1000) == 4.0, "by the told rate"
     assert fleet.expected_wait_s("unknown") == 1.0
+    assert fleet.rates() == {"a": 500.0}
     for request in requests:
         request.finish(Outcome.COMPLETED)
 
@@ -288,6 +289,7 @@ async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, 
 
     pool.fleet.forget_departed()
 
+    assert pool.fleet.rates() == {}
     slower = tools.spec("a", prefill_tokens_per_s=100.0)
     assert pool.fleet.window_delay_s(slower, 1000) == 20.0
 

@@ -50,7 +50,8 @@ class Replica:
         self.pool = pool
         self.live: dict[str, Request] = {}
         self._scheduling = scheduling
-        pool.recover_from(lambda now_ms: [*self.live.values()])
+        self.rates: dict[str, float] = {}
+        pool.recover_from(lambda now_ms: [*self.live.values()], lambda: self.rates)
 
     @property
     def degraded(self) -> bool:
@@ -180,7 +181,8 @@ async def test_learned_prefill_rates_are_kept_without_the_store(
     replica: Replica, shared: PoolStore, server: EmbeddedValkey
 ) -> None:
     await shared.publish_learned((await shared.membership()).learned, {"a": 123.0}, fence=await lead(shared))
-    await replica.place("told", "a")
+    told = await replica.place("told", "a")
+    replica.rates = {"a": told.loads["a"].prefill_tokens_per_s, "long gone": 5.0}
     stop(server)
 
     seen = await replica.pool.observe(["a"], CHAIN)
@@ -417,7 +419,7 @@ async def test_a_replicas_clock_does_not_enter_the_store(
     await pool.membership()
     await pool.heartbeat("one", 60_000, {})
     asked_at: list[int] = []
-    pool.recover_from(lambda now_ms: asked_at.append(now_ms) or [])
+    pool.recover_from(lambda now_ms: asked_at.append(now_ms) or [], dict)
     again = start_again(stop(server))
     try:
         await pool.observe(["a"], CHAIN)
