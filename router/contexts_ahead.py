@@ -118,15 +118,10 @@ class ContextsAhead:
     def __len__(self) -> int:
         return sum(len(known.requests) for known in self._known.values())
 
-    @staticmethod
-    def knows(chain: Chain) -> bool:
-        """Whether it is of the engine's own blocks, so that others are compared with it."""
-        return isinstance(chain.hashes, array)
-
     def sent(self, instance_id: str, request_id: str, chain: Chain, output_tokens: int) -> None:
         """A request is on its way to the instance, behind all that were sent there before; its answer is expected to
         have so many tokens."""
-        if not self.knows(chain):
+        if not isinstance(chain.hashes, array):
             return
         known = self._known_on(instance_id)
         if request_id in known.requests:
@@ -168,7 +163,7 @@ class ContextsAhead:
         """Of so many cached tokens of a prompt that is sent now, those that the requests ahead leave it. ``running`` is
         what the store counted there without it; None: unknown, so that no other replica's requests count."""
         hashes, block_tokens = chain.hashes, chain.block_tokens
-        if not cached_tokens or not self.knows(chain):
+        if not cached_tokens or not isinstance(hashes, array):
             return cached_tokens
         known = self._known.get(instance_id) or _NOTHING_KNOWN
         others = self._others(known, running)

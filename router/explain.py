@@ -19,7 +19,7 @@ from statestore.records import ToldLoads
 
 KEPT_CANDIDATES = 8
 KEPT_EXPLANATIONS = 2048
-"""Of requests that ended last: some two megabytes."""
+"""Of requests that ended last: a few megabytes."""
 
 
 @value
@@ -129,8 +129,7 @@ class Explanation:
 class DecisionLog:
     """The explanations of the ``limit`` requests that ended last, by request id. Live ones explain themselves.
 
-    Each is kept as one piece of bytes: as objects they would be some fifty, which are out of every cache when they are
-    freed, and that would take longer than all else that an explanation costs.
+    Each is kept as one piece of bytes: its many objects would be out of the processor's caches when they are freed.
     """
 
     def __init__(self, limit: int = KEPT_EXPLANATIONS) -> None:

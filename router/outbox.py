@@ -43,11 +43,10 @@ class Outbox:
         self._posted: deque[tuple[Release, Callable[[], None] | None]] = deque()
         self._limit = limit
         self._clock = clock
-        self._arrival: asyncio.Future[None] | None = None
-        """What an empty outbox waits for."""
-        self._delivers = False
-        self._settled: asyncio.Event | None = None
-        """What those wait for who flush."""
+        self._arrived = asyncio.Event()
+        self._owed = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
         self.dropped = dropped or Counter()
 
     def __len__(self) -> int:
@@ -62,32 +61,28 @@ class Outbox:
                 settled()
             return
         self._posted.append((release, settled))
-        if (arrival := self._arrival) is not None:
-            self._arrival = None
-            arrival.set_result(None)
+        self._owed += 1
+        if self._owed == 1:
+            self._settled.clear()
+        if len(self._posted) == 1:
+            self._arrived.set()
 
     async def run(self) -> None:
         """Deliver until cancelled."""
-        loop, waiting = asyncio.get_running_loop(), self._posted
         while True:
-            if not waiting:
-                self._arrival = loop.create_future()
-                try:
-                    await self._arrival
-                finally:
-                    self._arrival = None
-            posted = [waiting.popleft() for _ in range(min(TOGETHER, len(waiting)))]
-            self._delivers = True
+            while not self._posted:
+                self._arrived.clear()
+                await self._arrived.wait()
+            posted = [self._posted.popleft() for _ in range(min(TOGETHER, len(self._posted)))]
             try:
                 await self._deliver_all([release for release, _ in posted])
             finally:
-                self._delivers = False
                 for _, settled in posted:
                     if settled is not None:
                         settled()
-                if self._settled is not None and not waiting:
+                self._owed -= len(posted)
+                if self._owed == 0:
                     self._settled.set()
-                    self._settled = None
 
     async def _deliver_all(self, releases: Sequence[Release]) -> None:
         delay_s = FIRST_RETRY_S
@@ -109,7 +104,4 @@ class Outbox:
 
     async def flush(self) -> None:
         """Wait until everything posted has been delivered, refused or dropped."""
-        if self._posted or self._delivers:
-            if self._settled is None:
-                self._settled = asyncio.Event()
-            await self._settled.wait()
+        await self._settled.wait()

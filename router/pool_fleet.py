@@ -26,8 +26,8 @@ from statestore.errors import StoreError
 log = logging.getLogger(__name__)
 
 LESSON_GAP_S = 0.01
-"""Between two first tokens of a replica that the TTFT is learned from: thousands a second would teach no more, and each
-costs the replica as much as a tenth of the request."""
+"""Between two first tokens of a replica that the TTFT is learned from: thousands a second would teach no more, and for
+each a load has to be made."""
 
 _NONE: frozenset[str] = frozenset()
 

@@ -35,9 +35,6 @@ _UNKNOWN_TEXT: Final = frozenset({"truncate_prompt_tokens", "previous_response_i
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 
-_LIMITS: Final = ("max_completion_tokens", "max_tokens")
-"""Names for the most tokens of an answer, the newer one first: it counts."""
-
 
 TokenizedHow = Literal["exact", "head", "bytes", "late", "busy"]
 """What became of a prompt that a tokenizer was given. ``head``: tokens are computed up to the first message with media.
@@ -115,8 +112,7 @@ def sent_prompt(
             if not isinstance(body.get("prompt"), list):
                 source = TokenSource(path, body, long_texts, prompt)
             teaches = not prompt.other_media
-    if body.get("n") is not None:
-        _read_count(body, "n")
+    _read_count(body, "n")
     return SentPrompt(prompt, salt, teaches, 1 if pooled else _output_limit(body), source, pooled)
 
 
@@ -180,19 +176,21 @@ def _unsalted_seed(model: str, lora: str | None) -> int:
 
 def _output_limit(body: Mapping[str, Any]) -> int | None:
     """Of the names that APIs have for it the newer one counts; all must be counts."""
-    limits = [_read_count(body, name) for name in _LIMITS if body.get(name) is not None]
-    if not limits and body.get("max_output_tokens") is not None:
+    newer, older = _read_count(body, "max_completion_tokens"), _read_count(body, "max_tokens")
+    if newer is None and older is None:
         return _read_count(body, "max_output_tokens")
-    return limits[0] if limits else None
+    return older if newer is None else newer
 
 
-def _read_count(body: Mapping[str, Any], param: str) -> int:
-    """The count in a field of the body (``max_tokens``, ``n``).
+def _read_count(body: Mapping[str, Any], param: str) -> int | None:
+    """The count in a field of the body (``max_tokens``, ``n``); None when it is absent or null.
 
     Raises:
         InvalidRequestError: not an integer, or below 0.
     """
-    count = body[param]
+    count = body.get(param)
+    if count is None:
+        return None
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise InvalidRequestError(f"{param} must be an integer, 0 or more", param=param)
     return count

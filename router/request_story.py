@@ -95,10 +95,8 @@ class RequestStory(ABC):
         if spec is None:
             return 0
         cached = pool.recent_answers.cached(spec.instance_id, chain, self._uncached_tokens)
-        if pool.contexts_ahead.knows(chain):
-            running, capacity_tokens = self._ran_there, spec.kv_capacity_tokens
-            cached = pool.contexts_ahead.left(spec.instance_id, chain, cached, capacity_tokens, running)
-        return self.prompt.stored_tokens + cached
+        left = pool.contexts_ahead.left(spec.instance_id, chain, cached, spec.kv_capacity_tokens, self._ran_there)
+        return self.prompt.stored_tokens + left
 
     @property
     def _ran_there(self) -> Running | None:

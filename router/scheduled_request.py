@@ -166,17 +166,16 @@ class ScheduledRequest(RequestStory):
         if self.leg is Leg.WHOLE and not self._done:
             output_tokens = self.prompt.expected_output_tokens
             self.pool.contexts_ahead.sent(self.instance_id, self.request_id, self.chain, output_tokens)
-        shows_first_token = self.inference_request.stream or self.leg is Leg.PREFILL
-        if not (shows_first_token or self._prefilled or self._release is not None):
-            self._release = self._context.call_later(self._prefill_delay_s(), self._prefill_presumed)
+        spec, shows_first_token = self._spec, self.inference_request.stream or self.leg is Leg.PREFILL
+        if spec is not None and not (shows_first_token or self._prefilled or self._release is not None):
+            self._release = self._context.call_later(self._prefill_delay_s(spec), self._prefill_presumed)
 
-    def _prefill_delay_s(self) -> float:
+    def _prefill_delay_s(self, spec: InstanceSpec) -> float:
         """When a request that is dispatched now is expected to have its first token, seconds from dispatch. A held one
         waited for room in a full dispatch window, which is prefilled before it."""
-        placed, spec = self._placed, self._spec
-        if self._held_by is None and placed is not None:
-            return placed.decision.expected_ttft_s
-        return 0.0 if spec is None else self.pool.fleet.window_delay_s(spec, self._uncached_tokens)
+        if self._held_by is None and self._placed is not None:
+            return self._placed.decision.expected_ttft_s
+        return self.pool.fleet.window_delay_s(spec, self._uncached_tokens)
 
     def first_token(self) -> None:
         if self._done:

@@ -26,7 +26,7 @@ def value(cls: type[T]) -> type[T]:
     """A frozen class with slots, equal and hashed by its fields.
 
     ``fields``, ``replace`` and ``asdict`` of ``dataclasses`` take it. Of the options of a field, ``default``,
-    ``default_factory`` and ``metadata`` count.
+    ``default_factory`` and ``metadata`` count. msgspec encodes it as an array of its fields.
     """
     return _made(cls, frozen=True)
 

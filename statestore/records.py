@@ -112,11 +112,11 @@ class Record:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(sorted(names, key=lambda name: name not in _TEXTS))
-        self.form = "{" + ",".join(f'"{name}":{_form(name)}' for name in self.names) + "}"
+        self._format = "{" + ",".join(f'"{name}":{_form(name)}' for name in self.names) + "}"
 
     def pack(self, values: Sequence[Any]) -> bytes:
-        """By the order of ``names``; None is an empty text."""
-        return (self.form % tuple(["" if each is None else each for each in values])).encode()
+        """By the order of ``names``; none is None."""
+        return (self._format % tuple(values)).encode()
 
     def fields(self, text: bytes) -> dict[str, Any]:
         """By name."""
@@ -125,7 +125,7 @@ class Record:
 
     def lua(self, table: str) -> Mapping[str, str]:
         """Code for a script, of values in a Lua table."""
-        return {"format": f"'{self.form}'", "values": ", ".join(f"{table}.{name}" for name in self.names)}
+        return {"format": f"'{self._format}'", "values": ", ".join(f"{table}.{name}" for name in self.names)}
 
 
 def _form(name: str) -> str:
@@ -144,12 +144,12 @@ REQUEST_TEXTS = ("placed", "told")
 
 def told_of(request: Request) -> bytes:
     """What its replica tells of a request; it never changes."""
-    return (TOLD.form % _told(request)).encode()
+    return TOLD.pack(_told(request))
 
 
 def placed_of(request: Request) -> bytes:
     """Where a request is, and how it counts there."""
-    return PLACED.pack(_placed(request))
+    return PLACED.pack(["" if each is None else each for each in _placed(request)])
 
 
 def listed_as(request: Request) -> str:

@@ -104,8 +104,6 @@ def as_chunk(body: bytes) -> bytes:
 
 def connection_tokens(fields: Iterable[Header]) -> frozenset[bytes]:
     """Names that ``Connection`` declares to be of this hop only; almost always empty."""
-    if b"connection" not in dict(fields):
-        return _NO_TOKENS
     tokens: set[bytes] = set()
     for name, value in fields:
         if name == b"connection" and value not in _USUAL_CONNECTIONS:

@@ -98,8 +98,7 @@ class RequestReader:
         self._fed = b""
         self._complete: list[Request] = []
         self._seen = False
-        """The present feed made the parser hand over a head, a piece of a body or the end of a request: it keeps
-        nothing of what was fed so far, except the end of that feed."""
+        """The present feed made the parser hand over a head, a piece of a body or the end of a request."""
         self._request: Request | None = None
         self._upgrading = False
         self.reading = False
@@ -180,6 +179,11 @@ class RequestReader:
         advice = "shorten it, or raise router.max_body_bytes" if is_inference(request.path) else "shorten it"
         return BodyTooLargeError(f"the request body is over {self._body_limit} bytes; {advice}")
 
+    def _handed_over(self) -> None:
+        """The parser keeps nothing of what was fed so far, except the end of the present feed."""
+        self._seen = True
+        self._fed_unseen = 0
+
     def _parse(self, data: bytes) -> bytes:
         """Feed the parser; returns what must be fed again."""
         self._fed = data
@@ -255,7 +259,7 @@ class RequestReader:
 
     def on_headers_complete(self) -> None:
         self._check_fields("head", len(self._target))
-        self._seen, self._fed_unseen = True, 0
+        self._handed_over()
         self._head_done = True
         request = self._head()
         self._fields = []
@@ -279,7 +283,7 @@ class RequestReader:
         self._chunks += 1
 
     def on_body(self, piece: bytes) -> None:
-        self._seen, self._fed_unseen = True, 0
+        self._handed_over()
         request = self._request
         assert request is not None
         self._body_bytes += len(piece)
@@ -303,7 +307,7 @@ class RequestReader:
     def on_message_complete(self) -> None:
         if self._fields:
             self._check_fields("trailer", 0)
-        self._seen, self._fed_unseen = True, 0
+        self._handed_over()
         if self._upgrading:
             return
         request = self._request

@@ -87,11 +87,8 @@ class Placing:
         self._seen[instance_id], weighed[instance_id] = load, None
         if book.takes_requests(side.leg):
             weights, features = side.weights, features_of(load, chain, self._stall_from_s)
-            ttft_s, cost = weights.ttft.of(features), weights.cost.of(features)
-            missed = ttft_s > self._slo_s
-            if missed:
-                cost += weights.missed.of(features)
-            weighed[instance_id] = _Offer(cost, ttft_s, missed, load, side.decider.of(features))
+            ttft_s, cost = weights.ttft.of(features), weights.cost_of(features, self._slo_s)
+            weighed[instance_id] = _Offer(cost, ttft_s, ttft_s > self._slo_s, load, side.decider.of(features))
 
     def _look_beyond(self, from_s: float, side: Placement | Side, weighed: dict[str, _Offer | None]) -> None:
         """Weigh others where they may cost less. Their least cost: the prefill that the deepest known hit leaves."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -31,6 +32,38 @@ async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client
     assert told["decision"]["reason"] == "balance"
     assert told["status"] == "dispatched"
     assert [entry["request_id"] for entry in (await client_of(runtime).get("/admin/explain")).json()] == ["one"]
+
+
+class Lazy(Mapping[str, Any]):
+    """Loads as a store replies them: no dictionary."""
+
+    def __init__(self, loads: Mapping[str, Any]) -> None:
+        self._loads = loads
+
+    def __getitem__(self, name: str) -> Any:
+        return self._loads[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loads)
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+
+async def test_loads_that_are_read_when_they_are_asked_for_are_told_too(
+    start_runtime: Any, client_of: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    request = await runtime.lifecycle.place(tools.request(request_id="one"))
+    request.finish(Outcome.COMPLETED)
+    explanation = runtime.context.decisions.get("one")
+    (each,) = explanation.rounds
+    runtime.context.decisions.add(replace(explanation, rounds=(replace(each, loads=Lazy(each.loads)),)))
+
+    story = (await client_of(runtime).get("/admin/explain/one")).json()
+
+    assert set(story["rounds"][0]["loads"]) == {"a", "b"}
+    assert story["rounds"][0]["loads"]["a"]["instance_id"] == "a"
 
 
 @pytest.mark.parametrize("sent", ["/admin/explain/team/a=1", "/admin/explain/team%2Fa%3D1"])
