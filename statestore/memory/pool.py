@@ -79,7 +79,7 @@ class MemoryPool:
         return told
 
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
-        if not self.state.wanted:
+        if not self.state.wanted and timeout_s > 0:
             self._wanted.clear()
             try:
                 async with asyncio.timeout(timeout_s):
