@@ -25,6 +25,7 @@ from pathlib import Path
 
 import uvloop
 
+from router.failover import FailoverStore
 from router.http.admission import mint_request_id
 from router.inference_request import InferenceRequest
 from router.outcome import Outcome, Usage
@@ -34,7 +35,6 @@ from router.settings import RouterSettings
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.connect import open_store
-from statestore.failover import FailoverStore
 from statestore.settings import PoolSettings, StoreSettings
 
 BATCH = 100

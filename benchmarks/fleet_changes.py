@@ -49,8 +49,11 @@ class Cleared(Simulation):
     """A run in which all that is held at the change is refused."""
 
     def run(self) -> RunRecord:
-        self._events.push(CHANGE_S, Priority.MEMBERSHIP, lambda _: self._refuse(lambda held: True))
+        self._events.push(CHANGE_S, Priority.MEMBERSHIP, self._clear)
         return super().run()
+
+    def _clear(self, _: float) -> None:
+        self._refuse([held.request_id for held in self._pool.held()])
 
 
 def run(change: str, trace: str, preset: str, rate: float, seed: int, kind: str) -> tuple[list[float], int]:

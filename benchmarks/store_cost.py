@@ -2,7 +2,7 @@
 
     python benchmarks/store_cost.py [--instances 8 500] [--blocks 4 64] [--held 0 500] [--policy NAME]
 
-Starts a private Valkey, sends requests through ``RedisPool`` from 64 concurrent callers as routers do (the search for
+Starts a private Valkey, sends requests through ``PoolStore`` from 64 concurrent callers as routers do (the search for
 an instance, the first token and the end through an outbox, and the plans of the queues that these made room in), and
 divides the CPU time of this process and of the server by the number of requests. Half of a prompt's blocks are shared
 by many. With ``--held`` every instance has so many requests in its queue, and each request that ends lets one of them
@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import redis
@@ -39,10 +40,11 @@ from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
 from scheduling.view import ClusterView
-from statestore.base import PoolStore, Release
+from statestore.answers import Release
 from statestore.clock import RealClock
 from statestore.embedded import EmbeddedValkey
 from statestore.keys import PoolKeys
+from statestore.pool import PoolStore
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 
@@ -221,8 +223,9 @@ async def measure(
         for number, chain in enumerate([filling, *asked[:waiting]]):
             await bench.place(f"filling-{number}", chain)
         bench.fleet.trips = bench.fleet.placed = 0
-        await timed(cpu, [lambda: store.ping()] * 1000, 1000)  # warm up both sides
-        costs = {"ping": await timed(cpu, [lambda: store.ping()] * requests, requests)}
+        ping = partial(store.calls("default").command, "PING")
+        await timed(cpu, [ping] * 1000, 1000)  # warm up both sides
+        costs = {"ping": await timed(cpu, [ping] * requests, requests)}
         if scenario.held:
             costs[WHOLE] = await whole_lives(cpu, bench, asked[waiting:])
         else:

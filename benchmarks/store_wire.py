@@ -3,8 +3,8 @@
     python benchmarks/store_wire.py [--calls 4000] [--repeat 5] [--tcp]
 
 A script with ten keys and 600 bytes of arguments, about what a reservation sends, that answers one count: by the
-fleet's connection (``Calls``) and by redis-py's client, whose pool has a connection for each caller, from 1 and from 64
-callers at once. They take turns; the figures are medians over the repetitions.
+fleet's connection (``WireCalls``) and by redis-py's client, whose pool has a connection for each caller, from 1 and
+from 64 callers at once. They take turns; the figures are medians over the repetitions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from redis.asyncio import Redis
 
 from statestore.embedded import EmbeddedValkey
 from statestore.keys import PoolKeys
-from statestore.redis.calls import Calls
 from statestore.redis.servers import Servers
+from statestore.redis.wire import WireCalls
 
 SCRIPT = "return redis.call('EXISTS', unpack(KEYS))"
 KEYS = [b"dualmap:{default}:instance:llama-%d:account" % number for number in range(10)]
@@ -52,7 +52,7 @@ async def cpu_us(call: Call, calls: int, concurrent: int) -> float:
 async def compare(url: str, calls: int, repeat: int) -> dict[str, dict[int, Sequence[float]]]:
     """Figures by client and number of callers."""
     keys, servers = PoolKeys("dualmap", "default"), Servers(url, 5.0)
-    shared = Calls(servers.connections(keys), {}, 30.0)
+    shared = WireCalls(servers.connections(keys), {}, 30.0)
     redis_py = Redis.from_url(url, protocol=2)
     ways: dict[str, Call] = {
         "the fleet's connection": shared.command,

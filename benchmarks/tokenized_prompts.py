@@ -40,8 +40,7 @@ from router.serve import serve
 from router.settings import RouterSettings
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import Store
-from statestore.connect import open_store
+from statestore.connect import Store, open_store
 from statestore.embedded import EmbeddedValkey
 from statestore.settings import PoolSettings, StoreSettings
 

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from cli.fetch import fetch
 from scheduling.request import RequestState
-from statestore.base import PoolSnapshot
+from statestore.answers import PoolSnapshot
 
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)", re.MULTILINE)
 _FAILED = re.compile(r'outcome="(?:upstream_failed|timed_out|cut_off|refused|internal_error)"')

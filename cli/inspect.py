@@ -14,13 +14,13 @@ from cli.settings import Settings
 from scheduling.ring import DualRing
 from scheduling.view import is_scheduled
 from simulation.terminal import terminal
-from statestore.base import PoolSnapshot, Store
-from statestore.connect import open_store
+from statestore.answers import PoolSnapshot
+from statestore.connect import Store, open_store
 from statestore.errors import StoreConfigurationError, StoreError
 from statestore.keys import PoolKeys
+from statestore.pool.calls import Calls
+from statestore.pool.codec import pairs_from
 from statestore.redis import RedisStore
-from statestore.redis.calls import Calls
-from statestore.redis.codec import pairs_from
 from statestore.url import without_password
 
 _NO_SERVER = ("memory", "embedded")

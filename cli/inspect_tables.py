@@ -16,7 +16,7 @@ from scheduling.rebalance import HotQueue
 from scheduling.request import Request
 from scheduling.ring import DualRing, Ring
 from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore.base import PoolSnapshot
+from statestore.answers import PoolSnapshot
 
 _HASH_SPACE = 1 << 64
 

@@ -14,7 +14,7 @@ from cli.errors import CommandError
 from cli.fetch import fetch
 from cli.fleet_plan import FleetPlan
 from scheduling.instance import InstanceState
-from statestore.base import Store
+from statestore.connect import Store
 from statestore.settings import InstanceSettings
 
 _ASK_TIMEOUT_S = 2.0

@@ -24,8 +24,8 @@ from router.traffic import FleetTraffic, TrafficCounts
 from scheduling.instance import InstanceLoad
 from scheduling.settings import SchedulingSettings, with_overrides
 from simulation.terminal import terminal
-from statestore.base import PoolOverview, Store
-from statestore.connect import open_store
+from statestore.answers import PoolOverview
+from statestore.connect import Store, open_store
 from statestore.errors import StoreConfigurationError, StoreError
 
 SORTS: Mapping[str, tuple[str, Callable[[InstanceLoad], tuple[object, ...]]]] = {

@@ -26,8 +26,7 @@ from cli.processes import ProcessGroup
 from cli.readiness import Readiness
 from cli.settings import Settings
 from scheduling.scale_settings import AutoscaleSettings, autoscale_of
-from statestore.base import Store
-from statestore.connect import open_store
+from statestore.connect import Store, open_store
 from statestore.errors import StoreError
 from workers.probe import Prober
 

@@ -21,7 +21,7 @@ from scheduling.legs import Leg, decode_leg_id, serves
 from scheduling.placement import Placed, Search, SearchFailed
 from scheduling.request import Request, RequestState
 from scheduling.steps import drive
-from statestore.base import Release
+from statestore.answers import Release
 
 SLOWEST_TOKEN_S: Final = 0.25
 """A token of an answer that is only seen whole takes no longer than this."""

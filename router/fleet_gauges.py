@@ -11,9 +11,10 @@ from prometheus_client.registry import Collector
 
 from router.metrics import StoreCall, measured
 from scheduling.instance import InstanceState
-from statestore.base import PoolOverview, PoolStore
+from statestore.answers import PoolOverview
 from statestore.clock import Clock
 from statestore.errors import StoreError
+from statestore.pool import PoolStore
 
 MAX_AGE_S = 1.0
 _LOAD_GAUGES = {

@@ -12,9 +12,9 @@ from router.timers import CallLater
 from scheduling.granting import Grant
 from scheduling.queue_order import QueueOrder
 from scheduling.request import Request, RequestState
-from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.errors import StoreError
+from statestore.pool import PoolStore
 
 log = logging.getLogger(__name__)
 

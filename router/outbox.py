@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from router.instruments import Counter
-from statestore.base import Release
+from statestore.answers import Release
 from statestore.clock import Clock
 from statestore.errors import StoreError, StoreUnavailableError
 

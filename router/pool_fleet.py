@@ -20,8 +20,9 @@ from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
 from scheduling.steps import drive
 from scheduling.view import ClusterView
-from statestore.base import PoolStore, Release
+from statestore.answers import Release
 from statestore.errors import StoreError
+from statestore.pool import PoolStore
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from router.context import ReplicaContext
 from router.metrics import measured
+from router.recovery import recover_requests, restore_members
 from router.served_pool import ServedPool
 from router.traffic import INFO_FIELD, TrafficCounts
 from scheduling.legs import request_id_of
 from scheduling.request import Request
-from statestore.base import PoolSnapshot
+from statestore.answers import PoolSnapshot
 from statestore.errors import StoreError
-from statestore.recovery import recover_requests, restore_members
 from statestore.settings import PoolSettings
 
 log = logging.getLogger(__name__)

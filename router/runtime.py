@@ -42,8 +42,8 @@ from scheduling.breaker import BreakerRule
 from scheduling.policies import build_policy
 from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings
-from statestore.base import Store
 from statestore.clock import Clock, RealClock
+from statestore.connect import Store
 from statestore.settings import PoolSettings
 
 

@@ -31,7 +31,7 @@ from scheduling.legs import Leg
 from scheduling.placement import Placed, Search
 from scheduling.request import Request, RequestState
 from scheduling.slo import slo_s
-from statestore.base import Release
+from statestore.answers import Release
 
 
 class Placer(Protocol):

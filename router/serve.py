@@ -20,15 +20,14 @@ from prometheus_client import disable_created_metrics
 
 from router.app import create_app
 from router.errors import RouterError, ShuttingDownError
+from router.failover import FailoverStore
 from router.http import ClientConnection, build_data_plane, http_protocol
 from router.listeners import advertised_url, bind, port_of
 from router.runtime import Runtime
 from router.settings import CUT_OFF_S, RouterSettings
 from router.starting import EmbeddedServer, until_store_is_there
 from scheduling.settings import SchedulingSettings
-from statestore.base import Store
-from statestore.connect import open_store
-from statestore.failover import FailoverStore
+from statestore.connect import Store, open_store
 from statestore.open_files import raise_open_files_limit
 from statestore.settings import PoolSettings, StoreSettings
 from statestore.url import without_password

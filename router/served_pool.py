@@ -26,7 +26,7 @@ from scheduling.policies.decode_legs import DecodeLegs
 from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings, with_overrides
 from scheduling.split import SplitRule
-from statestore.base import PoolStore
+from statestore.pool import PoolStore
 from statestore.settings import PoolSettings
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from router.inference_request import InferenceRequest, response_id
 from router.outcome import Usage
-from statestore.base import PoolStore
 from statestore.errors import StoreError
+from statestore.pool import PoolStore
 
 log = logging.getLogger(__name__)
 

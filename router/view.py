@@ -12,9 +12,10 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec
 from scheduling.learned import Learned
 from scheduling.view import ClusterView
-from statestore.base import Membership, PoolStore
+from statestore.answers import Membership
 from statestore.clock import Clock
 from statestore.errors import StoreError
+from statestore.pool import PoolStore
 
 log = logging.getLogger(__name__)
 

@@ -73,17 +73,9 @@ class InstanceLoad:
     """Expected context tokens of the running requests (prompt and answer), shared prefixes counted for each."""
     cached_blocks: int = 0
     """Blocks the KV metadata lists for the instance, those of held requests included."""
-    window_tokens: float = 0.0
-    """Prefill work assigned recently, decayed exponentially (Preble's load in a window)."""
     prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
     """Learned prefill rate."""
-    stalled_s: float = 0.0
-    """Time since the last finished prefill (or since work came) while work is pending, else 0. Deferred requests do
-    not count: they may wait for KV memory, with nothing to prefill meanwhile."""
     kv_capacity_tokens: int = 1_000_000
-    hit_blocks: int = 0
-    """Blocks at the head of the chain in question that are listed for the instance: resident ones, and those reserved
-    by requests held for it."""
     deferred_tokens: int = 0
     """The deferred part of ``pending_tokens``: no request on time waits for it, see ``scheduling.queue_order``."""
     passed_over_tokens: int = 0
@@ -93,6 +85,14 @@ class InstanceLoad:
     max_queued_requests: int = 1024
     version: int = 0
     """Grows with every change of the instance's figures; plans are committed against it."""
+    hit_blocks: int = 0
+    """Blocks at the head of the chain in question that are listed for the instance: resident ones, and those reserved
+    by requests held for it."""
+    window_tokens: float = 0.0
+    """Prefill work assigned recently, decayed exponentially (Preble's load in a window)."""
+    stalled_s: float = 0.0
+    """Time since the last finished prefill (or since work came) while work is pending, else 0. Deferred requests do
+    not count: they may wait for KV memory, with nothing to prefill meanwhile."""
     kv_used_tokens: int | None = None
     """KV memory that running requests hold by the instance's own gauge, shared prefixes once; None: not known."""
 

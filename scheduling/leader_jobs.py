@@ -1,7 +1,7 @@
 """The leader's rounds, as steps that a worker or the simulator drives.
 
-The fleet of these steps is the pool's store with the leader's fence (``statestore.led.LedPool``), or the state that the
-simulator drives.
+The fleet of these steps is the pool's store with the leader's fence (``statestore.led.LedPool``), awaited or, in the
+simulator, at once.
 """
 
 from __future__ import annotations

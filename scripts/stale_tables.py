@@ -51,8 +51,9 @@ _LIVE = tuple(
     )
 )
 """Not run by simulations: what reads prompts, and what deals with real processes."""
-_SIMULATED = ("scheduling", "simulation", "statestore/memory", ":(exclude)statestore/memory/pool.py", *_LIVE)
-"""Simulations use the state behind the pool in memory."""
+_BOOKS = ("statestore/pool", "statestore/lua", "statestore/memory", "statestore/records.py", "statestore/leases.py")
+_SIMULATED = ("scheduling", "simulation", *_BOOKS, *_LIVE)
+"""Simulations keep their books with the store's own code, on a server within the process."""
 _EVALUATE, _LABORATORIES = (":(exclude)simulation/evaluate",), (":(exclude)simulation/laboratory",)
 """Commands of their own; the laboratory has the workers of the evaluation."""
 _SHOWN = tuple(

@@ -6,10 +6,10 @@ fleet, and is parked once it has answered the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.leader_jobs import evacuate
 from scheduling.queue_order import QueueOrder
 from scheduling.scale_job import ActuatorReply, FleetNow, ScaleKeeper
@@ -20,7 +20,6 @@ from simulation.leader import Leader
 from simulation.scalers import planner_of
 from simulation.simulated_fleet import SimulatedFleet
 from statestore.led import LedScaling
-from statestore.memory.state import PoolState
 
 INTERVAL_S = 1.0
 """Of the scaling round."""
@@ -41,11 +40,11 @@ class SimulatedAutoscaler:
         arrived: Callable[[], int],
     ) -> None:
         """Parks the spares. ``renew`` gives an instance a new engine, with an empty cache."""
-        self._state = state = fleet.state
+        self._pool = pool = fleet.pool
         for spec in spares:
             renew(spec)
-            state.put_instance(replace(spec, state=InstanceState.STANDBY))
-        scheduling = state.scheduling
+            pool.put_instance(replace(spec, state=InstanceState.STANDBY))
+        scheduling = pool.scheduling
         self._order = order
         self._stall_s = scheduling.decode_stall_s
         self._events = events
@@ -63,7 +62,7 @@ class SimulatedAutoscaler:
             planner=planner_of(autoscale.scaler, autoscale.settings, dict(autoscale.options)),
         )
         self._scaling = LedScaling(
-            state, leader.fence, now=self._now, actuate=lambda _: ActuatorReply(False, "no actuator")
+            pool, leader.fence, now=self._now, actuate=lambda _: ActuatorReply(False, "no actuator")
         )
         self.changes: list[SizeChange] = []
 
@@ -73,40 +72,42 @@ class SimulatedAutoscaler:
         record = drive_now(self._keeper.tick(), self._scaling)
         if record.decision_id > len(self.changes):
             self.changes.append(SizeChange(record.at_ms / 1000, record.size, record.wanted, record.reason))
-        for name, book in self._state.instances.items():
-            if book.spec.state is InstanceState.STARTING and name not in self._starting:
+        for name, spec in self._pool.members.instances.items():
+            if spec.state is InstanceState.STARTING and name not in self._starting:
                 self._start(name)
 
     def _now(self) -> FleetNow:
-        return FleetNow(self._state.now_ms(), self._state.loads(), self._fleet_instances())
-
-    def _fleet_instances(self) -> Mapping[str, InstanceSpec]:
-        return {name: book.spec for name, book in self._state.instances.items()}
+        return FleetNow(self._pool.now_ms(), self._pool.loads(), self._pool.members.instances)
 
     def _start(self, name: str) -> None:
         self._starting.add(name)
-        self._renew(self._state.instances[name].spec)
+        self._renew(self._pool.members.instances[name])
 
         def ready(_: float) -> None:
             self._starting.discard(name)
-            self._state.set_instance_state(name, InstanceState.READY, expected=InstanceState.STARTING)
+            self._pool.set_instance_state(name, InstanceState.READY, expected=InstanceState.STARTING)
 
-        self._events.push(self._state.now_ms() / 1000 + self._start_s, Priority.MEMBERSHIP, ready)
+        self._events.push(self._pool.now_ms() / 1000 + self._start_s, Priority.MEMBERSHIP, ready)
 
     def _finish_drains(self) -> None:
-        draining = [n for n, book in self._state.instances.items() if book.spec.state is InstanceState.DRAINING]
+        pool = self._pool
+        draining = [name for name, spec in pool.members.instances.items() if spec.state is InstanceState.DRAINING]
         for name in draining:
-            if self._state.instances[name].queued_requests:
+            loads = pool.loads()
+            if loads[name].queued_requests:
                 steps = evacuate(
-                    name, self._order, self._state.loads(), self._state.membership().instances,
-                    reason="drain", decode_stall_s=self._stall_s,
-                )  # fmt: skip
+                    name, self._order, loads, pool.members.instances, reason="drain", decode_stall_s=self._stall_s
+                )
                 drive_now(steps, self._led)
-            if not self._state.instances[name].requests:
-                self._state.set_instance_state(name, InstanceState.STANDBY, expected=InstanceState.DRAINING)
+            if not _is_busy(pool.loads()[name]):
+                pool.set_instance_state(name, InstanceState.STANDBY, expected=InstanceState.DRAINING)
 
 
-def paid_instances(state: PoolState) -> int:
+def _is_busy(load: InstanceLoad) -> bool:
+    return load.queued_requests + load.running_requests > 0
+
+
+def paid_instances(loads: Iterable[InstanceLoad]) -> int:
     """Instances whose machines are in use: not those that are parked, nor those that drained."""
     serving = (InstanceState.READY, InstanceState.STARTING)
-    return sum(book.spec.state in serving or bool(book.requests) for book in state.instances.values())
+    return sum(load.state in serving or _is_busy(load) for load in loads)

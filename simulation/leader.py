@@ -28,17 +28,15 @@ _FOR_EVER_MS = 1 << 60
 
 
 class Leader:
-    """One round at a time; grants are left in the state's outbox."""
+    """One round at a time; grants are left in the pool."""
 
     def __init__(self, scenario: Scenario, fleet: SimulatedFleet, order: QueueOrder, events: EventQueue) -> None:
         settings = scenario.scheduling
         self._scenario = scenario
         self._fleet = fleet
-        self._state = state = fleet.state
-        lease = state.acquire_lease("simulator", _FOR_EVER_MS)
-        assert lease is not None
-        self.fence = lease.fence
-        self.led = LedPool(state, lease.fence)
+        self._pool = pool = fleet.pool
+        self.fence = pool.acquire_lease("simulator", _FOR_EVER_MS).fence
+        self.led = LedPool(pool, self.fence)
         self._order = order
         self._events = events
         self._hotness = HotnessKeeper(HotnessWindow.of(settings), HotnessRule())
@@ -46,18 +44,21 @@ class Leader:
         self._roles = RoleState(changed_ms=0)
         self.role_changes: list[tuple[float, RoleChange]] = []
         """Time and what was changed, in order."""
+        self._wanted: dict[str, None] = {}
+        """Instances that placements found overloaded, oldest first."""
         self._next_round_s = 0.0
         self._armed = False
 
     def grow_tree(self) -> None:
         """Read the arrival log, and publish the hotness tree where it changed."""
-        tree = drive_now(self._hotness.tick(self._state.tree, len(self._fleet.view.ready)), self.led)
-        if tree is not self._state.tree:
+        known = self._pool.members.tree
+        tree = drive_now(self._hotness.tick(known, len(self._fleet.view.ready)), self.led)
+        if tree is not known:
             self.led.publish_tree(tree, self._hotness.counts(tree))
 
     def learn(self) -> None:
         """Learn from the samples since the last round."""
-        drive_now(self._learning.tick(self._state.loads()), self.led)
+        drive_now(self._learning.tick(self._pool.loads()), self.led)
 
     def sweep(self) -> None:
         """Once a second."""
@@ -67,16 +68,16 @@ class Leader:
 
     def sweep_queues(self) -> None:
         """Plan every queue: in deadline order, what is due changes with time alone."""
-        for instance_id, book in self._state.instances.items():
-            if book.queued_requests:
+        for instance_id, load in self._pool.loads().items():
+            if load.queued_requests:
                 drive_now(sweep_queue(instance_id, self._order), self.led)
 
     def rebalance_by_sweep(self) -> None:
-        self._rebalance(plan_sweep(self._state.loads()))
+        self._rebalance(plan_sweep(self._pool.loads()))
 
     def give_idle_work(self) -> None:
         """Move what is late in its own queue to idle instances."""
-        loads = self._state.loads()
+        loads = self._pool.loads()
         idle = IdleWork(loads, self._scenario.scheduling.decode_stall_s, self._fleet.view.instances)
         for instance_id in plan_sweep(loads):
             if idle:
@@ -84,24 +85,26 @@ class Leader:
 
     def move_roles(self) -> None:
         """Give an instance of one side to the other, if that is due."""
-        state = self._state
-        targets = RoleTargets.of(self._scenario.scheduling, state.learned)
-        instances, now_ms = self._fleet.view.instances, state.now_ms()
-        self._roles, change = plan_roles(self._roles, instances, state.loads(), targets, now_ms)
+        pool = self._pool
+        targets = RoleTargets.of(self._scenario.scheduling, pool.members.learned)
+        instances, now_ms = self._fleet.view.instances, pool.now_ms()
+        self._roles, change = plan_roles(self._roles, instances, pool.loads(), targets, now_ms)
         if change is not None:
             self.role_changes.append((now_ms / 1000, change))
-            state.update_instance(change.instance_id, {"role": change.role}, fence=self.fence)
+            pool.update_instance(change.instance_id, {"role": change.role}, fence=self.fence)
 
     def listen(self, now_s: float) -> None:
         """Plan a round if a placement asked for one: ``rebalance_min_gap_s`` after the last one at the earliest."""
-        if self._state.wanted and not self._armed:
+        self._wanted |= dict.fromkeys(self._pool.wanted_rebalances(0))
+        if self._wanted and not self._armed:
             self._armed = True
             self._events.push(max(now_s, self._next_round_s), Priority.LEADER, self._rebalance_wanted)
 
     def _rebalance_wanted(self, now_s: float) -> None:
         self._armed = False
         self._next_round_s = now_s + self._scenario.rebalance_min_gap_s
-        self._rebalance(self._state.take_wanted())
+        wanted, self._wanted = self._wanted, {}
+        self._rebalance(wanted)
 
     def _rebalance(self, instance_ids: Iterable[str]) -> None:
         stall_s, max_moves = self._scenario.scheduling.decode_stall_s, self._scenario.rebalance_max_moves

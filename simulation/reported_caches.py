@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 from simulation.kv_pool import CacheChange, Journal
-from statestore.kv_events import BOOKING_MS
-from statestore.memory.instance import InstanceBook
+from simulation.simulated_pool import SimulatedPool
+from statestore.errors import LeaseLostError
+from statestore.kv_events import KvChange, KvViewStatus
+
+_SUBSCRIBER = "simulator"
 
 
 class ReportedCaches:
     """Engines name blocks by a trace's ids, the store by the hashes of chains."""
 
-    def __init__(self, instances: Mapping[str, InstanceBook]) -> None:
-        self._instances = instances
+    def __init__(self, pool: SimulatedPool) -> None:
+        self._pool = pool
         self._hashes: dict[int, int] = {}
-        self._term_ends_s: dict[str, float] = {}
+        self._fences: dict[str, int] = {}
+        self._applied = 0
 
     def route(self, hash_ids: Iterable[int], hashes: Iterable[int]) -> None:
         """A request is routed by this chain; what it has beyond full blocks is never cached."""
         self._hashes.update(zip(hash_ids, hashes, strict=False))
 
     def apply(self, instance_id: str, journal: Journal, now_s: float) -> None:
-        """What the engine's prefix cache did, in order. Bookings of a term ago that it never reported end."""
-        kv, hashes = self._instances[instance_id].kv, self._hashes
-        for change, block in journal:
-            if change is CacheChange.STORED:
-                kv.confirm((hashes[block],))
-            elif change is CacheChange.REMOVED:
-                kv.remove((hashes[block],))
-            else:
-                kv.clear()
-        if now_s >= self._term_ends_s.get(instance_id, 0.0):
-            self._term_ends_s[instance_id] = now_s + BOOKING_MS / 1000
-            kv.end_term()
+        """What the engine's prefix cache did, in order. Bookings that it never reported end."""
+        if instance_id not in self._fences:
+            self._claim(instance_id)
+        try:
+            self._write(instance_id, journal, now_s)
+        except LeaseLostError:  # it went down meanwhile: its cache began again
+            self._claim(instance_id)
+            self._write(instance_id, journal, now_s)
+
+    def _claim(self, instance_id: str) -> None:
+        fence = self._fences[instance_id] = self._pool.claim_kv_events(instance_id, _SUBSCRIBER).fence
+        self._pool.mark_kv_events(instance_id, fence, KvViewStatus.EXACT)
+
+    def _write(self, instance_id: str, journal: Journal, now_s: float) -> None:
+        fence, last = self._fences[instance_id], _last_cleared(journal)
+        if last:
+            self._pool.mark_kv_events(instance_id, fence, KvViewStatus.EXACT, drop=True)
+        is_held = {self._hashes[block]: change is CacheChange.STORED for change, block in journal[last:]}
+        stored = [block for block, held in is_held.items() if held]
+        removed = [block for block, held in is_held.items() if not held]
+        self._applied += 1
+        self._pool.apply_kv_events(instance_id, fence, KvChange(self._applied, now_s, stored, removed))
+
+
+def _last_cleared(journal: Sequence[tuple[CacheChange, int]]) -> int:
+    """Entries up to the last one that cleared the cache."""
+    return max((place for place, (change, _) in enumerate(journal, 1) if change is CacheChange.CLEARED), default=0)

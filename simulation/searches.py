@@ -16,8 +16,7 @@ from scheduling.settings import SchedulingSettings
 from scheduling.split import SplitRule
 from scheduling.steps import drive_now
 from simulation.simulated_fleet import SimulatedFleet
-
-_REPLICA = "simulator"
+from simulation.simulated_pool import REPLICA
 
 
 @dataclass
@@ -64,4 +63,4 @@ class Searches:
         output_tokens = expected_answer_tokens(self.fleet.learned.answer_tokens, output_limit)
         query = RouteQuery(chain, slo_s, expected_output_tokens=output_tokens)
         tokens, slo_ms = chain.prompt_tokens, round(slo_s * 1000)
-        return query, Request(leg_id, _REPLICA, "", RequestState.HELD, 1, 0, tokens, output_tokens, slo_ms)
+        return query, Request(leg_id, REPLICA, "", RequestState.HELD, 1, 0, tokens, output_tokens, slo_ms)

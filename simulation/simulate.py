@@ -1,8 +1,8 @@
-"""One run in virtual time: a trace through the scheduling code, the pool's state and N engine models.
+"""One run in virtual time: a trace through the scheduling code, the pool's store and N engine models.
 
 What decides here is what decides in production: the search for an instance, the queue plans and the leader's rounds of
-``scheduling``, over the pool's state in ``statestore.memory``. Everything between them is left out: the network and the
-routers' own time are zero, and decisions see the state as it is.
+``scheduling``, over the scripts and books of the store, within this process. Everything between them is left out: the
+network and the routers' own time are zero, and decisions see the state as it is.
 
 The same trace, scenario and code give the same result to the last digit.
 """
@@ -15,12 +15,11 @@ from dataclasses import replace
 from scheduling.blocks import cache_seed, chain_of_trace
 from scheduling.chain import Chain
 from scheduling.granting import Grant, grant_queue
-from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.legs import Leg, decode_leg_id, request_id_of
 from scheduling.placement import PlaceStatus
 from scheduling.policies import build_policy
 from scheduling.queue_order import QueueHead, QueueOrder
-from scheduling.request import Request, RequestState
 from scheduling.slo import slo_s
 from scheduling.steps import drive_now
 from scheduling.weights import Form
@@ -39,10 +38,9 @@ from simulation.router_queue import Pressure, RouterQueue
 from simulation.scenario import Dispatch, FleetChange, Scenario
 from simulation.searches import Searches
 from simulation.simulated_fleet import SimulatedFleet
+from simulation.simulated_pool import SimulatedPool
 from simulation.traces import Trace, TraceRequest
 from simulation.watch import Watch
-from statestore.memory.instance import InstanceBook
-from statestore.memory.state import PoolState
 
 OnProgress = Callable[[int], None]
 
@@ -84,17 +82,15 @@ class Simulation:
         self._policy = build_policy(settings.scheduling)
         self._order = QueueOrder.of(settings.scheduling)
         self._now_s = 0.0
-        self._state = PoolState(settings.scheduling, lambda: int(self._now_s * 1000))
+        self._pool = SimulatedPool(settings.scheduling, lambda: int(self._now_s * 1000))
         self._waiting: dict[str, int] = {}
         """Requests in each engine's own queue."""
-        self._fleet = SimulatedFleet(
-            self._state, settings.scheduling, self._waiting if self._direct else None, self._kv_used_tokens
-        )
+        self._fleet = SimulatedFleet(self._pool, self._waiting if self._direct else None, self._kv_used_tokens)
         self._searches = Searches(
             self._fleet, settings.scheduling, self._policy, self._order, scenario.refuses_late, self._direct
         )
         self._events = EventQueue()
-        self._reported = ReportedCaches(self._state.instances) if scenario.kv_events else None
+        self._reported = ReportedCaches(self._pool) if scenario.kv_events else None
         self._cluster = Cluster(
             self._events,
             self._on_engine_event,
@@ -102,7 +98,7 @@ class Simulation:
             endless_cache=scenario.endless_cache,
             reported=self._reported,
         )
-        self._watch = Watch(self._state, self._cluster)
+        self._watch = Watch(self._pool, self._cluster)
         self._autoscaler: SimulatedAutoscaler | None = None
         self._leader = Leader(settings, self._fleet, self._order, self._events)
         self._engine = settings.engine
@@ -110,6 +106,8 @@ class Simulation:
         self._router_queue = None if rule is None else RouterQueue(rule, settings.engine.max_num_batched_tokens)
         self._parked: dict[int, Chain] = {}
         """Chains of the requests in the router's own queue, by number."""
+        self._live: dict[str, Leg] = {}
+        """Requests that the store has, and legs, each with what it is."""
         self._features: dict[str, Form] = {}
         """Of live requests whose first token is to be learned from."""
         self._split_chains: dict[str, Chain] = {}
@@ -148,7 +146,7 @@ class Simulation:
 
         def repeat(_: float) -> None:
             action()
-            if self._state.requests or self._arrived < len(self._trace.requests):
+            if self._live or self._arrived < len(self._trace.requests):
                 self._every(interval_s, priority, action, turn + 1)
 
         self._events.push(turn * interval_s, priority, repeat)
@@ -165,13 +163,13 @@ class Simulation:
         """Make ``instances`` ready: add new ones, drain those beyond."""
         wanted = {spec.instance_id: spec for spec in map(self._scenario.spec, range(instances))}
         for instance_id, spec in wanted.items():
-            if instance_id not in self._state.instances:
+            if instance_id not in self._pool.members.instances:
                 self._renew(spec)
                 self._waiting[instance_id] = 0
-                self._state.put_instance(spec)
-            self._state.set_instance_state(instance_id, InstanceState.READY)
-        for instance_id in sorted(self._state.instances.keys() - wanted.keys()):
-            self._state.set_instance_state(instance_id, InstanceState.DRAINING)
+                self._pool.put_instance(spec)
+            self._pool.set_instance_state(instance_id, InstanceState.READY)
+        for instance_id in sorted(self._pool.members.instances.keys() - wanted.keys()):
+            self._pool.set_instance_state(instance_id, InstanceState.DRAINING)
 
     def _made_elastic(self, autoscale: Autoscale) -> SimulatedAutoscaler:
         spares = list(map(self._scenario.spec, range(self._scenario.instances, autoscale.settings.max_instances)))
@@ -214,12 +212,12 @@ class Simulation:
         return outcome
 
     def _router_holds(self, queue: RouterQueue) -> bool:
-        return queue.holds(self._pressure(book) for book in self._state.instances.values() if book.takes_requests())
+        loads = self._pool.loads()
+        return queue.holds(self._pressure(loads[instance_id]) for instance_id in self._fleet.view.ready)
 
-    def _pressure(self, book: InstanceBook) -> Pressure:
-        instance_id = book.spec.instance_id
-        kv_use = self._kv_used_tokens(instance_id) / max(1, book.spec.kv_capacity_tokens)
-        return Pressure(book.pending_tokens, self._waiting[instance_id], kv_use)
+    def _pressure(self, load: InstanceLoad) -> Pressure:
+        kv_use = self._kv_used_tokens(load.instance_id) / max(1, load.kv_capacity_tokens)
+        return Pressure(load.pending_tokens, self._waiting[load.instance_id], kv_use)
 
     def _kv_used_tokens(self, instance_id: str) -> int:
         return self._cluster.engines[instance_id].kv_used_tokens
@@ -247,6 +245,7 @@ class Simulation:
         if placed is None:
             return
         outcome.chosen_id = placed.decision.instance_id
+        self._live[request_id] = placed.reply.leg
         self._features[request_id] = placed.features(chain, self._scheduling.decode_stall_s)
         if placed.reply.leg is Leg.PREFILL:
             self._split_chains[request_id] = chain
@@ -261,7 +260,7 @@ class Simulation:
     def _submit(self, leg_id: str, instance_id: str, source: KvSource | None = None) -> bool:
         """Send a request, or a leg of one, to its engine; ``source`` is where a decode leg finds its KV. False if the
         engine refused it."""
-        traced, prefills = self._traced(leg_id), self._state.requests[leg_id].leg is Leg.PREFILL
+        traced, prefills = self._traced(leg_id), self._live[leg_id] is Leg.PREFILL
         # Equal ids mean equal prefixes already: the engine needs no hashes of them.
         full_blocks = traced.hash_ids[: traced.input_tokens // self._trace.block_tokens]
         output_tokens = 1 if prefills else max(1, traced.output_tokens)
@@ -290,6 +289,8 @@ class Simulation:
         leg_id, outcome = decode_leg_id(request_id), self._outcomes[int(request_id)]
         chain, output_limit = self._split_chains.pop(request_id), self._output_limit(request_id)
         placed = self._searches.run(self._searches.of_decode_leg(leg_id, chain, outcome.slo_s, output_limit))
+        if placed is not None:
+            self._live[leg_id] = Leg.DECODE
         if placed is not None and self._submit(leg_id, placed.instance_id, source):
             outcome.decode_id = placed.instance_id
             self._transfers.began(request_id, self._now_s, placed.reply.uncached_tokens)
@@ -298,37 +299,37 @@ class Simulation:
             self._finish(request_id)
 
     def _finish(self, leg_id: str, note: str = "") -> None:
+        self._live.pop(leg_id, None)
         self._features.pop(leg_id, None)
         self._split_chains.pop(leg_id, None)
-        self._grant_from(self._state.finish(leg_id, note=note).queue)
+        self._grant_from(self._pool.finish(leg_id, note))
 
     def _grant_from(self, queue: QueueHead | None) -> None:
-        """Plan a queue that has room, by a transition's reply. The grants wait in the state's outbox."""
+        """Plan a queue that has room, by a transition's reply. The grants wait in the pool."""
         if queue is not None:
             drive_now(grant_queue(queue, self._order), self._fleet)
 
     def _deliver_grants(self) -> None:
-        while grants := self._state.take_grants():
+        while grants := self._pool.take_grants():
             for grant in grants:
                 self._deliver(grant)
         if self._searches.refuses_late:
-            self._refuse(lambda held: held.deferred)
+            self._refuse(self._pool.take_deferred())
 
     def _deliver(self, grant: Grant) -> None:
-        if grant.request_id not in self._state.requests:
+        if grant.request_id not in self._live:
             return  # refused meanwhile
         if grant.deferred or grant.instance_id != self._outcomes[int(grant.request_id)].chosen_id:
             self._features.pop(grant.request_id, None)
         self._dispatch(grant.request_id, grant.instance_id)
 
-    def _refuse(self, condition: Callable[[Request], bool]) -> None:
-        """Refuse the held requests to which that applies, as routers do."""
-        requests = self._state.requests
-        for book in self._state.instances.values():
-            for _, request_id in [*book.queue]:
-                held = requests[request_id]  # or dispatched, as another one left room
-                if held.state is RequestState.HELD and condition(held):
-                    self._finish(request_id)
+    def _refuse(self, request_ids: Iterable[str]) -> None:
+        """Refuse held requests, as routers do; those that are granted meanwhile, as another one left room, are not."""
+        granted: set[str] = set()
+        for request_id in request_ids:
+            granted |= {grant.request_id for grant in self._pool.granted}
+            if request_id not in granted:
+                self._finish(request_id)
 
     def _on_engine_event(self, instance_id: str, event: Event) -> None:
         match event.kind:
@@ -360,12 +361,18 @@ class Simulation:
             return
         outcome.cached_tokens = event.tokens
         note = first_token_note(self._features.pop(request_id, None))
-        self._grant_from(self._state.first_token(request_id, instance_id, note=note).queue)
+        self._grant_from(self._pool.first_token(request_id, instance_id, note))
 
     # watching ----------------------------------------------------------------------------------------------------
     def _sweep(self) -> None:
-        now_ms, order, max_hold_s = self._state.now_ms(), self._order, self._scheduling.max_hold_s
-        self._refuse(lambda held: order.gives_up(held, (now_ms - held.enqueued_ms) / 1000, max_hold_s))
+        """Refuse what was held too long, then the leader's rounds over the queues."""
+        now_ms, max_hold_s = self._pool.now_ms(), self._scheduling.max_hold_s
+        gives_up = self._order.gives_up
+        self._refuse(
+            held.request_id
+            for held in self._pool.held()
+            if gives_up(held, (now_ms - held.enqueued_ms) / 1000, max_hold_s)
+        )
         self._leader.sweep()
 
     def _sample(self) -> None:

@@ -1,4 +1,4 @@
-"""The pool in virtual time, as searches and plans see it: its state, which answers at once."""
+"""The pool in virtual time, as searches and plans see it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
 from scheduling.placement import Observation, Placement, PlaceReply
 from scheduling.queue_order import QueuePlan
-from scheduling.settings import SchedulingSettings
 from scheduling.view import ClusterView
-from statestore.memory.placing import Placing
-from statestore.memory.state import PoolState
+from simulation.simulated_pool import SimulatedPool
 
 
 class SimulatedFleet:
@@ -25,15 +23,13 @@ class SimulatedFleet:
 
     def __init__(
         self,
-        state: PoolState,
-        scheduling: SchedulingSettings,
+        pool: SimulatedPool,
         engine_queues: Mapping[str, int] | None,
         kv_used_tokens: Callable[[str], int] | None = None,
     ) -> None:
         """``engine_queues`` are the requests that wait in each engine, where they wait there and not in the fleet;
         ``kv_used_tokens`` is an engine's gauge of KV use. Policies that observe see both without delay."""
-        self.state = state
-        self._scheduling = scheduling
+        self.pool = pool
         self._engine_queues = engine_queues
         self._kv_used_tokens = kv_used_tokens
         self._view: ClusterView | None = None
@@ -41,9 +37,8 @@ class SimulatedFleet:
     # what a search looks at --------------------------------------------------------------------------------------
     @property
     def view(self) -> ClusterView:
-        state, view = self.state, self._view
-        if view is None or view.epoch != state.epoch or view.tree_version != state.tree_version:
-            members = state.membership()
+        members, view = self.pool.members, self._view
+        if view is None or view.epoch != members.epoch or view.tree_version != members.tree_version:
             view = self._view = ClusterView.build(
                 epoch=members.epoch,
                 tree_version=members.tree_version,
@@ -55,17 +50,18 @@ class SimulatedFleet:
 
     @property
     def learned(self) -> Learned:
-        return self.state.learned
+        return self.pool.members.learned
 
     def blocked(self) -> frozenset[str]:
         return frozenset()
 
     # what it has done --------------------------------------------------------------------------------------------
     def place(self, placement: Placement) -> PlaceReply:
-        return Placing(self.state, placement).run()
+        reply: PlaceReply = self.pool.place(placement)
+        return reply
 
     def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
-        seen = self.state.observe(instance_ids, chain)
+        seen: Observation = self.pool.observe(instance_ids, chain)
         return replace(seen, loads={name: self._as_engines_tell(load) for name, load in seen.loads.items()})
 
     def _as_engines_tell(self, load: InstanceLoad) -> InstanceLoad:
@@ -81,4 +77,4 @@ class SimulatedFleet:
         """Nothing to do: the view is always current."""
 
     def commit(self, plan: QueuePlan) -> CommitReply:
-        return self.state.commit(plan)
+        return self.pool.commit(plan)

@@ -8,7 +8,7 @@ from scheduling.instance import InstanceState
 from simulation.autoscaler import paid_instances
 from simulation.cluster import Cluster
 from simulation.results import LoadSample
-from statestore.memory.state import PoolState
+from simulation.simulated_pool import SimulatedPool
 
 
 class Counters(NamedTuple):
@@ -19,10 +19,10 @@ class Counters(NamedTuple):
 
 
 class Watch:
-    """Looks at a run's state and engines."""
+    """Looks at a run's pool and engines."""
 
-    def __init__(self, state: PoolState, cluster: Cluster) -> None:
-        self._state = state
+    def __init__(self, pool: SimulatedPool, cluster: Cluster) -> None:
+        self._pool = pool
         self._cluster = cluster
         self.samples: list[LoadSample] = []
         self.paid_s = 0.0
@@ -32,21 +32,22 @@ class Watch:
 
     def sample(self, now_s: float, paid_for_s: float) -> None:
         """Note the load, and that the fleet was paid for so long."""
-        self.paid_s += paid_for_s * paid_instances(self._state)
-        books = [book for _, book in sorted(self._state.instances.items()) if book.spec.state is InstanceState.READY]
+        loads = self._pool.loads().values()
+        self.paid_s += paid_for_s * paid_instances(loads)
+        ready = [load for load in loads if load.state is InstanceState.READY]
         self.samples.append(
             LoadSample(
                 now_s,
-                tuple(book.pending_tokens for book in books),
-                held_requests=sum(book.queued_requests for book in books),
-                running_requests=sum(book.running_requests for book in books),
+                tuple(load.pending_tokens for load in ready),
+                held_requests=sum(load.queued_requests for load in ready),
+                running_requests=sum(load.running_requests for load in ready),
             )
         )
 
     def counters(self) -> Counters:
         engines = self._cluster.engines.values()
         preemptions = sum(engine.statistics().preemptions for engine in engines)
-        return Counters(sum(self._state.migrations.values()), preemptions + self._cluster.former_preemptions)
+        return Counters(sum(self._pool.overview().migrations.values()), preemptions + self._cluster.former_preemptions)
 
     @property
     def leaks(self) -> int:

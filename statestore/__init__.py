@@ -1,1 +1,1 @@
-"""Shared state: one contract (``base``), kept on Redis or in memory, and what a replica does while it is away."""
+"""Shared state: what is known of pools (``pool``), on Redis (``redis``) or on a server in the process (``memory``)."""

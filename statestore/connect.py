@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from scheduling.settings import SchedulingSettings
-from statestore.base import Store
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreConfigurationError
 from statestore.memory import MemoryStore
+from statestore.pool import PoolStore
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from statestore.url import parse_store_url
+
+
+class Store(Protocol):
+    """A connection to where pools live."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def pool(self, name: str) -> PoolStore: ...
 
 
 async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings, shared: bool = False) -> Store:

@@ -9,23 +9,21 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 
-class _Name:
+class _Key:
+    """One key of the pool."""
+
     def __init__(self, text: str) -> None:
         """``text`` is what follows the pool."""
         self.text = text
-
-
-class _Key(_Name):
-    """One key of the pool."""
 
     def __get__(self, keys: PoolKeys, _: type) -> bytes:
         return keys.base + self.text.encode()
 
 
-class _KeyOf(_Name):
+class _KeyOf(_Key):
     """A key for each instance, request, role or replica, whose id follows."""
 
-    def __get__(self, keys: PoolKeys, _: type) -> Callable[[str], bytes]:
+    def __get__(self, keys: PoolKeys, _: type) -> Callable[[str], bytes]:  # type: ignore[override]
         return lambda name: keys.base + (self.text + name).encode()
 
 
@@ -68,6 +66,6 @@ class PoolKeys:
 
 
 KEY_NAMES: Final[Mapping[str, str]] = {
-    name: each.text for name, each in vars(PoolKeys).items() if isinstance(each, _Name)
+    name: each.text for name, each in vars(PoolKeys).items() if isinstance(each, _Key)
 }
 """What follows the pool, for the scripts."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 from scheduling.values import value
 
@@ -73,32 +73,3 @@ class KvChange:
     """By the engine's block, what is known of it; empty for one that is gone."""
     all_names: bool = False
     """``names`` are all there are: what was told before is forgotten."""
-
-
-class KvEventStore(Protocol):
-    """The part of ``PoolStore`` for KV events. A ``fence`` that is not the current claim's raises LeaseLostError."""
-
-    async def renew_subscriber(self, worker_id: str, lease_ms: int) -> Sequence[str]:
-        """Renew a subscriber's lease, or end it with 0; returns all whose lease runs, sorted."""
-
-    async def kv_event_records(self) -> Mapping[str, KvEventRecord]:
-        """Of every known instance."""
-
-    async def claim_kv_events(self, instance_id: str, worker_id: str) -> KvEventRecord | None:
-        """Take the instance over, under a new fence; None if another subscriber whose lease runs has it, or the
-        instance is unknown."""
-
-    async def release_kv_events(self, instance_id: str, fence: int) -> None:
-        """Give it back: another one continues from the same state. Harmless if already lost."""
-
-    async def mark_kv_events(
-        self, instance_id: str, fence: int, status: KvViewStatus, reason: str = "", *, drop: bool = False
-    ) -> None:
-        """Change the status; with ``drop``, forget the KV metadata, the names and the sequence as well."""
-
-    async def kv_names(self, instance_id: str) -> Mapping[bytes, bytes]:
-        """All names; for a subscriber that continues. Not atomic, and not for the hot path."""
-
-    async def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
-        """Apply a change as a whole, and take overdue bookings back if the view is exact. Returns how
-        many of the stored blocks had been booked. Does not change the instance's version."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-
-from statestore.errors import LeaseLostError
+from dataclasses import dataclass
 
 RETIRED = 0
 """Expiry of a replica's lease that its owner ended."""
@@ -57,15 +55,6 @@ class Leadership:
         # From the clock where that is ahead, so that it grows even over a lost store.
         fence = max(self.fence + 1, now_ms) if led is None else led.fence
         return Leadership(owner, fence, now_ms + lease_ms, lease_ms)
-
-    def ended(self) -> Leadership:
-        return replace(self, owner="", expires_ms=0, lease_ms=0)
-
-    def check(self, fence: int, now_ms: int) -> None:
-        """Raises LeaseLostError unless it is the current leader's."""
-        led = self.lease(now_ms)
-        if led is None or led.fence != fence:
-            raise LeaseLostError(f"fence {fence} is no longer the leader's: stop leading and change nothing more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from scheduling.scale_record import ScaleRecord
-from statestore.base import PoolStore
-from statestore.memory.state import PoolState
+from statestore.pool import PoolStore
 
 
 def _is_fenced(method: Any) -> bool:
@@ -23,10 +22,10 @@ _FENCED = frozenset(name for name, method in inspect.getmembers(PoolStore, inspe
 class LedPool:
     """The fleet of ``scheduling.leader_jobs``: the store's own calls, with the fence where they take one.
 
-    Each call returns what the store's returns: an awaitable of a ``PoolStore``, the answer itself of a ``PoolState``.
+    Each call returns what the store's returns: an awaitable of a ``PoolStore``, the answer itself of ``AtOnce``.
     """
 
-    def __init__(self, pool: PoolStore | PoolState, fence: int) -> None:
+    def __init__(self, pool: Any, fence: int) -> None:
         self._pool = pool
         self._fence = fence
 
@@ -38,9 +37,7 @@ class LedPool:
 class LedScaling(LedPool):
     """The fleet of ``scheduling.scale_job``."""
 
-    def __init__(
-        self, pool: PoolStore | PoolState, fence: int, *, now: Callable[[], Any], actuate: Callable[[ScaleRecord], Any]
-    ) -> None:
+    def __init__(self, pool: Any, fence: int, *, now: Callable[[], Any], actuate: Callable[[ScaleRecord], Any]) -> None:
         """``now`` gives a ``FleetNow``, ``actuate`` an ``ActuatorReply`` or None while the actuator works."""
         super().__init__(pool, fence)
         self.now = now

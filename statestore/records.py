@@ -51,11 +51,6 @@ class InstanceRecord:
     version: int = 0
 
     @classmethod
-    def of(cls, spec: InstanceSpec) -> InstanceRecord:
-        """Of an instance without requests and blocks."""
-        return cls(**described(spec), tokens_per_s=spec.prefill_tokens_per_s)
-
-    @classmethod
     def parse(cls, text: bytes) -> InstanceRecord:
         return cls(*_in_order(INSTANCE.fields(text)))
 
@@ -68,33 +63,19 @@ class InstanceRecord:
         on_time = self.pending_tokens - self.deferred_tokens
         return on_time <= 0 < on_time + growth.pending_tokens - growth.deferred_tokens
 
-    def load(
-        self, instance_id: str, now_ms: int, hit_blocks: int, cached_blocks: int, window_tokens: float = 0.0
-    ) -> InstanceLoad:
+    def load(self, instance_id: str, now_ms: int, hit_blocks: int, window_tokens: float = 0.0) -> InstanceLoad:
         has_work = self.pending_tokens > self.deferred_tokens
-        return InstanceLoad(
-            instance_id,
-            _STATES[self.state],
-            self.pending_tokens,
-            self.dispatched_tokens,
-            self.queued_requests,
-            self.running_requests,
-            self.context_tokens,
-            cached_blocks,
-            window_tokens,
-            self.tokens_per_s,
-            stalled_s(now_ms, self.last_prefill_ms, self.work_since_ms) if has_work else 0.0,
-            self.kv_capacity_tokens,
-            hit_blocks,
-            self.deferred_tokens,
-            self.passed_over_tokens,
-            self.dispatch_window_tokens,
-            self.max_running_requests,
-            self.max_queued_requests,
-            self.version,
-        )
+        silent_s = stalled_s(now_ms, self.last_prefill_ms, self.work_since_ms) if has_work else 0.0
+        as_told, state = _as_in_loads(self), _STATES[self.state]
+        return InstanceLoad(instance_id, state, *as_told, hit_blocks, window_tokens, silent_s)  # type: ignore[call-arg]
 
 
+_as_in_loads = attrgetter(
+    *("pending_tokens", "dispatched_tokens", "queued_requests", "running_requests", "context_tokens", "cached_blocks"),
+    *("tokens_per_s", "kv_capacity_tokens", "deferred_tokens", "passed_over_tokens", "dispatch_window_tokens"),
+    *("max_running_requests", "max_queued_requests", "version"),
+)
+"""In the order of the fields of ``InstanceLoad``."""
 _STATES = {str(state): state for state in InstanceState}
 _DESCRIBED = [each.name for each in fields(InstanceSpec) if each.name in InstanceRecord.__slots__]
 
@@ -172,8 +153,7 @@ def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | No
 
 
 def load_from(instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
-    kept = InstanceRecord.parse(record)
-    return kept.load(instance_id, now_ms, hit_blocks, kept.cached_blocks)
+    return InstanceRecord.parse(record).load(instance_id, now_ms, hit_blocks)
 
 
 class ToldLoads(Mapping[str, InstanceLoad]):

@@ -122,8 +122,8 @@ class StoreSettings(BaseModel):
 
 def _endpoint_template(template: str) -> str:
     try:
-        urlsplit(_fill(template, "host", 30_000))
-        fits = re.fullmatch(r"(tcp://.+:\d+|ipc://.+)", _fill(template, "host", 30_000)) is not None
+        urlsplit(fill_endpoint(template, "host", 30_000))
+        fits = re.fullmatch(r"(tcp://.+:\d+|ipc://.+)", fill_endpoint(template, "host", 30_000)) is not None
     except ValueError:
         fits = False
     if not fits:
@@ -132,7 +132,9 @@ def _endpoint_template(template: str) -> str:
     return template
 
 
-def _fill(template: str, host: str, port: int) -> str:
+def fill_endpoint(template: str, host: str, port: int) -> str:
+    """The endpoint for the instance at this address."""
+
     def filled(found: re.Match[str]) -> str:
         name, sign, offset = found.groups()
         if name == "host":
@@ -158,24 +160,6 @@ class KvEventSettings(BaseModel):
         None, description="endpoint for missed events, written the same way; without one a gap empties the view"
     )
     topic: str = Field("", description="topic that is published; empty: any")
-
-    def endpoint_of(self, url: str, rank: int | None) -> str:
-        """Where the instance of this base URL publishes."""
-        return _endpoint(self.endpoint, url, rank)
-
-    def replay_endpoint_of(self, url: str, rank: int | None) -> str | None:
-        return None if self.replay_endpoint is None else _endpoint(self.replay_endpoint, url, rank)
-
-
-def _endpoint(template: str, url: str, rank: int | None) -> str:
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    filled = _fill(template, f"[{host}]" if ":" in host else host, port)
-    if not rank or not filled.startswith("tcp://"):
-        return filled + (f"_dp{rank}" if rank else "")
-    address, _, base = filled.rpartition(":")
-    return f"{address}:{int(base) + rank}"
 
 
 class InstanceSettings(BaseModel):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.lifecycle import InstanceEvent, next_state
-from statestore.base import PoolStore
+from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
 from workers.pool_reader import PoolReader
 

@@ -8,7 +8,7 @@ from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.leader_jobs import evacuate
 from scheduling.queue_order import QueueOrder
 from scheduling.view import is_ready
-from statestore.base import PoolStore
+from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
 from workers.moves import Mover
 from workers.pool_reader import PoolReader

@@ -12,9 +12,9 @@ from types import TracebackType
 from scheduling.backoff import worth_logging
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.lifecycle import InstanceEvent, next_state
-from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.open_files import ShortageLog
+from statestore.pool import PoolStore
 from workers.described import reported_changes, reported_limits
 from workers.health_rules import CheckResult, HealthRecord, Thresholds, conclude, evaluate, is_suspect, update_suspicion
 from workers.metrics import NOT_ASKED, WorkerMetrics

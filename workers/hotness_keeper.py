@@ -16,9 +16,9 @@ from scheduling.legs import Leg
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
 from scheduling.view import takers
-from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.led import LedPool
+from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from scheduling.idle_work import IdleWork
 from scheduling.leader_jobs import give_idle_work
 from scheduling.queue_order import QueueOrder
 from scheduling.rebalance import plan_sweep
-from statestore.base import PoolStore
+from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
 from workers.moves import Mover
 from workers.pool_reader import PoolReader

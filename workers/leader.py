@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from scheduling.backoff import worth_logging
-from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.errors import LeaseLostError, StoreError
 from statestore.leases import Lease
+from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from scheduling.leader_jobs import LearningKeeper
 from scheduling.learning import FleetLearner
 from scheduling.steps import drive
-from statestore.base import PoolStore
 from statestore.led import LedPool
+from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
 from workers.pool_reader import PoolReader
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from scheduling.leader_jobs import Moved
 from scheduling.steps import Steps, drive
-from statestore.base import MigrateStatus, PoolStore
+from statestore.answers import MigrateStatus
 from statestore.led import LedPool
+from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from scheduling.instance import InstanceLoad
-from statestore.base import Membership, PoolStore
+from statestore.answers import Membership
 from statestore.clock import Clock
+from statestore.pool import PoolStore
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from scheduling.policies import build_policy
 from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings, with_overrides
-from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.leases import Lease
+from statestore.pool import PoolStore
 from statestore.settings import PoolSettings
 from workers.drainer import Drainer
 from workers.evacuator import Evacuator

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.errors import StoreUnavailableError
+from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)

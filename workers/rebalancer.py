@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from scheduling.leader_jobs import rebalance
 from scheduling.queue_order import QueueOrder
 from scheduling.rebalance import plan_sweep
-from statestore.base import PoolStore
 from statestore.clock import Clock
+from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
 from workers.moves import Mover
 from workers.pool_reader import PoolReader

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scheduling.instance import InstanceSpec
-from statestore.base import Membership, PoolStore
+from statestore.answers import Membership
+from statestore.pool import PoolStore
 from statestore.settings import InstanceSettings, PoolSettings
 from workers.metrics import WorkerMetrics
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from statestore.base import PoolStore
+from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ import logging
 
 from scheduling.role_plan import RoleState, RoleTargets, plan_roles
 from scheduling.settings import SchedulingSettings
-from statestore.base import PoolStore
 from statestore.clock import Clock
+from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
 from workers.pool_reader import PoolReader
 

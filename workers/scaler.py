@@ -9,9 +9,9 @@ from scheduling.scale_job import FleetNow, ScaleKeeper
 from scheduling.scale_record import DecisionStatus, ScaleRecord
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
-from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.led import LedScaling
+from statestore.pool import PoolStore
 from statestore.settings import PoolSettings
 from workers.actuators import Asking, actuator_of
 from workers.metrics import WorkerMetrics

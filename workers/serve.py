@@ -18,9 +18,8 @@ from prometheus_client import disable_created_metrics
 
 from scheduling.backoff import backoff_s, worth_logging
 from scheduling.settings import SchedulingSettings
-from statestore.base import Store
 from statestore.clock import Clock, RealClock
-from statestore.connect import open_store
+from statestore.connect import Store, open_store
 from statestore.errors import StoreUnavailableError
 from statestore.open_files import raise_open_files_limit
 from statestore.settings import PoolSettings, StoreSettings

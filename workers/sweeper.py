@@ -11,8 +11,8 @@ import logging
 from scheduling.leader_jobs import sweep_queue
 from scheduling.queue_order import QueueOrder
 from scheduling.steps import drive
-from statestore.base import PoolStore
 from statestore.led import LedPool
+from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
 from workers.pool_reader import PoolReader
 

@@ -15,7 +15,7 @@ from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad
 from scheduling.ring import DualRing, Ring
 from scheduling.view import ClusterView
-from statestore.base import PoolOverview
+from statestore.answers import PoolOverview
 
 RING_ARCS = 720
 """Samples of each ring: half a degree."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from scheduling.view import ClusterView
-from statestore.base import PoolOverview
+from statestore.answers import PoolOverview
 
 Happening = tuple[str, str]
 """A kind, which the page colours, and the words."""

@@ -22,10 +22,10 @@ from scheduling.steps import drive_now
 from simulation.evaluate.plan import DEFAULT_POLICY, PAPER_SLO_S, Plan, scheduling_for
 from simulation.evaluate.section import Cell, DataTable, Section
 from simulation.simulated_fleet import SimulatedFleet
+from simulation.simulated_pool import SimulatedPool
 from simulation.sources import TraceSource
 from simulation.traces import Trace
-from statestore.memory.kv import KvMetadata
-from statestore.memory.state import PoolState
+from statestore.memory.sorted_set import SortedSet
 
 POLICIES: tuple[PolicyName, ...] = ("dualmap", DEFAULT_POLICY, "min-ttft", "preble", "llm-d")
 QUEUE_LENGTHS = (16, 64, 256)
@@ -68,10 +68,10 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
     """On a pool that has seen the trace's first requests; process CPU time, this machine."""
     settings = scheduling_for(policy_name).model_copy(update={"block_tokens": trace.block_tokens})
     policy, order, turn = build_policy(settings), QueueOrder.of(settings), 0
-    state = PoolState(settings, lambda: turn * 100)
+    pool = SimulatedPool(settings, lambda: turn * 100)
     for number in range(instances):
-        state.put_instance(InstanceSpec(f"i{number:03d}", f"http://i{number:03d}", state=InstanceState.READY))
-    fleet = _TimedFleet(state, settings, None)
+        pool.put_instance(InstanceSpec(f"i{number:03d}", f"http://i{number:03d}", state=InstanceState.READY))
+    fleet = _TimedFleet(pool, None)
     chains = [chain_of_trace(r.hash_ids, r.input_tokens, _SEED, trace.block_tokens) for r in trace.requests]
     placing_s = releasing_s = 0.0
     for turn in range(repetitions):
@@ -81,8 +81,8 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
         search = Search(policy, order, RouteQuery(chain, PAPER_SLO_S), request, fleet, False, settings.decode_stall_s)
         placed = drive_now(search.run(), fleet)
         placed_s = time.process_time()
-        state.first_token(request.request_id, placed.decision.instance_id)
-        state.finish(request.request_id)
+        pool.first_token(request.request_id, placed.decision.instance_id, "")
+        pool.finish(request.request_id)
         placing_s += placed_s - started_s
         releasing_s += time.process_time() - placed_s
     seconds = (placing_s - fleet.spent_s, fleet.spent_s, releasing_s)
@@ -91,16 +91,16 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
 
 def measure_rebalance_us(held: int) -> float:
     """CPU microseconds to plan one round over a queue of ``held`` late requests."""
-    state = PoolState(scheduling_for("dualmap"), lambda: 1000)
+    pool = SimulatedPool(scheduling_for("dualmap"), lambda: 1000)
     for instance_id in ("hot", "cool"):
-        state.put_instance(InstanceSpec(instance_id, "http://x", state=InstanceState.READY))
+        pool.put_instance(InstanceSpec(instance_id, "http://x", state=InstanceState.READY))
     late = Request("", "r", "hot", RequestState.HELD, 1, 9000, 9000, 256, 5000, 1, 0, 0, "cool", 9000)
-    state.adopt([replace(late, request_id=str(number)) for number in range(held)])
-    return 1e6 * _cpu_s(lambda: _plan(state), repetitions=20)
+    pool.adopt([replace(late, request_id=str(number)) for number in range(held)])
+    return 1e6 * _cpu_s(lambda: _plan(pool), repetitions=20)
 
 
-def _plan(state: PoolState) -> int:
-    queue = state.queue("hot")
+def _plan(pool: SimulatedPool) -> int:
+    queue = pool.queue("hot")
     return 0 if queue is None else len(plan_rebalance(queue))
 
 
@@ -113,11 +113,11 @@ def _cpu_s(work: Callable[[], object], repetitions: int) -> float:
 
 def measure_kv_bytes(blocks: int) -> float:
     """Bytes of one instance's KV metadata with so many blocks, as allocated."""
-    hashes = tuple(range(1 << 60, (1 << 60) + blocks))
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    metadata = KvMetadata()
-    metadata.stamp(tuple(value + 1 for value in hashes), blocks, blocks)
+    metadata = SortedSet()
+    for block in range(blocks):
+        metadata.put(((1 << 60) + block).to_bytes(8, "big"), float(blocks - block))
     size = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert len(metadata) == blocks

@@ -2,7 +2,7 @@
 -- the request there; dispatches it at once if nothing waits and there is room. Reserves nothing where what the caller asks
 -- for does not hold. A request that may be served in two ways has two sides: the least of each is found, and these are
 -- compared.
--- ARGV  1 clock, 2 the different sides, as a JSON array; then 4 for each request: ask as JSON (statestore/redis/placing.py);
+-- ARGV  1 clock, 2 the different sides, as a JSON array; then 4 for each request: ask as JSON (statestore/pool/placing.py);
 --       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now ms,
 --       queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, and of each instance

@@ -1,6 +1,6 @@
-"""The store for one process alone, and the state machine that the simulator drives."""
+"""The store for one process alone: the scripts of production, on a server within the process."""
 
-from statestore.memory.pool import MemoryPool, MemoryStore, wall_clock_ms
-from statestore.memory.state import PoolState
+from statestore.memory.at_once import AtOnce
+from statestore.memory.store import MemoryStore, wall_clock_ms
 
-__all__ = ["MemoryPool", "MemoryStore", "PoolState", "wall_clock_ms"]
+__all__ = ["AtOnce", "MemoryStore", "wall_clock_ms"]

@@ -24,7 +24,7 @@ class AtOnce:
             except StopIteration as done:
                 return done.value
             told.close()
-            raise RuntimeError(f"{name} waits, which nothing in virtual time can do")
+            raise RuntimeError(f"{name} waits, which a call without an event loop cannot")
 
         self.__dict__[name] = answer
         return answer

@@ -1,6 +1,5 @@
-"""The store on Redis 6.2 or newer and Valkey 7.2 or newer."""
+"""Redis 6.2 or newer and Valkey 7.2 or newer as servers of pools."""
 
-from statestore.redis.pool import RedisPool
 from statestore.redis.store import RedisStore
 
-__all__ = ["RedisPool", "RedisStore"]
+__all__ = ["RedisStore"]

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from scheduling.backoff import backoff_s
 from statestore.errors import StoreError
-from statestore.redis.replies import connect_error
+from statestore.redis.connect_errors import connect_error
 
 Address = tuple[str, int]
 Place = str | Address | Callable[[], Awaitable[Address]]

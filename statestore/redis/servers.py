@@ -19,8 +19,9 @@ from redis.crc import key_slot
 
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.redis.calls import Calls, Command
+from statestore.pool.calls import Command
 from statestore.redis.connections import Address, Place, connection_pool
+from statestore.redis.wire import WireCalls
 from statestore.url import parse_store_url, without_password
 
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -121,7 +122,7 @@ class Servers:
         async def ask(server: Address) -> tuple[Address, Any]:
             timeout_s = self._timeout_s / 3
             pool = connection_pool(server, login, timeout_s, tls=tls, credentials=credentials)
-            calls = Calls(pool, {}, timeout_s)
+            calls = WireCalls(pool, {}, timeout_s)
             try:
                 return server, await calls.command(*command)
             except StoreError as error:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 
 from scheduling.settings import SchedulingSettings
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.redis.calls import Calls, TestClock
-from statestore.redis.pool import RedisPool
-from statestore.redis.scripts import load_scripts
+from statestore.pool.calls import OwnClock
+from statestore.pool.pool_store import PoolStore
+from statestore.pool.scripts import load_scripts
 from statestore.redis.servers import Servers
-from statestore.redis.subscriber import GrantSubscriber
+from statestore.redis.wire import WireCalls
 from statestore.settings import StoreSettings
 
 _OLDEST_VERSION = (6, 2)
@@ -29,7 +28,7 @@ class RedisStore:
         settings: StoreSettings,
         *,
         scheduling: SchedulingSettings,
-        test_clock: TestClock | None = None,
+        own_clock: OwnClock | None = None,
     ) -> None:
         """Nothing is connected yet.
 
@@ -38,19 +37,19 @@ class RedisStore:
         """
         self.settings = settings
         self._scheduling = scheduling
-        self._test_clock = test_clock
+        self._own_clock = own_clock
         self._servers = Servers(settings.url, settings.connect_timeout_s)
         self._scripts = load_scripts(scheduling)
-        self._calls: dict[str, Calls] = {}
-        self._pools: dict[str, RedisPool] = {}
+        self._calls: dict[str, WireCalls] = {}
+        self._pools: dict[str, PoolStore] = {}
         self._main = self.calls("default")
 
-    def calls(self, pool: str) -> Calls:
+    def calls(self, pool: str) -> WireCalls:
         """To the server that has the pool."""
         name = pool if self._servers.spread else ""
         if name not in self._calls:
             connections = self._servers.connections(PoolKeys(self.settings.prefix, pool))
-            self._calls[name] = Calls(connections, self._scripts, self.settings.command_timeout_s, self._test_clock)
+            self._calls[name] = WireCalls(connections, self._scripts, self.settings.command_timeout_s, self._own_clock)
         return self._calls[name]
 
     async def open(self) -> None:
@@ -65,7 +64,7 @@ class RedisStore:
         except StoreUnavailableError:
             raise
         except StoreError as error:
-            await self.ping()  # Raises what is wrong if it is more than INFO, which may be renamed or forbidden.
+            await self._main.command("PING")  # raises what is wrong, if it is more than INFO, which may be forbidden
             _log.warning("the store does not tell its version and memory policy, is it Redis 6.2 or newer? %s", error)
             return
         _refuse_unfit(facts)
@@ -80,20 +79,11 @@ class RedisStore:
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
         await asyncio.gather(*(calls.close() for calls in self._calls.values()))
 
-    async def ping(self) -> float:
-        started_s = time.perf_counter()
-        await self._main.command("PING")
-        return time.perf_counter() - started_s
-
-    def pool(self, name: str) -> RedisPool:
-        pool = self._pools.get(name)
-        if pool is None:
-            pool = self._pools[name] = self._new_pool(name)
-        return pool
-
-    def _new_pool(self, name: str) -> RedisPool:
-        keys, calls = PoolKeys(self.settings.prefix, name), self.calls(name)
-        return RedisPool(name, keys, calls, self._scheduling, GrantSubscriber(keys, calls.connections))
+    def pool(self, name: str) -> PoolStore:
+        if name not in self._pools:
+            keys = PoolKeys(self.settings.prefix, name)
+            self._pools[name] = PoolStore(name, keys, self.calls(name), self._scheduling)
+        return self._pools[name]
 
 
 def _refuse_unfit(facts: Mapping[str, str]) -> None:

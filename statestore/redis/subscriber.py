@@ -1,4 +1,4 @@
-"""Grants as they are published: a subscribing connection for each who listens."""
+"""Messages as they are published: a subscribing connection for each who listens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import NoPermissionError, RedisError
 
 from scheduling.backoff import worth_logging
-from scheduling.granting import Grant
 from statestore.errors import StoreError
-from statestore.keys import PoolKeys
-from statestore.redis.codec import grant_from
 
 ASK_AGAIN_S = 5.0
 """How often a silent server is pinged, and a refused channel subscribed again."""
@@ -24,27 +21,26 @@ _RECONNECT_S = 0.1
 _log = logging.getLogger(__name__)
 
 
-class GrantSubscriber:
+class Subscriber:
     """Stays connected for those who listen, until it is closed."""
 
-    def __init__(self, keys: PoolKeys, connections: ConnectionPool) -> None:
-        self._keys = keys
+    def __init__(self, connections: ConnectionPool) -> None:
         self._client = Redis(connection_pool=connections)
         self._listening: list[asyncio.Task[None]] = []
 
-    def listen(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
-        """Hand on the grants of a replica from about now on."""
-        listening = self._listen(self._keys.grants(replica_id), deliver)
+    def listen(self, channel: bytes, deliver: Callable[[bytes], None]) -> None:
+        """Hand on what is published there from about now on."""
+        listening = self._listen(channel, deliver)
         self._listening.append(asyncio.get_running_loop().create_task(listening))
 
-    async def _listen(self, channel: bytes, deliver: Callable[[Grant], None]) -> None:
+    async def _listen(self, channel: bytes, deliver: Callable[[bytes], None]) -> None:
         while True:
             with contextlib.suppress(StoreError, RedisError, OSError):  # lost, or not to be had
                 async with self._client.pubsub() as subscription:
                     await self._read(subscription, channel, deliver)
             await asyncio.sleep(_RECONNECT_S)
 
-    async def _read(self, subscription: Any, channel: bytes, deliver: Callable[[Grant], None]) -> None:
+    async def _read(self, subscription: Any, channel: bytes, deliver: Callable[[bytes], None]) -> None:
         """Hand on what is published, until the connection is lost or the server is silent although it was asked."""
         loop, refusals, asked = asyncio.get_running_loop(), 0, False
         await subscription.subscribe(channel)
@@ -55,7 +51,7 @@ class GrantSubscriber:
                         message = await subscription.get_message(timeout=None)
                         asked = False
                         if message["type"] == "message":
-                            deliver(grant_from(message["data"]))
+                            deliver(message["data"])
                         silence.reschedule(loop.time() + ASK_AGAIN_S)
             except TimeoutError:
                 if asked:

@@ -14,7 +14,7 @@ from cli.top import Shown, _bar, _screen, pool_table
 from router.traffic import INFO_FIELD, TrafficCounts
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
-from statestore.base import PoolOverview
+from statestore.answers import PoolOverview
 from statestore.leases import Lease, ReplicaInfo
 from statestore.memory import MemoryStore
 

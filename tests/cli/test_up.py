@@ -22,7 +22,8 @@ from cli.main import main
 from cli.up import show_until, unserved_models
 from scheduling.settings import SchedulingSettings
 from statestore.errors import StoreUnavailableError
-from statestore.memory import MemoryPool, MemoryStore
+from statestore.memory import MemoryStore
+from statestore.pool import PoolStore
 
 
 def test_a_store_that_cannot_be_reached_is_named_and_no_empty_folder_stays_behind(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ class FlakyStore(MemoryStore):
         self._answers = answers
         self._stopping = stopping
 
-    def pool(self, name: str) -> MemoryPool:
+    def pool(self, name: str) -> PoolStore:
         if len(self._answers) == 1:
             self._stopping.set()
         if not self._answers.pop(0):

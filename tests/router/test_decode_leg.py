@@ -15,7 +15,7 @@ from scheduling.legs import Leg, decode_leg_id
 from scheduling.placement import Search
 from scheduling.request import RequestState
 from scheduling.settings import SchedulingSettings, SplitSettings
-from statestore.base import Release
+from statestore.answers import Release
 
 ALWAYS = SchedulingSettings(split=SplitSettings(mode="always"))
 CLOSED = InstanceFailure(FailureKind.CLOSED)

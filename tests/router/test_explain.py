@@ -12,8 +12,8 @@ from scheduling.decision import Decision, Reason
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.legs import Leg
 from scheduling.placement import Placed, PlaceReply, PlaceStatus
+from statestore.pool.codec import new_record
 from statestore.records import ToldLoads
-from statestore.redis.codec import new_record
 
 
 def explanation(request_id: str) -> Explanation:

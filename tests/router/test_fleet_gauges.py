@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from router.failover import FailoverPool
 from router.fleet_gauges import FleetGauges, FleetOverviews
 from router.metrics import RouterMetrics
 from scheduling.instance import InstanceState
 from statestore.errors import StoreUnavailableError
-from statestore.failover import FailoverPool
 
 
 def overviews(pool: Any, clock: Any) -> FleetOverviews:
@@ -72,7 +72,7 @@ async def test_leader_migrations_and_states_are_told(store: Any, clock: Any, too
     await pool.put_instance(tools.spec("a"))
     await pool.put_instance(tools.spec("b", state=InstanceState.DOWN))
     lease = await pool.acquire_lease("worker-1", 10_000)
-    pool.state.migrations["sweep"] = 3
+    await pool._calls.command("HSET", pool._keys.migrations, "sweep", 3)
     fleet = overviews(pool, clock)
     FleetGauges(fleet, registry)
 

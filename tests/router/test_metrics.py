@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY, generate_latest
 
 from router.metrics import RouterMetrics, measured
 from router.outcome import FailureKind, InstanceFailure, Outcome
-from statestore.base import Release
+from statestore.answers import Release
 from statestore.errors import StoreUnavailableError
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from router.outbox import TOGETHER, Outbox
-from statestore.base import Release
+from statestore.answers import Release
 from statestore.errors import StoreError, StoreUnavailableError
 
 

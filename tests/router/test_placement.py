@@ -21,8 +21,7 @@ from scheduling.placement import PlaceStatus
 from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
-from statestore.base import Store
-from statestore.connect import open_store
+from statestore.connect import Store, open_store
 from statestore.settings import PoolSettings, StoreSettings
 
 FLAGS = SchedulingSettings(policy="dualmap", block_tokens=16)

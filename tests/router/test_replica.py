@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from router.failover import FailoverStore
 from router.outcome import Outcome
 from scheduling.instance import InstanceState
 from scheduling.request import RequestState
 from statestore.errors import StoreUnavailableError
-from statestore.failover import FailoverStore
 from statestore.memory import MemoryStore
 from statestore.settings import InstanceSettings, PoolSettings
 from tests.statestore.samples import finish

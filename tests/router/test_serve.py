@@ -86,7 +86,8 @@ PROGRAM = textwrap.dedent(
     from router.serve import serve
     from router.settings import RouterSettings
     from scheduling.settings import SchedulingSettings
-    from statestore.settings import PoolSettings, StoreSettings
+    from statestore.settings import PoolSettings
+    from statestore.settings import StoreSettings
     router, store, pool = (json.loads(each) for each in sys.argv[1:])
     asyncio.run(serve(
         RouterSettings(**router), SchedulingSettings(), StoreSettings(**store), [PoolSettings(**pool)],

@@ -12,7 +12,7 @@ from router.view import ViewKeeper, next_view
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState
 from scheduling.view import ClusterView
-from statestore.base import Membership
+from statestore.answers import Membership
 from statestore.errors import StoreUnavailableError
 
 

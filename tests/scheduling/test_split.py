@@ -19,8 +19,7 @@ from scheduling.settings import POLICIES, SchedulingSettings, SplitSettings
 from scheduling.split import SplitRule
 from scheduling.steps import drive_now
 from scheduling.view import ClusterView
-from statestore.memory.placing import Placing
-from statestore.memory.state import PoolState
+from statestore.memory import AtOnce, MemoryStore
 
 SCHEDULING = SchedulingSettings(block_tokens=100)
 BLOCKS = 100
@@ -32,15 +31,15 @@ class Fleet:
     learned = Learned()
 
     def __init__(self, prefill: int = 3, decode: int = 3, mixed: int = 0) -> None:
-        self.state = PoolState(SCHEDULING, lambda: 1_000_000)
+        self.pool = AtOnce(MemoryStore(SCHEDULING, now_ms=lambda: 1_000_000).pool("default"))
         for role, number in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.MIXED, mixed)):
             for index in range(number):
                 name = f"{role}{index}"
-                self.state.put_instance(InstanceSpec(name, f"http://{name}", role, InstanceState.READY))
+                self.pool.put_instance(InstanceSpec(name, f"http://{name}", role, InstanceState.READY))
         self.refresh()
 
     def refresh(self) -> None:
-        told = self.state.membership()
+        told = self.pool.membership()
         self.view = ClusterView.build(
             epoch=told.epoch, tree_version=0, instances=told.instances, tree=HotnessTree(), virtual_nodes=16
         )
@@ -49,10 +48,10 @@ class Fleet:
         return frozenset()
 
     def place(self, placement: Any) -> Any:
-        return Placing(self.state, placement).run()
+        return self.pool.place(placement)
 
     def observe(self, names: tuple[str, ...], chain: Chain) -> Any:
-        return self.state.observe(names, chain)
+        return self.pool.observe(names, chain)
 
 
 def chain(first: int = 1, blocks: int = BLOCKS) -> Chain:
@@ -197,7 +196,7 @@ def test_the_prefill_of_a_split_request_has_to_end_before_its_transfer(put: Buil
 
     placed = put(fleet, "r", chain(), mode="always")
 
-    assert fleet.state.requests["r"].slo_ms == 4200
+    assert fleet.pool.records(["r"])["r"].slo_ms == 4200
     assert placed.decision.expected_ttft_s > 0.8
 
 
@@ -208,7 +207,7 @@ def test_what_is_never_split_keeps_its_whole_slo(put: Built, prefill: int, mode:
 
     put(fleet, "r", chain(), mode=mode)
 
-    assert fleet.state.requests["r"].slo_ms == 5000
+    assert fleet.pool.records(["r"])["r"].slo_ms == 5000
 
 
 def test_a_transfer_takes_no_more_than_half_of_an_slo(put: Built) -> None:
@@ -217,7 +216,7 @@ def test_a_transfer_takes_no_more_than_half_of_an_slo(put: Built) -> None:
 
     put(fleet, "r", chain(), mode="always")
 
-    assert fleet.state.requests["r"].slo_ms == 2500
+    assert fleet.pool.records(["r"])["r"].slo_ms == 2500
 
 
 def test_a_decode_leg_is_expected_to_wait_for_what_is_not_there() -> None:

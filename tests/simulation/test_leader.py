@@ -22,8 +22,8 @@ def test_what_first_tokens_teach_is_published() -> None:
 
     simulation.run()
 
-    assert simulation._state.learned.ttft_weights != PRIOR_WEIGHTS
-    assert all(book.tokens_per_s != prior for book in simulation._state.instances.values())
+    assert simulation._pool.members.learned.ttft_weights != PRIOR_WEIGHTS
+    assert all(load.prefill_tokens_per_s != prior for load in simulation._pool.loads().values())
 
 
 def test_requests_that_were_deferred_teach_rates_but_no_ttft() -> None:
@@ -33,7 +33,7 @@ def test_requests_that_were_deferred_teach_rates_but_no_ttft() -> None:
 
     simulation.run()
 
-    samples = [sample.lesson for sample in simulation._state.samples("0", 1000)]
+    samples = [sample.lesson for sample in simulation._pool.samples("0", 1000)]
     lessons = [lesson for lesson in samples if isinstance(lesson, FirstToken)]
     taught = [lesson for lesson in lessons if lesson.features is not None]
     assert len(lessons) == 200
@@ -48,7 +48,7 @@ def test_wishes_for_a_rebalance_are_met_between_sweeps() -> None:
     for min_gap_s in (0.02, 1e9):
         simulation = Simulation(trace, replace(scenario, rebalance_min_gap_s=min_gap_s))
         simulation.run()
-        moved.append(sum(simulation._state.migrations.values()))
+        moved.append(sum(simulation._pool.overview().migrations.values()))
 
     assert moved[0] > moved[1] + 5, "with so long a gap there is one round alone"
 
@@ -74,7 +74,8 @@ def test_short_prompts_do_not_spoil_the_estimate_of_long_ones(policy: PolicyName
     outcomes = simulation.run().outcomes
 
     prior = ENGINE.instance_spec("x").prefill_tokens_per_s
-    assert [book.tokens_per_s for book in simulation._state.instances.values()] == [pytest.approx(prior, rel=0.2)] * 2
+    rates = [load.prefill_tokens_per_s for load in simulation._pool.loads().values()]
+    assert rates == [pytest.approx(prior, rel=0.2)] * 2
     for one in outcomes[-3:]:
         assert one.expected_ttft_s == pytest.approx(one.ttft_s, rel=0.25)
 
@@ -86,8 +87,9 @@ def test_idle_instances_refuse_nothing_because_of_a_wrong_rate_and_learn_the_rig
     trace = replace(trace, requests=trace.requests[-3:])
     simulation = Simulation(trace, Scenario(SchedulingSettings(policy=policy), ENGINE, 1, late_requests="refuse"))
     simulation._resize(1)
-    for book in simulation._state.instances.values():
-        book.tokens_per_s /= 10
+    pool = simulation._pool
+    slower = {name: load.prefill_tokens_per_s / 10 for name, load in pool.loads().items()}
+    pool.publish_learned(pool.members.learned, slower, fence=simulation._leader.fence)
 
     outcomes = simulation.run().outcomes
 

@@ -4,39 +4,71 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduling.instance import InstanceSpec
+from scheduling.chain import Chain
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.placement import Placement
+from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
+from scheduling.weights import PLAIN_TTFT, Weights
 from simulation.kv_pool import CacheChange
 from simulation.presets import find_preset
 from simulation.reported_caches import ReportedCaches
 from simulation.scenario import Scenario
 from simulation.simulate import simulate
+from simulation.simulated_pool import SimulatedPool
 from simulation.sources import TraceSource
-from statestore.memory.instance import InstanceBook
+
+CHAIN = Chain((11, 12), 512, 1024)
+
+
+class Followed:
+    """An instance whose caches are followed."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.pool = SimulatedPool(SchedulingSettings(), lambda: round(1000 * self.now_s))
+        self.pool.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY))
+        self.reported = ReportedCaches(self.pool)
+        self.reported.route((1, 2, 3), (11, 12))
+
+    def apply(self, *journal: tuple[CacheChange, int]) -> int:
+        """The hit of the chain after this."""
+        self.reported.apply("a", [*journal], self.now_s)
+        hit: int = self.pool.observe(("a",), CHAIN).loads["a"].hit_blocks
+        return hit
 
 
 def test_what_an_engine_reports_is_listed_under_the_routers_hashes() -> None:
-    book = InstanceBook(InstanceSpec("a", "http://a"))
-    reported = ReportedCaches({"a": book})
-    reported.route((1, 2, 3), (11, 12))
+    followed = Followed()
+    hits = [
+        followed.apply((CacheChange.STORED, 1), (CacheChange.STORED, 2), (CacheChange.REMOVED, 2)),
+        followed.apply((CacheChange.STORED, 2)),
+        followed.apply((CacheChange.CLEARED, 0)),
+        followed.apply((CacheChange.STORED, 1), (CacheChange.CLEARED, 0), (CacheChange.STORED, 1)),
+    ]
+    assert hits == [1, 2, 0, 1]
 
-    reported.apply("a", [(CacheChange.STORED, 1), (CacheChange.STORED, 2), (CacheChange.REMOVED, 2)], 0.0)
-    once = book.kv.hit_blocks((11, 12))
-    reported.apply("a", [(CacheChange.CLEARED, 0)], 1.0)
 
-    assert (once, book.kv.hit_blocks((11, 12))) == (1, 0)
+def test_an_engine_that_began_again_is_followed_again() -> None:
+    followed = Followed()
+    followed.apply((CacheChange.STORED, 1))
+    for state in (InstanceState.DOWN, InstanceState.READY):
+        followed.pool.set_instance_state("a", state)
+
+    assert followed.apply() == 0
+    assert followed.apply((CacheChange.STORED, 1), (CacheChange.STORED, 2)) == 2
 
 
 def test_bookings_that_are_never_reported_end() -> None:
-    book = InstanceBook(InstanceSpec("a", "http://a"))
-    reported = ReportedCaches({"a": book})
-    book.kv.stamp((11, 12), 2, 100)
+    followed = Followed()
+    request = Request("r", "one", "", RequestState.HELD, 1, 0, 1024, 10, 5000)
+    followed.apply()
+    followed.pool.place(Placement(request, CHAIN, ("a",), Weights(PLAIN_TTFT, PLAIN_TTFT)))
     hits = []
-    for now_s in (0.0, 29.0, 30.0, 59.0, 60.0):
-        reported.apply("a", [], now_s)
-        hits.append(book.kv.hit_blocks((11, 12)))
+    for followed.now_s in (1.0, 29.0, 30.0, 59.0, 60.0):
+        hits.append(followed.apply())
 
-    assert hits == [2, 2, 0, 0, 0]
+    assert hits == [2, 2, 2, 2, 0]
 
 
 def test_reports_make_the_expected_hits_come_true_where_caches_turn_over() -> None:

@@ -42,10 +42,10 @@ def test_every_request_is_answered_and_nothing_is_left_behind(policy: PolicyName
         assert outcome.finish_s is not None
         assert outcome.arrival_s < outcome.first_token_s <= outcome.finish_s
         assert 0 <= outcome.cached_tokens < outcome.input_tokens
-    state = simulation._state
-    assert state.requests == {}
-    for book in state.instances.values():
-        assert (book.pending_tokens, book.dispatched_tokens, book.context_tokens) == (0, 0, 0)
+    left = simulation._pool.snapshot()
+    assert left.requests == ()
+    for load in left.loads.values():
+        assert (load.pending_tokens, load.dispatched_tokens, load.context_tokens) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("policy", ["dualmap", "llm-d"])

@@ -5,17 +5,17 @@ from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.weights import PLAIN_TTFT, Weights
 from simulation.simulated_fleet import SimulatedFleet
-from statestore.memory.state import PoolState
+from simulation.simulated_pool import SimulatedPool
 
 SETTINGS = SchedulingSettings()
 CHAIN = Chain((1, 2, 3, 4), 128, 512)
 
 
 def fleet(engine_queues: dict[str, int] | None = None) -> SimulatedFleet:
-    state = PoolState(SETTINGS, lambda: 1000)
+    pool = SimulatedPool(SETTINGS, lambda: 1000)
     for instance_id in ("a", "b"):
-        state.put_instance(InstanceSpec(instance_id, f"http://{instance_id}", state=InstanceState.READY))
-    return SimulatedFleet(state, SETTINGS, engine_queues)
+        pool.put_instance(InstanceSpec(instance_id, f"http://{instance_id}", state=InstanceState.READY))
+    return SimulatedFleet(pool, engine_queues)
 
 
 def placement(request_id: str = "1") -> Placement:
@@ -28,7 +28,7 @@ def test_the_view_follows_members_and_hot_prefixes_at_once() -> None:
     before = made.view
     assert made.view is before, "built once"
 
-    made.state.set_instance_state("b", InstanceState.DRAINING)
+    made.pool.set_instance_state("b", InstanceState.DRAINING)
 
     assert before.ready == ("a", "b")
     assert made.view.ready == ("a",)
@@ -43,5 +43,5 @@ def test_where_engines_queue_their_own_requests_the_policies_see_those_queues() 
 
     assert (loads["a"].queued_requests, loads["a"].running_requests) == (1, 0)
     assert (loads["b"].queued_requests, loads["b"].running_requests) == (0, 0)
-    in_fleet = made.state.observe(("a",), CHAIN).loads["a"]
+    in_fleet = made.pool.observe(("a",), CHAIN).loads["a"]
     assert (in_fleet.queued_requests, in_fleet.running_requests) == (0, 1)

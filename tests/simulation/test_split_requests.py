@@ -36,10 +36,10 @@ def test_every_split_request_is_answered_once_and_leaves_nothing_behind(policy: 
         assert outcome.finish_s is not None
         assert outcome.arrival_s < outcome.first_token_s <= outcome.finish_s
         assert (outcome.instance_id in ("i001", "i002"), outcome.decode_id in ("i003", "i004")) == (True, True)
-    state = simulation._state
-    assert state.requests == {}
-    for book in state.instances.values():
-        assert (book.pending_tokens, book.dispatched_tokens, book.context_tokens) == (0, 0, 0)
+    left = simulation._pool.snapshot()
+    assert left.requests == ()
+    for load in left.loads.values():
+        assert (load.pending_tokens, load.dispatched_tokens, load.context_tokens) == (0, 0, 0)
     for engine in simulation._cluster.engines.values():
         statistics = engine.statistics()
         assert (statistics.used_blocks, statistics.staged, statistics.waiting, statistics.running) == (0, 0, 0, 0)
@@ -93,7 +93,7 @@ def test_a_request_too_long_for_the_decode_instance_is_refused_and_its_kv_releas
 
     assert [outcome.answered for outcome in record.outcomes] == [False]
     assert record.leaks == 0
-    assert simulation._state.requests == {}
+    assert simulation._pool.snapshot().requests == ()
     assert all(engine.statistics().used_blocks == 0 for engine in simulation._cluster.engines.values())
 
 

@@ -11,8 +11,9 @@ import redis
 from fakeredis import FakeServer, TcpFakeServer
 
 from scheduling.settings import SchedulingSettings
-from statestore.base import PoolStore, Store
+from statestore.connect import Store
 from statestore.memory import MemoryStore
+from statestore.pool import PoolStore
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.samples import SCHEDULING, HandClock
@@ -67,7 +68,7 @@ def redis_store(
     scheduling: SchedulingSettings = SCHEDULING,
 ) -> RedisStore:
     settings = StoreSettings(url=url, prefix=prefix, command_timeout_s=5.0)
-    return RedisStore(settings, scheduling=scheduling, test_clock=clock)
+    return RedisStore(settings, scheduling=scheduling, own_clock=clock)
 
 
 @pytest.fixture

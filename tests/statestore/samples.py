@@ -19,10 +19,9 @@ from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
 from scheduling.weights import PLAIN_TTFT, Form, Weights
-from statestore.base import PoolStore, Release, Transition
-from statestore.memory import MemoryPool
+from statestore.answers import Release, Transition
+from statestore.pool import PoolStore
 from statestore.records import INSTANCE
-from statestore.redis import RedisPool
 
 BLOCK_TOKENS = 100
 SCHEDULING = SchedulingSettings(policy="dualmap", queue_order="fifo", hotness_window_requests=100)
@@ -158,15 +157,11 @@ async def lead(pool: PoolStore, lease_ms: int = 3_600_000) -> int:
 
 async def drift(pool: PoolStore, instance_id: str, count: str, by: int) -> None:
     """Change a count past every transition."""
-    if isinstance(pool, MemoryPool):
-        book = pool.state.instances[instance_id]
-        setattr(book, count, getattr(book, count) + by)
-    else:
-        assert isinstance(pool, RedisPool)
-        key = pool._keys.instance_records
-        kept = INSTANCE.fields(await pool._calls.command("HGET", key, instance_id))
-        kept[count] += by
-        await pool._calls.command("HSET", key, instance_id, INSTANCE.pack([*kept.values()]))
+    assert isinstance(pool, PoolStore)
+    key = pool._keys.instance_records
+    kept = INSTANCE.fields(await pool._calls.command("HGET", key, instance_id))
+    kept[count] += by
+    await pool._calls.command("HSET", key, instance_id, INSTANCE.pack([*kept.values()]))
 
 
 async def until(condition: Callable[[], object], within_s: float = 60.0) -> None:

@@ -54,7 +54,7 @@ async def test_a_server_with_a_certificate_of_a_private_authority_is_a_store(
         tls_front(authority.server("127.0.0.1"), port_of(valkey_url)) as port,
         opened(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.file}") as store,
     ):
-        assert await store.ping() > 0
+        assert await store.pool("default").now_ms() > 0
 
 
 async def test_an_unknown_authority_and_another_name_are_wrong_configurations(
@@ -65,9 +65,9 @@ async def test_an_unknown_authority_and_another_name_are_wrong_configurations(
         unknown = await complaint_about(url)
         misnamed = await complaint_about(f"{url}?ssl_ca_certs={authority.file}")
         async with opened(f"{url}?ssl_ca_certs={authority.file}&ssl_check_hostname=false") as store:
-            assert await store.ping() > 0
+            assert await store.pool("default").now_ms() > 0
         async with opened(f"{url}?ssl_cert_reqs=none") as store:
-            assert await store.ping() > 0
+            assert await store.pool("default").now_ms() > 0
 
     for error in (unknown, misnamed):
         assert isinstance(error, StoreConfigurationError)
@@ -84,7 +84,7 @@ async def test_a_server_that_wants_a_certificate_is_shown_one(
     async with tls_front(context, port_of(valkey_url)) as port:
         url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.file}"
         async with opened(f"{url}&ssl_certfile={own}") as store:
-            assert await store.ping() > 0
+            assert await store.pool("default").now_ms() > 0
 
         assert "ssl_certfile" in str(await complaint_about(url))
 
@@ -153,7 +153,7 @@ async def test_a_user_who_may_not_name_connections_is_served(valkey_url: str) ->
         client.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "+@all", "-client")
         try:
             async with opened(f"redis://plain:secret@127.0.0.1:{port_of(valkey_url)}") as store:
-                assert await store.ping() > 0
+                assert await store.pool("default").now_ms() > 0
         finally:
             client.execute_command("ACL", "DELUSER", "plain")
 

@@ -6,9 +6,9 @@ import pytest
 
 from scheduling.instance import InstanceState
 from scheduling.request import RequestState
-from statestore.base import PoolStore
 from statestore.errors import LeaseLostError
 from statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
+from statestore.pool import PoolStore
 from tests.statestore.samples import CHAIN, HandClock, chain, finish, hold, instance, lead, place, record, sweep
 
 LEASE_MS = 2000

@@ -10,9 +10,9 @@ from scheduling.chain import Chain
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState
 from scheduling.learned import Learned
-from statestore.base import PoolStore
 from statestore.errors import LeaseLostError
 from statestore.leases import Lease
+from statestore.pool import PoolStore
 from tests.statestore.samples import (
     DEADLINE,
     SCHEDULING,

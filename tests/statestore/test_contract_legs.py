@@ -12,7 +12,7 @@ from scheduling.placement import PlaceStatus
 from scheduling.request import RequestState
 from scheduling.ways import Side
 from scheduling.weights import PLAIN_TTFT, Form, Weights
-from statestore.base import PoolStore
+from statestore.pool import PoolStore
 from tests.statestore.samples import CHAIN, FIRST, assert_sums_hold, finish, first_token, instance, lead, place, record
 
 LEAST_LOADED = Weights(Form(ahead_s=1.0, kv_demand=4.0), PLAIN_TTFT)

@@ -6,9 +6,9 @@ import pytest
 
 from scheduling.instance import InstanceState, Role
 from scheduling.learned import Learned
-from statestore.base import PoolStore
 from statestore.errors import LeaseLostError
 from statestore.kv_events import KvViewStatus
+from statestore.pool import PoolStore
 from tests.statestore.samples import CHAIN, HandClock, finish, instance, place
 
 

@@ -12,7 +12,7 @@ from scheduling.learned import Learned
 from scheduling.placement import PlaceReply, PlaceStatus
 from scheduling.request import RequestState
 from scheduling.weights import PLAIN_TTFT, Form, Weights, features_of
-from statestore.base import PoolStore
+from statestore.pool import PoolStore
 from tests.statestore.samples import (
     BLOCK_TOKENS,
     CHAIN,

@@ -21,8 +21,9 @@ from scheduling.rebalance import HotQueue
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.weights import PLAIN_TTFT, Weights
-from statestore.base import Migration, PoolStore
+from statestore.answers import Migration
 from statestore.errors import LeaseLostError
+from statestore.pool import PoolStore
 from tests.statestore import samples
 from tests.statestore.samples import (
     CHAIN,

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from statestore.base import PoolStore, Store
+from statestore.connect import Store
+from statestore.pool import PoolStore
 from statestore.redis import RedisStore
 from tests.statestore.samples import (
     CHAIN,
@@ -34,7 +35,7 @@ async def pools(store: Store, clock: HandClock) -> AsyncIterator[Pools]:
     if not isinstance(store, RedisStore):
         yield store.pool("default"), store.pool("default")
         return
-    other = RedisStore(store.settings, scheduling=SCHEDULING, test_clock=clock)
+    other = RedisStore(store.settings, scheduling=SCHEDULING, own_clock=clock)
     await other.open()
     yield store.pool("default"), other.pool("default")
     await other.close()

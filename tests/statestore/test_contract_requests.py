@@ -12,7 +12,8 @@ from scheduling.granting import Grant
 from scheduling.learning import Finished, FirstToken
 from scheduling.queue_order import PlanStep, QueuePlan
 from scheduling.request import RequestState
-from statestore.base import NOTHING_DONE, PoolStore
+from statestore.answers import Transition
+from statestore.pool import PoolStore
 from tests.statestore.samples import (
     CHAIN,
     HandClock,
@@ -40,7 +41,7 @@ async def test_a_first_token_releases_pending_tokens_once_and_tells_who_may_go(
     first, again = await first_token(pool, "one", "a"), await first_token(pool, "one", "a")
 
     load = (await pool.loads())["a"]
-    assert (first.done, again) == (True, NOTHING_DONE)
+    assert (first.done, again) == (True, Transition(False))
     assert first.queue is not None
     assert [entry.request_id for entry in first.queue.entries] == ["three"]
     assert (load.pending_tokens, load.dispatched_tokens, load.running_requests) == (800, 400, 2)
@@ -65,7 +66,7 @@ async def test_the_first_token_of_a_held_unknown_or_moved_request_means_nothing(
         for request_id, instance_id in (("held", "a"), ("unknown", "a"), ("sent", "b"), ("sent", "nobody"))
     ]
 
-    assert answers == [NOTHING_DONE] * 4
+    assert answers == [Transition(False)] * 4
     await assert_sums_hold(pool)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
-from statestore.base import PoolStore
 from statestore.errors import LeaseLostError
+from statestore.pool import PoolStore
 
 RECORD = ScaleRecord(
     decision_id=3,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from statestore import base
-from statestore.base import PoolStore
+from statestore.pool import PoolStore, pool_store
 from tests.statestore.samples import assert_sums_hold, finish, first_token, instance, place
 
 
 async def test_the_length_of_a_stored_response_is_known_until_many_others_came(
     pool: PoolStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "STORED_RESPONSES", 3)
+    monkeypatch.setattr(pool_store, "STORED_RESPONSES", 3)
     await pool.keep_response("first", 70)
     for number in range(3):
         await pool.keep_response(f"other {number}", number + 1)

@@ -140,7 +140,7 @@ async def test_memory_is_a_store_by_its_url() -> None:
     store = await open_store(StoreSettings(url="memory://"), scheduling=SchedulingSettings())
     await store.pool("default").put_instance(instance("a"))
 
-    assert await store.ping() == 0.0
+    assert await store.pool("default").now_ms() > 0
     await store.close()
 
 

@@ -17,10 +17,9 @@ from scheduling.learned import Learned
 from scheduling.legs import Leg
 from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
 from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore import base
-from statestore.base import PoolStore
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvChange, KvViewStatus
+from statestore.pool import PoolStore, pool_store
 from statestore.records import INSTANCE, PLACED, TOLD
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
@@ -83,7 +82,7 @@ async def live_through_everything(pool: PoolStore) -> None:
 @pytest.fixture
 async def lived_in(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """A client of a server on which a pool lived through everything."""
-    monkeypatch.setattr(base, "STORED_RESPONSES", 2)
+    monkeypatch.setattr(pool_store, "STORED_RESPONSES", 2)
     scheduling = SCHEDULING.model_copy(update={"prefix_samples": 3})
     store = RedisStore(StoreSettings(url=valkey_url), scheduling=scheduling)
     await store.open()

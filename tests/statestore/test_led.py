@@ -11,20 +11,19 @@ from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.errors import LeaseLostError
 from statestore.led import LedPool
-from statestore.memory import PoolState
+from statestore.memory import AtOnce, MemoryStore
 
 
 @pytest.fixture
-def state() -> PoolState:
-    state = PoolState(SchedulingSettings(), lambda: 1000)
-    state.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY))
-    return state
+def pool() -> AtOnce:
+    pool = AtOnce(MemoryStore(SchedulingSettings(), now_ms=lambda: 1000).pool("default"))
+    pool.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY))
+    return pool
 
 
-def test_a_leader_writes_and_reads(state: PoolState) -> None:
-    lease = state.acquire_lease("worker", 5000)
-    assert lease is not None
-    led = LedPool(state, lease.fence)
+def test_a_leader_writes_and_reads(pool: AtOnce) -> None:
+    lease = pool.acquire_lease("worker", 5000)
+    led = LedPool(pool, lease.fence)
 
     assert led.set_instance_state("a", InstanceState.DRAINING, expected=InstanceState.READY)
     assert led.queue_head("a").load.state is InstanceState.DRAINING
@@ -41,12 +40,11 @@ def test_a_leader_writes_and_reads(state: PoolState) -> None:
         ("repair", ()),
     ],
 )
-def test_a_deposed_leader_changes_nothing(state: PoolState, call: str, arguments: tuple[Any, ...]) -> None:
-    lease = state.acquire_lease("worker", 5000)
-    assert lease is not None
-    led = LedPool(state, lease.fence - 1)
+def test_a_deposed_leader_changes_nothing(pool: AtOnce, call: str, arguments: tuple[Any, ...]) -> None:
+    lease = pool.acquire_lease("worker", 5000)
+    led = LedPool(pool, lease.fence - 1)
 
     with pytest.raises(LeaseLostError):
         getattr(led, call)(*arguments)
 
-    assert state.instances["a"].spec.state is InstanceState.READY
+    assert pool.membership().instances["a"].state is InstanceState.READY

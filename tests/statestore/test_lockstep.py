@@ -1,8 +1,8 @@
-"""The book in memory and the scripts are twins: driven in lockstep they never differ.
+"""A server within the process is a Redis server: driven in lockstep with one, the scripts never tell the difference.
 
-Random traffic goes to both; every reply must agree, and after each step all that the two keep. The sequences of calls
-are always the same, so that a run tells about the code and not about luck: ``DUALMAP_LOCKSTEP_SEED=7`` drives the twins
-through others.
+Random traffic goes to both; every reply must agree, and after each step all that the two keep, key by key. The
+sequences of calls are always the same, so that a run tells about the code and not about luck:
+``DUALMAP_LOCKSTEP_SEED=7`` drives them through others.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import asyncio
 import itertools
 import os
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from glob import escape
 from typing import Any
 
 import pytest
@@ -24,26 +25,29 @@ from scheduling.granting import Grant
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState, Role
 from scheduling.learned import Learned
-from scheduling.legs import Leg
-from scheduling.placement import PlaceReply, PlaceStatus
+from scheduling.legs import Leg, serves
+from scheduling.placement import Placement, PlaceReply, PlaceStatus
 from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueueOrder, QueuePlan, plan_queue
-from scheduling.request import Counts, Request, RequestState
+from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.ways import Side
-from scheduling.weights import Form, Weights
-from statestore.base import PoolStore
+from scheduling.weights import Form, Weights, features_of
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvChange, KvViewStatus
-from statestore.memory import MemoryStore
-from statestore.records import INSTANCE, unpack_chain
+from statestore.memory import AtOnce, MemoryStore
+from statestore.memory.sorted_set import SortedSet
+from statestore.pool import PoolStore
+from statestore.pool.codec import CONFIRMED_STAMP, pairs_from
+from statestore.records import pack_chain
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.samples import (
     DEADLINE,
     SCHEDULING,
     HandClock,
+    assert_sums_hold,
     chain,
     drift,
     finish,
@@ -53,8 +57,8 @@ from tests.statestore.samples import (
 )
 
 STEPS = 600
-CONFIRMED = 2.0**52
-"""See shared/kv.lua."""
+LOGGED = 50
+"""Entries of each log that are compared: a server drops old ones later than it is asked to."""
 INSTANCES = ("a", "b", "c", "d")
 REPLICAS = ("one", "two")
 CHAINS = (
@@ -76,6 +80,7 @@ WANTED = {
     "of the deferred",
     "first tokens",
     "confirmed",
+    "weighed",
 }
 """What traffic has to have led to before it proves anything."""
 ROOMY = {"role": Role.MIXED, "max_queued_requests": 8, "max_running_requests": 6}
@@ -91,9 +96,10 @@ class Twins:
         prefix = f"twins{next(prefixes)}"
         self.keys = PoolKeys(prefix, "default")
         self.client: Any = redis_client.Redis.from_url(server.url)
-        self.memory = MemoryStore(scheduling, now_ms=self.clock).pool("default")
+        in_memory = MemoryStore(scheduling, now_ms=self.clock, prefix=prefix)
+        self.server, self.memory = in_memory.server, in_memory.pool("default")
         settings = StoreSettings(url=server.url, prefix=prefix, command_timeout_s=10.0)
-        self.store = RedisStore(settings, scheduling=scheduling, test_clock=self.clock)
+        self.store = RedisStore(settings, scheduling=scheduling, own_clock=self.clock)
         self.redis = self.store.pool("default")
         self.granted: dict[str, list[Grant]] = {"memory": [], "redis": []}
 
@@ -130,37 +136,48 @@ class Twins:
         await self.both(lambda pool: pool.overview())
         await self.both(lambda pool: pool.membership())
         await self.both(lambda pool: pool.kv_event_records())
-        state, client = self.memory.state, self.client
-        for instance_id, book in state.instances.items():
-            await self.both(lambda pool, name=instance_id: pool.queue(name))
-            head = await self.both(lambda pool, name=instance_id: pool.queue_head(name))
-            assert [entry.request_id for entry in head.entries] == [name for _, name in book.queue]
-            kept = INSTANCE.fields(client.hget(self.keys.instance_records, instance_id))
-            assert (kept["last_prefill_ms"], kept["work_since_ms"]) == (book.last_prefill_ms, book.work_since_ms)
-            stamps = client.zrange(self.keys.kv(instance_id), 0, -1, withscores=True)
-            stamps.sort(key=lambda each: (min(each[1], CONFIRMED), each[0]))
-            listed = [(unpack_chain(member)[0], stamp % 1 == 0) for member, stamp in stamps]
-            hashes = book.kv.oldest_first()
-            assert listed == [(each, book.kv.resident_blocks((each,)) == 1) for each in hashes]
-            counts = [getattr(book, name) for name in Counts._fields]
-            assert counts == [*Counts.sum(book.requests.values())] == [kept[name] for name in Counts._fields]
-        with client.pipeline(transaction=False) as pipeline:
-            for request_id in state.requests:
-                pipeline.hmget(self.keys.request(request_id), "chain", "block_tokens")
-            chains = pipeline.execute()
-        for (request_id, request), (packed, block_tokens) in zip(state.requests.items(), chains, strict=True):
-            held_chain = state.chains.get(request_id)
-            assert held_chain is None or request.state is RequestState.HELD
-            assert (packed and unpack_chain(packed)) == (held_chain and held_chain.hashes)
-            assert (block_tokens and int(block_tokens)) == (held_chain and held_chain.block_tokens)
-        for role, ranking in state.least_loaded.items():
-            ranked = client.zrange(self.keys.least_loaded(role), 0, -1, withscores=True)
-            assert {member.decode(): score for member, score in ranked} == plain(ranking.all())
-        prefixes = self.keys.prefixes_new, self.keys.prefixes_old
-        for key, generation in zip(prefixes, state.prefixes.generations(), strict=True):
-            assert {
-                unpack_chain(sample)[0]: name.decode() for sample, name in client.hgetall(key).items()
-            } == generation
+        await assert_sums_hold(self.redis)
+        for name in (await self.redis.membership()).instances:
+            await self.both(lambda pool, name=name: pool.queue(name))
+            await self.both(lambda pool, name=name: pool.queue_head(name))
+        assert self.kept_in_memory() == self.kept_on_the_server()
+
+    def kept_on_the_server(self) -> dict[bytes, Any]:
+        """All keys."""
+        keys = [*self.client.scan_iter(escape(self.keys.base) + b"*", count=10_000)]
+        with self.client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.type(key)
+            kinds = pipeline.execute()
+            for key, kind in zip(keys, kinds, strict=True):
+                match kind:
+                    case b"hash":
+                        pipeline.hgetall(key)
+                    case b"zset":
+                        pipeline.zrange(key, 0, -1, withscores=True)
+                    case b"list":
+                        pipeline.lrange(key, 0, -1)
+                    case b"stream":
+                        pipeline.xrevrange(key, count=LOGGED)
+            kept = dict(zip(keys, pipeline.execute(), strict=True))
+        streams = {key: kept[key] for key, kind in zip(keys, kinds, strict=True) if kind == b"stream"}
+        return kept | {key: [fields for _, fields in reversed(entries)] for key, entries in streams.items()}
+
+    def kept_in_memory(self) -> dict[bytes, Any]:
+        run, kept = self.server.run, {}
+        for key, content in self.server.contents.items():
+            match content:
+                case dict():
+                    kept[key] = pairs_from(run(b"HGETALL", key))
+                case SortedSet():
+                    flat = run(b"ZRANGE", key, 0, -1, b"WITHSCORES")
+                    kept[key] = [(member, float(score)) for member, score in zip(flat[::2], flat[1::2], strict=True)]
+                case list():
+                    kept[key] = run(b"LRANGE", key, 0, -1)
+                case deque():
+                    entries = run(b"XRANGE", key, b"(0", b"+", b"COUNT", 10_000)
+                    kept[key] = [pairs_from(fields) for _, fields in entries][-LOGGED:]
+        return {key: content for key, content in kept.items() if content}
 
     async def logs_agree(self) -> None:
         arrivals = [
@@ -198,11 +215,12 @@ def _with_all_after(block: int) -> tuple[int, ...]:
 class Traffic:
     """Draws one call after another, with the weights of a busy fleet, and makes it on both."""
 
-    def __init__(self, twins: Twins, seed: int) -> None:
+    def __init__(self, twins: Twins, scheduling: SchedulingSettings, seed: int) -> None:
         self.twins = twins
         self.rng = random.Random(seed)
         self.seen: Counter[str] = Counter()
         """What the traffic has led to, so that a test can tell whether it was worth anything."""
+        self.stall_from_s = scheduling.decode_stall_s
         self.fence = 0
         self.number = 0
         self.calls: dict[Callable[[], Awaitable[None]], int] = {
@@ -291,11 +309,26 @@ class Traffic:
         self.seen["went beyond"] += reply.instance_id is not None and reply.instance_id not in named
         if reply.instance_id is not None and reply.status in (PlaceStatus.DISPATCHED, PlaceStatus.HELD):
             self.seen[f"{reply.leg} of {made.leg}"] += 1
+            if made.request.request_id == f"r{self.number}" and made.other is None:
+                await self.is_weighed_rightly(made, reply)
         return reply
+
+    async def is_weighed_rightly(self, made: Placement, reply: PlaceReply) -> None:
+        """The scripts weigh as ``scheduling.weights`` does: that one explains, and learns the weights."""
+        specs, slo_s = (await self.twins.memory.membership()).instances, made.request.slo_ms / 1000
+        features = {name: features_of(load, made.chain, self.stall_from_s) for name, load in reply.loads.items()}
+        takes = {name for name in features if specs[name].state is InstanceState.READY}
+        takes = {name for name in takes if serves(specs[name].role, made.leg)}
+        costs = {name: made.weights.cost_of(features[name], slo_s) for name in takes}
+        assert costs[reply.instance_id] == pytest.approx(min(costs.values()))
+        assert reply.ttft_s == pytest.approx(made.weights.ttft.of(features[reply.instance_id]))
+        self.seen["weighed"] += len(costs) > 1
 
     def pick(self, *states: RequestState) -> Request | None:
         """One of the live requests: calls that would mostly miss would prove little."""
-        live = [each for each in self.twins.memory.state.requests.values() if each.state in (states or [*RequestState])]
+        live = [
+            each for each in AtOnce(self.twins.memory).snapshot().requests if each.state in (states or [*RequestState])
+        ]
         return self.rng.choice(live) if live else None
 
     async def repeat(self) -> None:
@@ -331,14 +364,14 @@ class Traffic:
     async def plan(self) -> None:
         """As a replica or the leader would."""
         name = self.rng.choice(INSTANCES)
-        queue = self.twins.memory.state.queue_head(name)
+        queue = await self.twins.memory.queue_head(name)
         if queue is not None:
             await self.commit(plan_queue(queue, self.twins.order))
 
     async def plan_anything(self) -> None:
         """Steps of any kind for any requests, for the version as it is or another one."""
         name, rng = self.rng.choice(INSTANCES), self.rng
-        queue = self.twins.memory.state.queue_head(name)
+        queue = await self.twins.memory.queue_head(name)
         if queue is None:
             return
         names = [entry.request_id for entry in queue.entries] + [*rng.sample(sorted(self._names()), 1)]
@@ -351,7 +384,7 @@ class Traffic:
         await self.commit(QueuePlan(name, version, tuple(steps), passed_over_tokens))
 
     def _names(self) -> set[str]:
-        return {"nobody", *self.twins.memory.state.requests}
+        return {"nobody", *(each.request_id for each in AtOnce(self.twins.memory).snapshot().requests)}
 
     async def commit(self, plan: QueuePlan) -> None:
         replica_id = self.rng.choice(("", *REPLICAS))
@@ -421,7 +454,7 @@ class Traffic:
 
     async def make_ready(self) -> None:
         for name in INSTANCES:
-            if name not in self.twins.memory.state.instances:
+            if name not in (await self.twins.memory.membership()).instances:
                 await self.twins.both(lambda pool, name=name: pool.put_instance(instance(name, kv_capacity_tokens=900)))
             await self.twins.both(lambda pool, name=name: pool.update_instance(name, ROOMY))
             await self.twins.both(lambda pool, name=name: pool.set_instance_state(name, InstanceState.READY))
@@ -461,16 +494,19 @@ class Traffic:
         await self.twins.both(lambda pool: pool.renew_subscriber(worker_id, lease_ms))
         if rng.random() < 0.4:
             await self.twins.both(lambda pool: pool.claim_kv_events(name, worker_id))
-        book = self.twins.memory.state.instances.get(name)
-        fence = (book.kv_events.record.fence if book else 7) - (rng.random() < 0.1)
+        known = (await self.twins.memory.kv_event_records()).get(name)
+        fence = (known.fence if known else 7) - (rng.random() < 0.1)
         if rng.random() < 0.3:
             status, drop = rng.choice([*KvViewStatus]), rng.random() < 0.2
             await self.twins.both(lambda pool: pool.mark_kv_events(name, fence, status, "a reason", drop=drop))
         blocks, gone = rng.choice(CHAINS).hashes, rng.choice(rng.choice(CHAINS).hashes)
         stored = blocks[: rng.randrange(len(blocks) + 1)] if rng.random() < 0.6 else ()
         removed = _with_all_after(gone) if not stored else ()
-        if book and rng.random() < 0.5:  # an engine knows of no bookings: those behind what it evicts stay
-            removed = [block for block in removed if block in book.kv._confirmed]
+        if removed and rng.random() < 0.5:  # an engine knows of no bookings: those behind what it evicts stay
+            stamps = self.twins.client.zmscore(self.twins.keys.kv(name), [pack_chain((block,)) for block in removed])
+            removed = [
+                block for block, stamp in zip(removed, stamps, strict=True) if stamp and stamp >= CONFIRMED_STAMP
+            ]
         names = {b"%d" % block: rng.choice((b"", b"known")) for block in blocks}
         change = KvChange(rng.randrange(100), rng.random(), stored, removed, names, rng.random() < 0.1)
         booked = await self.twins.both(lambda pool: pool.apply_kv_events(name, fence, change))
@@ -489,7 +525,7 @@ class Traffic:
     async def drift_and_repair(self) -> None:
         name, by = self.rng.choice(INSTANCES), self.rng.randrange(1, 300)
         count = self.rng.choice(("pending_tokens", "dispatched_tokens", "deferred_tokens", "context_tokens"))
-        if name not in self.twins.memory.state.instances:
+        if name not in (await self.twins.memory.membership()).instances:
             return
         for pool in (self.twins.memory, self.twins.redis):
             await drift(pool, name, count, by)
@@ -516,7 +552,7 @@ async def test_memory_and_valkey_agree_on_every_call(
     twins = Twins(valkey_server, scheduling)
     await twins.open()
     try:
-        traffic = Traffic(twins, SEED)
+        traffic = Traffic(twins, scheduling, SEED)
         await traffic.begin()
         for number in range(3 * STEPS):
             if number >= STEPS and all(traffic.seen[name] for name in WANTED):

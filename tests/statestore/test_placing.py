@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Sequence
 import pytest
 
 from scheduling.placement import PlaceReply
-from statestore.base import PoolStore, Release, Store
+from statestore.answers import Release
+from statestore.connect import Store
 from statestore.errors import StoreUnavailableError
+from statestore.pool import PoolStore
+from statestore.pool.placing import Turn
 from statestore.redis import RedisStore
-from statestore.redis.placing import Turn
-from statestore.redis.pool import RedisPool
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, assert_sums_hold, chain, instance, place
 
@@ -89,7 +90,7 @@ async def test_placements_that_share_a_script_are_made_as_if_each_came_alone(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together, alone = store.pool("together"), store.pool("alone")
-    if isinstance(together, RedisPool):  # the first one shares it, too: over another connection it may come later
+    if isinstance(together, PoolStore):  # the first one shares it, too: over another connection it may come later
         monkeypatch.setattr(together, "place", together._placements.add)
     for pool in (together, alone):
         for name in ("a", "b"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
-from statestore.redis.replies import MovedElsewhereError, ScriptMissingError, reply_error
+from statestore.pool.replies import MovedElsewhereError, ScriptMissingError, reply_error
 
 
 @pytest.mark.parametrize(

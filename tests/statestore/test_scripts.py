@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from statestore.keys import KEY_NAMES, PoolKeys
+from statestore.pool.scripts import load_scripts
 from statestore.redis import RedisStore
-from statestore.redis.scripts import load_scripts
 from statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, chain, finish, first_token, instance, place
 

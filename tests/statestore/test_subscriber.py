@@ -1,4 +1,4 @@
-"""Grants as they are published, also over connections that get lost."""
+"""Messages as they are published, also over connections that get lost."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
-import orjson
 import pytest
 import redis
 
-from scheduling.granting import Grant
-from statestore.keys import PoolKeys
-from statestore.redis.subscriber import GrantSubscriber
+from statestore.redis.subscriber import Subscriber
 from tests.statestore.scripted_server import ScriptedServer, connections_to, scripted_server
 
-KEYS = PoolKeys("dualmap", "default")
-CHANNEL = KEYS.grants("one")
-GRANT = Grant("r", "a", "one", 1, 400)
+CHANNEL, MESSAGE = b"channel", b"message"
 
 
 @pytest.fixture
@@ -33,26 +28,22 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def text_of(grant: Grant) -> bytes:
-    return orjson.dumps([getattr(grant, name) for name in Grant.__dataclass_fields__])
-
-
-async def test_after_a_lost_connection_grants_come_again_without_a_caller(valkey_url: str) -> None:
-    subscriber = GrantSubscriber(KEYS, connections_to(urlsplit(valkey_url).port or 0))
-    grants: asyncio.Queue[Grant] = asyncio.Queue()
-    subscriber.listen("one", grants.put_nowait)
+async def test_after_a_lost_connection_messages_come_again_without_a_caller(valkey_url: str) -> None:
+    subscriber = Subscriber(connections_to(urlsplit(valkey_url).port or 0))
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    subscriber.listen(CHANNEL, heard.put_nowait)
     with redis.Redis.from_url(valkey_url) as client:
-        await until(lambda: client.publish(CHANNEL, text_of(GRANT)))
-        assert await asyncio.wait_for(grants.get(), 60) == GRANT
-        while not grants.empty():
-            grants.get_nowait()
+        await until(lambda: client.publish(CHANNEL, MESSAGE))
+        assert await asyncio.wait_for(heard.get(), 60) == MESSAGE
+        while not heard.empty():
+            heard.get_nowait()
 
         client.client_kill_filter(_type="pubsub")
         # Again and again: the server may count the killed connection as a receiver for a moment.
-        await until(lambda: client.publish(CHANNEL, text_of(GRANT)) and not grants.empty())
-        assert grants.get_nowait() == GRANT
+        await until(lambda: client.publish(CHANNEL, MESSAGE) and not heard.empty())
+        assert heard.get_nowait() == MESSAGE
         await subscriber.close()
-        await until(lambda: not client.publish(CHANNEL, text_of(GRANT)))
+        await until(lambda: not client.publish(CHANNEL, MESSAGE))
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -64,8 +55,8 @@ async def test_a_server_that_says_nothing_is_asked_and_given_up_if_it_does_not_a
     pong = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
     by_command = {b"SUBSCRIBE": subscribed, b"PING": pong if answers else None}
     server.answer = lambda command: by_command.get(command[0], b"+OK\r\n")
-    subscriber = GrantSubscriber(KEYS, server.connections())
-    subscriber.listen("one", lambda grant: None)
+    subscriber = Subscriber(server.connections())
+    subscriber.listen(CHANNEL, lambda message: None)
 
     await until(lambda: sum(command[0] == b"PING" for command in server.commands) >= 3)
     await subscriber.close()

@@ -16,7 +16,8 @@ from scheduling.placement import PlaceStatus
 from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings
 from statestore.errors import StoreError, StoreUnavailableError
-from statestore.memory import MemoryPool, MemoryStore
+from statestore.memory import MemoryStore
+from statestore.pool import PoolStore
 from tests.placements import placement
 from workers.loop import LoopContext
 from workers.metrics import WorkerMetrics
@@ -76,7 +77,7 @@ async def settle() -> None:
 class FlakyPool:
     """A pool that can be out of reach: every call then fails as a dead connection does, unless told otherwise."""
 
-    def __init__(self, pool: MemoryPool) -> None:
+    def __init__(self, pool: PoolStore) -> None:
         self.name = pool.name
         self.away = False
         self.error: StoreError = StoreUnavailableError("the store is away")
@@ -116,7 +117,7 @@ async def store(clock: FakeClock, scheduling: SchedulingSettings) -> AsyncIterat
 
 
 @pytest.fixture
-def pool(store: MemoryStore) -> MemoryPool:
+def pool(store: MemoryStore) -> PoolStore:
     return store.pool("default")
 
 
@@ -126,12 +127,12 @@ def context(clock: FakeClock, metrics: WorkerMetrics) -> Iterator[LoopContext]:
 
 
 @pytest.fixture
-def flaky(pool: MemoryPool) -> FlakyPool:
+def flaky(pool: PoolStore) -> FlakyPool:
     return FlakyPool(pool)
 
 
 @pytest.fixture
-def add_instance(pool: MemoryPool) -> AddInstance:
+def add_instance(pool: PoolStore) -> AddInstance:
     """Enter an instance (ready unless told otherwise): ``await add_instance("a", dispatch_window_tokens=1000)``."""
 
     async def add(instance_id: str, state: InstanceState = InstanceState.READY, **figures: Any) -> None:
@@ -148,7 +149,7 @@ def order(scheduling: SchedulingSettings) -> QueueOrder:
 
 
 @pytest.fixture
-def reserve(pool: MemoryPool, order: QueueOrder) -> Reserve:
+def reserve(pool: PoolStore, order: QueueOrder) -> Reserve:
     """Reserve ``tokens`` on an instance: ``await reserve("r1", "a", 5000, other="b")``."""
 
     async def ask(request_id: str, instance_id: str, tokens: int = 1000, **fields: Any) -> PlaceStatus:
@@ -161,7 +162,7 @@ def reserve(pool: MemoryPool, order: QueueOrder) -> Reserve:
 
 
 @pytest.fixture
-async def fence(pool: MemoryPool) -> int:
+async def fence(pool: PoolStore) -> int:
     """The fencing number of a leadership that outlasts the test."""
     lease = await pool.acquire_lease("the-leader", 10_000_000)
     assert lease is not None

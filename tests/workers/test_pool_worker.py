@@ -12,7 +12,8 @@ from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.clock import RealClock
 from statestore.errors import LeaseLostError
-from statestore.memory import MemoryStore
+from statestore.memory import AtOnce, MemoryStore
+from statestore.pool import PoolStore
 from statestore.settings import InstanceSettings, PoolSettings
 from tests.placements import placement
 from workers.loop import LoopContext
@@ -108,14 +109,16 @@ async def test_a_stopped_leader_hands_over_and_leaves_nothing_running(runner, ev
     assert not [running for running in asyncio.all_tasks() if running.get_name().startswith("check/")]
 
 
+def states(pool: PoolStore) -> dict[str, InstanceState]:
+    return {name: spec.state for name, spec in AtOnce(pool).membership().instances.items()}
+
+
 async def test_a_configured_instance_is_registered_checked_and_served(runner, servers, eventually) -> None:
     server = await servers()
     fleet = runner((InstanceSettings(id="a", url=server.url),))
     fleet.start("w1")
 
-    await eventually(
-        lambda: (spec := fleet.pool.state.membership().instances.get("a")) and spec.state is InstanceState.READY
-    )
+    await eventually(lambda: states(fleet.pool) == {"a": InstanceState.READY})
 
 
 async def test_a_dead_instances_held_requests_move_by_themselves(runner, servers, eventually) -> None:
@@ -128,19 +131,16 @@ async def test_a_dead_instances_held_requests_move_by_themselves(runner, servers
         )
     )
     fleet.start("w1")
-    ready = InstanceState.READY
-    await eventually(
-        lambda: [spec.state for spec in fleet.pool.state.membership().instances.values()] == [ready, ready]
-    )
+    await eventually(lambda: states(fleet.pool) == {"a": InstanceState.READY, "b": InstanceState.READY})
     await fleet.pool.heartbeat("router-1", 60_000, {})
     for name in ("running", "held"):
         await fleet.pool.place(placement(name, "a", replica_id="router-1"))
-    assert fleet.pool.state.requests["held"].instance_id == "a"
+    assert AtOnce(fleet.pool).records(["held"])["held"].instance_id == "a"
 
     await first.stop()
 
-    await eventually(lambda: fleet.pool.state.requests["held"].instance_id == "b")
-    assert fleet.pool.state.instances["a"].spec.state is InstanceState.DOWN
+    await eventually(lambda: AtOnce(fleet.pool).records(["held"])["held"].instance_id == "b")
+    assert states(fleet.pool)["a"] is InstanceState.DOWN
 
 
 async def test_when_one_job_loses_the_lease_all_jobs_end(metrics) -> None:

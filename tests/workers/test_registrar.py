@@ -9,7 +9,7 @@ import pytest
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.learned import Learned
-from statestore.base import Membership
+from statestore.answers import Membership
 from statestore.errors import StoreUnavailableError
 from statestore.memory import MemoryStore
 from statestore.settings import InstanceSettings, PoolSettings

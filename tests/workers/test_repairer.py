@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from tests.statestore.samples import drift
 from workers.repairer import Repairer
 
 
 async def test_drift_is_repaired_and_counted_once(pool, fence, metrics, add_instance, reserve, value) -> None:
     await add_instance("a")
     await reserve("r1", "a", 1200)
-    pool.state.instances["a"].pending_tokens += 777
+    await drift(pool, "a", "pending_tokens", 777)
     repairer = Repairer(pool, fence, metrics=metrics)
 
     await repairer.tick()

@@ -18,11 +18,11 @@ from scheduling.instance import InstanceState
 from scheduling.learned import Learned
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
-from statestore.base import PoolStore
 from statestore.connect import open_store
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError, StoreConfigurationError, StoreUnavailableError
 from statestore.leases import Lease
+from statestore.pool import PoolStore
 from statestore.settings import InstanceSettings, PoolSettings, StoreSettings
 from tests.placements import placement
 from workers.serve import serve
@@ -32,7 +32,8 @@ _ROOT = Path(__file__).parents[2]
 _WORKER = """
 import asyncio, json, logging, sys
 from scheduling.settings import SchedulingSettings
-from statestore.settings import PoolSettings, StoreSettings
+from statestore.settings import PoolSettings
+from statestore.settings import StoreSettings
 from workers.serve import serve
 from workers.settings import WorkerSettings
 logging.basicConfig(level=logging.INFO)

@@ -9,10 +9,10 @@ from typing import Final
 
 import zmq.asyncio
 
-from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.errors import StoreError
 from statestore.kv_events import KvViewStatus
+from statestore.pool import PoolStore
 from statestore.settings import PoolSettings
 from workers.kv_events.share import share_of
 from workers.kv_events.source import EventSource, source_of

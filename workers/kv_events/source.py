@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from scheduling.instance import InstanceSpec
-from statestore.settings import PoolSettings
+from statestore.settings import PoolSettings, fill_endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,20 @@ def source_of(spec: InstanceSpec, settings: PoolSettings) -> EventSource | None:
         return None
     return EventSource(
         spec.instance_id,
-        events.endpoint_of(spec.url, spec.data_parallel_rank),
-        events.replay_endpoint_of(spec.url, spec.data_parallel_rank),
+        endpoint_of(spec, events.endpoint),
+        None if events.replay_endpoint is None else endpoint_of(spec, events.replay_endpoint),
         events.topic,
         spec.data_parallel_rank,
     )
+
+
+def endpoint_of(spec: InstanceSpec, template: str) -> str:
+    """Where this instance publishes. Of a rank of data parallelism, as vLLM has it: its number is added to the port."""
+    parts, rank = urlsplit(spec.url), spec.data_parallel_rank
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    filled = fill_endpoint(template, f"[{host}]" if ":" in host else host, port)
+    if not rank or not filled.startswith("tcp://"):
+        return filled + (f"_dp{rank}" if rank else "")
+    address, _, base = filled.rpartition(":")
+    return f"{address}:{int(base) + rank}"

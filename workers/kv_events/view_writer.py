@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from statestore.base import PoolStore
 from statestore.clock import Clock
 from statestore.kv_events import KvViewStatus
+from statestore.pool import PoolStore
 from workers.kv_events.decoding import Batch
 from workers.kv_events.engine_view import AmbiguousEventsError, EngineView
 from workers.kv_events.reading import BEGINNING, Position

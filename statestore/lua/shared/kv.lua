@@ -1,7 +1,7 @@
 -- What an instance's prefix cache is believed to hold: block hashes by LRU stamp. A chain is packed, eight bytes a block.
 -- Stamps fall along a chain, so the lowest is always a leaf's and what is listed is closed under prefixes. The stamp of a
 -- resident block is whole, that of one which is only reserved ends in a half.
--- What the engine confirmed (statestore/redis/kv_events.py) has a stamp from terms.confirmed on: above all others, and
+-- What the engine confirmed (statestore/pool/kv_events.py) has a stamp from terms.confirmed on: above all others, and
 -- whole; no placement changes or evicts it. It is closed under prefixes by itself. Where the engine evicts the end of it,
 -- the blocks that were booked behind that end stay, after a gap, and are no hits.
 local BLOCKS_PER_CALL = 500

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from router.failover import FailoverStore
 from scheduling.hotness import HotnessTree
 from statestore.errors import StoreUnavailableError
-from statestore.failover import FailoverStore
 
 
 async def test_queues_list_held_requests_in_the_order_of_their_turn(

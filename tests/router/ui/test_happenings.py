@@ -9,7 +9,7 @@ from router.ui.happenings import Reading, happenings
 from router.view import empty_view
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceState
-from statestore.base import PoolOverview
+from statestore.answers import PoolOverview
 from statestore.leases import Lease, ReplicaInfo
 
 READY = InstanceState.READY

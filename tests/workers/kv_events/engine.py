@@ -10,8 +10,8 @@ from typing import Any
 from scheduling.chain import Chain
 from scheduling.engine_blocks import engine_chain
 from simulation.emulator.kv_publisher import KvEventPublisher
-from statestore.base import PoolStore
 from statestore.kv_events import KvEventRecord, KvViewStatus
+from statestore.pool import PoolStore
 
 BLOCK_TOKENS = 4
 _names = itertools.count(1)
@@ -83,7 +83,7 @@ async def record_of(pool: PoolStore, instance_id: str = "a") -> KvEventRecord:
     return (await pool.kv_event_records())[instance_id]
 
 
-async def is_exactly(pool: Any, engine: EngineCache, status: KvViewStatus = KvViewStatus.EXACT) -> bool:
-    """Whether the store in memory lists what the engine holds, and no more."""
-    book = pool.state.instances["a"]
-    return book.kv_events.record.status is status and set(book.kv.oldest_first()) == engine.blocks()
+async def is_exactly(pool: PoolStore, engine: EngineCache, status: KvViewStatus = KvViewStatus.EXACT) -> bool:
+    """Whether the store lists what the engine holds, and no more."""
+    listed = (await pool.recent_blocks(("a",), 1000))["a"]
+    return (await record_of(pool)).status is status and set(listed) == engine.blocks()

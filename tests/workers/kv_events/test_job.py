@@ -7,7 +7,8 @@ import pytest
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.clock import RealClock
-from statestore.memory import MemoryPool, MemoryStore
+from statestore.memory import MemoryStore
+from statestore.pool import PoolStore
 from statestore.settings import InstanceSettings, KvEventSettings, PoolSettings
 from tests.workers.kv_events.engine import record_of, until
 from workers.kv_events.job import KvEventsJob
@@ -19,21 +20,21 @@ SETTINGS = PoolSettings(kv_events=EVENTS)
 
 
 @pytest.fixture
-async def pool() -> MemoryPool:
+async def pool() -> PoolStore:
     pool = MemoryStore(SchedulingSettings()).pool("default")
     await pool.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY))
     return pool
 
 
-def job(pool: MemoryPool, worker_id: str) -> KvEventsJob:
+def job(pool: PoolStore, worker_id: str) -> KvEventsJob:
     return KvEventsJob(pool, SETTINGS, worker_id, clock=RealClock(), metrics=WorkerMetrics())
 
 
-async def owner(pool: MemoryPool) -> str:
+async def owner(pool: PoolStore) -> str:
     return (await record_of(pool)).owner
 
 
-async def test_one_of_two_workers_reads_an_instance_and_the_other_follows(pool: MemoryPool) -> None:
+async def test_one_of_two_workers_reads_an_instance_and_the_other_follows(pool: PoolStore) -> None:
     async with job(pool, "one") as one, job(pool, "two") as two:
         for each in (one, two, one, two):
             await each.tick()
@@ -47,7 +48,7 @@ async def test_one_of_two_workers_reads_an_instance_and_the_other_follows(pool: 
         assert {first, await owner(pool)} == {"one", "two"}
 
 
-async def test_an_instance_that_leaves_is_read_no_more(pool: MemoryPool) -> None:
+async def test_an_instance_that_leaves_is_read_no_more(pool: PoolStore) -> None:
     async with job(pool, "one") as one:
         await one.tick()
         await until(lambda: owner(pool))
@@ -58,7 +59,7 @@ async def test_an_instance_that_leaves_is_read_no_more(pool: MemoryPool) -> None
         assert await owner(pool) == ""
 
 
-async def test_a_worker_that_ends_gives_its_instances_back(pool: MemoryPool) -> None:
+async def test_a_worker_that_ends_gives_its_instances_back(pool: PoolStore) -> None:
     async with job(pool, "one") as one:
         await one.tick()
         await until(lambda: owner(pool))

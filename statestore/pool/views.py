@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
 from scheduling.request import Request
-from statestore.base import Membership, PoolOverview, PoolSnapshot
+from statestore.answers import Membership, PoolOverview, PoolSnapshot
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.leases import Leadership
+from statestore.leases import RETIRED, Leadership, Lease, ReplicaInfo
+from statestore.pool import codec
+from statestore.pool.calls import Calls, Command
+from statestore.pool.changes import Changes
+from statestore.pool.codec import LoadReader, pairs_from
 from statestore.records import REQUEST_TEXTS, request_from
-from statestore.redis import codec
-from statestore.redis.calls import Calls, Command
-from statestore.redis.changes import Changes
-from statestore.redis.codec import LoadReader, pairs_from
 
 _MAX_CHANGES = 8
 _RECORDS_PER_CALL = 500
+_Overview = tuple[int, Mapping[str, InstanceLoad], tuple[ReplicaInfo, ...], Lease | None, Mapping[str, int]]
+"""The fields of a ``PoolOverview``."""
 
 
 class Views(Changes):
-    """A share of ``RedisPool``: what is read in one transaction, except for the requests."""
+    """A share of ``PoolStore``: what is read in one transaction, except for the requests."""
 
     def __init__(self, keys: PoolKeys, calls: Calls) -> None:
         super().__init__(keys, calls)
         self._reader = LoadReader()
 
     async def membership(self) -> Membership:
+        """The whole rarely-changing part; read when a reply shows another epoch or tree version, and at intervals."""
         keys = self._keys
         hashes = (keys.meta, keys.hotness_tree, keys.learned, keys.settings, keys.instances)
         counted: Command = ("HKEYS", keys.instance_records)
@@ -47,6 +51,7 @@ class Views(Changes):
         )
 
     async def snapshot(self) -> PoolSnapshot:
+        """Everything, for admin and inspect. Its cost grows with the number of live requests."""
         keys = self._keys
         for _ in range(_MAX_CHANGES):
             members = await self._calls.command("HKEYS", keys.instances)
@@ -62,11 +67,7 @@ class Views(Changes):
         names = [entry.decode() for entry in sent] + [entry.decode().rpartition(" ")[0] for entry in held]
         requests = (await self.records(names)).values()
         return PoolSnapshot(
-            overview.now_ms,
-            overview.loads,
-            overview.replicas,
-            overview.leader,
-            overview.migrations,
+            *overview,
             int(meta.get(b"epoch", b"0")),
             int(meta.get(b"tree_version", b"0")),
             codec.specs_from(specs),
@@ -74,24 +75,32 @@ class Views(Changes):
         )
 
     async def overview(self) -> PoolOverview:
-        return (await self._overview())[0]
+        """Loads, replicas and leader, for metrics and live displays."""
+        return PoolOverview(*(await self._overview())[0])
 
-    async def _overview(self, more: Sequence[Command] = ()) -> tuple[PoolOverview, dict[bytes, bytes], list[Any]]:
-        """And the counters of the pool, and what ``more`` replied."""
+    async def _overview(self, more: Sequence[Command] = ()) -> tuple[_Overview, dict[bytes, bytes], list[Any]]:
+        """With the counters of the pool, and what ``more`` replied."""
         keys, now_ms = self._keys, await self._calls.now_ms()
         hashes = (keys.meta, keys.replicas, keys.leader, keys.migrations, keys.instance_records)
         replies = await self._calls.together([*(("HGETALL", key) for key in hashes), *more])
-        meta, replicas, leader, migrations, records = map(pairs_from, replies[: len(hashes)])
-        overview = PoolOverview(
+        meta, replicas, leader, migrations = map(pairs_from, replies[: len(hashes) - 1])
+        records = replies[len(hashes) - 1]
+        overview = (
             now_ms,
-            {name.decode(): self._reader.load(name.decode(), records[name], now_ms) for name in sorted(records)},
-            codec.not_retired(codec.replicas_from(replicas)),
+            self._loads_from(records, now_ms),
+            tuple(each for each in codec.replicas_from(replicas) if each.expires_ms != RETIRED),
             codec.record_from(Leadership(), leader).lease(now_ms),
             {reason.decode(): int(count) for reason, count in migrations.items()},
         )
         return overview, meta, replies[len(hashes) :]
 
+    def _loads_from(self, records: Sequence[bytes], now_ms: int) -> dict[str, InstanceLoad]:
+        """By id in id order."""
+        known, load = pairs_from(records), self._reader.load
+        return {name.decode(): load(name.decode(), known[name], now_ms) for name in sorted(known)}
+
     async def records(self, request_ids: Sequence[str]) -> dict[str, Request]:
+        """Records of the named requests that still exist."""
         found: dict[str, Request] = {}
         for first in range(0, len(request_ids), _RECORDS_PER_CALL):
             page = request_ids[first : first + _RECORDS_PER_CALL]

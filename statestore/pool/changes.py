@@ -14,7 +14,7 @@ import orjson
 
 from statestore.errors import StoreError
 from statestore.keys import PoolKeys
-from statestore.redis.calls import Argument, Calls, Command
+from statestore.pool.calls import Argument, Calls, Command
 
 MAX_ATTEMPTS = 64
 """To make a change of what others change at the same time."""
@@ -46,7 +46,7 @@ class Change:
 
 
 class Changes:
-    """A share of ``RedisPool``."""
+    """A share of ``PoolStore``."""
 
     def __init__(self, keys: PoolKeys, calls: Calls) -> None:
         self._keys = keys

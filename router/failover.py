@@ -16,8 +16,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from router.recovery import lost_members, recover_requests, restore_members
 from scheduling.backoff import backoff_s, worth_logging
 from scheduling.granting import Grant
 from scheduling.leader_jobs import sweep_queue
@@ -25,11 +26,12 @@ from scheduling.placement import Observation, PlaceReply
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
 from scheduling.steps import drive
-from statestore.base import Membership, PoolStore, Store
+from statestore.answers import Membership
 from statestore.clock import Clock, RealClock
+from statestore.connect import Store
 from statestore.errors import StoreError, StoreUnavailableError
-from statestore.memory import MemoryPool, PoolState, wall_clock_ms
-from statestore.recovery import lost_members, recover_requests, restore_members
+from statestore.memory import AtOnce, MemoryStore, wall_clock_ms
+from statestore.pool import PoolStore
 
 FIRST_PROBE_S = 0.05
 LONGEST_PROBE_S = 1.0
@@ -102,7 +104,7 @@ class FailoverPool:
         self._now_ms = now_ms
         self._listeners: list[tuple[str, Callable[[Grant], None]]] = []
         self._known: Membership | None = None
-        self._local: MemoryPool | None = None
+        self._local: PoolStore | None = None
         self._beat: tuple[str, int, Mapping[str, str]] | None = None
         """The last heartbeat: repeated at a hand-over, before a reaper takes this replica for dead."""
         self._calls = _Calls()
@@ -189,7 +191,7 @@ class FailoverPool:
         self._primary.on_grant(replica_id, granted)
 
     # away and back ---------------------------------------------------------------------------------------
-    async def _local_pool(self) -> MemoryPool | None:
+    async def _local_pool(self) -> PoolStore | None:
         """The state to use instead of the store, if any; waits for a hand-over to end."""
         while self._calls.settled is not None:
             await self._calls.settled.wait()
@@ -206,30 +208,25 @@ class FailoverPool:
             self._degrade(error)
             raise
 
-    def _degrade(self, error: StoreError) -> MemoryPool:
+    def _degrade(self, error: StoreError) -> PoolStore:
         """Start deciding alone. Raises ``error`` if there is nothing known to decide on."""
         if self._local is not None:
             return self._local
         if self._known is None:
             raise error
         _log.warning("pool %s: on its own, without the store: %s", self.name, error)
-        state = self._local_state(self._known)
-        self._local = MemoryPool(self.name, state)
+        self._local = self._local_state(self._known)
         for listener in self._listeners:
             self._local.on_grant(*listener)
         self._returning = asyncio.get_running_loop().create_task(self._return())
         return self._local
 
-    def _local_state(self, known: Membership) -> PoolState:
+    def _local_state(self, known: Membership) -> PoolStore:
         """The last known members and rates, and only this replica's live requests."""
-        state = PoolState(with_overrides(self._scheduling, known.overrides), self._now_ms)
-        for spec in known.instances.values():
-            state.put_instance(spec)
-        state.publish_learned(known.learned, self._rates())
-        # Versions as the replica knows them, so that it keeps its view instead of asking for a newer one.
-        state.epoch, state.tree_version, state.tree = known.epoch, known.tree_version, known.tree
-        state.adopt(self._live(self._now_ms()))
-        return state
+        store = MemoryStore(with_overrides(self._scheduling, known.overrides), now_ms=self._now_ms)
+        local = store.pool_of(self.name, known, self._rates())
+        AtOnce(local).adopt(self._live(self._now_ms()))
+        return local
 
     async def _return(self) -> None:
         """Probe the store until a hand-over succeeds; meanwhile no worker sweeps the queues, so do it here."""
@@ -249,10 +246,9 @@ class FailoverPool:
             except Exception:
                 _log.exception("pool %s: the hand-over to the store failed, trying again", self.name)
 
-    async def _sweep(self, local: MemoryPool) -> None:
-        order = local.state.order
-        for instance_id in tuple(local.state.instances):
-            await drive(sweep_queue(instance_id, order), local)
+    async def _sweep(self, local: PoolStore) -> None:
+        for instance_id in (await local.membership()).instances:
+            await drive(sweep_queue(instance_id, local.order), local)
 
     async def _hand_over(self, found: Membership) -> None:
         """Members where the store lost them (what was removed there on purpose stays removed), then live requests."""
@@ -298,8 +294,8 @@ class FailoverStore:
             await pool.close()
         await self._primary.close()
 
-    def pool(self, name: str) -> FailoverPool:
-        pool = self._pools.get(name)
-        if pool is None:
-            pool = self._pools[name] = FailoverPool(self._primary.pool(name), self._scheduling)
-        return pool
+    def pool(self, name: str) -> PoolStore:
+        """It has every call of a ``PoolStore``."""
+        if name not in self._pools:
+            self._pools[name] = FailoverPool(self._primary.pool(name), self._scheduling)
+        return cast(PoolStore, self._pools[name])

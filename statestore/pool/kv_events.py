@@ -1,4 +1,4 @@
-"""KV events on Redis; see ``statestore.kv_events`` for the contract."""
+"""The calls for KV events; ``statestore.kv_events`` has the words."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import msgpack  # type: ignore[import-untyped]
 from statestore.errors import LeaseLostError
 from statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
 from statestore.leases import ReplicaInfo
+from statestore.pool import codec
+from statestore.pool.calls import Argument, Command
+from statestore.pool.changes import Change, Changes
 from statestore.records import HASH_BYTES, InstanceRecord
-from statestore.redis import codec
-from statestore.redis.calls import Argument, Command
-from statestore.redis.changes import Change, Changes
 
 _CHANGES_PER_CALL = 200
 _EXACT = KvViewStatus.EXACT.value.encode()
@@ -25,9 +25,10 @@ READ_SO_FAR = ("sequence", "published_s", "booked_since_ms", "booked_stamp")
 
 
 class KvEventCalls(Changes):
-    """A share of ``RedisPool``."""
+    """A share of ``PoolStore``. A ``fence`` that is not the current claim's raises LeaseLostError."""
 
     async def renew_subscriber(self, worker_id: str, lease_ms: int) -> Sequence[str]:
+        """Renew a subscriber's lease, or end it with 0; returns all whose lease runs, sorted."""
         key, now_ms = self._keys.subscribers, await self._calls.now_ms()
         if lease_ms > 0:
             lease = ReplicaInfo(worker_id, now_ms + lease_ms, lease_ms, {})
@@ -41,12 +42,15 @@ class KvEventCalls(Changes):
         return sorted(each.replica_id for each in known if each.is_alive(now_ms))
 
     async def kv_event_records(self) -> Mapping[str, KvEventRecord]:
+        """Of every known instance."""
         names = sorted(member.decode() for member in await self._calls.command("HKEYS", self._keys.instances))
         commands = [("HGETALL", self._keys.kv_events(name)) for name in names]
         replies = await self._calls.together(commands)
         return {name: _record(name, reply) for name, reply in zip(names, replies, strict=True)}
 
     async def claim_kv_events(self, instance_id: str, worker_id: str) -> KvEventRecord | None:
+        """Take the instance over, under a new fence; None if another subscriber whose lease runs has it, or the
+        instance is unknown."""
         key, instances = self._keys.kv_events(instance_id), self._keys.instances
         reads = [("HGETALL", key), ("HGETALL", self._keys.subscribers), ("HGET", instances, instance_id)]
         flat, leases, spec = await self._calls.together(reads)
@@ -62,12 +66,14 @@ class KvEventCalls(Changes):
         return taken if await self._make(Change((claim,), read)) else None  # None: another was faster
 
     async def release_kv_events(self, instance_id: str, fence: int) -> None:
+        """Give it back: another one continues from the same state. Harmless if already lost."""
         key = self._keys.kv_events(instance_id)
         await self._make(Change((("HSET", key, "owner", ""),), ((key, "fence", b"%d" % fence),)))
 
     async def mark_kv_events(
         self, instance_id: str, fence: int, status: KvViewStatus, reason: str = "", *, drop: bool = False
     ) -> None:
+        """Change the status; with ``drop``, forget the KV metadata, the names and the sequence as well."""
         keys, key = self._keys, self._keys.kv_events(instance_id)
         commands: list[Command] = [("HSET", key, "status", status.value, "reason", reason)]
         if drop:
@@ -84,6 +90,7 @@ class KvEventCalls(Changes):
         return made
 
     async def kv_names(self, instance_id: str) -> Mapping[bytes, bytes]:
+        """All names; for a subscriber that continues. Not atomic, and not for the hot path."""
         names: dict[bytes, bytes] = {}
         key, read = self._keys.kv_names(instance_id), 0
         while changes := await self._calls.command("LRANGE", key, read, read + _CHANGES_PER_CALL - 1):
@@ -93,6 +100,8 @@ class KvEventCalls(Changes):
         return names
 
     async def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
+        """Apply a change as a whole, and take overdue bookings back if the view is exact. Returns how
+        many of the stored blocks had been booked. Does not change the instance's version."""
         key, names, kv = (of(instance_id) for of in (self._keys.kv_events, self._keys.kv_names, self._keys.kv))
         stamp = b"%d" % (codec.CONFIRMED_STAMP + change.sequence % codec.CONFIRMED_STAMP)
         stamped = _in_commands(("ZADD", kv), [word for block in _packed(change.stored) for word in (stamp, block)])

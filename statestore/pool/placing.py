@@ -15,9 +15,9 @@ from scheduling.legs import Leg
 from scheduling.placement import Placement, PlaceReply, PlaceStatus
 from scheduling.ways import Side
 from scheduling.weights import Form, Weights
+from statestore.pool.calls import Argument, Calls
+from statestore.pool.codec import queue_head_from
 from statestore.records import HASH_BYTES, ToldLoads, pack_chain, told_of
-from statestore.redis.calls import Argument, Calls
-from statestore.redis.codec import queue_head_from
 
 MAX_PLACEMENTS = 16
 """That share a script at most: it stops everything else, and its memory is not reused before it ends."""

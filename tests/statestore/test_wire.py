@@ -16,14 +16,14 @@ from redis.asyncio import ConnectionPool
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.redis.calls import Calls, Wire
-from statestore.redis.scripts import load_scripts
+from statestore.pool.scripts import load_scripts
 from statestore.redis.servers import Servers
+from statestore.redis.wire import Wire, WireCalls
 from tests.statestore.samples import SCHEDULING
 from tests.statestore.scripted_server import ScriptedServer, connections_to, scripted_server
 from tests.statestore.tls_front import Authority, tls_front
 
-Connect = Callable[..., Calls]
+Connect = Callable[..., WireCalls]
 SCRIPTS = load_scripts(SCHEDULING)
 PING = b"*1\r\n$4\r\nPING\r\n"
 
@@ -31,10 +31,10 @@ PING = b"*1\r\n$4\r\nPING\r\n"
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
     """Makes calls to a port of this machine, and closes them in the end."""
-    made: list[Calls] = []
+    made: list[WireCalls] = []
 
-    def calls(port: int, timeout_s: float = 60.0, **login: Any) -> Calls:
-        made.append(Calls(connections_to(port, login), SCRIPTS, timeout_s, lambda: 5))
+    def calls(port: int, timeout_s: float = 60.0, **login: Any) -> WireCalls:
+        made.append(WireCalls(connections_to(port, login), SCRIPTS, timeout_s, lambda: 5))
         return made[-1]
 
     yield calls
@@ -134,7 +134,7 @@ async def test_a_password_that_changed_is_refused_until_it_is_put_right(connect:
                     await asyncio.sleep(0.01)
 
 
-async def _or_away(calls: Calls) -> None:
+async def _or_away(calls: WireCalls) -> None:
     try:
         await calls.command("PING")
     except StoreUnavailableError:  # the connection was killed
@@ -246,20 +246,20 @@ async def test_an_error_reply_is_an_error_of_the_store(
 
 
 @pytest.fixture
-async def shared(server: ScriptedServer) -> AsyncIterator[Calls]:
-    made = Calls(server.connections({"password": "secret"}), {}, 2.0)
+async def shared(server: ScriptedServer) -> AsyncIterator[WireCalls]:
+    made = WireCalls(server.connections({"password": "secret"}), {}, 2.0)
     yield made
     await made.close()
 
 
-async def test_callers_that_come_while_it_connects_share_the_attempt(server: ScriptedServer, shared: Calls) -> None:
+async def test_callers_that_come_while_it_connects_share_the_attempt(server: ScriptedServer, shared: WireCalls) -> None:
     await asyncio.gather(*(shared.command("PING") for _ in range(10)))
 
     assert [command[0] for command in server.commands] == [b"AUTH", b"CLIENT"] + [b"PING"] * 10
 
 
 async def test_a_caller_that_gives_up_does_not_take_the_attempt_from_the_others(
-    server: ScriptedServer, shared: Calls
+    server: ScriptedServer, shared: WireCalls
 ) -> None:
     leaver, stayer = (asyncio.ensure_future(shared.command("PING")) for _ in range(2))
     await asyncio.sleep(0)
@@ -269,7 +269,7 @@ async def test_a_caller_that_gives_up_does_not_take_the_attempt_from_the_others(
     assert await asyncio.wait_for(stayer, 60) == b"OK"
 
 
-async def test_once_closed_it_stays_closed(server: ScriptedServer, shared: Calls) -> None:
+async def test_once_closed_it_stays_closed(server: ScriptedServer, shared: WireCalls) -> None:
     await shared.command("PING")
     await shared.close()
 
@@ -282,9 +282,9 @@ async def test_once_closed_it_stays_closed(server: ScriptedServer, shared: Calls
 async def test_at_the_limit_a_transaction_leaves_whole_or_not_at_all(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch, waiting: int
 ) -> None:
-    calls = Calls(connections_to(int(valkey_url.rpartition(":")[2].partition("/")[0])), {}, 2.0)
+    calls = WireCalls(connections_to(int(valkey_url.rpartition(":")[2].partition("/")[0])), {}, 2.0)
     await calls.command("PING")
-    monkeypatch.setattr("statestore.redis.calls.MAX_IN_FLIGHT", 3)
+    monkeypatch.setattr("statestore.redis.wire.MAX_IN_FLIGHT", 3)
 
     others = [calls.command("PING") for _ in range(waiting)]
     together = await asyncio.gather(calls.together([("SET", "k", "v"), ("GET", "k")]), return_exceptions=True)
@@ -299,7 +299,7 @@ async def test_at_the_limit_a_transaction_leaves_whole_or_not_at_all(
 
 
 async def test_a_call_that_waits_at_the_server_may_have_a_timeout_of_its_own(server: ScriptedServer) -> None:
-    calls = Calls(server.connections(), {}, 0.1)
+    calls = WireCalls(server.connections(), {}, 0.1)
     await calls.command("PING")
     server.answer = lambda command: None
     waiting = asyncio.ensure_future(calls.command("BZPOPMIN", "key", 1, timeout_s=30))
@@ -312,7 +312,7 @@ async def test_a_call_that_waits_at_the_server_may_have_a_timeout_of_its_own(ser
 
 
 async def test_one_who_hangs_up_loses_what_is_in_flight_and_connects_again(
-    server: ScriptedServer, shared: Calls
+    server: ScriptedServer, shared: WireCalls
 ) -> None:
     await shared.command("PING")
     answer, server.answer = server.answer, lambda command: None

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from scheduling.instance import InstanceSpec
 from scheduling.request import Request, RequestState
-from statestore.base import Membership, PoolStore, Release
+from statestore.answers import Membership, Release
+from statestore.pool import PoolStore
 
 
 @dataclass(frozen=True, slots=True)

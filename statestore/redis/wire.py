@@ -1,4 +1,4 @@
-"""Scripts, commands and transactions of a pool on its server."""
+"""Commands and transactions over a connection to a Redis server, in batches."""
 
 from __future__ import annotations
 
@@ -12,15 +12,10 @@ import hiredis
 from redis.asyncio import ConnectionPool
 
 from statestore.errors import StoreError, StoreUnavailableError
-from statestore.redis.replies import MovedElsewhereError, ScriptMissingError, reply_error
-from statestore.redis.scripts import Script
-
-Argument = bytes | str | int | float
-Command = Sequence[Argument]
-
-TestClock = Callable[[], int]
-"""Milliseconds; replaces the server's clock, so that tests can drive two stores in lockstep."""
-
+from statestore.pool.calls import Argument, Calls, Command, OwnClock
+from statestore.pool.replies import MovedElsewhereError, reply_error
+from statestore.pool.scripts import Script
+from statestore.redis.subscriber import Subscriber
 
 MAX_IN_FLIGHT = 16_384
 """Unanswered commands at which no more are sent; a server so far behind counts as unavailable."""
@@ -168,45 +163,36 @@ class Wire(asyncio.Protocol):
         self._sweep_later()
 
 
-class Calls:
-    """How a pool talks to its server: over one ``Wire`` at a time, made when needed, made again when lost, where a
-    batch costs the kernel and both sides one wake-up. One caller's attempt to connect serves all.
-
-    Every call raises:
-        StoreUnavailableError: no connection, connection lost, or no answer in time.
-        StoreError: the server refused it; see ``statestore.redis.replies``.
-    """
+class WireCalls(Calls):
+    """Over one ``Wire`` at a time, made when needed, made again when lost, where a batch costs the kernel and both
+    sides one wake-up. One caller's attempt to connect serves all."""
 
     def __init__(
         self,
         connections: ConnectionPool,
         scripts: Mapping[str, Script],
         timeout_s: float,
-        test_clock: TestClock | None = None,
+        own_clock: OwnClock | None = None,
     ) -> None:
         """``timeout_s`` is that of one call, once there is a connection."""
+        super().__init__(scripts, own_clock)
         self.connections = connections
-        self._scripts = scripts
         self._timeout_s = timeout_s
-        self._test_clock = test_clock
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
+        self._subscriber = Subscriber(connections)
         self._closed = False
 
     def another(self) -> Calls:
-        """The same over another connection."""
-        return Calls(self.connections, self._scripts, self._timeout_s, self._test_clock)
+        return WireCalls(self.connections, self._scripts, self._timeout_s, self._own_clock)
 
     def command(self, *arguments: Argument, timeout_s: float | None = None) -> Awaitable[Any]:
-        """Send a command; the awaitable gives the reply as the server sent it. ``timeout_s`` is for one that waits at
-        the server: it needs ``Calls`` of its own, as those behind it wait too."""
         wire, command = self._wire, pack(arguments)
         if wire is None or not wire.takes_commands:
             return self._send_when_ready(command, timeout_s)
         return wire.send(command, timeout_s)
 
     async def together(self, commands: Sequence[Command]) -> list[Any]:
-        """Run commands as one transaction: nothing comes between them."""
         wire = await self._ready()
         # In one piece: on a shared connection no other command may slip in, and no part may be left out.
         futures = [wire.send(pack(tuple(command))) for command in (("MULTI",), *commands, ("EXEC",))]
@@ -216,25 +202,6 @@ class Calls:
             if isinstance(reply, BaseException):
                 raise reply
         return results
-
-    async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
-        """Run a script by its hash, or with its source where the server does not know it. ``base`` is what the keys of
-        its pool begin with; ARGV[1] is put in front."""
-        script = self._scripts[name]
-        clock = "" if self._test_clock is None else self._test_clock()
-        try:
-            return await self.command("EVALSHA", script.sha, 1, base, clock, *arguments)
-        except ScriptMissingError:
-            await self.command("SCRIPT", "LOAD", script.source)  # so that it is never evicted
-            # Scripts may be flushed again before the next call; the source works in any case.
-            return await self.command("EVAL", script.source, 1, base, clock, *arguments)
-
-    async def now_ms(self) -> int:
-        """The store's time."""
-        if self._test_clock is not None:
-            return self._test_clock()
-        seconds, microseconds = await self.command("TIME")
-        return int(seconds) * 1000 + int(microseconds) // 1000
 
     async def _send_when_ready(self, command: bytes, timeout_s: float | None) -> Any:
         wire = await self._ready()
@@ -262,14 +229,16 @@ class Calls:
         finally:
             self._connecting = None
 
+    def listen(self, channel: bytes, deliver: Callable[[bytes], None]) -> None:
+        self._subscriber.listen(channel, deliver)
+
     def hang_up(self) -> None:
-        """Drop the connection; calls in flight fail, and the next one connects again."""
         if self._wire is not None:
             self._wire.abort()
 
     async def close(self) -> None:
-        """Close the connection for good; calls in flight fail."""
         self._closed = True
+        await self._subscriber.close()
         if self._connecting is not None:
             self._connecting.cancel()
             with contextlib.suppress(asyncio.CancelledError, StoreError):

@@ -1,16 +1,33 @@
-"""Recovery: what the store lost is entered again, what it still has but is over is finished; on every backend."""
+"""Recovery: what the store lost is entered again, what it still has but is over is finished."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from router.recovery import Recovered, lost_members, recover_requests, restore_members
 from scheduling.request import Request, RequestState
-from statestore.base import Membership, PoolStore
-from statestore.recovery import Recovered, lost_members, recover_requests, restore_members
-from tests.statestore.samples import assert_sums_hold, finish, instance, lead, place, record
+from statestore.answers import Membership
+from statestore.memory import MemoryStore
+from statestore.pool import PoolStore
+from statestore.redis import RedisStore
+from statestore.settings import StoreSettings
+from tests.statestore.samples import SCHEDULING, HandClock, assert_sums_hold, finish, instance, lead, place, record
+
+
+@pytest.fixture(params=["memory", "valkey"])
+async def pool(request: pytest.FixtureRequest) -> AsyncIterator[PoolStore]:
+    """An empty one on a hand clock."""
+    if request.param == "memory":
+        yield MemoryStore(SCHEDULING, now_ms=HandClock()).pool("default")
+        return
+    settings = StoreSettings(url=request.getfixturevalue("valkey_url"))
+    store = RedisStore(settings, scheduling=SCHEDULING, own_clock=HandClock())
+    yield store.pool("default")
+    await store.close()
 
 
 async def recover(pool: PoolStore, *live: Request) -> Recovered:

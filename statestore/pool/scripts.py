@@ -21,10 +21,13 @@ from scheduling.queue_order import CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
 from scheduling.settings import SchedulingSettings
 from statestore.keys import KEY_NAMES
 from statestore.leases import FIRST_LEASE_MS
-from statestore.memory.prefix_index import LEAST_LOADED
-from statestore.memory.state import SAMPLE_LOG
+from statestore.pool.codec import CONFIRMED_STAMP
 from statestore.records import LUA
-from statestore.redis.codec import CONFIRMED_STAMP
+
+LEAST_LOADED = 2
+"""Least loaded instances that a placement weighs beyond its candidates."""
+SAMPLE_LOG = 4096
+"""Entries of the sample log: some seconds of first tokens, until a new leader reads them."""
 
 _DEFINED = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")

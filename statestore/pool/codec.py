@@ -1,8 +1,8 @@
-"""What goes into Redis and what comes back, as the contract's types."""
+"""What goes into the store and what comes back, as typed values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,9 +14,9 @@ from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from scheduling.learning import Finished, FirstToken, Sample
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
-from statestore.base import NOTHING_DONE, Transition
-from statestore.leases import RETIRED, ReplicaInfo
-from statestore.records import INSTANCE, InstanceRecord, load_from
+from statestore.answers import Transition
+from statestore.leases import ReplicaInfo
+from statestore.records import INSTANCE, InstanceRecord, described, load_from
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -47,7 +47,7 @@ def specs_from(texts: Mapping[bytes, bytes]) -> dict[str, InstanceSpec]:
 
 def new_record(spec: InstanceSpec) -> bytes:
     """The record of an instance without requests and blocks."""
-    return INSTANCE.pack(astuple(InstanceRecord.of(spec)))
+    return INSTANCE.pack(astuple(InstanceRecord(**described(spec), tokens_per_s=spec.prefill_tokens_per_s)))
 
 
 class LoadReader:
@@ -63,7 +63,7 @@ class LoadReader:
         seen_tokens, window = self._assigned.get(instance_id, (assigned_tokens, LoadWindow()))
         window = window.add(now_ms, max(0, assigned_tokens - seen_tokens))
         self._assigned[instance_id] = (assigned_tokens, window)
-        return kept.load(instance_id, now_ms, hit_blocks, kept.cached_blocks, window.tokens)
+        return kept.load(instance_id, now_ms, hit_blocks, window.tokens)
 
     def forget(self, instance_id: str) -> None:
         self._assigned.pop(instance_id, None)
@@ -83,7 +83,7 @@ def queue_head_from(told: Sequence[Any] | None) -> QueueHead | None:
 
 def transition_from(reply: Any) -> Transition:
     """From what a script replies that ends a state of a request."""
-    return NOTHING_DONE if reply == 0 else Transition(True, queue_head_from(reply))
+    return Transition(False) if reply == 0 else Transition(True, queue_head_from(reply))
 
 
 def grant_from(text: bytes) -> Grant:
@@ -135,10 +135,6 @@ def lease_of(replica_id: str, text: bytes | None) -> ReplicaInfo | None:
 def replicas_from(pairs: Mapping[bytes, bytes]) -> tuple[ReplicaInfo, ...]:
     """Every replica, retired ones included, by id."""
     return tuple(ReplicaInfo(name.decode(), **orjson.loads(text)) for name, text in sorted(pairs.items()))
-
-
-def not_retired(replicas: Iterable[ReplicaInfo]) -> tuple[ReplicaInfo, ...]:
-    return tuple(replica for replica in replicas if replica.expires_ms != RETIRED)
 
 
 def pairs_from(flat: Sequence[bytes]) -> dict[bytes, bytes]:

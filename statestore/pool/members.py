@@ -1,80 +1,68 @@
-"""One pool on Redis: members, the life of a request, replicas."""
+"""The members of a pool: how they are described, added, changed and removed; and settings of the running fleet."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from scheduling.chain import Chain
-from scheduling.granting import CommitReply, Grant
 from scheduling.instance import InstanceSpec, InstanceState, Role
-from scheduling.placement import Observation
-from scheduling.queue_order import QueueOrder, QueuePlan
-from scheduling.request import Request
+from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings, with_overrides
-from statestore import base
-from statestore.base import Membership, SettingsChange
+from statestore.answers import Membership, SettingsChange
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvViewStatus
-from statestore.leases import ReplicaInfo
-from statestore.memory.members import EMPTY_CACHE, SETTINGS_HISTORY
-from statestore.records import InstanceRecord, described, pack_chain
-from statestore.redis import codec
-from statestore.redis.calls import Argument, Calls, Command
-from statestore.redis.changes import Change
-from statestore.redis.kv_events import READ_SO_FAR, KvEventCalls
-from statestore.redis.leader import LeaderCalls
-from statestore.redis.placing import placements_of
-from statestore.redis.subscriber import GrantSubscriber
+from statestore.pool import codec
+from statestore.pool.calls import Calls, Command
+from statestore.pool.changes import Change
+from statestore.pool.kv_events import READ_SO_FAR
+from statestore.pool.publications import Publications
+from statestore.pool.views import Views
+from statestore.records import InstanceRecord, described
+
+EMPTY_CACHE = frozenset({InstanceState.DOWN, InstanceState.STARTING})
+"""States at whose beginning an instance is believed to hold no KV blocks."""
+SETTINGS_HISTORY = 1000
+"""Changes of settings that are kept."""
 
 
-class RedisPool(KvEventCalls, LeaderCalls):
-    """``PoolStore`` on Redis. Every transition of a request is one script."""
+class Members(Views, Publications):
+    """A share of ``PoolStore``."""
 
-    degraded = False
-
-    def __init__(
-        self,
-        name: str,
-        keys: PoolKeys,
-        calls: Calls,
-        scheduling: SchedulingSettings,
-        subscriber: GrantSubscriber,
-    ) -> None:
-        super().__init__(keys, calls, QueueOrder.of(scheduling))
-        self.name = name
+    def __init__(self, keys: PoolKeys, calls: Calls, scheduling: SchedulingSettings) -> None:
+        super().__init__(keys, calls)
         self._configured = scheduling
         self._overrides: Mapping[str, Any] = {}
-        self._subscriber = subscriber
-        self._placements = placements_of(keys.base, calls, scheduling.max_key_blocks)
-        self.place = self._placements.ask
+        self.order = QueueOrder.of(scheduling)
 
-    def recover_from(self, live: Callable[[int], Sequence[Request]], rates: Callable[[], Mapping[str, float]]) -> None:
-        """Not used here; ``statestore.failover`` uses it."""
-
-    async def close(self) -> None:
-        """Stop listening and waiting."""
-        await asyncio.gather(self._subscriber.close(), self._waiting.close())
-
-    # members ---------------------------------------------------------------------------------------------
     async def membership(self) -> Membership:
+        """The whole rarely-changing part; read when a reply shows another epoch or tree version, and at intervals."""
         found = await super().membership()
         if found.overrides != self._overrides:
             self._overrides = found.overrides
             scheduling = with_overrides(self._configured, found.overrides)
-            self._order = QueueOrder.of(scheduling)
+            self.order = QueueOrder.of(scheduling)
         return found
 
     async def put_instance(self, spec: InstanceSpec) -> None:
+        """Add an instance, or update the description of a known one (its load, queue and state stay)."""
         await self._describe(
             spec.instance_id, lambda known: spec if known is None else replace(spec, state=known.state)
         )
 
+    async def enter_all(self, specs: Iterable[InstanceSpec]) -> None:
+        """Add instances to a pool that no other process knows."""
+        commands, entered = [], {}
+        for spec in specs:
+            commands += self._commands_of(None, spec)
+            entered[spec.instance_id] = described(spec)
+        await self._make(Change(commands, instances=entered, counted=True))
+
     async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
+        """Change the named fields of an instance's description, any of ``InstanceSpec``'s but its id and state. False
+        if the instance is unknown."""
         return await self._describe(instance_id, lambda known: known and replace(known, **changes), fence=fence)
 
     async def set_instance_state(
@@ -86,6 +74,12 @@ class RedisPool(KvEventCalls, LeaderCalls):
         fence: int | None = None,
         keeps_cache: bool = False,
     ) -> bool:
+        """Change the state; False if unknown or not in the ``expected`` state.
+
+        Going DOWN or STARTING forgets the instance's KV metadata: a restarted engine has an empty cache, and an engine
+        on standby is not monitored. With ``keeps_cache`` it is not forgotten: nothing shows that the engine ended.
+        """
+
         def changed(known: InstanceSpec | None) -> InstanceSpec | None:
             return replace(known, state=state) if known is not None and expected in (None, known.state) else None
 
@@ -144,6 +138,7 @@ class RedisPool(KvEventCalls, LeaderCalls):
         return [("UNLINK", keys.kv(instance_id), keys.kv_names(instance_id)), *(ended if claimed else ())]
 
     async def remove_instance(self, instance_id: str) -> bool:
+        """Forget an instance; False if it still has queued or running requests, or is unknown."""
         keys = self._keys
 
         async def remove() -> tuple[bool, Change]:
@@ -164,6 +159,8 @@ class RedisPool(KvEventCalls, LeaderCalls):
         return removed
 
     async def change_settings(self, changes: Mapping[str, Any], *, by: str) -> None:
+        """Change scheduling settings for every replica and worker; None for a name reverts its change. The epoch grows,
+        and each replica applies the change after its next reply."""
         known = (await self.membership()).overrides
         with_overrides(
             self._configured, {name: given for name, given in {**known, **changes}.items() if given is not None}
@@ -178,61 +175,5 @@ class RedisPool(KvEventCalls, LeaderCalls):
         await self._calls.together(commands)
 
     async def settings_history(self, limit: int) -> Sequence[SettingsChange]:
+        """The last changes, the latest first."""
         return await self._last_logged(self._keys.settings_history, SettingsChange, limit)
-
-    # the life of a request -------------------------------------------------------------------------------
-    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
-        reply = await self._run("observe_instances", pack_chain(chain.hashes), *instance_ids)
-        epoch, tree_version, sequence, now_ms, *seen = reply
-        found = [each for each in zip(instance_ids, seen[::2], seen[1::2], strict=True) if each[1] is not None]
-        loads = {name: self._reader.load(name, record, now_ms, hit) for name, record, hit in found}
-        return Observation(int(epoch), int(tree_version), sequence, loads)
-
-    async def commit(self, plan: QueuePlan, *, replica_id: str = "") -> CommitReply:
-        steps: list[Argument] = []
-        for step in plan.steps:
-            steps += [step.request_id, "" if step.deferred_to_ms is None else step.deferred_to_ms]
-        about = (plan.instance_id, plan.version, replica_id, plan.passed_over_tokens)
-        reply = await self._run("commit_plan", *about, *steps)
-        queue, granted = (reply[0], reply[1:]) if reply else (None, ())
-        return CommitReply(tuple(map(codec.grant_from, granted)), codec.queue_head_from(queue))
-
-    def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
-        self._subscriber.listen(replica_id, deliver)
-
-    # replicas --------------------------------------------------------------------------------------------
-    async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
-        key = self._keys.replicas
-
-        async def renew() -> tuple[bool, Change]:
-            text, now_ms = await self._calls.command("HGET", key, replica_id), await self._calls.now_ms()
-            known = codec.lease_of(replica_id, text)
-            lease = codec.text_of(ReplicaInfo(replica_id, now_ms + lease_ms, lease_ms, info))
-            renewed: Command = ("HSET", key, replica_id, lease)
-            is_known = known is not None and known.beaten and known.is_alive(now_ms)
-            return is_known, Change((renewed,), ((key, replica_id, text),))
-
-        return await self._derive(renew)
-
-    async def retire(self, replica_id: str) -> None:
-        """The entry stays, expired, until a reaper has finished the replica's requests and removes it."""
-        key, lease = self._keys.replicas, codec.text_of(ReplicaInfo.retired(replica_id))
-
-        async def end() -> tuple[None, Change]:
-            text = await self._calls.command("HGET", key, replica_id)
-            ended: Command = ("HSET", key, replica_id, lease)
-            return None, Change((ended,) if text else (), ((key, replica_id, text),))
-
-        await self._derive(end)
-
-    # stored responses ------------------------------------------------------------------------------------
-    async def keep_response(self, response_id: str, tokens: int) -> None:
-        new, old = self._keys.responses_new, self._keys.responses_old
-        _, kept = await self._calls.together((("HSET", new, response_id, tokens), ("HLEN", new)))
-        if kept >= base.STORED_RESPONSES:
-            await self._calls.together((("RENAME", new, old),))
-
-    async def response_tokens(self, response_id: str) -> int:
-        keys = (self._keys.responses_new, self._keys.responses_old)
-        kept = await self._calls.together([("HGET", key, response_id) for key in keys])
-        return next((int(tokens) for tokens in kept if tokens is not None), 0)

@@ -1,0 +1,120 @@
+"""What calls of a pool are given and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceLoad, InstanceSpec
+from scheduling.learned import Learned
+from scheduling.queue_order import QueueHead
+from scheduling.request import Request
+from scheduling.values import value
+from statestore.leases import Lease, ReplicaInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The part of the state that replicas keep a copy of."""
+
+    epoch: int
+    tree_version: int
+    instances: Mapping[str, InstanceSpec]
+    tree: HotnessTree
+    learned: Learned
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Scheduling settings that were changed in the running fleet, by dotted name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChange:
+    """One change of scheduling settings in the running fleet."""
+
+    at_ms: int
+    by: str
+    changes: Mapping[str, Any]
+    """By dotted name; None: back to the configured value."""
+
+
+@value
+class Release:
+    """What a request needs no more. Its first token came: it has no pending tokens any more, and the prefill clock is
+    stamped. Or it is over, and nothing is left of it."""
+
+    request_id: str
+    instance_id: str = ""
+    """Where its first token came; empty: it is over."""
+    replica_id: str = ""
+    """Another replica's request of this id is left alone: one that gave up before it heard DUPLICATE has nothing to
+    release. Empty: any."""
+    attempt: int | None = None
+    """A newer attempt is left alone; None: any."""
+    note: str = ""
+    """JSON that is logged for the leader, see ``scheduling.learning``; empty: nothing is."""
+
+
+@value
+class Transition:
+    """What a transition did, and the queue of its instance where that has room now. Of releases that share a call, the
+    last one of an instance is told its queue."""
+
+    done: bool
+    queue: QueueHead | None = None
+
+
+class MigrateStatus(StrEnum):
+    MIGRATED = "migrated"
+    NOT_HELD = "not_held"
+    """Granted, finished or moved meanwhile: nothing changed."""
+    NOT_READY = "not_ready"
+    """The target is not ready, or does not take requests (role ``decode``): nothing changed."""
+    QUEUE_FULL = "queue_full"
+
+
+@value
+class Migration:
+    """What became of a move, and the target's queue where that has room."""
+
+    status: MigrateStatus
+    queue: QueueHead | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One routed request as the hotness keeper reads it."""
+
+    entry_id: str
+    """Position in the pool's arrival log; pass the last one seen to read on."""
+    at_ms: int
+    head: tuple[int, ...]
+    """The first hashes of its chain (the store keeps a bounded number)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOverview:
+    """A pool's loads, replicas and leader, without its requests: its cost grows with the number of instances alone."""
+
+    now_ms: int
+    loads: Mapping[str, InstanceLoad]
+    """Of every member, by id in id order, without hits."""
+    replicas: tuple[ReplicaInfo, ...]
+    leader: Lease | None
+    migrations: Mapping[str, int]
+    """Migrated requests by reason, since the pool began."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshot(PoolOverview):
+    """Everything about a pool, for people and metrics. Not a hot-path call."""
+
+    epoch: int
+    tree_version: int
+    instances: Mapping[str, InstanceSpec]
+    requests: tuple[Request, ...]
+    """Those first reserved first; in a large pool not all of one moment."""
+
+    def requests_of(self, replica_id: str) -> Sequence[Request]:
+        return [request for request in self.requests if request.replica_id == replica_id]

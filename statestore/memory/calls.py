@@ -1,0 +1,57 @@
+"""How a pool talks to a server within this process: nothing waits but the one call that asks to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from statestore.memory.server import MemoryServer
+from statestore.pool.calls import Argument, Calls, Command
+from statestore.pool.scripts import Script
+
+
+class MemoryCalls(Calls):
+    """Commands have their replies when they return, but BZPOPMIN."""
+
+    def __init__(self, server: MemoryServer, scripts: Mapping[str, Script], now_ms: Callable[[], int]) -> None:
+        super().__init__(scripts, now_ms)
+        self._server = server
+
+    def another(self) -> Calls:
+        return self
+
+    async def command(self, *arguments: Argument, timeout_s: float | None = None) -> Any:
+        if arguments[0] == "BZPOPMIN":
+            return await self._pop_when_there(_words(arguments)[1], float(arguments[2]))
+        reply = self._server.run(*_words(arguments))
+        self._server.deliver()
+        return reply
+
+    async def together(self, commands: Sequence[Command]) -> list[Any]:
+        replies = [self._server.run(*_words(command)) for command in commands]
+        self._server.deliver()
+        return replies
+
+    async def _pop_when_there(self, key: bytes, timeout_s: float) -> list[bytes] | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (popped := self._server.do_zpopmin(key)):
+                    await self._server.added(key)
+        except TimeoutError:
+            return None
+        return [key, *popped]
+
+    def listen(self, channel: bytes, deliver: Callable[[bytes], None]) -> None:
+        self._server.listen(channel, deliver)
+
+    def hang_up(self) -> None:
+        """Nothing is under way."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def _words(command: Command) -> Sequence[bytes]:
+    """As redis-py sends them."""
+    return [each if type(each) is bytes else str(each).encode() for each in command]

@@ -1,0 +1,87 @@
+"""Scripts as a Redis server runs them, with the Lua of Redis: version 5.1, ``redis.call`` and ``cjson.decode``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import orjson
+from lupa import lua51  # type: ignore[import-untyped]
+
+from statestore.pool.replies import ScriptMissingError, reply_error
+
+_REDIS = b"""
+local call, decode = ...
+redis = { call = call, error_reply = function(message) return { err = message } end }
+cjson = { decode = decode }
+"""
+
+_NUMBERS = (int, float)
+
+
+class LuaScripts:
+    """Scripts by their hash, in one interpreter."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        """``call`` runs a command."""
+        self._lua = lua51.LuaRuntime(encoding=None, register_eval=False, register_builtins=False)
+        self._scripts: dict[bytes, Callable[[Any, Any], Any]] = {}
+        table = self._lua.table_from
+
+        def call_from_lua(*words: Any) -> Any:
+            reply = call(*words)
+            if reply is None:
+                return False
+            return table([False if each is None else each for each in reply]) if isinstance(reply, list) else reply
+
+        self._lua.execute(_REDIS, call_from_lua, lambda text: self._given(orjson.loads(text)))
+
+    def load(self, source: bytes) -> bytes:
+        """The hash of the script."""
+        sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+        if sha not in self._scripts:
+            self._scripts[sha] = self._lua.execute(b"return function(KEYS, ARGV) " + source + b"\nend")
+        return sha
+
+    def run(self, sha: bytes, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Any:
+        """The reply.
+
+        Raises:
+            ScriptMissingError: the script was not loaded.
+            StoreError: the script replied an error.
+        """
+        script, table = self._scripts.get(sha), self._lua.table_from
+        if script is None:
+            raise ScriptMissingError(f"no script {sha.decode()}")
+        return self._reply(script(table(keys), table(arguments)))
+
+    def _given(self, value: Any) -> Any:
+        """For Lua, whose strings are bytes."""
+        kind = type(value)
+        if kind is str:
+            return value.encode()
+        if kind is dict:
+            names, values = map(str.encode, value), self._given_each(value.values())
+            return self._lua.table_from(dict(zip(names, values, strict=True)))
+        return self._lua.table_from(self._given_each(value)) if kind is list else value
+
+    def _given_each(self, values: Iterable[Any]) -> list[Any]:
+        return [each if type(each) in _NUMBERS else self._given(each) for each in values]
+
+    def _reply(self, value: Any) -> Any:
+        """From Lua, as Redis converts it: numbers are cut, a table ends at its first nil."""
+        if value is False:
+            return None
+        if isinstance(value, float) or value is True:
+            return int(value)
+        if lua51.lua_type(value) != "table":
+            return value
+        if (error := value[b"err"]) is not None:
+            raise reply_error(error.decode())
+        found = []
+        for place in range(1, len(value) + 1):
+            if (each := value[place]) is None:
+                break
+            found.append(self._reply(each))
+        return found

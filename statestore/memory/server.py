@@ -1,0 +1,231 @@
+"""A Redis server within this process: the commands that pools use, each with the meaning that Redis gives it.
+
+Product code, not a test double: ``memory://``, a replica whose store is away and the simulator keep their books with
+the scripts of production. What is kept are bytes, as at a server; there is no expiry, and no error but a missing key's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from statestore.errors import StoreError
+from statestore.memory.lua import LuaScripts
+from statestore.memory.sorted_set import SortedSet, flat, number
+
+Word = bytes | int | float
+"""Of a command: from a script numbers as well."""
+
+_NOTHING: Mapping[bytes, bytes] = {}
+_EMPTY = SortedSet()
+
+
+class MemoryServer:
+    """Keys by name. Each method ``do_…`` is a command."""
+
+    def __init__(self) -> None:
+        self.contents: dict[bytes, Any] = {}
+        """By key. One that is empty counts as missing."""
+        self._lua = LuaScripts(self.run)
+        self._listeners: dict[bytes, list[Callable[[bytes], None]]] = {}
+        self._published: deque[tuple[Callable[[bytes], None], bytes]] = deque()
+        self._awaited: dict[bytes, asyncio.Event] = {}
+        names = [name.removeprefix("do_") for name in dir(self) if name.startswith("do_")]
+        self._commands = {name.upper().encode(): getattr(self, f"do_{name}") for name in names}
+
+    def run(self, name: bytes, *words: Word) -> Any:
+        """The reply: bytes, an integer, None or a list of these.
+
+        Raises:
+            KeyError: no pool uses such a command.
+        """
+        return self._commands[name](*words)
+
+    def listen(self, channel: bytes, deliver: Callable[[bytes], None]) -> None:
+        self._listeners.setdefault(channel, []).append(deliver)
+
+    def deliver(self) -> None:
+        """Hand on what was published."""
+        while self._published:
+            deliver, message = self._published.popleft()
+            deliver(message)
+
+    async def added(self, key: bytes) -> None:
+        """Wait until something is added to a sorted set."""
+        await self._awaited.setdefault(key, asyncio.Event()).wait()
+
+    # scripts ---------------------------------------------------------------------------------------------
+    def do_script(self, _load: bytes, source: bytes) -> bytes:
+        return self._lua.load(source)
+
+    def do_eval(self, source: bytes, keys: Word, *words: bytes) -> Any:
+        return self.do_evalsha(self._lua.load(source), keys, *words)
+
+    def do_evalsha(self, sha: bytes, keys: Word, *words: bytes) -> Any:
+        return self._lua.run(sha, words[: int(keys)], words[int(keys) :])
+
+    # keys ------------------------------------------------------------------------------------------------
+    def do_exists(self, *keys: bytes) -> int:
+        return sum(map(bool, map(self.contents.get, keys)))
+
+    def do_del(self, *keys: bytes) -> int:
+        return sum(bool(self.contents.pop(key, None)) for key in keys)
+
+    do_unlink = do_del
+
+    def do_rename(self, key: bytes, new: bytes) -> bytes:
+        if key not in self.contents:
+            raise StoreError(f"no such key: {key!r}")
+        self.contents[new] = self.contents.pop(key)
+        return b"OK"
+
+    def do_publish(self, channel: bytes, message: bytes) -> int:
+        listeners = self._listeners.get(channel, ())
+        self._published.extend((deliver, message) for deliver in listeners)
+        return len(listeners)
+
+    # hashes ----------------------------------------------------------------------------------------------
+    def _hash(self, key: bytes) -> Mapping[bytes, bytes]:
+        found: Mapping[bytes, bytes] = self.contents.get(key, _NOTHING)
+        return found
+
+    def do_hget(self, key: bytes, name: bytes) -> bytes | None:
+        return self._hash(key).get(name)
+
+    def do_hmget(self, key: bytes, *names: bytes) -> list[bytes | None]:
+        return list(map(self._hash(key).get, names))
+
+    def do_hgetall(self, key: bytes) -> list[bytes]:
+        return [word for pair in self._hash(key).items() for word in pair]
+
+    def do_hkeys(self, key: bytes) -> list[bytes]:
+        return [*self._hash(key)]
+
+    def do_hlen(self, key: bytes) -> int:
+        return len(self._hash(key))
+
+    def do_hset(self, key: bytes, *pairs: Word) -> int:
+        kept = self.contents.setdefault(key, {})
+        before = len(kept)
+        kept.update(zip(pairs[::2], map(_text, pairs[1::2]), strict=True))
+        return len(kept) - before
+
+    def do_hdel(self, key: bytes, *names: bytes) -> int:
+        kept = self.contents.get(key, {})
+        return sum(kept.pop(name, None) is not None for name in names)
+
+    def do_hincrby(self, key: bytes, name: bytes, growth: Word) -> int:
+        grown = int(self.do_hget(key, name) or 0) + int(growth)
+        self.do_hset(key, name, grown)
+        return grown
+
+    # sorted sets -----------------------------------------------------------------------------------------
+    def _sorted(self, key: bytes) -> SortedSet:
+        found: SortedSet = self.contents.get(key, _EMPTY)
+        return found
+
+    def do_zadd(self, key: bytes, *words: Any) -> int:
+        option = words[0] if words[0] in (b"NX", b"GT") else b""
+        kept: SortedSet = self.contents.setdefault(key, SortedSet())
+        before = len(kept)
+        first = 1 if option else 0
+        for score, member in zip(words[first::2], words[first + 1 :: 2], strict=True):
+            new, former = float(score), kept.score(member)
+            if former is None or (option != b"NX" and (option != b"GT" or new > former)):
+                kept.put(member, new)
+        if key in self._awaited:
+            self._awaited.pop(key).set()
+        return len(kept) - before
+
+    def do_zrem(self, key: bytes, *members: bytes) -> int:
+        return sum(map(self._sorted(key).remove, members))
+
+    def do_zcard(self, key: bytes) -> int:
+        return len(self._sorted(key))
+
+    def do_zscore(self, key: bytes, member: bytes) -> bytes | None:
+        score = self._sorted(key).score(member)
+        return None if score is None else number(score)
+
+    def do_zmscore(self, key: bytes, *members: bytes) -> list[bytes | None]:
+        return [self.do_zscore(key, member) for member in members]
+
+    def do_zcount(self, key: bytes, _least: bytes, most: bytes) -> int:
+        """From the least one on."""
+        return self._up_to(key, most)
+
+    def _up_to(self, key: bytes, bound: bytes) -> int:
+        """Members up to a score, or below '(SCORE'."""
+        below = float(bound[1:]) if bound.startswith(b"(") else math.nextafter(float(bound), math.inf)
+        return self._sorted(key).below(below)
+
+    def do_zrange(self, key: bytes, first: Word, last: Word, *with_scores: bytes) -> list[bytes]:
+        entries = self._sorted(key).ranked(_slice(first, last))
+        return [*flat(entries)] if with_scores else [member for _, member in entries]
+
+    def do_zrevrange(self, key: bytes, first: Word, last: Word) -> list[bytes]:
+        ranks = slice(-1 - int(first), -2 - int(last), -1)
+        return [member for _, member in self._sorted(key).ranked(ranks)]
+
+    def do_zremrangebyrank(self, key: bytes, _first: Word, last: Word) -> int:
+        """From the first one on."""
+        return self._sorted(key).drop_first(int(last) + 1)
+
+    def do_zremrangebyscore(self, key: bytes, _least: bytes, most: bytes) -> int:
+        """From the least one on."""
+        return self._sorted(key).drop_first(self._up_to(key, most))
+
+    def do_zpopmin(self, key: bytes, count: Word = 1) -> list[bytes]:
+        kept = self._sorted(key)
+        popped = [*flat(kept.ranked(slice(int(count))))]
+        kept.drop_first(int(count))
+        return popped
+
+    # lists -----------------------------------------------------------------------------------------------
+    def do_lpush(self, key: bytes, entry: bytes) -> int:
+        self.contents.setdefault(key, []).insert(0, entry)
+        return len(self.contents[key])
+
+    def do_rpush(self, key: bytes, entry: bytes) -> int:
+        self.contents.setdefault(key, []).append(entry)
+        return len(self.contents[key])
+
+    def do_ltrim(self, key: bytes, first: Word, last: Word) -> bytes:
+        self.contents[key] = self.do_lrange(key, first, last)
+        return b"OK"
+
+    def do_lrange(self, key: bytes, first: Word, last: Word) -> list[bytes]:
+        kept: Sequence[bytes] = self.contents.get(key, ())
+        return [*kept[_slice(first, last)]]
+
+    # streams ---------------------------------------------------------------------------------------------
+    def do_xadd(self, key: bytes, _maxlen: bytes, _about: bytes, most: Word, _id: bytes, *flat: Word) -> bytes:
+        """Entries are numbered, from 1."""
+        log = self.contents.setdefault(key, deque(maxlen=int(most)))
+        name = b"%d-0" % (_entry_number(log[-1][0]) + 1 if log else 1)
+        log.append((name, [*map(_text, flat)]))
+        return name
+
+    def do_xrange(self, key: bytes, after: bytes, _end: bytes, _count: bytes, limit: Word) -> list[Any]:
+        log = self.contents.get(key)
+        if not log:
+            return []
+        skip = max(0, _entry_number(after[1:]) + 1 - _entry_number(log[0][0]))
+        return [*islice(log, skip, skip + int(limit))]
+
+
+def _entry_number(entry_id: bytes) -> int:
+    return int(entry_id.partition(b"-")[0])
+
+
+def _slice(first: Word, last: Word) -> slice:
+    """Python's of a range of Redis, whose last one is in it."""
+    return slice(int(first), None if int(last) == -1 else int(last) + 1)
+
+
+def _text(word: Word) -> bytes:
+    return word if isinstance(word, bytes) else number(word)

@@ -1,0 +1,69 @@
+"""A sorted set of Redis: members by score, those of one score in their own order."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+
+_WHOLE_BELOW = 1e17
+"""Whole numbers from here on are written with an exponent."""
+
+
+class SortedSet:
+    """Members and scores, kept sorted."""
+
+    __slots__ = ("_order", "_scores")
+
+    def __init__(self) -> None:
+        self._scores: dict[bytes, float] = {}
+        self._order: list[tuple[float, bytes]] = []
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def score(self, member: bytes) -> float | None:
+        return self._scores.get(member)
+
+    def put(self, member: bytes, score: float) -> None:
+        self.remove(member)
+        self._scores[member] = score
+        entry, order = (score, member), self._order
+        if order and entry < order[-1]:
+            insort(order, entry)
+        else:  # as most blocks are, which are stamped ever higher
+            order.append(entry)
+
+    def remove(self, member: bytes) -> bool:
+        """Whether it was there."""
+        score = self._scores.pop(member, None)
+        if score is None:
+            return False
+        del self._order[bisect_left(self._order, (score, member))]
+        return True
+
+    def below(self, score: float) -> int:
+        """How many have a lower one."""
+        return bisect_left(self._order, (score, b""))
+
+    def ranked(self, ranks: slice) -> Sequence[tuple[float, bytes]]:
+        return self._order[ranks]
+
+    def drop_first(self, count: int) -> int:
+        """Remove those of the lowest scores; returns how many they were."""
+        dropped = self._order[:count]
+        del self._order[:count]
+        for _, member in dropped:
+            del self._scores[member]
+        return len(dropped)
+
+
+def flat(entries: Iterable[tuple[float, bytes]]) -> Iterator[bytes]:
+    """Each member and its score, as Redis replies them."""
+    for score, member in entries:
+        yield member
+        yield number(score)
+
+
+def number(each: float) -> bytes:
+    """A number as Redis writes it."""
+    return b"%d" % each if each % 1 == 0 and abs(each) < _WHOLE_BELOW else repr(float(each)).encode()

@@ -1,0 +1,56 @@
+"""A store of one process, without any server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from scheduling.settings import SchedulingSettings
+from statestore.answers import Membership
+from statestore.keys import PoolKeys
+from statestore.memory.at_once import AtOnce
+from statestore.memory.calls import MemoryCalls
+from statestore.memory.server import MemoryServer
+from statestore.pool.pool_store import PoolStore
+from statestore.pool.scripts import load_scripts
+
+
+def wall_clock_ms() -> int:
+    """What Redis ``TIME`` would reply on this machine."""
+    return time.time_ns() // 1_000_000
+
+
+class MemoryStore:
+    """Pools by name, gone with the process."""
+
+    def __init__(
+        self, scheduling: SchedulingSettings, *, now_ms: Callable[[], int] = wall_clock_ms, prefix: str = "dualmap"
+    ) -> None:
+        self._scheduling = scheduling
+        self._prefix = prefix
+        self.server = MemoryServer()
+        self._calls = MemoryCalls(self.server, load_scripts(scheduling), now_ms)
+        self._pools: dict[str, PoolStore] = {}
+
+    async def open(self) -> None:
+        """Nothing to connect to."""
+
+    async def close(self) -> None:
+        """Nothing to disconnect from."""
+
+    def pool(self, name: str) -> PoolStore:
+        if name not in self._pools:
+            self._pools[name] = PoolStore(name, PoolKeys(self._prefix, name), self._calls, self._scheduling)
+        return self._pools[name]
+
+    def pool_of(self, name: str, known: Membership, tokens_per_s: Mapping[str, float]) -> PoolStore:
+        """A pool with these members, at their versions, and with the prefill rates of some."""
+        made, meta = self.pool(name), PoolKeys(self._prefix, name).meta
+        pool = AtOnce(made)
+        pool.enter_all(known.instances.values())
+        lease = pool.acquire_lease("its only process", 60_000)
+        pool.publish_tree(known.tree, {}, fence=lease.fence)
+        pool.publish_learned(known.learned, tokens_per_s, fence=lease.fence)
+        # As a replica knows them, so that it keeps its view instead of asking for a newer one.
+        self.server.run(b"HSET", meta, b"epoch", known.epoch, b"tree_version", known.tree_version)
+        return made

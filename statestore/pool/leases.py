@@ -1,0 +1,80 @@
+"""Leases: of the leader, and of replicas."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from statestore.errors import LeaseLostError
+from statestore.leases import RETIRED, Leadership, Lease, ReplicaInfo
+from statestore.pool import codec
+from statestore.pool.calls import Command
+from statestore.pool.changes import Change, Changes
+from statestore.pool.codec import pairs_from
+
+
+class Leases(Changes):
+    """A share of ``PoolStore``."""
+
+    async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
+        """Become leader if no worker leads; renewing is ``renew_lease``. None if another worker leads."""
+        key = self._keys.leader
+
+        async def take() -> tuple[Lease | None, Change]:
+            known, now_ms = pairs_from(await self._calls.command("HGETALL", key)), await self._calls.now_ms()
+            taken = codec.record_from(Leadership(), known).taken(owner, lease_ms, now_ms)
+            if taken is None:
+                return None, Change()
+            fields = codec.fields_of(taken)
+            read = [(key, name, known.get(name.encode())) for name in fields]
+            return taken.lease(now_ms), Change([("HSET", key, *each) for each in fields.items()], read)
+
+        return await self._derive(take)
+
+    async def renew_lease(self, lease: Lease, lease_ms: int) -> Lease:
+        """Extend. Raises LeaseLostError if lost."""
+        expires_ms = await self._calls.now_ms() + lease_ms
+        times: Command = ("HSET", self._keys.leader, "expires_ms", expires_ms, "lease_ms", lease_ms)
+        await self._make(Change([times], fence=lease.fence))
+        return replace(lease, expires_ms=expires_ms)
+
+    async def release_lease(self, lease: Lease) -> None:
+        """Step down; harmless if already lost. The fence stays, so that the next one is higher."""
+        ended: Command = ("HDEL", self._keys.leader, "owner", "expires_ms", "lease_ms")
+        with contextlib.suppress(LeaseLostError):
+            await self._make(Change([ended], fence=lease.fence))
+
+    async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
+        """Renew the replica's lease; False if the store did not know it (first beat, expiry, empty store):
+        the replica then enters its live requests again."""
+        key = self._keys.replicas
+
+        async def renew() -> tuple[bool, Change]:
+            text, now_ms = await self._calls.command("HGET", key, replica_id), await self._calls.now_ms()
+            known = codec.lease_of(replica_id, text)
+            lease = codec.text_of(ReplicaInfo(replica_id, now_ms + lease_ms, lease_ms, info))
+            renewed: Command = ("HSET", key, replica_id, lease)
+            is_known = known is not None and known.beaten and known.is_alive(now_ms)
+            return is_known, Change((renewed,), ((key, replica_id, text),))
+
+        return await self._derive(renew)
+
+    async def retire(self, replica_id: str) -> None:
+        """End the replica's lease on a clean exit. The entry stays, expired, until a reaper has finished the replica's
+        requests and removes it."""
+        key, lease = self._keys.replicas, codec.text_of(ReplicaInfo.retired(replica_id))
+
+        async def end() -> tuple[None, Change]:
+            text = await self._calls.command("HGET", key, replica_id)
+            ended: Command = ("HSET", key, replica_id, lease)
+            return None, Change((ended,) if text else (), ((key, replica_id, text),))
+
+        await self._derive(end)
+
+    async def expired_replicas(self) -> Mapping[str, bool]:
+        """Replicas whose lease ran out; True for those that retired. A replica without a lease is given a first one
+        when a request of it is entered, so no request is without."""
+        now_ms = await self._calls.now_ms()
+        replicas = codec.replicas_from(pairs_from(await self._calls.command("HGETALL", self._keys.replicas)))
+        return {each.replica_id: each.expires_ms == RETIRED for each in replicas if not each.is_alive(now_ms)}

@@ -1,0 +1,92 @@
+"""What is published for replicas, and the logs that it is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import orjson
+
+from scheduling.hotness import HotnessTree
+from scheduling.learned import Learned
+from scheduling.learning import Sample
+from scheduling.scale_record import ScaleEntry, ScaleRecord
+from statestore.answers import Arrival
+from statestore.pool import codec
+from statestore.pool.calls import Command
+from statestore.pool.changes import Change, Changes
+from statestore.pool.codec import pairs_from
+from statestore.records import unpack_chain
+
+SCALING_LOG = 1000
+"""Lines of the log of scaling that are kept."""
+
+Entry = TypeVar("Entry")
+
+
+class Publications(Changes):
+    """A share of ``PoolStore``."""
+
+    async def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
+        """The arrival log after entry ``after`` ('0' = from its start), oldest first."""
+        arrivals = []
+        for entry_id, flat in await self._entries(self._keys.arrivals, after, limit):
+            values = pairs_from(flat)
+            arrivals.append(Arrival(entry_id.decode(), int(values[b"at"]), unpack_chain(values[b"head"])))
+        return arrivals
+
+    async def samples(self, after: str, limit: int) -> Sequence[Sample]:
+        """Samples of first tokens and prompt lengths, after entry ``after`` ('0' = from the start of the log)."""
+        return [codec.sample_from(*entry) for entry in await self._entries(self._keys.samples, after, limit)]
+
+    async def _entries(self, log: bytes, after: str, limit: int) -> Any:
+        return await self._calls.command("XRANGE", log, f"({after}", "+", "COUNT", limit)
+
+    async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
+        """Replace the hotness tree (with its counters, for people); returns the tree version, which grows when the
+        set of hot prefixes changes."""
+        keys = self._keys
+        known = codec.tree_from(pairs_from(await self._calls.command("HGETALL", keys.hotness_tree)))
+        grows: Command = ("HINCRBY", keys.meta, "tree_version", int(known.hot != tree.hot))
+        await self._publish(keys.hotness_tree, codec.tree_fields(tree, counts), grows, fence=fence)
+        return int(await self._calls.command("HGET", keys.meta, "tree_version"))
+
+    async def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float], *, fence: int) -> None:
+        """Publish what was learned: of the pool, and the prefill rates of instances."""
+        rates = {instance_id: {"tokens_per_s": rate} for instance_id, rate in tokens_per_s.items()}
+        await self._publish(self._keys.learned, codec.fields_of(learned), fence=fence, instances=rates)
+
+    async def _publish(self, key: bytes, fields: Mapping[str, str], *more: Command, **about: Any) -> None:
+        """Replace the fields of a key."""
+        commands: list[Command] = [("DEL", key), *(("HSET", key, *each) for each in fields.items()), *more]
+        await self._make(Change(commands, **about))
+
+    async def scaling(self) -> ScaleRecord:
+        """The last scaling decision and what came of it; that of a pool that never scaled has number 0."""
+        return codec.record_from(ScaleRecord(), pairs_from(await self._calls.command("HGETALL", self._keys.scaling)))
+
+    async def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, *, fence: int) -> None:
+        """Replace the record, and add a line to the log, which keeps the last ones."""
+        logged = self._logged(self._keys.scaling_log, entry, SCALING_LOG)
+        await self._publish(self._keys.scaling, codec.fields_of(record), *logged, fence=fence)
+
+    async def scaling_log(self, limit: int) -> Sequence[ScaleEntry]:
+        """The last lines of the log, the latest first."""
+        return await self._last_logged(self._keys.scaling_log, ScaleEntry, limit)
+
+    def _logged(self, log: bytes, entry: Any, most: int) -> tuple[Command, Command]:
+        """What adds an entry to a log, a list of JSON by field, and keeps so many of it."""
+        return ("LPUSH", log, orjson.dumps(entry)), ("LTRIM", log, 0, most - 1)
+
+    async def _last_logged(self, log: bytes, kind: type[Entry], limit: int) -> list[Entry]:
+        """The latest first."""
+        lines = await self._calls.command("LRANGE", log, 0, limit - 1) if limit > 0 else ()
+        return [kind(**orjson.loads(line)) for line in lines]
+
+    async def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Mapping[str, Sequence[int]]:
+        """The hashes that each instance was last given, at most ``limit`` of each; empty for an unknown one."""
+        blocks: dict[str, Sequence[int]] = {}
+        for name in instance_ids:  # one by one: the store serves requests in between
+            newest = await self._calls.command("ZREVRANGE", self._keys.kv(name), 0, limit - 1)
+            blocks[name] = unpack_chain(b"".join(newest))
+        return blocks

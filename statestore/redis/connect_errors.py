@@ -1,0 +1,46 @@
+"""What an attempt to connect of redis-py raises, as this package's errors."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+
+from redis import exceptions
+
+from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
+
+
+def connect_error(error: Exception, server: str, *, tls: bool, timeout_s: float, credentials: str) -> StoreError:
+    """What an attempt to connect to ``server`` that failed with ``error`` means; ``credentials`` is what the store's
+    URL calls those of this server."""
+    if isinstance(error, StoreError):
+        return error
+    causes = tuple(_causes(error))
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
+        return StoreConfigurationError(
+            f"the certificate of {server} is not accepted: {error};"
+            " ssl_ca_certs and ssl_check_hostname in store.url say what is"
+        )
+    if any(isinstance(cause, exceptions.AuthenticationError) for cause in causes):
+        return StoreConfigurationError(f"{server} refuses the {credentials} of store.url: {error}")
+    if isinstance(error, exceptions.ResponseError):  # what is left of the greeting is SELECT
+        return StoreConfigurationError(f"{server} refuses the database of store.url: {error}")
+    if "max number of clients reached" in str(error):
+        return StoreUnavailableError(f"the store takes no more connections, raise its maxclients: {error}")
+    why, hint = str(error), ""
+    if isinstance(error, (TimeoutError, exceptions.TimeoutError)):
+        why = f"no answer within {timeout_s:g} s"
+    if tls:
+        hint = (
+            "; if it speaks no TLS, use redis://, and if it wants a certificate of its clients, store.url takes"
+            " ssl_certfile and ssl_keyfile"
+        )
+    elif all(isinstance(cause, ConnectionResetError) for cause in causes if isinstance(cause, OSError)):  # it hung up
+        hint = "; if it speaks TLS, use rediss://"
+    return StoreUnavailableError(f"cannot connect to the store at {server}: {why}{hint}")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,73 @@
+"""The pool in virtual time: its copy of the members is never old, and nothing that its plans did is missed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.learned import Learned
+from scheduling.placement import Placement, PlaceStatus
+from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
+from scheduling.request import Request, RequestState
+from scheduling.settings import SchedulingSettings
+from scheduling.weights import PLAIN_TTFT, Weights
+from simulation.simulated_pool import REPLICA, SimulatedPool
+from tests.statestore.samples import own_chain
+
+
+@pytest.fixture
+def pool() -> SimulatedPool:
+    pool = SimulatedPool(SchedulingSettings(), lambda: 1000)
+    pool.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY, dispatch_window_tokens=100))
+    return pool
+
+
+def place(pool: SimulatedPool, request_id: str) -> PlaceStatus:
+    request = Request(request_id, REPLICA, "", RequestState.HELD, 1, 0, 400, 50, 5000)
+    placement = Placement(request, own_chain(request_id, 400), ("a",), Weights(PLAIN_TTFT, PLAIN_TTFT))
+    status: PlaceStatus = pool.place(placement).status
+    return status
+
+
+def test_the_copy_of_the_members_follows_every_change(pool: SimulatedPool) -> None:
+    before = pool.members
+    assert pool.members is before, "read once"
+    fence = pool.acquire_lease("simulator", 60_000).fence
+
+    pool.set_instance_state("a", InstanceState.DRAINING)
+    assert pool.members.instances["a"].state is InstanceState.DRAINING
+    pool.update_instance("a", {"max_running_requests": 7})
+    assert pool.members.instances["a"].max_running_requests == 7
+    pool.publish_tree(HotnessTree({5: 2}), {5: 9}, fence=fence)
+    assert pool.members.tree.hot == {5: 2}
+    learned = replace(Learned(), answer_tokens=77.0)
+    pool.publish_learned(learned, {}, fence=fence)
+    assert pool.members.learned == learned
+    assert pool.members == pool.membership()
+
+
+def test_grants_are_taken_once_and_in_order(pool: SimulatedPool) -> None:
+    assert [place(pool, name) for name in ("1", "2", "3")] == [PlaceStatus.DISPATCHED, *[PlaceStatus.HELD] * 2]
+    assert [held.request_id for held in pool.held()] == ["2", "3"]
+    queue = pool.first_token("1", "a", "")
+    assert queue is not None
+
+    pool.commit(QueuePlan("a", queue.load.version, (PlanStep("3"), PlanStep("2")), 0))
+
+    assert [grant.request_id for grant in pool.take_grants()] == ["3", "2"]
+    assert pool.held() == []
+    assert pool.take_grants() == []
+
+
+def test_what_was_deferred_is_told_where_it_still_waits(pool: SimulatedPool) -> None:
+    for name in ("1", "2", "3", "4"):
+        place(pool, name)
+    steps = tuple(PlanStep(name, DEFERRED_RANK_MS + 1) for name in ("2", "3"))
+    pool.commit(QueuePlan("a", pool.queue_head("a").load.version, steps, 0))
+    pool.finish("2")
+
+    assert pool.take_deferred() == ["3"]
+    assert pool.take_deferred() == ()
