@@ -124,7 +124,7 @@ def _reply_from(reply: Sequence[Any]) -> PlaceReply:
         other_id.decode() or None,
         uncached_tokens,
         enqueued_ms,
-        queue_head_from(queue),
+        queue and queue_head_from(queue),
         _LEGS[leg],
         loads.hits,
         float(ttft_s),
