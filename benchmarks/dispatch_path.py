@@ -9,6 +9,7 @@ the default policy makes one, so that much of its CPU belongs to the kernel and 
 
     python benchmarks/dispatch_path.py [--requests 2000] [--instances 8,500] [--policy NAME]
     python benchmarks/dispatch_path.py --floor
+    python benchmarks/dispatch_path.py --alone      # the store is away: the replica decides on one in its process
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from router.settings import RouterSettings
 from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.settings import SchedulingSettings
 from statestore.connect import open_store
+from statestore.embedded import EmbeddedValkey
 from statestore.settings import PoolSettings, StoreSettings
 
 BATCH = 100
@@ -95,10 +97,11 @@ async def place_one_by_one(runtime: Runtime, requests: Sequence[InferenceRequest
     }
 
 
-async def measure(instances: int, requests: int, prompt_bytes: int, policy: str) -> dict[str, float]:
+async def measure(instances: int, requests: int, prompt_bytes: int, policy: str, *, alone: bool) -> dict[str, float]:
     scheduling = SchedulingSettings.model_validate({"policy": policy})
-    socket_path = Path(tempfile.mkdtemp(prefix="dualmap-")) / "valkey.sock"
-    shared = await open_store(StoreSettings(url=f"embedded://{socket_path}"), scheduling=scheduling)
+    server = EmbeddedValkey(unix_socket=Path(tempfile.mkdtemp(prefix="dualmap-")) / "valkey.sock")
+    await asyncio.to_thread(server.start)
+    shared = await open_store(StoreSettings(url=server.url), scheduling=scheduling)
     store = FailoverStore(shared, scheduling)
     try:
         pool = store.pool("default")
@@ -110,11 +113,16 @@ async def measure(instances: int, requests: int, prompt_bytes: int, policy: str)
         await runtime.start()
         try:
             await place_one_by_one(runtime, inference_requests(WARM_UP, prompt_bytes, seed=1))
+            if alone:
+                await asyncio.to_thread(server.stop)
+                await place_one_by_one(runtime, inference_requests(WARM_UP, prompt_bytes, seed=3))
+                assert pool.degraded
             return await place_one_by_one(runtime, inference_requests(requests, prompt_bytes, seed=2))
         finally:
             await runtime.stop()
     finally:
         await store.close()
+        await asyncio.to_thread(server.stop)
 
 
 class BareConnection(asyncio.Protocol):
@@ -157,13 +165,15 @@ def main() -> None:
     parser.add_argument("--prompt-bytes", default="2048,32768", help="sizes of the prompt")
     parser.add_argument("--policy", default=SchedulingSettings().policy)
     parser.add_argument("--floor", action="store_true", help="measure a bare round trip instead")
+    parser.add_argument("--alone", action="store_true", help="stop the store before it is measured")
     options = parser.parse_args()
     if options.floor:
         print(json.dumps({"a_bare_round_trip": uvloop.run(measure_floor(options.requests))}))
         return
     for prompt_bytes in map(int, options.prompt_bytes.split(",")):
         for instances in map(int, options.instances.split(",")):
-            figures = uvloop.run(measure(instances, options.requests, prompt_bytes, options.policy))
+            made = measure(instances, options.requests, prompt_bytes, options.policy, alone=options.alone)
+            figures = uvloop.run(made)
             print(json.dumps({"instances": instances, "prompt_bytes": prompt_bytes, **figures}))
 
 
