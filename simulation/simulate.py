@@ -325,10 +325,8 @@ class Simulation:
 
     def _refuse(self, request_ids: Iterable[str]) -> None:
         """Refuse held requests, as routers do; those that are granted meanwhile, as another one left room, are not."""
-        granted: set[str] = set()
         for request_id in request_ids:
-            granted |= {grant.request_id for grant in self._pool.granted}
-            if request_id not in granted:
+            if all(grant.request_id != request_id for grant in self._pool.granted):
                 self._finish(request_id)
 
     def _on_engine_event(self, instance_id: str, event: Event) -> None:

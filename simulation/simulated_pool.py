@@ -16,7 +16,7 @@ REPLICA = "simulator"
 """The one replica, of all requests."""
 
 _CHANGES_MEMBERS = frozenset(
-    {"put_instance", "update_instance", "set_instance_state", "publish_tree", "publish_learned"}
+    {"put_instance", "update_instance", "set_instance_state", "remove_instance", "publish_tree", "publish_learned"}
 )
 
 

@@ -211,10 +211,8 @@ class MemoryServer:
         return name
 
     def do_xrange(self, key: bytes, after: bytes, _end: bytes, _count: bytes, limit: Word) -> list[Any]:
-        log = self.contents.get(key)
-        if not log:
-            return []
-        skip = max(0, _entry_number(after[1:]) + 1 - _entry_number(log[0][0]))
+        log = self.contents.get(key, ())
+        skip = max(0, _entry_number(after[1:]) + 1 - _entry_number(log[0][0])) if log else 0
         return [*islice(log, skip, skip + int(limit))]
 
 

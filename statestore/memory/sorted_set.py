@@ -27,11 +27,7 @@ class SortedSet:
     def put(self, member: bytes, score: float) -> None:
         self.remove(member)
         self._scores[member] = score
-        entry, order = (score, member), self._order
-        if order and entry < order[-1]:
-            insort(order, entry)
-        else:  # as most blocks are, which are stamped ever higher
-            order.append(entry)
+        insort(self._order, (score, member))
 
     def remove(self, member: bytes) -> bool:
         """Whether it was there."""

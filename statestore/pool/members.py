@@ -54,11 +54,9 @@ class Members(Views, Publications):
 
     async def enter_all(self, specs: Iterable[InstanceSpec]) -> None:
         """Add instances to a pool that no other process knows."""
-        commands, entered = [], {}
-        for spec in specs:
-            commands += self._commands_of(None, spec)
-            entered[spec.instance_id] = described(spec)
-        await self._make(Change(commands, instances=entered, counted=True))
+        added = {spec.instance_id: self._commands_of(None, spec) for spec in specs}
+        commands = [command for each in added.values() for command in each]
+        await self._make(Change(commands, instances={name: {} for name in added}, counted=True))
 
     async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
         """Change the named fields of an instance's description, any of ``InstanceSpec``'s but its id and state. False

@@ -15,6 +15,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 from scheduling.queue_order import CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
@@ -50,21 +51,28 @@ def load_scripts(scheduling: SchedulingSettings) -> Mapping[str, Script]:
     Raises:
         KeyError: a script uses a name that does not exist.
     """
-    folder = files("statestore") / "lua"
-    shared = _definitions(each.read_text("utf-8") for each in (folder / "shared").iterdir())
     values = {("terms", name): repr(constant) for name, constant in _terms(scheduling).items()}
     values |= {("keys", name): f"KEYS[1] .. '{text}'" for name, text in KEY_NAMES.items()}
     values |= LUA
     scripts = {}
+    for name, text in _texts().items():
+        source = _NAME.sub(lambda found: values[found[1], found[2]], text)
+        # The name of a SHA-1 the server computes too; nothing is secured with it.
+        scripts[name] = Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+    return scripts
+
+
+@cache
+def _texts() -> Mapping[str, str]:
+    """Each script behind what it uses of ``shared/``. Read once: a replica without its store must not wait."""
+    folder, texts = files("statestore") / "lua", {}
+    shared = _definitions(each.read_text("utf-8") for each in (folder / "shared").iterdir())
     for entry in folder.iterdir():
         if entry.name.endswith(".lua"):
-            name, text = entry.name.removesuffix(".lua"), entry.read_text("utf-8")
-            used: dict[str, None] = {}
+            text, used = entry.read_text("utf-8"), dict[str, None]()
             _collect(text, shared, used)
-            source = _NAME.sub(lambda found: values[found[1], found[2]], "\n\n".join([*used, text]))
-            # The name of a SHA-1 the server computes too; nothing is secured with it.
-            scripts[name] = Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
-    return scripts
+            texts[entry.name.removesuffix(".lua")] = "\n\n".join([*used, text])
+    return texts
 
 
 def _terms(scheduling: SchedulingSettings) -> Mapping[str, float]:

@@ -25,7 +25,7 @@ class Subscriber:
     """Stays connected for those who listen, until it is closed."""
 
     def __init__(self, connections: ConnectionPool) -> None:
-        self._client = Redis(connection_pool=connections)
+        self._connections = connections
         self._listening: list[asyncio.Task[None]] = []
 
     def listen(self, channel: bytes, deliver: Callable[[bytes], None]) -> None:
@@ -34,9 +34,10 @@ class Subscriber:
         self._listening.append(asyncio.get_running_loop().create_task(listening))
 
     async def _listen(self, channel: bytes, deliver: Callable[[bytes], None]) -> None:
+        client = Redis(connection_pool=self._connections)
         while True:
             with contextlib.suppress(StoreError, RedisError, OSError):  # lost, or not to be had
-                async with self._client.pubsub() as subscription:
+                async with client.pubsub() as subscription:
                     await self._read(subscription, channel, deliver)
             await asyncio.sleep(_RECONNECT_S)
 

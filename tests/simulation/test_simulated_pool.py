@@ -46,6 +46,8 @@ def test_the_copy_of_the_members_follows_every_change(pool: SimulatedPool) -> No
     learned = replace(Learned(), answer_tokens=77.0)
     pool.publish_learned(learned, {}, fence=fence)
     assert pool.members.learned == learned
+    pool.remove_instance("a")
+    assert pool.members.instances == {}
     assert pool.members == pool.membership()
 
 

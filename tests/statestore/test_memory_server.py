@@ -35,7 +35,7 @@ CASES: dict[str, tuple[tuple[tuple[Any, ...], ...], tuple[Any, ...]]] = {
     "drop by score": (SET, (b"ZREMRANGEBYSCORE", K, b"-inf", b"1")),
     "never lower": (SET, (b"ZADD", K, b"GT", 2, b"c", 9, b"a", 4, b"new")),
     "only new": (SET, (b"ZADD", K, b"NX", 2, b"c", 4, b"new")),
-    "scores": (SET, (b"ZMSCORE", K, b"a", b"b", b"nobody", b"z")),
+    "scores": (SET, (b"ZMSCORE", K, b"a", b"b", b"missing", b"z")),
     "last of a list": (((b"LPUSH", K, b"1"), (b"LPUSH", K, b"2"), (b"RPUSH", K, b"3")), (b"LRANGE", K, 0, 1)),
     "trimmed": (((b"LPUSH", K, b"1"), (b"LPUSH", K, b"2"), (b"LTRIM", K, 0, 0)), (b"LRANGE", K, 0, -1)),
     "grows": (((b"HSET", K, b"n", 5),), (b"HINCRBY", K, b"n", -7)),
