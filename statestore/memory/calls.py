@@ -15,8 +15,9 @@ class MemoryCalls(Calls):
     """Commands have their replies when they return, but BZPOPMIN."""
 
     def __init__(self, server: MemoryServer, scripts: Mapping[str, Script], now_ms: Callable[[], int]) -> None:
-        super().__init__(scripts, now_ms)
         self._server = server
+        self._scripts = scripts
+        self._now_ms = now_ms
 
     def another(self) -> Calls:
         return self
@@ -27,6 +28,15 @@ class MemoryCalls(Calls):
         reply = self._server.run(*_words(arguments))
         self._server.deliver()
         return reply
+
+    async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
+        words = [b"%d" % self._now_ms(), *_words(arguments)]
+        reply = self._server.run_script(self._scripts[name].source, base, words)
+        self._server.deliver()
+        return reply
+
+    async def now_ms(self) -> int:
+        return self._now_ms()
 
     async def together(self, commands: Sequence[Command]) -> list[Any]:
         replies = [self._server.run(*_words(command)) for command in commands]

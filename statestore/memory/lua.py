@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import orjson
 from lupa import lua51  # type: ignore[import-untyped]
 
-from statestore.pool.replies import ScriptMissingError, reply_error
+from statestore.pool.replies import reply_error
 
 _REDIS = b"""
 local call, decode = ...
@@ -21,12 +20,12 @@ _NUMBERS = (int, float)
 
 
 class LuaScripts:
-    """Scripts by their hash, in one interpreter."""
+    """Scripts by their source, in one interpreter."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         """``call`` runs a command."""
         self._lua = lua51.LuaRuntime(encoding=None, register_eval=False, register_builtins=False)
-        self._scripts: dict[bytes, Callable[[Any, Any], Any]] = {}
+        self._scripts: dict[str, Callable[[Any, Any], Any]] = {}
         table = self._lua.table_from
 
         def call_from_lua(*words: Any) -> Any:
@@ -37,24 +36,17 @@ class LuaScripts:
 
         self._lua.execute(_REDIS, call_from_lua, lambda text: self._given(orjson.loads(text)))
 
-    def load(self, source: bytes) -> bytes:
-        """The hash of the script."""
-        sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
-        if sha not in self._scripts:
-            self._scripts[sha] = self._lua.execute(b"return function(KEYS, ARGV) " + source + b"\nend")
-        return sha
-
-    def run(self, sha: bytes, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Any:
+    def run(self, source: str, key: bytes, arguments: Sequence[bytes]) -> Any:
         """The reply.
 
         Raises:
-            ScriptMissingError: the script was not loaded.
             StoreError: the script replied an error.
         """
-        script, table = self._scripts.get(sha), self._lua.table_from
+        script, table = self._scripts.get(source), self._lua.table_from
         if script is None:
-            raise ScriptMissingError(f"no script {sha.decode()}")
-        return self._reply(script(table(keys), table(arguments)))
+            code = f"return function(KEYS, ARGV) {source}\nend"
+            script = self._scripts[source] = self._lua.execute(code.encode())
+        return self._reply(script(table([key]), table(arguments)))
 
     def _given(self, value: Any) -> Any:
         """For Lua, whose strings are bytes."""

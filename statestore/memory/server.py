@@ -45,6 +45,14 @@ class MemoryServer:
         """
         return self._commands[name](*words)
 
+    def run_script(self, source: str, key: bytes, arguments: Sequence[bytes]) -> Any:
+        """The reply of a script.
+
+        Raises:
+            StoreError: it replied an error.
+        """
+        return self._lua.run(source, key, arguments)
+
     def listen(self, channel: bytes, deliver: Callable[[bytes], None]) -> None:
         self._listeners.setdefault(channel, []).append(deliver)
 
@@ -57,16 +65,6 @@ class MemoryServer:
     async def added(self, key: bytes) -> None:
         """Wait until something is added to a sorted set."""
         await self._awaited.setdefault(key, asyncio.Event()).wait()
-
-    # scripts ---------------------------------------------------------------------------------------------
-    def do_script(self, _load: bytes, source: bytes) -> bytes:
-        return self._lua.load(source)
-
-    def do_eval(self, source: bytes, keys: Word, *words: bytes) -> Any:
-        return self.do_evalsha(self._lua.load(source), keys, *words)
-
-    def do_evalsha(self, sha: bytes, keys: Word, *words: bytes) -> Any:
-        return self._lua.run(sha, words[: int(keys)], words[int(keys) :])
 
     # keys ------------------------------------------------------------------------------------------------
     def do_exists(self, *keys: bytes) -> int:

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from scheduling.settings import SchedulingSettings
 from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
-from statestore.pool.calls import OwnClock
 from statestore.pool.pool_store import PoolStore
 from statestore.pool.scripts import load_scripts
 from statestore.redis.servers import Servers
-from statestore.redis.wire import WireCalls
+from statestore.redis.wire import OwnClock, WireCalls
 from statestore.settings import StoreSettings
 
 _OLDEST_VERSION = (6, 2)

@@ -12,8 +12,8 @@ import hiredis
 from redis.asyncio import ConnectionPool
 
 from statestore.errors import StoreError, StoreUnavailableError
-from statestore.pool.calls import Argument, Calls, Command, OwnClock
-from statestore.pool.replies import MovedElsewhereError, reply_error
+from statestore.pool.calls import Argument, Calls, Command
+from statestore.pool.replies import MovedElsewhereError, ScriptMissingError, reply_error
 from statestore.pool.scripts import Script
 from statestore.redis.subscriber import Subscriber
 
@@ -21,6 +21,9 @@ MAX_IN_FLIGHT = 16_384
 """Unanswered commands at which no more are sent; a server so far behind counts as unavailable."""
 _SWEEPS_PER_TIMEOUT = 4
 _NO_REPLY_YET = object()
+
+OwnClock = Callable[[], int]
+"""Milliseconds; replaces the server's clock, so that stores can be driven in lockstep."""
 
 pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]  # the stub knows no such
 """A command as it is sent."""
@@ -175,8 +178,9 @@ class WireCalls(Calls):
         own_clock: OwnClock | None = None,
     ) -> None:
         """``timeout_s`` is that of one call, once there is a connection."""
-        super().__init__(scripts, own_clock)
         self.connections = connections
+        self._scripts = scripts
+        self._own_clock = own_clock
         self._timeout_s = timeout_s
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
@@ -191,6 +195,23 @@ class WireCalls(Calls):
         if wire is None or not wire.takes_commands:
             return self._send_when_ready(command, timeout_s)
         return wire.send(command, timeout_s)
+
+    async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
+        """Run a script by its hash, or with its source where the server does not know it."""
+        script = self._scripts[name]
+        clock = "" if self._own_clock is None else self._own_clock()
+        try:
+            return await self.command("EVALSHA", script.sha, 1, base, clock, *arguments)
+        except ScriptMissingError:
+            await self.command("SCRIPT", "LOAD", script.source)  # so that it is never evicted
+            # Scripts may be flushed again before the next call; the source works in any case.
+            return await self.command("EVAL", script.source, 1, base, clock, *arguments)
+
+    async def now_ms(self) -> int:
+        if self._own_clock is not None:
+            return self._own_clock()
+        seconds, microseconds = await self.command("TIME")
+        return int(seconds) * 1000 + int(microseconds) // 1000
 
     async def together(self, commands: Sequence[Command]) -> list[Any]:
         wire = await self._ready()

@@ -16,7 +16,6 @@ from statestore.keys import PoolKeys
 from statestore.memory import AtOnce, MemoryStore
 from statestore.memory.calls import MemoryCalls
 from statestore.memory.server import MemoryServer
-from statestore.pool.replies import ScriptMissingError
 from tests.statestore.samples import SCHEDULING, instance
 
 K = b"{unit}:key"
@@ -107,24 +106,17 @@ def test_a_log_keeps_the_last_entries() -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_replies_what_it_does_on_a_server(client: Any, name: str) -> None:
-    source = SCRIPTS[name].encode()
-    assert MemoryServer().run(b"EVAL", source, 1, K, *ARGUMENTS) == client.eval(source, 1, K, *ARGUMENTS)
-
-
-def test_a_script_is_known_by_its_hash_once_it_was_loaded() -> None:
-    server, source = MemoryServer(), b"return ARGV[1]"
-    sha = server.run(b"SCRIPT", b"LOAD", source)
-    assert server.run(b"EVALSHA", sha, 0, b"x") == b"x"
-    with pytest.raises(ScriptMissingError):
-        MemoryServer().run(b"EVALSHA", sha, 0, b"x")
+    source = SCRIPTS[name]
+    assert MemoryServer().run_script(source, K, ARGUMENTS) == client.eval(source, 1, K, *ARGUMENTS)
 
 
 def test_what_a_script_refuses_and_what_a_command_refuses_is_raised() -> None:
     with pytest.raises(StoreError, match="no longer the leader"):
-        MemoryServer().run(b"EVAL", b"return redis.error_reply('FENCED no longer the leader')", 0)
-    for refused in ((b"RENAME", K, K + b"2"), (b"EVAL", b"return redis.call('RENAME', 'a', 'b')", 0)):
-        with pytest.raises(StoreError, match="no such key"):
-            MemoryServer().run(*refused)
+        MemoryServer().run_script("return redis.error_reply('FENCED no longer the leader')", K, ())
+    with pytest.raises(StoreError, match="no such key"):
+        MemoryServer().run(b"RENAME", K, K + b"2")
+    with pytest.raises(StoreError, match="no such key"):
+        MemoryServer().run_script("return redis.call('RENAME', 'a', 'b')", K, ())
 
 
 async def test_who_waits_for_a_member_gets_it_when_it_comes() -> None:
