@@ -9,10 +9,12 @@ traced  the same with tracing of 1 % of the requests, exported to a receiver tha
 traced10  the same with 10 %: what a sampled request costs
 split   the same where each request has two legs: instances prefill or decode, and every prompt is transferred
 plane   the data plane alone, over a life cycle that decides nothing
+asking  the same, which waits for an empty reply of the store before it sends a request on: the least that any decision
+        on shared state adds
 relay   copies bytes without HTTP: the floor of this machine at this hour, to compare the others with
 
-    python benchmarks/router_overhead.py [--modes full,logged,traced,plane,relay] [--repetitions 3] [--requests 3000]
-        [--tcp] [--rate 20] [--awake] [--profile DIR]
+    python benchmarks/router_overhead.py [--modes full,logged,traced,plane,asking,relay] [--repetitions 3]
+        [--requests 3000] [--tcp] [--rate 20] [--awake] [--profile DIR]
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from urllib.parse import urlsplit
 import orjson
 import uvicorn
 import uvloop
+from redis.asyncio import ConnectionPool
 
 from router.errors import UpstreamError
 from router.http import build_data_plane, http_protocol
@@ -60,6 +63,7 @@ from scheduling.settings import SchedulingSettings, SplitSettings
 from statestore.clock import RealClock
 from statestore.connect import open_store
 from statestore.embedded import EmbeddedValkey
+from statestore.redis.wire import Wire, pack
 from statestore.settings import PoolSettings, StoreSettings
 
 CONNECTIONS = 16
@@ -241,8 +245,18 @@ class BlindLifecycle:
         return BlindRequest(request, self._url, self._loss_notifier)
 
 
-async def serve_plane(instance_url: str, on_ready: Callable[[int, int | None], None]) -> None:
-    plane = build_data_plane(RouterSettings(), BlindLifecycle(instance_url))  # type: ignore[arg-type]
+class AskingLifecycle(BlindLifecycle):
+    def __init__(self, url: str, wire: Wire) -> None:
+        super().__init__(url)
+        self._wire = wire
+
+    async def place(self, request: InferenceRequest) -> BlindRequest:
+        await self._wire.send(pack(("PING",)))
+        return await super().place(request)
+
+
+async def serve_plane(lifecycle: BlindLifecycle, on_ready: Callable[[int, int | None], None]) -> None:
+    plane = build_data_plane(RouterSettings(), lifecycle)  # type: ignore[arg-type]
     config = uvicorn.Config(lambda *_: None, http=http_protocol(plane), lifespan="off", log_config=None)  # type: ignore[arg-type]
     listener = socket.create_server(("127.0.0.1", 0))
     on_ready(listener.getsockname()[1], None)  # what connects before it is served waits in the backlog
@@ -332,7 +346,10 @@ def run_router(
         if mode == "relay":
             await serve_relay(instance_url, on_ready)
         elif mode == "plane":
-            await serve_plane(instance_url, on_ready)
+            await serve_plane(BlindLifecycle(instance_url), on_ready)
+        elif mode == "asking":
+            wire = await Wire.open(ConnectionPool.from_url(store_url), timeout_s=1.0)
+            await serve_plane(AskingLifecycle(instance_url, wire), on_ready)
         else:
             settings = RouterSettings(port=0, settle_s=0.0, **extra)
             scheduling = SchedulingSettings(split=SplitSettings(mode="always" if mode == "split" else "auto"))
