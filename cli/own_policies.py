@@ -6,12 +6,26 @@ A package offers one by an entry point of the group ``dualmap.policies`` whose o
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 
 from cli.configuration import ConfigurationError
+from scheduling.decision import Policy
 from scheduling.policies.registry import BUILDERS, add_policy
+from scheduling.settings import SchedulingSettings
 
 GROUP = "dualmap.policies"
+
+
+@dataclass(frozen=True)
+class InstalledPolicy:
+    """The builder that an entry point names. It can be sent to another process whatever the builder is."""
+
+    point: EntryPoint
+
+    def __call__(self, name: str, settings: SchedulingSettings) -> Policy:
+        policy: Policy = self.point.load()(name, settings)
+        return policy
 
 
 def load_own_policies() -> None:
@@ -24,7 +38,8 @@ def load_own_policies() -> None:
         if found.name in BUILDERS:
             continue
         try:
-            add_policy(found.name, found.load())
+            found.load()
+            add_policy(found.name, InstalledPolicy(found))
         except Exception as error:
             which = f"policy {found.name!r} of entry point {found.value}"
             raise ConfigurationError(f"{which} cannot be loaded: {error!r}") from error

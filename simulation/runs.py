@@ -10,6 +10,7 @@ from multiprocessing import get_context, parent_process
 from threading import Thread
 from typing import TypeVar
 
+from scheduling.policies.registry import Builder, add_policy, own_builders
 from simulation.results import RunResult
 from simulation.scenario import Scenario
 from simulation.simulate import simulate
@@ -45,16 +46,26 @@ def default_workers() -> int:
 def map_jobs(work: Callable[[Job], Answer], jobs: Sequence[Job], workers: int) -> Iterator[Answer]:
     """``work`` of every job, in order; in this process with one worker.
 
-    Processes end with the iterator, and with this process, however it ends.
+    Processes end with the iterator, and with this process, however it ends. Each knows the policies that other packages
+    added to this one.
     """
     if workers <= 1 or len(jobs) <= 1:
         yield from map(work, jobs)
         return
-    executor = ProcessPoolExecutor(min(workers, len(jobs)), get_context("spawn"), initializer=_end_with_parent)
+    executor = ProcessPoolExecutor(
+        min(workers, len(jobs)), get_context("spawn"), initializer=_begin, initargs=(own_builders(),)
+    )
     try:
         yield from executor.map(work, jobs)
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(own: dict[str, Builder]) -> None:
+    """Prepare a pool's process. A new interpreter knows the product's policies alone, and a job may name another."""
+    for name, builder in own.items():
+        add_policy(name, builder)
+    _end_with_parent()
 
 
 def _end_with_parent() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import urllib.error
@@ -59,6 +60,27 @@ def test_a_policy_of_ones_own_runs_by_its_name_without_touching_the_product(caps
     assert main(["settings", "--scheduling.policy", "short-first"]) == 0
     assert "policy: short-first" in capsys.readouterr().out
     assert len(POLICY.read_text().splitlines()) <= 40
+
+
+def test_runs_in_processes_of_their_own_know_it_too(tmp_path: Path) -> None:
+    described = tmp_path / "dualmap_short_first-0.1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: dualmap-short-first\nVersion: 0.1.0\n")
+    (described / "entry_points.txt").write_text("[dualmap.policies]\nshort-first = short_first:unnamed\n")
+    (tmp_path / "short_first.py").write_text(POLICY.read_text() + "\nunnamed = lambda *given: build(*given)\n")
+    words = ["--trace", "uniform", "--requests", "60", "--instances", "3", "--rate", "2", "--workers", "2"]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", "simulate", *words, "--policy", "short-first,dualmap-least-cost"],
+        env={**os.environ, "PYTHONPATH": f"{EXAMPLES.parent}{os.pathsep}{tmp_path}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "short-first" in done.stdout
+    assert "dualmap-least-cost" in done.stdout
 
 
 def test_a_policy_that_nobody_installed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,11 @@ def add_policy(name: str, builder: Builder) -> None:
     OWN_POLICIES.add(name)
 
 
+def own_builders() -> dict[str, Builder]:
+    """The builders of the policies that other packages added, by name."""
+    return {name: BUILDERS[name] for name in BUILDERS if name in OWN_POLICIES}
+
+
 def build_policy(settings: SchedulingSettings) -> Policy:
     """The configured policy."""
     return BUILDERS[settings.policy](settings.policy, settings)
