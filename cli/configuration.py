@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
@@ -79,6 +79,30 @@ def _assign(tree: dict[str, Any], assignment: Assignment) -> None:
     tree[leaf] = assignment.value
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Reads YAML and JSON, and refuses a mapping that names one key twice: the first value would be lost silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":  # "<<" may be given several times, and is overridden
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):
+                if key in seen:
+                    line = key_node.start_mark.line + 1
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"{key!r} is given twice in one section, the second time in line {line}: keep one"
+                    )
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(text: str) -> object:
+    """The document; raises yaml.YAMLError."""
+    return yaml.load(text, _UniqueKeys)  # a safe loader
+
+
 # sources --------------------------------------------------------------------------------------------------
 
 
@@ -89,9 +113,11 @@ def from_file(path: Path) -> Iterator[Assignment]:
         ConfigurationError: unreadable, not YAML, or not a mapping.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = _read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"cannot read the configuration file {path}: {error.strerror}") from error
+    except yaml.constructor.ConstructorError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not YAML: {error}") from error
     if document is None:
@@ -198,7 +224,9 @@ def _parse(annotation: object, text: str, origin: str) -> object:
     if not (is_list or is_section or get_origin(annotation) in (dict, Mapping)):
         return text
     try:
-        return yaml.safe_load(text)
+        return _read_yaml(text)
+    except yaml.constructor.ConstructorError as error:
+        raise ConfigurationError(f"{origin}: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{origin} is neither JSON nor YAML: {error}") from error
 

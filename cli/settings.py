@@ -37,6 +37,11 @@ class Settings(BaseModel):
             if twice:
                 raise ValueError(f"{what} {twice[0]!r} is used by two pools")
         for pool in self.pools:
+            both = {pool.model, *pool.aliases} & set(pool.loras)
+            if both:
+                raise ValueError(
+                    f"{min(both)!r} of pool {pool.name!r} names both its model and a LoRA adapter: rename the adapter"
+                )
             ids = Counter(instance.id for instance in pool.instances)
             twice = [name for name, count in ids.items() if count > 1]
             if twice:

@@ -43,9 +43,9 @@ class PoolDirectory(Generic[P]):
         """By the name that a request may have for its model: "" where there is one pool only."""
         for pool in self.pools.values():
             settings = pool.settings
-            for name in (settings.model, *settings.aliases):
+            for name in dict.fromkeys((settings.model, *settings.aliases)):
                 self._add(name, Route(pool, settings.model))
-            for lora in settings.loras:
+            for lora in dict.fromkeys(settings.loras):
                 self._add(lora, Route(pool, lora, lora))
         if len(self.pools) == 1:
             self.routes[""] = Route(pool, pool.settings.model)

@@ -200,6 +200,28 @@ def test_two_pools_cannot_share_a_name_a_model_or_an_instance_id() -> None:
     assert "appears twice" in complaint("--pools", f'[{{"instances": [{instance}, {instance}]}}]')
 
 
+def test_a_lora_adapter_cannot_have_the_name_of_its_pools_model() -> None:
+    assert "'m' of pool 'default' names both" in complaint("--pools", '[{"model": "m", "loras": ["m"]}]')
+    assert "'x' of pool 'default' names both" in complaint("--pools", '[{"aliases": ["x"], "loras": ["x"]}]')
+
+
+def test_a_key_that_is_given_twice_in_a_section_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("router:\n  port: 1\nstore: {}\nrouter:\n  host: h\n")
+    assert (
+        complaint(config=file) == f"{file}: 'router' is given twice in one section, the second time in line 4: keep one"
+    )
+    file.write_text("pools:\n- model: a\n  model: b\n")
+    assert "'model' is given twice" in complaint(config=file)
+    assert "--pools: 'name' is given twice" in complaint("--pools", '[{"name": "a", "name": "b"}]')
+
+
+def test_a_merged_section_may_be_overridden(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("router: &base {port: 1, host: h}\nemulator: {<<: *base, port: 2}\n")
+    assert load_settings([], {}, file).emulator.port == 2
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "named"),
     [

@@ -55,6 +55,12 @@ def test_a_name_claimed_twice_stops_the_start_and_is_named() -> None:
         PoolDirectory([LARGE, Pool(PoolSettings(name="other", model="qwen-72b"))])
 
 
+def test_a_name_that_a_pool_gives_itself_twice_means_the_same() -> None:
+    pool = Pool(PoolSettings(model="qwen", aliases=("qwen", "q", "q"), loras=("sql", "sql")))
+
+    assert set(PoolDirectory([pool]).routes) == {"qwen", "q", "sql", ""}
+
+
 def test_models_are_listed_in_openais_shape() -> None:
     listed = PoolDirectory([SMALL, LARGE]).model_cards(created_s=7, lengths={"small": 32_768})
 
