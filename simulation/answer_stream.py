@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
+EVENT_END: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
+"""An empty line: each line ends with LF, CRLF or CR."""
 _KEEP_BYTES = 32 * 1024
 """Of a long stream only the end is kept: that is where the finish reason and the usage are."""
 _CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls")
@@ -46,20 +49,18 @@ class AnswerStream:
         self._read_events()
 
     def _read_events(self) -> None:
-        *events, rest = self._buffer.split(b"\n\n")
-        self._buffer = rest
+        *events, rest = EVENT_END.split(self._buffer)
+        self._buffer = bytearray(rest)
         for event in events:
             if event.startswith(b"{"):
                 self._note(event)
-            if not event.startswith(b"data:"):
-                continue  # a comment, or an event whose head has been dropped
-            payload = event[5:].strip()
+            payload = b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:")).strip()
             if payload == b"[DONE]":
                 self.done = True
-            else:
+            elif payload:  # else a comment, or an event whose head has been dropped
                 self._note(payload)
 
-    def _note(self, payload: bytearray) -> None:
+    def _note(self, payload: bytes) -> None:
         try:
             chunk = orjson.loads(payload)
         except orjson.JSONDecodeError:

@@ -43,6 +43,8 @@ class ExchangeResult:
     """What the client has of a stream that was given back and may go on; None: there is none such."""
     unsent_events: bytes = b""
     """The rest of such a stream."""
+    stream_goes_on: bool = False
+    """The client has a head and comments alone: the next instance may try, and answers in the same stream."""
     overdue: bool = False
     """The time for the whole request is over: no other try."""
     cut_off: bool = False
@@ -70,14 +72,14 @@ class ExchangeTimes:
     kv_s: float | None = None
     """Of a decode leg: within it, its KV must have come, as its first token shows."""
 
-    def judge(self, silent_s: float, *, committed: bool) -> InstanceFailure | None:
-        """The failure of a try that has been silent for so long; ``committed``: its answer has begun."""
-        if not committed and self.kv_s is not None and silent_s > self.kv_s:
+    def judge(self, silent_s: float, *, begun: bool) -> InstanceFailure | None:
+        """The failure of a try that has been silent for so long; ``begun``: its answer has begun."""
+        if not begun and self.kv_s is not None and silent_s > self.kv_s:
             return stuck_transfer(self.kv_s)
-        limit_s = self.chunk_s if committed else self.first_byte_s
+        limit_s = self.chunk_s if begun else self.first_byte_s
         if silent_s <= limit_s:
             return None
-        what, setting = ("further chunk", "chunk") if committed else ("first byte", "first_byte")
+        what, setting = ("further chunk", "chunk") if begun else ("first byte", "first_byte")
         detail = f"no {what} within {limit_s:g} s (router.{setting}_timeout_s)"
         return InstanceFailure(FailureKind.TIMEOUT, detail)
 

@@ -1,4 +1,7 @@
-"""A stream that its decoder gave back in the middle goes on from where it stopped.
+"""A stream whose instance could not finish it goes on with the answer of another one.
+
+One that failed when the client had only comments of it goes on from its begin. One that its decoder gave back in the
+middle goes on from where it stopped.
 
 vLLM-Ascend's decoders end such a stream with ``stop_reason: "recomputed"``. The request is then asked again with the
 text so far behind its prompt, that much less to answer, and all its other fields as they are. The client sees one
@@ -19,7 +22,7 @@ from router.errors import RouterError, error_body
 from router.http.admission import may_split
 from router.http.downstream import ByteSource, Downstream
 from router.http.heads import Header, as_chunk
-from router.http.sse import EVENT_END, error_event, event_object
+from router.http.sse import EVENT_END, EventEditor, error_event, event_object
 from router.outcome import Usage
 from scheduling.values import value
 
@@ -35,6 +38,8 @@ _LIMITS: Final = ("max_tokens", "max_completion_tokens")
 _COMPLETION_TOKENS: Final = 16
 """``max_tokens`` of a completion that does not say."""
 _HEAD_END: Final = b"\r\n\r\n"
+_MAX_HELD_BYTES: Final = 1 << 20
+"""Of an event that is not complete; a longer one passes as it is."""
 
 
 @value
@@ -125,12 +130,13 @@ class Continuation:
     """So bodies come without chunks."""
     bodiless = False
 
-    def __init__(self, client: Downstream, tokens: int) -> None:
-        """``tokens``: of the answer so far."""
+    def __init__(self, client: Downstream, tokens: int, *, begun: bool = True) -> None:
+        """``tokens``: of the answer so far. ``begun``: the client has a part of the answer."""
         before = client if isinstance(client, Continuation) else None
         self._client: Downstream = client if before is None else before._client
         self._tokens: int = tokens if before is None else tokens + before._tokens
-        self._rest = b""
+        self._editor = EventEditor(self._seen_as_one, _MAX_HELD_BYTES)
+        self._begun: bool = begun or (before is not None and before._begun)
         self.committed = False
         self.path = client.path
         self.page_fields: Sequence[Header] = ()
@@ -167,13 +173,7 @@ class Continuation:
 
     def write(self, data: bytes) -> None:
         """Pass complete events on."""
-        data = self._rest + data
-        made, start = [], 0
-        for end in EVENT_END.finditer(data):
-            made.append(self._seen_as_one(data[start : end.end()]))
-            start = end.end()
-        self._rest = data[start:]
-        self._send(b"".join(made))
+        self._send(self._editor.feed(data) if self._begun else data)
 
     def _seen_as_one(self, event: bytes) -> bytes:
         """An event as it would be had the stream not stopped; empty where it would not be."""
@@ -195,7 +195,7 @@ class Continuation:
 
     def end(self) -> None:
         """The answer is whole."""
-        self._send(self._rest)
+        self._send(self._editor.rest)
         if not self._client.http_10:
             self._client.write(b"0\r\n\r\n")
 

@@ -4,7 +4,10 @@
        │                                        └───────── failure ────────┴──▶ broken off
        └── failure, 408/429/most 5xx, error event first ──▶ failed, nothing sent: another instance may try
 
-Until the first byte of the body has come nothing is sent, so every failure up to there costs the client nothing.
+Until the first event or byte of the body has come nothing of the answer is sent, so every failure up to there costs the
+client nothing. Comments of a stream, by which an engine keeps the connection alive, are no part of the answer: they
+pass at once, behind the head, and another instance may still answer in the same stream. What is too long to be held
+passes unread.
 """
 
 from __future__ import annotations
@@ -32,8 +35,10 @@ from router.http.downstream import Downstream
 from router.http.heads import Header, as_chunk, fields_for_client, response_head
 from router.http.sse import (
     EventSplitter,
+    ends_event,
     error_event,
     event_object,
+    is_comment,
     read_ending,
     starts_output,
 )
@@ -55,11 +60,12 @@ come for this time: its server may just be finishing."""
 class Exchange:
     """Sink of one answer. ``done`` gets the result; the caller gives connection and downstream, and releases them.
 
-    ``on_commit`` is called when the answer begins to be sent, and returns the fleet's fields for its head. With
-    ``hides_usage`` the client does not see a stream's usage event. With ``awaits_output`` nothing is sent before the
-    first token, or before the whole of an answer that does not stream: until then another instance can answer, and a
-    decoder that takes KV over may fail, or give the request back, after its head. ``port_refuses`` returns, without
-    waiting, whether the port of an instance is known to refuse connections.
+    ``on_commit`` is called when the head is sent, and returns the fleet's fields for it; ``on_begin`` when the answer
+    begins to be sent, and no other try follows. With ``hides_usage`` the client does not see a stream's usage event.
+    With ``awaits_output`` nothing of the answer is sent before the first token, or before the whole of an answer that
+    does not stream: until then another instance can answer, and a decoder that takes KV over may fail, or give the
+    request back, after its head. ``port_refuses`` returns, without waiting, whether the port of an instance is known to
+    refuse connections.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class Exchange:
         times: ExchangeTimes,
         *,
         on_commit: Callable[[], list[Header]],
+        on_begin: Callable[[], None],
         on_first_token: Callable[[], None],
         port_refuses: Callable[[str], bool],
         hides_usage: bool = False,
@@ -79,6 +86,7 @@ class Exchange:
         self._downstream = downstream
         self._times = times
         self._on_commit = on_commit
+        self._on_begin = on_begin
         self._on_first_token = on_first_token
         self._last_progress_s = connection.loop.time()
         self._progressed = False
@@ -86,8 +94,12 @@ class Exchange:
         self._failing_status = False
         self._event_stream = False
         self._splitter: EventSplitter | None = None
+        self._only_comments = True
+        """No event of the stream has come."""
         self._held: list[tuple[bytes, list[bytes]]] = []
         self._held_bytes = 0
+        self._begun = False
+        """A part of the answer was sent: no other instance can give it."""
         # A plain function, not a bound method: that would be a cycle, and every exchange work for the collector.
         self._receive: Callable[[Exchange, bytes, list[bytes]], None] = Exchange._hold_event
         self._port_refuses = port_refuses
@@ -109,7 +121,7 @@ class Exchange:
             self._failing_status = True
             self._last_progress_s = self._connection.loop.time()
             self._receive = Exchange._hold_error
-        elif head.index.get(b"content-type", b"").startswith(b"text/event-stream"):
+        elif head.index.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
             self._event_stream = True
             self._splitter = EventSplitter(MAX_HELD_BYTES)
             self._last_reads = deque(maxlen=STREAM_TAIL_READS)
@@ -145,13 +157,13 @@ class Exchange:
     # the fleet's side ----------------------------------------------------------------------------------------
     def instance_lost(self, why: str) -> bool:
         """Give the instance up if the client has seen nothing; an answer that has begun may still finish."""
-        if self._downstream.committed or self._failing_status or self.done.done():
+        if self._begun or self._failing_status or self.done.done():
             return False
         self._lose(why)
         return True
 
     def instance_down(self, why: str) -> None:
-        if self.done.done() or not self._downstream.committed:
+        if self.done.done() or not self._begun:
             return
         if self._measure_silence_s(self._connection.loop.time()) > SILENT_S:
             self._lose(why)
@@ -172,19 +184,33 @@ class Exchange:
         self._hold(wire, pieces)
         events = self._split(pieces)
         if events is None:
-            self._fail(InstanceFailure(FailureKind.PROTOCOL, f"the first event is over {MAX_HELD_BYTES} bytes"))
-        elif events:
-            told, is_held = [*map(event_object, events)], self._awaits_output and self._held_bytes <= MAX_HELD_BYTES
-            for event, value in zip(events if is_held else events[:1], told, strict=False):
-                if (failure := failure_in(event, value)) is not None:
-                    self._fail_by_event(failure, event)
-                    return
-            has_output = any(map(starts_output, told))
-            if has_output or not is_held:
-                self._commit()
-                self._receive = Exchange._watch
+            self._begin()
+            self._first_token()
+            return
+        events = [event for event in events if not is_comment(event)]
+        told, is_held = [*map(event_object, events)], self._awaits_output and self._held_bytes <= MAX_HELD_BYTES
+        for event, value in zip(events if is_held else events[:1], told, strict=False):
+            if (failure := failure_in(event, value)) is not None:
+                self._fail_by_event(failure, event)
+                return
+        self._only_comments = self._only_comments and not events
+        has_output = any(map(starts_output, told))
+        if has_output or (not is_held and (events or self._held_bytes > MAX_HELD_BYTES)):
+            self._begin()
+            self._receive = Exchange._watch
             if has_output:
                 self._first_token()
+        elif self._only_comments and not self._connection.complete:
+            self._pass_comments(wire, pieces)
+
+    def _pass_comments(self, wire: bytes, pieces: list[bytes]) -> None:
+        """Send the head and comments, where the framing lets the stream go on with the events of another instance."""
+        head, splitter = self._head, self._splitter
+        assert head is not None
+        assert splitter is not None
+        between_chunks = self._connection.between_chunks and wire.endswith(b"\r\n")
+        if pieces and splitter.only_comments and (between_chunks or head.framing is Framing.UNTIL_CLOSE):
+            self._send_held()
 
     def _hold_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         """The answer of a leg that does not stream, until it is whole."""
@@ -193,13 +219,13 @@ class Exchange:
             if gives_back(self.held_body()):
                 self._connection.abort()
                 return self._fail(GIVEN_BACK)
-            self._commit()
+            self._begin()
             self._receive = Exchange._pass_unless_given_back
         return None
 
     def _begin_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         self._hold(wire, pieces)
-        self._commit()
+        self._begin()
         self._receive = Exchange._pass
 
     def _watch(self, wire: bytes, pieces: list[bytes]) -> None:
@@ -235,20 +261,38 @@ class Exchange:
         return b"".join(piece for _, pieces in self._held for piece in pieces)
 
     def _split(self, pieces: list[bytes]) -> list[bytes] | None:
-        """Events that are complete now; None when one is too long to be read."""
+        """Events that are complete now; None when one is too long to be read, which shows that the prefill is over."""
         assert self._splitter is not None
-        try:
-            return self._splitter.feed(b"".join(pieces))
-        except ValueError:
-            return None
+        events = self._splitter.feed(b"".join(pieces))
+        return None if self._splitter.too_long else events
 
     def _first_token(self) -> None:
         self._receive = Exchange._pass_unless_given_back if self._awaits_output else Exchange._pass
         self._splitter = None
         self._on_first_token()
 
-    def _commit(self) -> None:
-        """Send the head and what was held. From here on there is no other try."""
+    def _begin(self) -> None:
+        """Send what was held. From here on there is no other try."""
+        self._begun = True
+        self._on_begin()
+        self._send_held()
+
+    def _send_held(self) -> None:
+        """Send what was held, behind the head."""
+        downstream = self._downstream
+        parts = [] if downstream.committed else [self._head_for_client()]
+        held, self._held = self._held, []
+        for wire, pieces in held:
+            parts.append(wire if self._reframe is None else self._reframe(pieces))
+            self._last_wire = wire
+            self._last_reads.append(pieces)
+        self._held_bytes = 0
+        if downstream.committed:
+            downstream.write(b"".join(parts))
+        else:
+            downstream.write_head(b"".join(parts))
+
+    def _head_for_client(self) -> bytes:
         head, downstream = self._head, self._downstream
         assert head is not None
         fields = fields_for_client(head.fields)
@@ -257,13 +301,7 @@ class Exchange:
         if not downstream.keeps_alive():
             fields.append((b"connection", b"close"))
         downstream.set_source(self._connection)
-        held, self._held = self._held, []
-        parts = [response_head(head.status, fields)]
-        for wire, pieces in held:
-            parts.append(wire if self._reframe is None else self._reframe(pieces))
-            self._last_wire = wire
-            self._last_reads.append(pieces)
-        downstream.write_head(b"".join(parts))
+        return response_head(head.status, fields)
 
     def _framing_fields(self, head: AnswerHead) -> list[Header]:
         """The framing towards the client: the instance's own, unless one of the two cannot have it."""
@@ -290,25 +328,36 @@ class Exchange:
         if self._failing_status:
             self._fail_by_status(self.held_body())
             return
-        if not self._downstream.committed:
-            if self._event_stream:
-                what = "token" if self._awaits_output else "event"
-                self._fail(InstanceFailure(FailureKind.PROTOCOL, f"the stream ended before its first {what}"))
+        if not self._begun:
+            if self._event_stream and (failed := self._failure_of_short_stream()) is not None:
+                self._fail_by_event(*failed)
                 return
             if (
-                self._awaits_output
+                not self._event_stream
+                and self._awaits_output
                 and head.status < 400
                 and (failure := failure_of_whole(self.held_body())) is not None
             ):
                 self._fail(failure)
                 return
-            self._commit()
+            self._begin()
         if self._usage is not None and self._usage.rest:
             self._downstream.write(as_chunk(self._usage.rest) if self._chunks else self._usage.rest)
         if self._chunks:
             self._downstream.write(b"0\r\n\r\n")
         ending = read_ending(self._tail(), streamed=self._event_stream)
         self._settle(ExchangeResult(head.status, ending))
+
+    def _failure_of_short_stream(self) -> tuple[InstanceFailure, bytes] | None:
+        """The failure of a stream that is over before it has begun, and its last bytes; None where these should reach
+        the client: what is no whole event may be meant for it."""
+        assert self._splitter is not None
+        rest = self._splitter.rest
+        if self._awaits_output or self._splitter.only_comments:
+            what = "token" if self._awaits_output else "event"
+            return InstanceFailure(FailureKind.PROTOCOL, f"the stream ended before its first {what}"), b""
+        failure = failure_in(rest, event_object(rest))
+        return None if failure is None else (failure, rest)
 
     def _fail(self, failure: InstanceFailure, *, answer: ErrorAnswer | None = None, overdue: bool = False) -> None:
         if self.done.done():
@@ -317,8 +366,11 @@ class Exchange:
             self._connection.abort()
         status = self._head.status if self._head is not None else 0
         # Settled first: breaking off closes the client's connection, which must not count as the client's own.
-        self._settle(ExchangeResult(status, failure=failure, error_answer=answer, overdue=overdue))
-        if self._downstream.committed:
+        goes_on = self._downstream.committed and not self._begun
+        self._settle(
+            ExchangeResult(status, failure=failure, error_answer=answer, overdue=overdue, stream_goes_on=goes_on)
+        )
+        if self._begun:
             timed_out = failure.kind is FailureKind.TIMEOUT
             error = (UpstreamTimeoutError if timed_out else UpstreamError)(f"the stream broke off: {failure.detail}")
             self._break_off(error)
@@ -344,7 +396,7 @@ class Exchange:
     def _between_events(self) -> bool:
         if self._usage is not None:
             return self._usage.between_events
-        return self._event_stream and b"".join(self._tail()).endswith((b"\n\n", b"\r\n\r\n"))
+        return self._event_stream and ends_event(b"".join(self._tail()))
 
     def _framed(self, event: bytes) -> bytes:
         """``event`` as the client's framing wants it; empty where it would land inside of a chunk, or of a length."""
@@ -376,17 +428,16 @@ class Exchange:
             detail = "the time for the whole request is over (router.total_timeout_s)"
             self._fail(InstanceFailure(FailureKind.TIMEOUT, detail), overdue=True)
             return
-        committed = self._downstream.committed
         silent_s = self._measure_silence_s(now_s)
-        if committed and silent_s > SILENT_S and self._port_refuses(self._connection.url):
+        if self._begun and silent_s > SILENT_S and self._port_refuses(self._connection.url):
             self._lose("the instance has closed its port and fallen silent")
-        elif (failure := times.judge(silent_s, committed=committed)) is not None:
+        elif (failure := times.judge(silent_s, begun=self._begun)) is not None:
             self._fail(failure)
 
     def _measure_silence_s(self, now_s: float) -> float:
         """Time since the answer's last progress, to the sweeper's interval; 0 while the client is slower than the
-        instance."""
-        if self._downstream.committed and (self._progressed or self._connection.paused):
+        instance. Comments before the first event are none: a hung engine may have a front end that sends them."""
+        if self._begun and (self._progressed or self._connection.paused):
             self._progressed = False
             self._last_progress_s = now_s
         return now_s - self._last_progress_s

@@ -48,6 +48,7 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
     sent_id = request.get(b"x-request-id")
     request_id = mint_request_id()
     placed: PlacedRequest | None = None
+    forwarding: _Forwarding | None = None
     try:
         if sent_id is not None:
             request_id = read_request_id(sent_id.decode("latin-1"))
@@ -62,14 +63,16 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
         if plane.traces is not None:
             inference_request.trace = plane.traces.begin(request.get(trace_context.FIELD))
         placed = await plane.lifecycle.place(inference_request)
-        await _Forwarding(request, inference_request, placed, downstream, plane).run()
+        forwarding = _Forwarding(request, inference_request, placed, downstream, plane)
+        await forwarding.run()
     except Exception as error:
         refusal = from_exception(error)
         # The id in the fleet: the client's own may be another live request's.
         request_id = placed.request_id if placed is not None else refusal.request_id or request_id
         if refusal.status == 500:
             _log.error("request %s failed inside the router", request_id, exc_info=error)
-        downstream.refuse(refusal, [(b"x-request-id", request_id.encode())])
+        answering = downstream if forwarding is None else forwarding.downstream
+        answering.refuse(refusal, [(b"x-request-id", request_id.encode())])
 
 
 class _Forwarding:
@@ -101,6 +104,8 @@ class _Forwarding:
             result = await self._try_until_sent()
             if result.sent_events is not None:
                 result = await self._go_on(result)
+            elif result.failure is None and isinstance(self.downstream, Continuation):
+                self.downstream.end()
             outcome, usage = self._outcome(result), self._usage(result)
         except asyncio.CancelledError:
             outcome = Outcome.CLIENT_GONE if self.downstream.gone else Outcome.CUT_OFF
@@ -151,6 +156,8 @@ class _Forwarding:
         while True:
             result = await self._try_instance()
             failure = result.failure
+            if result.stream_goes_on:
+                self.downstream = Continuation(self.downstream, 0, begun=False)
             if failure is None or self.downstream.committed:
                 if result.engine_died:
                     self._placed.engine_died()
@@ -191,6 +198,7 @@ class _Forwarding:
             target,
             body or self.body,
             self.downstream,
+            self._fleet_fields,
             self._begin_answer,
             on_first_token or self._placed.first_token,
             self._asks_usage,
@@ -245,11 +253,10 @@ class _Forwarding:
         return edited(body, edits) if edits else [body]
 
     # what goes to the client ---------------------------------------------------------------------------------
-    def _begin_answer(self) -> list[Header]:
-        """There is no other try from here on: drop the body, and add the fleet's fields to the answer's."""
+    def _begin_answer(self) -> None:
+        """There is no other try from here on: drop the body."""
         if not self._keeps:
             self.request.drop_body()
-        return self._fleet_fields()
 
     def _fleet_fields(self) -> list[Header]:
         placed = self._placed

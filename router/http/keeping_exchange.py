@@ -49,11 +49,14 @@ class KeepingExchange(Exchange):
     _sent_events: bytes | None = None
     """Once it was given back."""
 
-    def _commit(self) -> None:
-        if self._event_stream and self._held_bytes <= MAX_HELD_BYTES:
+    def _send_held(self) -> None:
+        if self._event_stream and not self._downstream.committed:
             self._kept = KeptEvents()
+        if self._kept is not None and self._held_bytes <= MAX_HELD_BYTES:
             self._kept.add([piece for _, pieces in self._held for piece in pieces])
-        super()._commit()
+        else:
+            self._kept = None
+        super()._send_held()
 
     def _first_token(self) -> None:
         super()._first_token()

@@ -52,6 +52,7 @@ class Sending:
     """Made for every try, and not kept while its answer is awaited."""
     downstream: Downstream
     on_commit: Callable[[], list[Header]]
+    on_begin: Callable[[], None] = nothing
     on_first_token: Callable[[], None] = nothing
     hides_usage: bool = False
     awaits_output: bool = False
@@ -140,6 +141,7 @@ class Sender:
             sending.downstream,
             ExchangeTimes(*limits_s),
             on_commit=sending.on_commit,
+            on_begin=sending.on_begin,
             on_first_token=sending.on_first_token,
             port_refuses=plane.port_checks.refuses,
             hides_usage=sending.hides_usage,

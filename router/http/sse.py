@@ -1,12 +1,14 @@
-"""Server-sent events as vLLM streams them: where events end, and what the first ones contain.
+"""Server-sent events: where events end, and what the first ones contain.
 
-Only the start of a stream is parsed, up to its first token; from there bytes pass unread.
+A line ends with LF, CRLF or CR, and an empty line ends an event; the three may be mixed (WHATWG HTML, section 9.2). A
+line that begins with a colon is a comment, which clients skip. Only the start of a stream is parsed, up to its first
+token; from there bytes pass unread.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -14,7 +16,12 @@ import orjson
 from router.outcome import ENGINE_DEATH
 from scheduling.values import value
 
-EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+EVENT_END: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
+_LONGEST_END: Final = 4
+_AT_EVENT_END: Final = re.compile(EVENT_END.pattern + rb"\Z")
+_BOM: Final = b"\xef\xbb\xbf"
+_COMMENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?(?:(?::[^\r\n]*)?(?:\r\n|\n|\r))*")
+"""Whole lines that are comments, or empty."""
 _PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
 _OUTPUT_TOKENS: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
 _CACHED_TOKENS: Final = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,12})')
@@ -24,9 +31,9 @@ _TAIL_BYTES: Final = 16 << 10
 
 # A key named so is structure, not content: quotes inside of a JSON string are escaped.
 _ERROR_EVENT: Final = re.compile(
-    rb'^data:\s*\{\s*(?:"error"\s*:\s*\{|"type"\s*:\s*"(?:error|response\.failed)")'
-    rb"|^event: (?:error|response\.failed)\r?\n",
-    re.MULTILINE,
+    rb"(?:\A|(?<=[\r\n]))(?:"
+    rb'data:\s*\{(?:\s|[\r\n]data:)*(?:"error"\s*:\s*\{|"type"\s*:\s*"(?:error|response\.failed)")'
+    rb"|event: ?(?:error|response\.failed)[\r\n])"
 )
 _ENGINE_DEATH: Final = ENGINE_DEATH.encode()
 _ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"')
@@ -35,39 +42,142 @@ _DELTA_OUTPUT: Final = ("content", "reasoning_content", "reasoning", "tool_calls
 
 
 class EventSplitter:
-    """Cuts a byte stream into complete events; holds back at most ``limit_bytes`` of an incomplete one."""
+    """Cuts a byte stream into complete events.
+
+    What it returns, and then ``rest``, are all bytes of the stream in their order. An event ends with the first byte
+    that ends its empty line: an LF behind that CR is the begin of what follows, where it means nothing.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._rest = b""
+        self._rest = bytearray()
+
+    @property
+    def rest(self) -> bytes:
+        """The part of an event that has come of it."""
+        return bytes(self._rest)
+
+    @property
+    def too_long(self) -> bool:
+        """An event that is not complete is longer than the limit."""
+        return len(self._rest) > self._limit_bytes
+
+    @property
+    def only_comments(self) -> bool:
+        """``rest`` has only whole lines that clients skip."""
+        return _COMMENTS.fullmatch(self._rest) is not None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The events that ``data`` completes, without the empty lines that end them.
+        """The events that ``data`` completes, with the empty lines that end them."""
+        searched = max(0, len(self._rest) - _LONGEST_END + 1)
+        self._rest += data
+        ends = [end.end() for end in EVENT_END.finditer(self._rest, searched)]
+        if not ends:
+            return []
+        whole = bytes(self._rest[: ends[-1]])
+        del self._rest[: ends[-1]]
+        return [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
-        Raises:
-            ValueError: an event is longer than the limit.
-        """
-        if self._rest:
-            data = self._rest + data
-        events = EVENT_END.split(data)
-        self._rest = events.pop()
-        if len(self._rest) > self._limit_bytes:
-            raise ValueError(f"an event is over {self._limit_bytes} bytes")
-        return [event for event in events if event]
+    def take(self, count: int) -> bytes:
+        """Remove the first bytes of ``rest``, and return them."""
+        taken = bytes(self._rest[:count])
+        del self._rest[:count]
+        return taken
+
+
+class EventEditor:
+    """Passes a stream on by complete events, each of them as ``edit`` returns it.
+
+    Comments pass at once, and events that are longer than the limit in parts, as they are.
+    """
+
+    def __init__(self, edit: Callable[[bytes], bytes], limit_bytes: int) -> None:
+        self._edit = edit
+        self._splitter = EventSplitter(limit_bytes)
+        self._in_long_event = False
+        self._ends_with_cr = False
+        """The last event did, and an LF that comes next is a part of its end."""
+        self._kept_last = True
+
+    @property
+    def rest(self) -> bytes:
+        """The part of an event that has come of it, and was not passed on."""
+        return self._splitter.rest
+
+    @property
+    def between_events(self) -> bool:
+        """Whether the bytes passed on so far end with an event, or with a comment."""
+        return not self._in_long_event
+
+    @property
+    def idle(self) -> bool:
+        """Whether the next byte begins an event."""
+        return not (self._in_long_event or self._ends_with_cr or self._splitter.rest)
+
+    def feed(self, data: bytes) -> bytes:
+        """What is passed on of the next bytes; may be empty."""
+        if not data:
+            return b""
+        made = []
+        if self._ends_with_cr and data.startswith(b"\n"):
+            data = data[1:]
+            if self._kept_last:
+                made.append(b"\n")
+        self._ends_with_cr = False
+        for event in self._splitter.feed(data):
+            skipped = len(event) if self._in_long_event else _comment_bytes(event)
+            edited = self._edit(event[skipped:]) if skipped < len(event) else b""
+            made += (event[:skipped], edited)
+            self._kept_last, self._ends_with_cr = bool(edited) or skipped == len(event), event.endswith(b"\r")
+            self._in_long_event = False
+        rest = self._splitter.rest
+        if rest:
+            self._ends_with_cr = False
+            made.append(self._splitter.take(self._passable(rest)))
+        return b"".join(made)
+
+    def _passable(self, rest: bytes) -> int:
+        """How many bytes of an event that is not complete pass: not its last line ends, which may end it."""
+        if self._in_long_event or self._splitter.too_long:
+            self._in_long_event = True
+            return len(rest.rstrip(b"\r\n"))
+        return _comment_bytes(rest)
+
+
+def _comment_bytes(data: bytes) -> int:
+    """How many of its first bytes are whole lines that clients skip."""
+    comments = _COMMENTS.match(data)
+    return comments.end() if comments is not None else 0
+
+
+def ends_event(data: bytes) -> bool:
+    """Whether the last byte ends an event."""
+    return _AT_EVENT_END.search(data[-_LONGEST_END:]) is not None
+
+
+def is_comment(event: bytes) -> bool:
+    """Whether clients skip all of it."""
+    return _COMMENTS.fullmatch(event) is not None
+
+
+def comments_of(event: bytes) -> bytes:
+    """Its lines that are comments."""
+    return b"".join(line for line in event.splitlines(keepends=True) if line.startswith(b":")) if b":" in event else b""
 
 
 def event_data(event: bytes) -> bytes:
     """The joined ``data`` lines of an event; empty for a comment."""
-    if event.startswith(b"data: ") and b"\n" not in event:
+    event = event.rstrip(b"\r\n")
+    if event.startswith(b"data: ") and b"\n" not in event and b"\r" not in event:
         return event[6:]
-    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
-    return b"\n".join(lines)
+    lines = event.removeprefix(_BOM).splitlines()
+    return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:") or line == b"data")
 
 
 def event_object(event: bytes) -> Mapping[str, Any] | None:
     """The JSON object an event carries; None for comments, ``[DONE]`` and anything else."""
     data = event_data(event)
-    if not data.startswith(b"{"):
+    if not data.lstrip().startswith(b"{"):
         return None
     try:
         value = orjson.loads(data)

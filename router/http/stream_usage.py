@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from router.http.model_field import Edit
-from router.http.sse import EVENT_END, event_object
+from router.http.sse import EventEditor, comments_of, event_object
 
 _OPTION: Final = b'"stream_options":{"include_usage":true},'
 _USAGE: Final = b'"usage"'
@@ -37,36 +37,29 @@ class UsageRemover:
     """
 
     def __init__(self) -> None:
-        self.rest = b""
+        self._editor = EventEditor(_without_usage, _MAX_HELD_BYTES)
+
+    @property
+    def rest(self) -> bytes:
         """An event that is not complete yet. The client gets it when it is, or when the stream ends."""
-        self.between_events = True
+        return self._editor.rest
+
+    @property
+    def between_events(self) -> bool:
         """Whether the bytes passed on so far end with an event."""
+        return self._editor.between_events
 
     def feed(self, pieces: list[bytes]) -> bytes:
         """The client's part of the next bytes; may be empty."""
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if data.endswith(b"\n\n") and _USAGE not in data and not self.rest and self.between_events:
+        if data.endswith((b"\n\n", b"\r\n\r\n")) and _USAGE not in data and self._editor.idle:
             return data
-        return self._look_at(self.rest + data)
-
-    def _look_at(self, data: bytes) -> bytes:
-        kept = []
-        start = 0
-        for end in EVENT_END.finditer(data):
-            if not _is_usage(data[start : end.start()]):
-                kept.append(data[start : end.end()])
-            start = end.end()
-            self.between_events = True
-        self.rest = data[start:]
-        if len(self.rest) > _MAX_HELD_BYTES:
-            kept.append(self.rest)
-            self.rest = b""
-            self.between_events = False
-        return b"".join(kept)
+        return self._editor.feed(data)
 
 
-def _is_usage(event: bytes) -> bool:
+def _without_usage(event: bytes) -> bytes:
     if _USAGE not in event:
-        return False
+        return event
     value = event_object(event)
-    return value is not None and value.get("choices") == [] and isinstance(value.get("usage"), dict)
+    is_usage = value is not None and value.get("choices") == [] and isinstance(value.get("usage"), dict)
+    return comments_of(event) if is_usage else event

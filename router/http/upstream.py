@@ -115,6 +115,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._sink = sink
 
     @property
+    def complete(self) -> bool:
+        """The end of the answer has come."""
+        return self._complete
+
+    @property
     def reusable(self) -> bool:
         """The last answer is complete and the connection may carry another request."""
         return (

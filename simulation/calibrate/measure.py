@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import orjson
 
+from simulation.answer_stream import EVENT_END
 from simulation.calibrate.fit import DecodeTime, PrefillTime
 from simulation.http_client import HttpClient, HttpClientError
 
@@ -92,9 +93,9 @@ class _Stream:
 
     def feed(self, data: bytes) -> None:
         now_s = time.perf_counter()
-        events = (self._rest + data).split(b"\n\n")
+        events = EVENT_END.split(self._rest + data)
         self._rest = events.pop()
-        for event in events:
+        for event in map(bytes.strip, events):
             if event.startswith(b'data: {"error"'):
                 self.error = event
             elif event.startswith(b"data: {"):

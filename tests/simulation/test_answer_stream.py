@@ -20,9 +20,11 @@ def events(*chunks: dict[str, object], done: bool = True) -> bytes:
     return lines + (b"data: [DONE]\n\n" if done else b"")
 
 
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("piece", [1, 7, 100_000])
-def test_a_stream_reads_the_same_however_it_is_cut(piece: int) -> None:
+def test_a_stream_reads_the_same_however_it_is_cut(piece: int, line_end: bytes) -> None:
     data = b": a comment\n\n" + events(ROLE, text("one "), text("two", "length"), USAGE)
+    data = data.replace(b"\n", line_end)
     stream = AnswerStream(lambda: 5.0)
     for at in range(0, len(data), piece):
         stream.feed(data[at : at + piece])

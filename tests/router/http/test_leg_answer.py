@@ -56,6 +56,7 @@ def exchange(kind: bytes) -> tuple[Exchange, Client, Connection]:
         answer,
         FOREVER,
         on_commit=list,
+        on_begin=lambda: None,
         on_first_token=lambda: None,
         port_refuses=lambda _: False,
         awaits_output=True,
@@ -166,6 +167,7 @@ def prefill_exchange(status: int = 200, kind: bytes = b"application/json") -> Pr
         NO_CLIENT,
         FOREVER,
         on_commit=list,
+        on_begin=lambda: None,
         on_first_token=lambda: None,
         port_refuses=lambda _: False,
     )

@@ -5,38 +5,117 @@ import random
 import orjson
 import pytest
 
-from router.http.sse import Ending, EventSplitter, event_data, event_object, is_error, read_ending, starts_output
+from router.http.sse import (
+    Ending,
+    EventEditor,
+    EventSplitter,
+    ends_event,
+    event_data,
+    event_object,
+    is_comment,
+    is_error,
+    read_ending,
+    starts_output,
+)
 
 
 def delta(**fields: object) -> dict[str, object]:
     return {"choices": [{"index": 0, "delta": fields}]}
 
 
-@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
-def test_events_are_found_however_the_stream_is_cut(end: bytes) -> None:
-    rng = random.Random(7)
-    events = [b"data: " + b"x" * rng.randint(1, 40) for _ in range(50)]
-    wire = b"".join(event + end for event in events)
-    for _ in range(20):
-        splitter, got, start = EventSplitter(100), [], 0
-        while start < len(wire):
-            size = rng.randint(1, 60)
-            got += splitter.feed(wire[start : start + size])
-            start += size
-        assert got == events
+def random_stream(rng: random.Random, events: int = 40) -> bytes:
+    """Any stream that the grammar of WHATWG HTML allows, its line ends mixed."""
+    ends = rng.choice([[b"\n"], [b"\r\n"], [b"\r"], [b"\n", b"\r\n", b"\r"]])
+    lines = [b"data: x", b"data:y", b"data", b"data:", b": comment", b":", b"event: e", b"id", b"retry: 5", b"other"]
+    stream = rng.choice([b"", b"\xef\xbb\xbf"])
+    for _ in range(events):
+        for line in [*rng.choices(lines, k=rng.randint(0, 4)), b""]:
+            end = rng.choice(ends)
+            # A CR and the LF of a following empty line would be read as one line end.
+            stream += line + (b"\r\n" if not line and end == b"\n" and stream.endswith(b"\r") else end)
+    return stream
 
 
-def test_an_event_over_the_limit_is_an_error_even_when_it_comes_in_drops() -> None:
+def in_pieces(rng: random.Random, stream: bytes) -> list[bytes]:
+    pieces, most = [], rng.choice([1, 3, 30, 300])
+    while stream:
+        size = rng.randint(1, most)
+        pieces.append(stream[:size])
+        stream = stream[size:]
+    return pieces
+
+
+def dispatched(stream: bytes) -> list[bytes]:
+    """What a client gets of a stream, read line by line as the standard says."""
+    messages, data = [], []
+    lines = stream.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    for line in lines[:-1]:
+        name, _, value = line.partition(b":")
+        if line and name == b"data":
+            data.append(value.removeprefix(b" "))
+        elif not line and data:
+            messages.append(b"\n".join(data))
+            data = []
+    return messages
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_splitter_finds_the_events_that_a_client_does_however_the_stream_is_written_and_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    stream = random_stream(rng)
+    splitter = EventSplitter(1000)
+    events, come = [], b""
+    for piece in in_pieces(rng, stream):
+        events += splitter.feed(piece)
+        come += piece
+        read = [event_data(event) for event in events if event_data(event) or b"data" in event]
+        assert read == dispatched(come), "an event is found with the byte that ends it"
+        assert b"".join(events) + splitter.rest == come
+    assert all(ends_event(event) for event in events)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_an_edited_stream_has_all_bytes_of_the_events_that_are_not_edited(seed: int) -> None:
+    rng = random.Random(seed)
+    stream = random_stream(rng)
+
+    same = EventEditor(lambda event: event, 20)
+    passed = b"".join(map(same.feed, in_pieces(rng, stream))) + same.rest
+    without = EventEditor(lambda event: b"" if b"data:y" in event else event, 1000)
+    left = b"".join(map(without.feed, in_pieces(rng, stream))) + without.rest
+
+    assert passed == stream
+    assert dispatched(left) == [message for message in dispatched(stream) if b"y" not in message]
+
+
+@pytest.mark.parametrize("comment", [b": c\n", b": c\r\n", b":\r", b": c\n\n", b"\n", b"\xef\xbb\xbf: c\n"])
+def test_a_comment_passes_at_once(comment: bytes) -> None:
+    editor = EventEditor(lambda event: event, 1000)
+    assert editor.feed(comment + b"data: x") == comment
+    assert editor.feed(b"\n\n" + comment.removeprefix(b"\xef\xbb\xbf")).startswith(b"data: x\n\n")
+    assert editor.rest == b""
+
+
+def test_a_comment_is_whole_lines_that_begin_with_a_colon() -> None:
+    assert is_comment(b": a\r\n:b\n\n") and is_comment(b"\n\n")
+    assert not is_comment(b": a\ndata: x\n\n") and not is_comment(b"data: :\n\n")
+
+
+def test_an_event_over_the_limit_is_known_as_such_even_when_it_comes_in_drops() -> None:
     splitter = EventSplitter(100)
-    with pytest.raises(ValueError, match="over 100 bytes"):
-        for _ in range(101):
-            splitter.feed(b"x")
+    for _ in range(100):
+        splitter.feed(b"x")
+    assert not splitter.too_long
+    splitter.feed(b"x")
+    assert splitter.too_long
 
 
 def test_data_lines_are_joined_and_comments_carry_nothing() -> None:
     assert event_data(b"data: a\ndata:b") == b"a\nb"
     assert event_data(b": ping") == b""
     assert event_data(b'event: delta\r\ndata: {"a":1}') == b'{"a":1}'
+    assert event_data(b"\xef\xbb\xbfdata: a\rdata\r\r") == b"a\n"
+    assert event_object(b'data: {"a":\ndata:  1}\n\n') == {"a": 1}
     assert event_object(b"data: [DONE]") is None
     assert event_object(b"data: {broken") is None
 
@@ -137,5 +216,7 @@ def test_usage_of_the_agents_apis_counts_the_whole_prompt() -> None:
     ],
 )
 def test_streams_of_the_agents_apis_that_end_in_an_error_have_failed(event: bytes) -> None:
-    assert read_ending([b"data: {}\n\n", event], streamed=True).error_status == 500
+    for end in (b"\n", b"\r\n", b"\r"):
+        pieces = [b"data: {}\n\n".replace(b"\n", end), event.replace(b"\n", end)]
+        assert read_ending(pieces, streamed=True).error_status == 500
     assert read_ending([b'data: {"delta": "event: error"}\n\n'], streamed=True).error_status is None

@@ -29,6 +29,13 @@ def test_the_event_of_usage_alone_is_missing(line_end: bytes, cut: int) -> None:
     assert passed == (TOKEN + b": comment\n\n" + DONE).replace(b"\n", line_end)
 
 
+def test_comments_pass_at_once_and_those_beside_the_usage_stay() -> None:
+    remover = UsageRemover()
+    assert remover.feed([b": one\n"]) == b": one\n"
+    assert remover.feed([b": two\n" + USAGE[:9]]) == b": two\n"
+    assert remover.feed([USAGE[9:-1] + b": three\n\n", DONE]) == b": three\n" + DONE
+
+
 def test_usage_beside_a_choice_stays() -> None:
     event = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}\n\n'
     assert UsageRemover().feed([event]) == event

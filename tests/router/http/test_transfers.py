@@ -45,6 +45,7 @@ async def begin(upstreams: UpstreamPool, url: str) -> tuple[UpstreamConnection, 
         NO_CLIENT,
         ExchangeTimes(1e9, 1e9, 1e9),
         on_commit=list,
+        on_begin=lambda: None,
         on_first_token=lambda: None,
         port_refuses=lambda _: False,
     )

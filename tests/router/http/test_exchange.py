@@ -1,0 +1,233 @@
+"""Streams of every form that engines may write: long first events, mixed line ends, comments."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import orjson
+import pytest
+
+from router.http.exchange import MAX_HELD_BYTES
+from router.outcome import FailureKind, Outcome
+
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\n'
+DONE = b"data: [DONE]\n\n"
+COMMENT = b": the engine is busy\n\n"
+
+
+@pytest.fixture
+def fleet(kit, start_instance, start_router):
+    """A router in front of scripted instances, and a connected client."""
+
+    async def start(*scripts, **settings):
+        instances = [await start_instance(script) for script in scripts]
+        lifecycle = kit.Lifecycle([instance.url for instance in instances])
+        router = await start_router(lifecycle, **settings)
+        return lifecycle, instances, await router.connect()
+
+    return start
+
+
+def streaming(*chunks: bytes, ends: bool = True):
+    """A script that sends these chunks, and then ends its answer or breaks it."""
+
+    async def script(talk):
+        await talk.begin_stream()
+        for chunk in chunks:
+            await talk.chunk(chunk)
+        if ends:
+            await talk.send(b"0\r\n\r\n")
+        else:
+            talk.writer.close()
+
+    return script
+
+
+def in_pieces(rng: random.Random, stream: bytes) -> list[bytes]:
+    pieces, most = [], rng.choice([1, 5, 50, 500])
+    while stream:
+        size = rng.randint(1, most)
+        pieces.append(stream[:size])
+        stream = stream[size:]
+    return pieces
+
+
+# what is too long to be held -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("asks_usage", [True, False])
+@pytest.mark.parametrize("cut", [1 << 10, 1 << 20])
+async def test_a_first_event_of_any_length_passes_and_is_the_first_token(fleet, kit, asks_usage, cut: int) -> None:
+    """vLLM sends such for return_token_ids, and for echo with log probabilities."""
+    ids = orjson.dumps([*range(60_000)])
+    event = b'data: {"choices":[{"index":0,"text":"a","prompt_token_ids":%b}]}\n\n' % ids
+    assert len(event) > MAX_HELD_BYTES
+    stream = event + TOKEN + DONE
+    lifecycle, _, client = await fleet(streaming(*(stream[at : at + cut] for at in range(0, len(stream), cut))))
+    client.chat(stream=True, asks_usage=asks_usage)
+    answer = await client.answer()
+    assert answer.status == 200 and answer.whole and answer.body == stream
+    await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.COMPLETED)
+    assert lifecycle.placed_request.first_tokens == 1 and lifecycle.placed_request.failures == []
+
+
+async def test_the_client_has_a_long_first_event_before_it_is_whole(fleet, kit) -> None:
+    go = asyncio.Event()
+    long = b"data: " + b"x" * MAX_HELD_BYTES
+
+    async def script(talk):
+        await talk.begin_stream()
+        await talk.chunk(long)
+        await go.wait()
+        await talk.chunk(b"\n\n")
+        await talk.end_stream()
+
+    _, _, client = await fleet(script)
+    client.chat(stream=True, asks_usage=True)
+    assert (await client.head()).status == 200
+    assert await client.chunk() == long, "it passes before its end has come"
+    go.set()
+
+
+async def test_what_is_no_whole_event_at_the_end_of_a_stream_reaches_the_client(fleet) -> None:
+    lifecycle, _, client = await fleet(streaming(b'{"choices":[]}\n'))
+    client.chat(stream=True, asks_usage=True)
+    answer = await client.answer()
+    assert (answer.status, answer.body) == (200, b'{"choices":[]}\n')
+    assert lifecycle.placed_request.failures == []
+
+
+# line ends -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(12))
+async def test_a_stream_passes_byte_for_byte_whatever_its_line_ends_and_however_it_is_cut(fleet, kit, seed) -> None:
+    rng = random.Random(seed)
+    ends = [[b"\n"], [b"\r\n"], [b"\r"], [b"\n", b"\r\n", b"\r"]]
+    streams = []
+
+    def written(event: bytes, choice: list[bytes]) -> bytes:
+        first, second = rng.choice(choice), rng.choice(choice)
+        return event.strip() + first + (b"\r\n" if (first, second) == (b"\r", b"\n") else second)
+
+    async def script(talk):
+        choice = rng.choice(ends)
+        events = [written(event, choice) for event in [COMMENT, ROLE, COMMENT, TOKEN, TOKEN, COMMENT, DONE]]
+        asked = b"include_usage" in talk.body
+        sent = [*events[:-1], written(USAGE, choice), events[-1]] if asked else events
+        streams.append((b"".join(events), b"".join(sent)))
+        await talk.begin_stream()
+        for piece in in_pieces(rng, b"\xef\xbb\xbf" + b"".join(sent)):
+            await talk.chunk(piece)
+        await talk.send(b"0\r\n\r\n")
+
+    lifecycle, _, client = await fleet(script)
+    for asks_usage in (True, False, False, True):
+        client.chat(stream=True, asks_usage=asks_usage)
+        answer = await client.answer()
+        assert answer.whole
+        assert answer.body == b"\xef\xbb\xbf" + streams[-1][asks_usage]
+    assert [placed.first_tokens for placed in lifecycle.placed_requests] == [1] * 4
+    assert all(not placed.failures for placed in lifecycle.placed_requests)
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n", b"\r\n\n", b"\r\r\n", b"\n\r", b"\r\n\r"])
+async def test_the_first_token_is_seen_when_its_event_ends_whatever_the_line_ends(fleet, kit, end: bytes) -> None:
+    go = asyncio.Event()
+
+    async def script(talk):
+        await talk.begin_stream()
+        await talk.chunk(ROLE.strip() + end)
+        await go.wait()
+        await talk.chunk(TOKEN.strip() + end)
+        await talk.until_closed()
+
+    lifecycle, _, client = await fleet(script)
+    client.chat(stream=True, asks_usage=True)
+    await client.head()
+    assert b"assistant" in await client.chunk()
+    assert lifecycle.placed_request.first_tokens == 0
+    go.set()
+    assert b'"a"' in await client.chunk()
+    await kit.eventually(lambda: lifecycle.placed_request.first_tokens == 1)
+
+
+# comments ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("comment", [b":\n\n", b": ping\n", b": ping\r\n\r\n", b"\xef\xbb\xbf: ping\n\n", b"\n"])
+@pytest.mark.parametrize("asks_usage", [True, False])
+async def test_a_comment_before_the_first_event_passes_at_once_and_is_no_first_token(
+    fleet, kit, comment: bytes, asks_usage: bool
+) -> None:
+    go = asyncio.Event()
+
+    async def script(talk):
+        await talk.begin_stream()
+        await talk.chunk(comment)
+        await go.wait()
+        await talk.chunk(TOKEN)
+        await talk.end_stream()
+
+    lifecycle, _, client = await fleet(script)
+    client.chat(stream=True, asks_usage=asks_usage)
+    assert (await client.head()).status == 200
+    assert await client.chunk() == comment
+    assert lifecycle.placed_request.first_tokens == 0
+    go.set()
+    assert (await client.chunk()).startswith(TOKEN)
+    await kit.eventually(lambda: lifecycle.placed_request.first_tokens == 1)
+
+
+async def begin_and_fail(talk):
+    await talk.begin_stream()
+    await talk.chunk(COMMENT)
+    await talk.event({"error": {"message": "engine dead", "code": 500}})
+    await talk.send(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("asks_usage", [True, False])
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [
+        (streaming(COMMENT, ends=False), FailureKind.CLOSED),
+        (streaming(COMMENT, COMMENT, TOKEN[:9], ends=False), FailureKind.CLOSED),
+        (streaming(COMMENT), FailureKind.PROTOCOL),
+        (begin_and_fail, FailureKind.STATUS),
+    ],
+)
+async def test_another_instance_answers_in_a_stream_of_which_only_comments_have_come(
+    fleet, kit, script, kind: FailureKind, asks_usage: bool, version: str
+) -> None:
+    lifecycle, _, client = await fleet(script, streaming(COMMENT, ROLE, TOKEN, DONE))
+    options = {"stream_options": {"include_usage": True}} if asks_usage else {}
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **options})
+    client.send(b"POST %b HTTP/%b\r\nhost: f\r\ncontent-length: %d\r\n\r\n" % (kit.CHAT.encode(), version.encode(), len(body)))
+    client.send(body)
+    answer = await client.answer()
+    assert answer.status == 200 and answer.whole
+    assert answer.body.removeprefix(COMMENT).removeprefix(COMMENT).removeprefix(COMMENT) == ROLE + TOKEN + DONE
+    placed = lifecycle.placed_request
+    await kit.eventually(lambda: placed.outcome is Outcome.COMPLETED)
+    assert [failure.kind for failure in placed.failures] == [kind] and placed.first_tokens == 1
+
+
+async def test_a_client_that_has_comments_alone_gets_an_error_event_when_no_instance_is_left(fleet, kit) -> None:
+    lifecycle, _, client = await fleet(streaming(COMMENT, ends=False), streaming(COMMENT, ends=False))
+    client.chat(stream=True)
+    answer = await client.answer()
+    assert answer.status == 200 and not answer.whole
+    assert b'data: {"error":' in answer.body.removeprefix(COMMENT + COMMENT)
+    await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED)
+
+
+async def test_comments_do_not_keep_a_hung_engine_from_its_timeout(fleet, kit) -> None:
+    async def hung(talk):
+        await talk.begin_stream()
+        while True:
+            await talk.chunk(COMMENT)
+            await asyncio.sleep(0.02)
+
+    lifecycle, _, client = await fleet(hung, streaming(TOKEN, DONE), first_byte_timeout_s=0.3)
+    client.chat(stream=True)
+    answer = await client.answer()
+    assert answer.whole and answer.body.endswith(COMMENT + TOKEN + DONE)
+    assert [failure.kind for failure in lifecycle.placed_request.failures] == [FailureKind.TIMEOUT]
