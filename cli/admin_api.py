@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
@@ -40,25 +41,33 @@ class AdminApi:
         self._pool = arguments.pool
         self._key = settings.router.admin_key.get_secret_value() if settings.router.admin_key else None
 
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    def call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, query: Mapping[str, object] | None = None
+    ) -> Any:
         """The JSON of the answer.
 
         Raises:
             CommandError: no answer, or an error; with the replica's own message.
         """
-        answer = self.ask(method, path, body)
+        answer = self.ask(method, path, body, query)
         refuse_errors(answer)
         return answer.json
 
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
+    def ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, query: Mapping[str, object] | None = None
+    ) -> Answer:
         """The answer, with any status.
 
         Raises:
             CommandError: no server answers.
         """
-        query = f"?{urlencode({'pool': self._pool})}" if self._pool else ""
+        asked = {**(query or {}), **({"pool": self._pool} if self._pool else {})}
         answer = fetch(
-            f"{self._base_url}/admin{path}{query}", method=method, body=body, key=self._key, timeout_s=_TIMEOUT_S
+            f"{self._base_url}/admin{path}{'?' if asked else ''}{urlencode(asked)}",
+            method=method,
+            body=body,
+            key=self._key,
+            timeout_s=_TIMEOUT_S,
         )
         if answer.status == 0:
             reason = answer.body.decode(errors="replace")

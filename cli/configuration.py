@@ -52,6 +52,14 @@ def load_settings(flags: Sequence[Assignment], environment: Mapping[str, str], c
     return validated(assignments)
 
 
+def names_a_fleet(flags: Sequence[Assignment], environment: Mapping[str, str], config: Path | None) -> bool:
+    """Whether the user says which fleet is meant: by a file, or by where its store or its routers are."""
+    if config is not None or environment.get(CONFIG_VARIABLE):
+        return True
+    given = {assignment.path for assignment in (*from_environment(environment), *flags)}
+    return not given.isdisjoint({("store", "url"), ("router", "port"), ("router", "host")})
+
+
 def validated(assignments: Iterable[Assignment]) -> Settings:
     """The settings tree after all assignments, later ones over earlier ones.
 

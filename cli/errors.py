@@ -11,10 +11,14 @@ class CommandError(Exception):
     exit_code = 1
 
 
-class UnfitSettingsError(CommandError):
-    """The settings were read and turn out not to be usable."""
+class UsageError(CommandError):
+    """A word of the command line cannot be used."""
 
     exit_code = 2
+
+
+class UnfitSettingsError(UsageError):
+    """The settings were read and turn out not to be usable."""
 
 
 def of_store(error: StoreError) -> CommandError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -14,20 +16,64 @@ from cli.admin_api import AdminApi, add_connection_arguments
 from cli.settings import Settings
 from simulation.terminal import terminal
 
+LISTED = 20
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_arguments(parser)
-    parser.add_argument("request", metavar="REQUEST", help="the answer's x-request-id")
+    parser.add_argument(
+        "request",
+        metavar="REQUEST",
+        nargs="?",
+        help="the answer's x-request-id, or the id in its body (chatcmpl-…, resp_…); without one the last requests are"
+        " listed",
+    )
+    parser.add_argument("--limit", type=int, default=LISTED, metavar="N", help="requests listed at most")
     parser.add_argument("--json", action="store_true", help="all of it, as JSON")
 
 
+def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:
+    return not arguments.url
+
+
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
-    story = AdminApi(arguments, settings).call("GET", f"/explain/{quote(arguments.request, safe='')}")
-    if arguments.json:
-        print(json.dumps(story, indent=2))
+    api = AdminApi(arguments, settings)
+    if arguments.request is None:
+        found = api.call("GET", "/explain", query={"limit": arguments.limit})
+        shown: RenderableType = listed(found)
     else:
-        terminal().print(tell(story), highlight=False, soft_wrap=True)
+        found = api.call("GET", f"/explain/{quote(arguments.request, safe='')}")
+        shown = tell(found)
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        terminal().print(shown, highlight=False, soft_wrap=True)
     return 0
+
+
+def listed(stories: Sequence[dict[str, Any]]) -> RenderableType:
+    """The last requests as a table; their ids are what ``dualmap explain`` takes."""
+    if not stories:
+        return "No replica remembers a request: none was sent yet, or none within reach of the replicas' memory."
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("received (UTC)", "request", "instance", "why"):
+        table.add_column(heading, no_wrap=heading != "why")
+    for heading in ("prompt", "cached", "held", "first token", "done"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    for story in stories:
+        last = story["rounds"][-1] if story["rounds"] else None
+        table.add_row(
+            datetime.fromtimestamp(story["received_unix_s"], UTC).strftime("%H:%M:%S"),
+            story["request_id"],
+            story["instance_id"] or "–",
+            last["decision"]["reason"] if last else "–",
+            f"{story['prompt_tokens']:,}",
+            f"{story['expected_cached_tokens']:,}",
+            *(_seconds(story, name) for name in ("held_s", "first_token_s", "done_s")),
+            story["outcome"] or "under way",
+        )
+    return table
 
 
 def tell(story: dict[str, Any]) -> RenderableType:
@@ -53,20 +99,33 @@ def tell(story: dict[str, Any]) -> RenderableType:
 
 
 def _round(number: int, each: dict[str, Any]) -> tuple[RenderableType, ...]:
-    decision = each["decision"]
+    decision, costs = each["decision"], each.get("costs", {})
+    weighed = any("total_s" in cost for cost in costs.values())
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("  candidate")
-    for heading in ("hit blocks", "pending tokens", "held", "running", "tokens/s", "stalled s"):
+    for heading in ("cost s" if weighed else "expected s", *_LOAD_HEADINGS):
         table.add_column(heading, justify="right")
     for instance_id in each["candidates"]:
         load = each["loads"].get(instance_id)
         mark = "→ " if instance_id == decision["instance_id"] else "  "
-        table.add_row(f"{mark}{instance_id}", *(_load_cells(load) if load else ("gone",)))
+        cost = costs.get(instance_id, {}).get("total_s" if weighed else "expected_ttft_s")
+        cells = ("–" if cost is None else f"{cost:.3f}", *_load_cells(load)) if load else ("gone",)
+        table.add_row(f"{mark}{instance_id}", *cells)
     verdict = (
-        f"  {decision['reason']}: {decision['uncached_tokens']:,} tokens to prefill, first token expected in "
-        f"{decision['expected_ttft_s']:.3f} s; reservation {each['status'] or 'without an answer'}"
+        f"  Chosen: {decision['instance_id']}, since {each.get('why', decision['reason'])}. "
+        f"{decision['uncached_tokens']:,} tokens to prefill, first token expected in "
+        f"{decision['expected_ttft_s']:.3f} s; reservation {each['status'] or 'without an answer'}."
     )
-    return f"Decision {number}, attempt {each['attempt']}:", table, verdict
+    parts = [f"    {name}: {_parts(cost['parts'])}" for name, cost in costs.items() if cost.get("parts")]
+    return f"Decision {number}, attempt {each['attempt']}:", table, verdict, *parts
+
+
+def _parts(parts: Mapping[str, float]) -> str:
+    """A cost, part by part; the largest comes first."""
+    return " + ".join(f"{part:.3f} s {words}" for words, part in sorted(parts.items(), key=lambda each: -each[1]))
+
+
+_LOAD_HEADINGS = ("hit blocks", "pending tokens", "held", "running", "tokens/s", "stalled s")
 
 
 def _load_cells(load: dict[str, Any]) -> tuple[str, ...]:
@@ -80,25 +139,26 @@ def _load_cells(load: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _ending(story: dict[str, Any]) -> str:
-    def seconds(name: str) -> str:
-        value = story.get(name)  # a replica of another version may not know it
-        return "–" if value is None else f"{value:.3f} s"
+def _seconds(story: Mapping[str, Any], name: str) -> str:
+    value = story.get(name)  # a replica of another version may not know it
+    return "–" if value is None else f"{value:.3f} s"
 
+
+def _ending(story: dict[str, Any]) -> str:
     expected, reported = story["expected_cached_tokens"], story["reported_cached_tokens"]
     decode = story.get("decode")
     legs = (
         ""
         if decode is None
         else (
-            f"Split: prefilled by {story['instance_id']} until {seconds('prefilled_s')}, answered by"
+            f"Split: prefilled by {story['instance_id']} until {_seconds(story, 'prefilled_s')}, answered by"
             f" {decode['instance_id']}, {decode['transferred_tokens']:,} tokens to transfer\n"
         )
     )
     return legs + (
-        f"Went to {story['instance_id'] or 'no instance'}: held {seconds('held_s')}, "
-        f"first token {seconds('first_token_s')} (expected {seconds('expected_ttft_s')}), "
-        f"done {seconds('done_s')}, outcome {story['outcome'] or 'still open'}\n"
+        f"Went to {story['instance_id'] or 'no instance'}: held {_seconds(story, 'held_s')}, "
+        f"first token {_seconds(story, 'first_token_s')} (expected {_seconds(story, 'expected_ttft_s')}), "
+        f"done {_seconds(story, 'done_s')}, outcome {story['outcome'] or 'still open'}\n"
         f"Cached tokens: expected {expected:,}, "
         f"reported {'nothing' if reported is None else f'{reported:,}'}"
         f"{'' if reported is None else f' (off by {abs(reported - expected):,})'}"

@@ -17,6 +17,8 @@ from pathlib import Path
 
 PREFIX = "dualmap-up-"
 STORE_SOCKET = "store.sock"
+CONFIG = "fleet.yaml"
+"""The settings of its processes: other commands find the fleet by it."""
 _LOCK = "lock"
 _LONGEST_SOCKET_PATH = 103
 """Bytes that every platform takes."""
@@ -51,6 +53,35 @@ def write_pid(folder: Path, name: str, pid: int) -> None:
     new = folder / f"{name}.pid.new"
     new.write_text(f"{pid}\n", encoding="ascii")
     new.replace(folder / f"{name}.pid")
+
+
+def running_fleets() -> list[Path]:
+    """The settings files of this user's running fleets on this machine, that of the youngest first."""
+    found: list[tuple[float, Path]] = []
+    for folder in _fitting(Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # it ends at this moment, or belongs to another user
+            config = (folder / CONFIG).stat()
+            if config.st_uid == os.getuid() and _is_locked(folder):
+                found.append((config.st_mtime, folder / CONFIG))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def fleet_of_this_machine() -> tuple[Path | None, str]:
+    """The settings file of the fleet that a command means that names none, and what to say where the command fails."""
+    fleets = running_fleets()
+    if not fleets:
+        return None, "no fleet of 'dualmap up' runs on this machine; name one with --config FILE or --store.url URL"
+    others = "".join(f"\n  --config {other}" for other in fleets[1:])
+    return fleets[0], f"the fleet of {fleets[0]} is meant" + (f"; others run:{others}" if others else "")
+
+
+def _is_locked(folder: Path) -> bool:
+    with (folder / _LOCK).open("r+b") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def remove_abandoned(parent: Path) -> None:

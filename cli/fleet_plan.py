@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from cli.admin_api import base_url, endpoint
-from cli.errors import CommandError
+from cli.errors import CommandError, UsageError
 from cli.processes import ChildSpec
 from cli.settings import Settings
 from scheduling.instance import Role
@@ -137,7 +137,7 @@ def given_instances(urls: Sequence[str]) -> tuple[InstanceSettings, ...]:
             instances.append(InstanceSettings(id=f"instance-{number}", url=url))
         except ValidationError as error:
             reason = error.errors()[0].get("ctx", {}).get("reason", "")
-            raise CommandError(f"--instance-url needs http://HOST:PORT, not {url!r}: {reason}") from error
+            raise UsageError(f"--instance-url needs http://HOST:PORT, not {url!r}: {reason}") from error
     return tuple(instances)
 
 
@@ -191,7 +191,7 @@ def emulated_pool(pool: PoolSettings, emulator: EmulatorSettings, roles: Sequenc
         )
     except ValidationError as error:
         wrong = error.errors()[0]
-        raise CommandError(f"the emulator's engine is none: {wrong['loc'][0]}: {wrong['msg']}") from error
+        raise UsageError(f"the emulator's engine is none: {wrong['loc'][0]}: {wrong['msg']}") from error
     return pool.model_copy(update={"model": emulator.served_model, "instances": instances})
 
 

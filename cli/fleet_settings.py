@@ -13,7 +13,7 @@ import yaml
 from rich.table import Table
 
 from cli.admin_api import AdminApi, add_connection_arguments
-from cli.errors import CommandError
+from cli.errors import UsageError
 from cli.settings import Settings
 from simulation.terminal import terminal
 
@@ -61,7 +61,7 @@ def _change(api: AdminApi, changes: dict[str, Any]) -> dict[str, Any]:
 def _parsed(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise CommandError(f"{text!r} is not a change: write NAME=VALUE, for example policy=dualmap")
+        raise UsageError(f"{text!r} is not a change: write NAME=VALUE, for example policy=dualmap")
     try:
         return _bare(name), json.loads(value)
     except ValueError:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from typing import NamedTuple
 
 from rich.console import RenderableType
 
 from cli import inspect_tables as tables
+from cli.as_json import as_json
 from cli.errors import CommandError, of_store
 from cli.settings import Settings
 from scheduling.ring import DualRing
@@ -36,25 +39,41 @@ _VIEW_HELP = {
 }
 
 
+class Shown(NamedTuple):
+    """What a view shows: a table for people, and the values behind it."""
+
+    table: RenderableType
+    values: object
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     views = parser.add_subparsers(dest="view", metavar="VIEW", required=True)
     for view, shows in _VIEW_HELP.items():
         view_parser = views.add_parser(view, help=shows, description=shows)
         view_parser.add_argument("--pool", help="pool name; by default the first configured one")
+        view_parser.add_argument("--json", action="store_true", help="the values behind the table, as JSON")
         if view == "kv":
             view_parser.add_argument("instance")
         if view in ("requests", "hot", "kv", "scaling"):
             view_parser.add_argument("--limit", type=int, default=50, help="rows at most")
 
 
+def looks_at_a_fleet(_: argparse.Namespace) -> bool:
+    return True
+
+
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     pool = arguments.pool or settings.pools[0].name
     read = _from_keys if arguments.view in _RAW_VIEWS else _from_store
-    terminal().print(asyncio.run(read(arguments, settings, pool)))
+    shown = asyncio.run(read(arguments, settings, pool))
+    if arguments.json:
+        print(as_json(shown.values))
+    else:
+        terminal().print(shown.table)
     return 0
 
 
-async def _from_store(arguments: argparse.Namespace, settings: Settings, pool: str) -> RenderableType:
+async def _from_store(arguments: argparse.Namespace, settings: Settings, pool: str) -> Shown:
     try:
         store = await open_store(settings.store, scheduling=settings.scheduling)
     except StoreConfigurationError as error:
@@ -76,33 +95,41 @@ async def _snapshot(store: Store, pool: str) -> PoolSnapshot:
     return snapshot
 
 
-async def _overview(store: Store, pool: str, _: argparse.Namespace, __: Settings) -> RenderableType:
-    return tables.overview(pool, await _snapshot(store, pool))
+async def _overview(store: Store, pool: str, _: argparse.Namespace, __: Settings) -> Shown:
+    snapshot = await _snapshot(store, pool)
+    values = {each.name: getattr(snapshot, each.name) for each in fields(snapshot) if each.name != "requests"}
+    return Shown(tables.overview(pool, snapshot), values)
 
 
-async def _queues(store: Store, pool: str, _: argparse.Namespace, __: Settings) -> RenderableType:
+async def _queues(store: Store, pool: str, _: argparse.Namespace, __: Settings) -> Shown:
     snapshot = await _snapshot(store, pool)
     queues = await asyncio.gather(*(store.pool(pool).queue(instance_id) for instance_id in sorted(snapshot.instances)))
-    return tables.queues([queue for queue in queues if queue is not None])
+    known = [queue for queue in queues if queue is not None]
+    return Shown(tables.queues(known), known)
 
 
-async def _ring(store: Store, pool: str, _: argparse.Namespace, settings: Settings) -> RenderableType:
+async def _ring(store: Store, pool: str, _: argparse.Namespace, settings: Settings) -> Shown:
     snapshot = await _snapshot(store, pool)
     ready = [spec.instance_id for spec in snapshot.instances.values() if is_scheduled(spec)]
-    return tables.ring(DualRing.of(ready))
+    rings = DualRing.of(ready)
+    shares = [tables.owned_shares(each) for each in (rings.first, rings.second)]
+    values = {name: [each.get(name, 0.0) for each in shares] for name in rings.members}
+    return Shown(tables.ring(rings), values)
 
 
-async def _requests(store: Store, pool: str, arguments: argparse.Namespace, _: Settings) -> RenderableType:
-    return tables.requests(await _snapshot(store, pool), arguments.limit)
+async def _requests(store: Store, pool: str, arguments: argparse.Namespace, _: Settings) -> Shown:
+    snapshot = await _snapshot(store, pool)
+    return Shown(tables.requests(snapshot, arguments.limit), tables.oldest_first(snapshot)[: arguments.limit])
 
 
-async def _scaling(store: Store, pool: str, arguments: argparse.Namespace, _: Settings) -> RenderableType:
+async def _scaling(store: Store, pool: str, arguments: argparse.Namespace, _: Settings) -> Shown:
     await _snapshot(store, pool)
     known = store.pool(pool)
-    return tables.scaling(await known.scaling(), await known.scaling_log(arguments.limit))
+    record, log = await known.scaling(), await known.scaling_log(arguments.limit)
+    return Shown(tables.scaling(record, log), {"last": record, "log": log})
 
 
-_VIEWS: dict[str, Callable[[Store, str, argparse.Namespace, Settings], Awaitable[RenderableType]]] = {
+_VIEWS: dict[str, Callable[[Store, str, argparse.Namespace, Settings], Awaitable[Shown]]] = {
     "overview": _overview,
     "queues": _queues,
     "ring": _ring,
@@ -142,7 +169,7 @@ class RawPool:
         return total, [(block.hex(), float(stamp)) for block, stamp in newest.items()]
 
 
-async def _from_keys(arguments: argparse.Namespace, settings: Settings, pool: str) -> RenderableType:
+async def _from_keys(arguments: argparse.Namespace, settings: Settings, pool: str) -> Shown:
     url = settings.store.url
     if url.partition("://")[0] in _NO_SERVER:
         raise CommandError(f"this view reads Redis itself and needs a redis:// URL, not {without_password(url)!r}")
@@ -158,12 +185,15 @@ async def _from_keys(arguments: argparse.Namespace, settings: Settings, pool: st
         raise CommandError(f"the store does not answer: {error}") from error
 
 
-async def _hot(pool: RawPool, arguments: argparse.Namespace) -> RenderableType:
-    return tables.hot((await pool.hot_prefixes())[: arguments.limit])
+async def _hot(pool: RawPool, arguments: argparse.Namespace) -> Shown:
+    found = (await pool.hot_prefixes())[: arguments.limit]
+    return Shown(tables.hot(found), [{"prefix": each, "blocks": depth, "requests": n} for each, depth, n in found])
 
 
-async def _kv(pool: RawPool, arguments: argparse.Namespace) -> RenderableType:
-    return tables.kv(*await pool.kv_blocks(arguments.instance, arguments.limit))
+async def _kv(pool: RawPool, arguments: argparse.Namespace) -> Shown:
+    total, blocks = await pool.kv_blocks(arguments.instance, arguments.limit)
+    values = [{"block": block, "stamp": stamp, "resident": tables.is_resident(stamp)} for block, stamp in blocks]
+    return Shown(tables.kv(total, blocks), {"listed": total, "newest": values})
 
 
-_RAW_VIEWS: dict[str, Callable[[RawPool, argparse.Namespace], Awaitable[RenderableType]]] = {"hot": _hot, "kv": _kv}
+_RAW_VIEWS: dict[str, Callable[[RawPool, argparse.Namespace], Awaitable[Shown]]] = {"hot": _hot, "kv": _kv}

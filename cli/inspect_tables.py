@@ -116,7 +116,7 @@ def owned_shares(ring: Ring) -> dict[str, float]:
 
 def requests(snapshot: PoolSnapshot, limit: int) -> RenderableType:
     """Live requests, oldest first; in a pool with roles one row for each leg."""
-    found = sorted(snapshot.requests, key=lambda record: (record.enqueued_ms, record.request_id))
+    found = oldest_first(snapshot)
     has_roles = _has_roles(snapshot)
     named = ["request", *(["leg"] if has_roles else []), "state", "instance", "other", "replica"]
     title = f"{len({request_id_of(record.request_id) for record in found})} live requests"
@@ -125,6 +125,10 @@ def requests(snapshot: PoolSnapshot, limit: int) -> RenderableType:
         leg = (record.leg.value,) if has_roles else ()
         table.add_row(request_id_of(record.request_id), *leg, *_request_row(record, snapshot.now_ms))
     return table
+
+
+def oldest_first(snapshot: PoolSnapshot) -> list[Request]:
+    return sorted(snapshot.requests, key=lambda record: (record.enqueued_ms, record.request_id))
 
 
 def _request_row(record: Request, now_ms: int) -> tuple[str, ...]:
@@ -152,8 +156,13 @@ def kv(total: int, blocks: Sequence[tuple[str, float]]) -> RenderableType:
     """Blocks in the order in which they would be kept; the last ones would be forgotten first."""
     table = _table("block (prefix hash)", "stamp", "", title=f"{total:,} blocks listed")
     for block, stamp in blocks:
-        table.add_row(block, f"{int(stamp):,}", "resident" if stamp % 1 == 0 else "reserved")
+        table.add_row(block, f"{int(stamp):,}", "resident" if is_resident(stamp) else "reserved")
     return table
+
+
+def is_resident(stamp: float) -> bool:
+    """Whether the stamp is that of a block which was computed, or is about to be; docs/reference/redis-keys.md."""
+    return stamp % 1 == 0
 
 
 def scaling(record: ScaleRecord, log: Sequence[ScaleEntry]) -> RenderableType:

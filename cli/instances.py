@@ -12,6 +12,7 @@ from urllib.parse import quote
 from rich.table import Table
 
 from cli.admin_api import AdminApi, add_connection_arguments, refuse_errors
+from cli.as_json import as_json
 from cli.settings import Settings
 from simulation.terminal import terminal
 
@@ -38,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action, effect in _ACTIONS.items():
         action_parser = actions.add_parser(action, help=effect, description=effect)
         add_connection_arguments(action_parser)
-        if action != "list":
+        if action == "list":
+            action_parser.add_argument("--json", action="store_true", help="the values behind the table, as JSON")
+        else:
             action_parser.add_argument("id", help="stable id: prefixes map to an instance by its id")
         if action == "remove":
             action_parser.add_argument(
@@ -54,10 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 action_parser.add_argument(f"--{figure.replace('_', '-')}", type=kind, metavar="N")
 
 
+def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:
+    return not arguments.url
+
+
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     api = AdminApi(arguments, settings)
     if arguments.action == "list":
-        terminal().print(instances_table(api.call("GET", "/instances")["instances"]))
+        listed = api.call("GET", "/instances")["instances"]
+        if arguments.json:
+            print(as_json(listed))
+        else:
+            terminal().print(instances_table(listed))
         return 0
     if arguments.action == "add":
         given = {"id": arguments.id, "url": arguments.instance_url, "role": arguments.role, "pool": arguments.pool}

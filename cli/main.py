@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from cli.errors import CommandError
+from cli.parser import CommandParser, did_you_mean
 
 if TYPE_CHECKING:
     from cli.settings import Settings
@@ -25,7 +26,11 @@ _CONFIG_HELP = "YAML file with settings"
 
 
 class CommandModule(Protocol):
-    """What a subcommand's module provides; ``SHORTHANDS`` (option to setting name) may be left out."""
+    """What a subcommand's module provides; two more may be left out.
+
+    ``SHORTHANDS`` maps an option to a setting's name. ``looks_at_a_fleet(parsed)`` says whether the command asks a
+    running fleet: unless the user names one, that is the one which runs on this machine.
+    """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -36,24 +41,59 @@ class CommandModule(Protocol):
 class Command:
     summary: str
     module: str
+    examples: tuple[str, ...]
+    """Command lines without ``dualmap NAME``."""
 
 
 COMMANDS = {
-    "up": Command("start a whole fleet on this machine", "cli.up"),
-    "router": Command("run one router replica", "cli.serve_router"),
-    "worker": Command("run one background worker", "cli.serve_worker"),
-    "emulate": Command("run emulated vLLM instances", "cli.serve_emulator"),
-    "instances": Command("add, drain, resume, remove or list instances", "cli.instances"),
-    "inspect": Command("look into the shared state", "cli.inspect"),
-    "top": Command("watch a fleet as a full-screen table", "cli.top"),
-    "explain": Command("explain why a request went where it went", "cli.explain"),
-    "replay": Command("send a trace through a live endpoint", "cli.replay"),
-    "record": Command("make one trace of what replicas recorded", "cli.record"),
-    "calibrate": Command("measure an instance, for emulator and simulator to behave like it", "cli.calibrate"),
-    "simulate": Command("run a trace through a simulated fleet in virtual time", "cli.simulate"),
-    "evaluate": Command("run the paper's whole evaluation and write a report", "cli.evaluate"),
-    "laboratory": Command("compare policies and settings over traces, fleets, rates and seeds", "cli.laboratory"),
-    "settings": Command("print the settings in effect, or their reference", "cli.reference"),
+    "up": Command(
+        "start a whole fleet on this machine",
+        "cli.up",
+        ("", "--replicas 1 --instances 8 --policy round-robin", "--instance-url http://127.0.0.1:8001 --model NAME"),
+    ),
+    "router": Command("run one router replica", "cli.serve_router", ("--config fleet.yaml",)),
+    "worker": Command("run one background worker", "cli.serve_worker", ("--config fleet.yaml",)),
+    "emulate": Command("run emulated vLLM instances", "cli.serve_emulator", ("--instances 2 --port 8100",)),
+    "instances": Command(
+        "add, drain, resume, remove or list instances",
+        "cli.instances",
+        ("list", "add npu-2 http://10.0.0.12:8000 --config fleet.yaml", "drain npu-0", "remove npu-0 --timeout-s 600"),
+    ),
+    "inspect": Command(
+        "look into the shared state",
+        "cli.inspect",
+        ("overview", "queues --store.url redis://127.0.0.1:6379/0", "requests --json", "kv instance-1 --limit 10"),
+    ),
+    "top": Command("watch a fleet as a full-screen table", "cli.top", ("", "--sort ahead", "--json")),
+    "explain": Command("explain why a request went where it went", "cli.explain", ("", "chatcmpl-4f1c", "4f1c --json")),
+    "replay": Command(
+        "send a trace through a live endpoint", "cli.replay", ("--trace toolagent --requests 500 --rate 8",)
+    ),
+    "record": Command(
+        "make one trace of what replicas recorded", "cli.record", ("/var/lib/dualmap/records --out trace.jsonl",)
+    ),
+    "calibrate": Command(
+        "measure an instance, for emulator and simulator to behave like it",
+        "cli.calibrate",
+        ("http://127.0.0.1:8001 --out engine.json",),
+    ),
+    "simulate": Command(
+        "run a trace through a simulated fleet in virtual time",
+        "cli.simulate",
+        ("--trace toolagent --rate 8 --policy dualmap,round-robin", "goodput --trace conversation --on-time 0.95"),
+    ),
+    "evaluate": Command("run the paper's whole evaluation and write a report", "cli.evaluate", ("",)),
+    "laboratory": Command(
+        "compare policies and settings over traces, fleets, rates and seeds", "cli.laboratory", ("",)
+    ),
+    "settings": Command(
+        "print the settings in effect, or their reference",
+        "cli.reference",
+        ("--config fleet.yaml", "--list", "set policy=dualmap", "history"),
+    ),
+    "completion": Command(
+        "print the completion script of a shell", "cli.completion", ("bash > /etc/bash_completion.d/dualmap",)
+    ),
 }
 
 
@@ -67,7 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dualmap {_version()}")
         return 0
     if words[0] not in COMMANDS:
-        print(f"dualmap: there is no command {words[0]!r}; 'dualmap --help' lists them", file=sys.stderr)
+        meant = did_you_mean(words[0], COMMANDS) or "; 'dualmap --help' lists them"
+        print(f"dualmap: there is no command {words[0]!r}{meant}", file=sys.stderr)
         return USAGE_ERROR
     try:
         return _run(words[0], words[1:])
@@ -86,7 +127,8 @@ def _run(name: str, words: list[str]) -> int:
     if "-h" in words or "--help" in words:
         parser.parse_args(words)
 
-    from cli.configuration import ConfigurationError, load_settings, nearly_settings, split_flags
+    from cli.configuration import ConfigurationError, load_settings, names_a_fleet, nearly_settings, split_flags
+    from cli.fleet_folder import fleet_of_this_machine
     from cli.own_policies import load_own_policies
 
     try:
@@ -94,7 +136,10 @@ def _run(name: str, words: list[str]) -> int:
         flags, rest = split_flags(words, getattr(module, "SHORTHANDS", {}))
         given, rest = common.parse_known_args(rest)
         parsed = parser.parse_args(rest)
-        settings = load_settings(flags, os.environ, given.config)
+        config, note = given.config, ""
+        if getattr(module, "looks_at_a_fleet", _never)(parsed) and not names_a_fleet(flags, os.environ, config):
+            config, note = fleet_of_this_machine()
+        settings = load_settings(flags, os.environ, config)
     except ConfigurationError as error:
         for line in str(error).splitlines():
             print(f"dualmap {name}: {line}", file=sys.stderr)
@@ -105,17 +150,26 @@ def _run(name: str, words: list[str]) -> int:
         return module.run(parsed, settings)
     except CommandError as error:
         print(f"dualmap {name}: {error}", file=sys.stderr)
+        if note and error.exit_code != USAGE_ERROR:
+            print(f"dualmap {name}: {note}", file=sys.stderr)
         return error.exit_code
+
+
+def _never(_: argparse.Namespace) -> bool:
+    return False
 
 
 def command_parser(name: str) -> tuple[CommandModule, argparse.ArgumentParser]:
     """A command's module, and the parser of its words."""
     module = cast("CommandModule", importlib.import_module(COMMANDS[name].module))
-    parser = argparse.ArgumentParser(
+    command = COMMANDS[name]
+    lines = [f"  dualmap {name} {words}".rstrip() for words in command.examples]
+    every = "Every setting is a flag too (--router.port 8000); 'dualmap settings --list' names them all."
+    parser = CommandParser(
         prog=f"dualmap {name}",
-        description=COMMANDS[name].summary,
-        epilog="Every setting is a flag too (--router.port 8000); 'dualmap settings --list' names them all.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description=command.summary,
+        epilog="\n".join(["examples:", *lines, "", every]),
+        options=tuple(getattr(module, "SHORTHANDS", {})),
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help=_CONFIG_HELP)
     module.add_arguments(parser)

@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from cli import fleet_settings
+from cli.as_json import as_json
 from cli.settings import Settings
 from scheduling.request import Request
 
@@ -66,8 +67,13 @@ class SettingRow:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="every setting with its default, one per line")
+    form.add_argument("--json", action="store_true", help="the values in effect as JSON")
     form.add_argument("--markdown", action="store_true", help="the reference as Markdown")
     fleet_settings.add_arguments(parser)
+
+
+def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.action) and not arguments.url
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -79,6 +85,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         for _, _, rows in sections():
             for row in rows:
                 print(f"--{row.path:<44} {row.default:<28} {row.description}")
+    elif arguments.json:
+        print(as_json(shown(settings)))
     else:
         import yaml
 

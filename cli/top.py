@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rich.console import Group, RenderableType
@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cli.as_json import as_json
 from cli.errors import CommandError, of_store
 from cli.live_status import STATE_STYLES
 from cli.settings import Settings
@@ -63,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sort", choices=SORTS, default="name", help="order of the instances; keys change it")
     parser.add_argument("--interval-s", type=float, default=1.0, metavar="S", help="time between two readings")
     parser.add_argument("--once", action="store_true", help="print the table once; so it is off a terminal")
+    parser.add_argument("--json", action="store_true", help="the values behind the table once, as JSON")
+
+
+def looks_at_a_fleet(_: argparse.Namespace) -> bool:
+    return True
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -80,6 +86,10 @@ async def _show(arguments: argparse.Namespace, settings: Settings) -> None:
     shown = {pool.name: Shown() for pool in settings.pools}
     console = terminal()
     try:
+        if arguments.json:
+            overviews = await _overviews(store, shown)
+            print(as_json({name: values(overview) for name, overview in overviews.items()}))
+            return
         if arguments.once or not console.is_terminal:
             console.print(await _screen(store, shown, settings, arguments.sort, None))
             return
@@ -101,14 +111,30 @@ async def _show(arguments: argparse.Namespace, settings: Settings) -> None:
 async def _screen(
     store: Store, shown: Mapping[str, Shown], settings: Settings, sort: str, height: int | None
 ) -> RenderableType:
-    overviews = {name: await store.pool(name).overview() for name in shown}
-    if not any(overview.loads or overview.replicas for overview in overviews.values()):
-        raise CommandError("the store knows no such pool (--pools, store.url and store.prefix say where to look)")
+    overviews = await _overviews(store, shown)
     rows = None if height is None else max(3, height // len(overviews) - _OVERHEAD_LINES)
     slos_s = {name: await _slo_s(store, name, settings.scheduling) for name in shown}
     parts = [pool_table(name, overviews[name], shown[name], sort, slos_s[name], rows) for name in shown]
     hint = "  ".join(f"{key} {name}" for name, (key, _) in SORTS.items())
     return Group(*parts, *([Text(f"sort: {hint}   q quit", "dim")] if height is not None else []))
+
+
+async def _overviews(store: Store, pools: Iterable[str]) -> dict[str, PoolOverview]:
+    overviews = {name: await store.pool(name).overview() for name in pools}
+    if not any(overview.loads or overview.replicas for overview in overviews.values()):
+        raise CommandError("the store knows no such pool (--pools, store.url and store.prefix say where to look)")
+    return overviews
+
+
+def values(overview: PoolOverview) -> dict[str, object]:
+    """One pool's figures: what its living replicas counted since they started, and the load of each instance."""
+    return {
+        "counted": FleetTraffic().read(overview.replicas),
+        "replicas": [each.replica_id for each in overview.replicas if each.is_alive(overview.now_ms)],
+        "leader": overview.leader,
+        "migrations": overview.migrations,
+        "instances": overview.loads,
+    }
 
 
 async def _slo_s(store: Store, pool: str, configured: SchedulingSettings) -> float:

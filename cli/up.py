@@ -8,16 +8,18 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from cli.errors import of_store
 from cli.figures import FleetCounts, ReplicaCounts, fleet_figures
-from cli.fleet_folder import fleet_folder
+from cli.fleet_folder import CONFIG, fleet_folder
 from cli.fleet_plan import FleetPlan, FleetSize, plain, plan_fleet
 from cli.hang_watch import hung_ones_killed
 from cli.live_status import LiveStatus
@@ -72,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="URL",
         help="a running vLLM server to use instead of emulated ones; repeat for more",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="the model that the instances serve, by default the one that they list; the first pool's model",
     )
     parser.add_argument(
         "--ready-within-s",
@@ -140,10 +147,13 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
     prefill, decode = arguments.prefill, arguments.decode
     mixed = arguments.instances or (0 if prefill or decode else 4)
     size = FleetSize(arguments.replicas, arguments.workers, mixed, arguments.autoscale, prefill, decode)
-    config = directory / "fleet.yaml"
+    config = directory / CONFIG
     if arguments.connector is not None:
         pools = [pool.model_copy(update={"connector": arguments.connector}) for pool in settings.pools]
         settings = settings.model_copy(update={"pools": tuple(pools)})
+    if (model := arguments.model or await listed_model(settings, arguments.instance_url)) is not None:
+        first = settings.pools[0].model_copy(update={"model": model})
+        settings = settings.model_copy(update={"pools": (first, *settings.pools[1:])})
     plan = plan_fleet(settings, size, arguments.instance_url, str(config))
     started_s = time.monotonic()
     with LiveStatus(Console(), _LINE_EVERY) as status:
@@ -154,7 +164,7 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
         ):
             if await Readiness(plan, store, status.say).wait(arguments.ready_within_s, group.check, stopping):
                 group.settled()
-                status.say(welcome(plan, time.monotonic() - started_s, directory))
+                status.say(welcome(plan, time.monotonic() - started_s, directory, own_command()))
                 for warning in await unserved_models(plan):
                     status.say(warning)
                 async with hung_ones_killed(group.children, status.say):
@@ -225,29 +235,55 @@ async def show_until(
                 await stopping.wait()
 
 
+async def listed_model(settings: Settings, urls: Sequence[str]) -> str | None:
+    """The one model that all of these servers list which answer by now. None if they disagree, or if none answers; and
+    where the settings name the first pool's model, which counts then."""
+    if "model" in settings.pools[0].model_fields_set or not urls:
+        return None
+    async with _prober(settings) as prober:
+        facts = await asyncio.gather(*(prober.facts(url.rstrip("/")) for url in urls))
+    models = {each.models[0] for each in facts if each.models}
+    return models.pop() if len(models) == 1 else None
+
+
 async def unserved_models(plan: FleetPlan) -> list[str]:
     """A warning for every instance that does not serve the model which its pool's requests will name."""
-    key = plan.settings.worker.upstream_api_key
     if plan.emulated:
         return []
     asked = [(pool.model, instance) for pool in plan.settings.pools for instance in pool.instances]
-    async with Prober(
-        timeout_s=_ASK_TIMEOUT_S,
-        canary_timeout_s=_ASK_TIMEOUT_S,
-        api_key=key.get_secret_value() if key is not None else None,
-    ) as prober:
+    async with _prober(plan.settings) as prober:
         facts = await asyncio.gather(*(prober.facts(instance.url) for _, instance in asked))
     return [
         f"warning: {instance.id} at {instance.url} serves {', '.join(said.models)}, and not {model!r}: requests for it "
-        "will get 404. Set the pool's model (--pools "
-        f"'{json.dumps([{'model': said.models[0]}])}') or the server's --served-model-name."
+        f"will get 404. Set the pool's model (--model {said.models[0]}) or the server's --served-model-name."
         for (model, instance), said in zip(asked, facts, strict=True)
         if said.models and model not in said.models
     ]
 
 
-def welcome(plan: FleetPlan, took_s: float, directory: Path) -> str:
-    """The message to the user once the fleet is ready."""
+def _prober(settings: Settings) -> Prober:
+    key = settings.worker.upstream_api_key
+    return Prober(
+        timeout_s=_ASK_TIMEOUT_S,
+        canary_timeout_s=_ASK_TIMEOUT_S,
+        api_key=key.get_secret_value() if key is not None else None,
+    )
+
+
+def own_command() -> str:
+    """How this user calls the command from the folder of now: by its name where the shell finds it."""
+    called = Path(sys.argv[0])
+    if called.name != "dualmap":
+        return f"{sys.executable} -m cli.main"
+    found = shutil.which("dualmap")
+    if found is not None and Path(found).resolve() == called.resolve():
+        return "dualmap"
+    absolute = called.absolute()
+    return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute)
+
+
+def welcome(plan: FleetPlan, took_s: float, directory: Path, command: str = "dualmap") -> str:
+    """The message to the user once the fleet is ready; ``command`` is how the user calls ``dualmap``."""
     model = plan.settings.pools[0].model
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True})
     emulated = "" if plan.emulated else " not"
@@ -262,6 +298,11 @@ def welcome(plan: FleetPlan, took_s: float, directory: Path) -> str:
             "",
             "Try it:",
             f"  curl -N {plan.endpoint}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+            "",
+            "Look into it, from another terminal:",
+            f"  {command} top                  what it does now",
+            f"  {command} explain              the last requests, and where they went",
+            f"  {command} inspect overview     what is in the store",
             "",
         )
     )

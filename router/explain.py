@@ -17,6 +17,18 @@ from scheduling.placement import Placed, PlaceStatus
 from scheduling.values import value
 from statestore.records import ToldLoads
 
+REASONS: Mapping[Reason, str] = {
+    Reason.ONLY_ONE: "it is the only candidate",
+    Reason.CACHE: "its cache holds the most of the prompt",
+    Reason.SLO: "the one with the larger hit would be late",
+    Reason.BALANCE: "it is less loaded, and the hits are equal",
+    Reason.ROTATION: "it is its turn",
+    Reason.COST: "it costs least",
+    Reason.BOTH_OVERLOADED: "both candidates are overloaded, and it is the less loaded one",
+    Reason.BEYOND_PAIR: "it costs less than both candidates of the pair",
+}
+"""Why an instance was chosen, as the end of a sentence."""
+
 KEPT_CANDIDATES = 8
 KEPT_EXPLANATIONS = 2048
 """Of requests that ended last: a few megabytes."""
@@ -65,6 +77,7 @@ class PlacementRound:
             "candidates": self.candidates,
             "loads": {instance_id: asdict(load) for instance_id, load in self.loads.items()},
             "decision": asdict(self.decision),
+            "why": REASONS[self.decision.reason],
             "attempt": self.attempt,
             "status": self.status,
             "considered": self.considered,

@@ -5,6 +5,7 @@ Computed when asked, from the kept loads and the policy and weights of now: they
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import mul
 from typing import Any
 
@@ -15,9 +16,21 @@ from scheduling.decision import RouteQuery
 from scheduling.instance import InstanceLoad
 from scheduling.weights import Form, Weights, features_of
 
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "work ahead": ("ahead_s", "progress_s", "stall_s", "constant"),
+    "work it overtakes": ("overtaken_s",),
+    "KV memory in use": ("kv_demand",),
+    "other running requests": ("running_share",),
+    "own prefill, weighed": ("compute_s", "uncached_tokens", "attention_pairs", "prompt_tokens"),
+    "own prefill, weighed by KV memory in use": ("crowded_compute_s",),
+    "own prefill, weighed by running requests": ("decoding_compute_s",),
+    "misses the SLO": ("missed",),
+}
+"""Parts of a cost in words, with the features that each adds up."""
+
 
 def costs_of(explanation: Explanation, each: PlacementRound, pool: ServedPool) -> dict[str, dict[str, Any]]:
-    """By instance: ``expected_ttft_s``, ``total_s`` and its ``parts`` in seconds by feature, ``missed`` among them.
+    """By instance: ``expected_ttft_s``, ``total_s`` and its ``parts`` in seconds, in the words of ``PARTS``.
 
     A policy that does not weigh has no cost: only what TTFT it expects.
     """
@@ -33,12 +46,9 @@ def _cost(weights: Weights, load: InstanceLoad, chain: Chain, slo_s: float, pool
     ttft_s = weights.ttft.of(features)
     told: dict[str, Any] = {"expected_ttft_s": ttft_s, "uncached_tokens": chain.uncached_tokens(load.hit_blocks)}
     if pool.policy.weighs:
-        parts = _parts(weights.cost, features)
-        if ttft_s > slo_s and (missed := weights.missed.of(features)):
-            parts["missed"] = missed
+        features_s = dict(zip(Form._fields, map(mul, weights.cost, features), strict=True))
+        features_s["missed"] = weights.missed.of(features) if ttft_s > slo_s else 0.0
+        sums = {words: sum(features_s[name] for name in names) for words, names in PARTS.items()}
+        parts = {words: part for words, part in sums.items() if part}
         told |= {"parts": parts, "total_s": sum(parts.values())}
     return told
-
-
-def _parts(form: Form, features: Form) -> dict[str, float]:
-    return {name: part for name, part in zip(Form._fields, map(mul, form, features), strict=True) if part}

@@ -6,7 +6,10 @@ from pathlib import Path
 
 
 class SimulationError(Exception):
-    """Root of everything the simulation raises; the command line reports it and exits with code 2."""
+    """Root of everything the simulation raises; the command line reports it and exits with ``exit_code``."""
+
+    exit_code = 2
+    """As of a command line that cannot be used; 1 where it can, and the work fails."""
 
 
 class TraceError(SimulationError):

@@ -77,6 +77,12 @@ class ReplayError(SimulationError):
     """The endpoint cannot be replayed against; the message says why."""
 
 
+class UnreachableError(ReplayError):
+    """The endpoint does not answer."""
+
+    exit_code = 1
+
+
 async def replay(
     trace: Trace,
     options: ReplayOptions,
@@ -106,7 +112,7 @@ async def _first_model(client: HttpClient, options: ReplayOptions) -> str:
     try:
         status, page = await client.read("/v1/models", _authorization(options))
     except HttpClientError as error:
-        raise ReplayError(f"{options.url}: {error}") from error
+        raise UnreachableError(f"{options.url}: {error}") from error
     with suppress(orjson.JSONDecodeError, KeyError, IndexError, TypeError):
         if status == 200:
             return str(orjson.loads(page)["data"][0]["id"])

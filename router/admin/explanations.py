@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from heapq import merge
 from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Any
@@ -25,6 +26,8 @@ from scheduling.request import Request as RequestRecord
 routes = APIRouter(prefix="/admin", tags=["explanations"])
 
 PEER_TIMEOUT_S = 1.0
+_WORDS = frozenset({"chatcmpl", "cmpl", "embd", "pooling", "classify", "rerank", "score"})
+"""Words that vLLM puts before a request's id, with a hyphen, to name what it answers."""
 
 LocalOnly = Annotated[bool, Query(description="do not ask the other replicas")]
 
@@ -32,10 +35,30 @@ LocalOnly = Annotated[bool, Query(description="do not ask the other replicas")]
 @routes.get("/explain")
 @routes.get("/explain/", include_in_schema=False)  # else a request without an id
 async def recent(
+    request: Request,
     runtime: RuntimeParam,
     limit: Annotated[int, Query(ge=1, le=1000, description="answers at most")] = 20,
+    local: LocalOnly = False,
 ) -> list[dict[str, Any]]:
-    """What this replica remembers: its live requests, the newest first, then those that ended, the last one first."""
+    """What the replicas remember: live requests, the newest first, then those that ended, the last one first. A replica
+    that does not answer within a second is left out. With `local`, no other one is asked."""
+    own = _own_recent(runtime, limit)
+    if local:
+        return own
+    answers, _ = await _ask_peers(request, runtime, f"/admin/explain?limit={limit}&local=true")
+    lists = [[story for story in answer if "rounds" in story] for answer in answers if isinstance(answer, list)]
+    # Merged rather than sorted: times of arrival are computed when requests are explained, and differ by microseconds.
+    stories = merge(own, *lists, key=_place_in_list)
+    once = {(story["replica_id"], story["request_id"]): story for story in stories}
+    return [*islice(once.values(), limit)]
+
+
+def _place_in_list(story: dict[str, Any]) -> tuple[bool, float]:
+    done_s: float | None = story["done_s"]
+    return done_s is not None, -(story["received_unix_s"] + (done_s or 0.0))
+
+
+def _own_recent(runtime: Runtime, limit: int) -> list[dict[str, Any]]:
     context = runtime.context
     told = (live.explain() for live in reversed([*context.live]))  # one after the other, no more than are listed
     live = list(islice((explanation for explanation in told if explanation is not None), limit))
@@ -46,7 +69,7 @@ async def recent(
 async def explain(
     request: Request,
     runtime: RuntimeParam,
-    request_id: Annotated[str, Path(description="the x-request-id of the answer")],
+    request_id: Annotated[str, Path(description="the x-request-id of the answer, or the id in its body")],
     local: LocalOnly = False,
 ) -> dict[str, Any]:
     """One request's story: its hash key, what each decision saw and why it fell that way, where the request went.
@@ -54,16 +77,21 @@ async def explain(
     Asked of any replica: what it did not place itself it asks of its peers, by the operation address they
     advertise (`router.ops_port`).
     """
-    if (explanation := _explanation(runtime, request_id)) is not None:
-        return _story(runtime, explanation)
-    told, gaps = (None, []) if local else await _ask_peers(request, runtime, request_id)
-    if told is not None:
-        return told
-    record = await _live_record(runtime, request_id)
+    ids = meant_by(request_id)
+    for each in ids:
+        if (explanation := _explanation(runtime, each)) is not None:
+            return _story(runtime, explanation)
+    gaps: list[str] = []
+    if not local:
+        answers, gaps = await _ask_peers(request, runtime, f"/admin/explain/{quote(request_id, safe='')}?local=true")
+        story = next((answer for answer in answers if isinstance(answer, dict) and "rounds" in answer), None)
+        if story is not None:
+            return story
+    record = await _live_record(runtime, ids)
     if record is not None:
         not_asked = "was not asked" if local else "could not be asked"
         return {
-            "request_id": request_id,
+            "request_id": record.request_id,
             "replica_id": record.replica_id,
             "record": asdict(record),
             "note": f"the replica that placed it keeps the explanation, but {not_asked}",
@@ -72,6 +100,19 @@ async def explain(
         f"{_who_forgot(local, gaps)} request {request_id!r}: each keeps the last {KEPT_EXPLANATIONS} that ended",
         param="request_id",
     )
+
+
+def meant_by(given: str) -> tuple[str, ...]:
+    """The request ids that a person may mean by an id in the body of an answer. Engines put words before the id of the
+    request, and the id of a stored response names its instance behind it."""
+    ids = [given]
+    word, _, rest = given.partition("-")
+    if rest and word in _WORDS:
+        ids.append(rest)
+    if given.startswith(("resp_", "msg_")):
+        rest = given.partition("_")[2]
+        ids += [rest.rpartition("@")[0] or rest, rest]
+    return tuple(dict.fromkeys(ids))
 
 
 def _who_forgot(local: bool, gaps: Sequence[str]) -> str:
@@ -107,27 +148,28 @@ def _decode_leg(story: dict[str, Any], explanation: Explanation) -> dict[str, An
     return None if told["placed_s"] is None else told | {"rounds": [each.told() for each in explanation.decode_rounds]}
 
 
-async def _live_record(runtime: Runtime, request_id: str) -> RequestRecord | None:
+async def _live_record(runtime: Runtime, ids: Sequence[str]) -> RequestRecord | None:
     for pool in runtime.pools.pools.values():
-        records = await pool.store.records([request_id])
-        if request_id in records:
-            return records[request_id]
+        records = await pool.store.records(ids)
+        for each in ids:
+            if each in records:
+                return records[each]
     return None
 
 
-async def _ask_peers(request: Request, runtime: Runtime, request_id: str) -> tuple[dict[str, Any] | None, list[str]]:
-    """The first answer of a peer that has one, and why others could not be asked in time."""
+async def _ask_peers(request: Request, runtime: Runtime, path: str) -> tuple[list[Any], list[str]]:
+    """The JSON that peers answer, and why others could not be asked in time."""
     addresses = await _addresses(runtime)
     peers = {replica_id: url for replica_id, url in addresses.items() if replica_id != runtime.context.replica_id}
     if not peers:
-        return None, []
+        return [], []
     # Several replicas may share an address; any of them answers there, this one included.
     shared = {url: count for url, count in Counter(addresses.values()).items() if url and count > 1}
     key = key_of(request)
     headers = {b"authorization": b"Bearer " + key} if key else {}
     # No environment proxies: they lead out of a data centre, not to the replicas in it.
     async with httpx.AsyncClient(timeout=PEER_TIMEOUT_S, headers=headers, trust_env=False) as client:
-        answers = await asyncio.gather(*(_ask_peer(client, url, request_id) for url in peers.values()))
+        answers = await asyncio.gather(*(_ask_peer(client, f"{url}{path}") for url in peers.values()))
     silent = [
         name for (name, url), answer in zip(peers.items(), answers, strict=True) if answer is None and url not in shared
     ]
@@ -137,21 +179,19 @@ async def _ask_peers(request: Request, runtime: Runtime, request_id: str) -> tup
     ]
     if silent:
         gaps.insert(0, f"{', '.join(silent)} could not be asked")
-    return next((answer for answer in answers if answer), None), gaps
+    return [answer for answer in answers if answer], gaps
 
 
-async def _ask_peer(client: httpx.AsyncClient, url: str, request_id: str) -> dict[str, Any] | None:
-    """What the peer remembers, empty if nothing; None if it could not be asked."""
+async def _ask_peer(client: httpx.AsyncClient, url: str) -> Any:
+    """The JSON that the peer answers, empty if it remembers nothing; None if it could not be asked."""
     try:
-        answer = await client.get(f"{url}/admin/explain/{quote(request_id, safe='')}", params={"local": "true"})
+        answer = await client.get(url)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return {}
-        story = answer.json() if answer.status_code == HTTPStatus.OK else None
+        told = answer.json() if answer.status_code == HTTPStatus.OK else None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return None
-    if not isinstance(story, dict):
-        return None
-    return story if "rounds" in story else {}
+    return told if isinstance(told, (dict, list)) else None
 
 
 async def _addresses(runtime: Runtime) -> dict[str, str]:

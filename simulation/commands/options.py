@@ -26,7 +26,6 @@ from simulation.settings import EngineSettings
 from simulation.sources import TraceSource
 from statestore.settings import PoolSettings
 
-USAGE_ERROR = 2
 DEFAULT_INSTANCES = 8
 
 
@@ -265,12 +264,12 @@ def _at_least(option: str, value: int | None, least: int) -> None:
 
 
 def exit_code(command: str, work: Callable[[], int]) -> int:
-    """Run a command; wrong input becomes its message and exit code 2."""
+    """Run a command; an error becomes its message and its exit code."""
     try:
         return work()
     except SimulationError as error:
         print(f"dualmap {command}: {error}", file=sys.stderr)
-        return USAGE_ERROR
+        return error.exit_code
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cli.explain import tell
+from cli.explain import listed, tell
 
 
 def told(**changes: Any) -> str:
@@ -35,3 +35,36 @@ def test_a_request_that_nobody_took_has_neither() -> None:
 def test_reported_cached_tokens_are_compared_with_expected_ones() -> None:
     assert "Cached tokens: expected 128, reported 96 (off by 32)" in told(reported_cached_tokens=96)
     assert "Cached tokens: expected 128, reported nothing" in told()
+
+
+def test_a_decision_tells_why_and_what_each_candidate_costs() -> None:
+    load = {"hit_blocks": 3, "pending_tokens": 10, "queued_requests": 0, "running_requests": 1, "stalled_s": 0.0}
+    decision = {"instance_id": "a", "reason": "cost", "uncached_tokens": 616, "expected_ttft_s": 0.1}
+    round_ = {
+        "candidates": ["a", "b"], "loads": {name: load | {"prefill_tokens_per_s": 8000.0} for name in ("a", "b")},
+        "decision": decision, "why": "it costs least", "attempt": 1, "status": "dispatched",
+        "costs": {
+            "a": {"total_s": 0.3, "parts": {"work ahead": 0.1, "own prefill, weighed": 0.2}},
+            "b": {"total_s": 0.5, "parts": {"own prefill, weighed": 0.5}},
+        },
+    }  # fmt: skip
+
+    text = told(rounds=[round_])
+
+    assert "Chosen: a, since it costs least. 616 tokens to prefill, first token expected in 0.100 s" in text
+    assert "a: 0.200 s own prefill, weighed + 0.100 s work ahead" in text
+    assert text.index("0.300") < text.index("0.500")
+
+
+def test_the_last_requests_are_listed_with_what_explain_takes() -> None:
+    story = {
+        "request_id": "r1", "received_unix_s": 0.0, "instance_id": "a", "rounds": [{"decision": {"reason": "cache"}}],
+        "prompt_tokens": 1000, "expected_cached_tokens": 128, "held_s": 0.0, "first_token_s": 0.25, "done_s": None,
+        "outcome": None,
+    }  # fmt: skip
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(listed([story]), listed([]), highlight=False)
+
+    for part in ("00:00:00", "r1", "cache", "1,000", "0.250 s", "under way", "none was sent yet"):
+        assert part in captured.get()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cli.fleet_folder import STORE_SOCKET, fleet_folder, write_pid
+from cli.fleet_folder import CONFIG, STORE_SOCKET, fleet_folder, fleet_of_this_machine, running_fleets, write_pid
 
 OWNER = """
 import sys, time
@@ -88,3 +90,35 @@ def test_a_reader_of_a_process_id_never_sees_half_a_file(tmp_path: Path) -> None
         assert reader.read() == "41\n"  # the file that it opened is left as it was
     assert (tmp_path / "router-1.pid").read_text() == "42\n"
     assert [path.name for path in tmp_path.iterdir()] == ["router-1.pid"]
+
+
+def test_a_command_that_names_no_fleet_means_the_youngest_that_runs(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    assert fleet_of_this_machine()[0] is None
+    assert "no fleet of 'dualmap up' runs" in fleet_of_this_machine()[1]
+
+    with fleet_folder() as older, fleet_folder() as younger:
+        for age_s, folder in ((20, older), (10, younger)):
+            (folder / CONFIG).write_text("{}")
+            stamp = time.time() - age_s
+            os.utime(folder / CONFIG, (stamp, stamp))
+        with fleet_folder():  # it has not written its settings yet
+            found, note = fleet_of_this_machine()
+
+        assert found == younger / CONFIG
+        assert f"--config {older / CONFIG}" in note
+        assert running_fleets() == [younger / CONFIG, older / CONFIG]
+
+
+def test_a_fleet_that_was_killed_is_not_meant(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(parent)], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        folder = Path(owner.stdout.readline().strip())
+        (folder / CONFIG).write_text("{}")
+        assert running_fleets() == [folder / CONFIG]
+        owner.kill()
+
+    assert running_fleets() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import subprocess
 import time
@@ -197,3 +198,19 @@ def test_an_error_names_the_store_without_its_password(capsys: pytest.CaptureFix
     said = capsys.readouterr().err
     assert "store:7000" in said
     assert "hunter2" not in said
+
+
+def test_every_view_has_its_values_as_json(inspect) -> None:  # type: ignore[no-untyped-def]
+    told = {view: json.loads(inspect(*view.split(), "--json")) for view in (*VIEWS, "kv a")}
+
+    assert told["overview"]["instances"]["a"]["url"] == "http://a"
+    assert told["overview"]["leader"]["owner"] == "worker-1"
+    assert [request["request_id"] for request in told["queues"][0]["held"]] == ["request-1", "request-2"]
+    assert len(told["requests"]) == 3
+    assert sum(shares[0] for shares in told["ring"].values()) == pytest.approx(1.0)
+    assert told["hot"] == [{"prefix": "000000000000ab00", "blocks": 1, "requests": 42}]
+    assert told["kv a"]["listed"] == len(told["kv a"]["newest"]) > 0
+    assert told["scaling"]["log"] == []
+
+
+VIEWS = ("overview", "queues", "ring", "hot", "requests", "scaling")

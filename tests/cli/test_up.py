@@ -19,11 +19,13 @@ from cli.configuration import load_settings, split_flags
 from cli.fleet_plan import FleetPlan, FleetSize, plan_fleet
 from cli.live_status import LiveStatus
 from cli.main import main
-from cli.up import show_until, unserved_models
+from cli.settings import Settings
+from cli.up import listed_model, show_until, unserved_models
 from scheduling.settings import SchedulingSettings
 from statestore.errors import StoreUnavailableError
 from statestore.memory import MemoryStore
 from statestore.pool import PoolStore
+from tests.ports import first_port
 
 
 def test_a_store_that_cannot_be_reached_is_named_and_no_empty_folder_stays_behind(tmp_path: Path) -> None:
@@ -115,7 +117,16 @@ async def test_a_server_of_another_model_is_named_with_the_way_out(server: str) 
     (warning,) = await unserved_models(plan(server))
 
     assert "serves qwen, and not 'default'" in warning
-    assert """--pools '[{"model": "qwen"}]'""" in warning
+    assert "--model qwen" in warning
+
+
+async def test_the_one_model_that_all_servers_list_needs_no_setting(server: str) -> None:
+    nothing = f"http://127.0.0.1:{first_port(26_000)}"
+    assert await listed_model(Settings(), [server, f"{server}/", nothing]) == "qwen"
+    assert await listed_model(Settings(), [nothing]) is None
+    assert await listed_model(Settings(), []) is None
+    named = Settings.model_validate({"pools": [{"model": "other"}]})
+    assert await listed_model(named, [server]) is None
 
 
 async def test_a_server_of_the_pools_model_is_nothing_to_warn_of(server: str) -> None:

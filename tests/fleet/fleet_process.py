@@ -82,6 +82,13 @@ class Fleet:
         with urllib.request.urlopen(f"{self.endpoint}{path}", timeout=60) as answer:
             return json.loads(answer.read())
 
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            f"{self.endpoint}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())
+
     def placement(self, prompt: str) -> str:
         """Where a one-token completion of the prompt was answered; over a connection of its own, so any replica."""
         body = json.dumps({"model": self.model, "prompt": prompt, "max_tokens": 1}).encode()

@@ -36,6 +36,21 @@ def test_it_gets_ready_answers_its_own_curl_line_and_ctrl_c_leaves_no_process(tm
         assert fleet.store_url == f"unix://{fleet.directory}/store.sock"
 
 
+def test_what_it_prints_to_look_into_the_fleet_works_as_written(tmp_path: Path) -> None:
+    here = {**os.environ, "TMPDIR": str(tmp_path)}
+    with running_fleet(tmp_path, SMALL) as fleet:
+        answer = fleet.post("/v1/chat/completions", {"model": fleet.model, "messages": HELLO, "max_tokens": 1})
+        lines = re.findall(r"^  (\S*(?:dualmap|cli\.main|python\S* -m cli\.main) \w.*?)   ", fleet.output, re.MULTILINE)
+        assert len(lines) == 3
+        for line in [*lines, f"{lines[1]} {answer['id']}", f"{lines[1].rsplit(' ', 1)[0]} instances list"]:
+            done = subprocess.run(line.split(), capture_output=True, text=True, timeout=60, check=False, env=here)
+            assert done.returncode == 0, f"{line}:\n{done.stdout}{done.stderr}"
+            assert "instance-" in done.stdout
+
+
+HELLO = [{"role": "user", "content": "Hello!"}]
+
+
 def test_another_ctrl_c_kills_processes_that_do_not_end(tmp_path: Path) -> None:
     with running_fleet(tmp_path, SMALL) as fleet:
         # given children of every stage that cannot hear a request to end, for whom a stop waits 42 s

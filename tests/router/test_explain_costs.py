@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
+from router.explain_costs import PARTS
 from scheduling.settings import SchedulingSettings
+from scheduling.weights import Form
+
+
+def test_every_feature_of_a_cost_belongs_to_one_part() -> None:
+    named = [name for names in PARTS.values() for name in names]
+    assert sorted(named) == sorted([*Form._fields, "missed"])
 
 
 @pytest.fixture
@@ -34,8 +41,8 @@ async def test_the_chosen_instance_costs_least_and_the_parts_add_up(
     assert min(told, key=lambda name: told[name]["total_s"]) == second.instance_id
     for cost in told.values():
         assert cost["total_s"] == pytest.approx(sum(cost["parts"].values()))
-        assert cost["parts"]["compute_s"] > 0
-    assert told[first.instance_id]["parts"]["ahead_s"] > 0
+        assert cost["parts"]["own prefill, weighed"] > 0
+    assert told[first.instance_id]["parts"]["work ahead"] > 0
 
 
 async def test_a_miss_of_the_slo_is_a_part_of_its_own(start_runtime: Any, client_of: Any, tools: Any) -> None:
@@ -44,4 +51,4 @@ async def test_a_miss_of_the_slo_is_a_part_of_its_own(start_runtime: Any, client
 
     [cost] = (await costs(client_of(runtime), "late")).values()
 
-    assert cost["parts"]["missed"] > 0
+    assert cost["parts"]["misses the SLO"] > 0

@@ -36,9 +36,3 @@ export function colour(number, of) {
   const hue = of <= 12 ? 205 + (360 * number) / Math.max(of, 1) : 205 + 137.508 * number;
   return `hsl(${(hue % 360).toFixed(1)} var(--vivid) var(--bright))`;
 }
-
-export const REASONS = {
-  only_one: "the only candidate", cache: "its cache holds the most", slo: "the cached one would be late",
-  balance: "less loaded, hits are equal", rotation: "its turn", cost: "it costs least",
-  both_overloaded: "both candidates are overloaded", beyond_pair: "cheaper than both of the pair",
-};

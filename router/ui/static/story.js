@@ -1,16 +1,13 @@
 // Why a request went where it went, as a picture: its prompt, its candidates and their costs, its time line.
 
-import { clock, colour, count, drawn, element, percent, REASONS, seconds } from "./format.js";
+import { clock, colour, count, drawn, element, percent, seconds } from "./format.js";
 
-// Parts of a cost, by the feature that they weigh: words and colour.
-const PARTS = [
-  [["ahead_s", "progress_s", "stall_s", "constant"], "work ahead", "var(--part-1)"],
-  [["overtaken_s"], "work it overtakes", "var(--part-2)"],
-  [["kv_demand"], "KV memory in use", "var(--part-3)"],
-  [["compute_s", "uncached_tokens", "attention_pairs"], "own prefill, weighed", "var(--part-4)"],
-  [["crowded_compute_s"], "… more by KV memory in use", "var(--part-5)"],
-  [["missed"], "misses the SLO", "var(--bad)"],
-];
+// The colour of each part of a cost; the replica names and adds up the parts.
+const PARTS = {
+  "work ahead": "var(--part-1)", "work it overtakes": "var(--part-2)", "KV memory in use": "var(--part-3)",
+  "own prefill, weighed": "var(--part-4)", "own prefill, weighed by KV memory in use": "var(--part-5)", "misses the SLO": "var(--bad)",
+};
+const HELD = PARTS["work it overtakes"], OWN = PARTS["own prefill, weighed"], OTHER_PART = "var(--part-5)";
 const OUTCOMES = { completed: "good", client_gone: "", client_error: "warn" };
 
 export class Story {
@@ -64,8 +61,7 @@ export class Story {
 
   sentence(story, round) {
     const { decision } = round, chosen = element("b", { style: `color: ${this.tint(decision.instance_id, story.pool)}` }, decision.instance_id);
-    const why = REASONS[decision.reason] ?? decision.reason;
-    const said = element("p", { class: "sentence" }, "Chosen: ", chosen, `, since ${why}. `);
+    const said = element("p", { class: "sentence" }, "Chosen: ", chosen, `, since ${round.why}. `);
     said.append(`${count(decision.uncached_tokens)} tokens left to prefill, first token expected in ${seconds(decision.expected_ttft_s)}`);
     said.append(story.first_token_s !== null ? `, seen after ${seconds(story.first_token_s)}.` : ".");
     if (story.instance_id && story.instance_id !== decision.instance_id) {
@@ -100,7 +96,7 @@ export class Story {
     const weighed = rows.some(({ cost }) => cost?.parts);
     const total_s = ({ cost }) => (weighed ? cost.total_s : cost.expected_ttft_s);
     rows.sort((one, other) => total_s(one) - total_s(other));
-    for (const row of rows) row.bars = weighed ? grouped(row.cost) : [["work ahead", Math.max(0, row.cost.expected_ttft_s - own_s(row)), PARTS[0][2]], ["own prefill", own_s(row), PARTS[3][2]]];
+    for (const row of rows) row.bars = weighed ? coloured(row.cost) : [["work ahead", Math.max(0, row.cost.expected_ttft_s - own_s(row)), PARTS["work ahead"]], ["own prefill", own_s(row), OWN]];
     const lengths = rows.map((row) => row.bars.reduce((sum, [words, part]) => sum + (words === "misses the SLO" ? 0 : part), 0));
     const longest = Math.max(...lengths, 1e-6) * 1.12;
     const table = element("table", { class: "candidates" }, element("thead", {}, element("tr", {},
@@ -119,8 +115,8 @@ export class Story {
         element("td", {}, bar), ...[load.hit_blocks, load.pending_tokens, load.queued_requests, load.running_requests].map((value) => element("td", { class: "n" }, count(value)))));
     }
     table.append(body);
-    const seen = PARTS.filter(([, words]) => rows.some((row) => row.bars.some(([each, part]) => each === words && part > 0)));
-    const legend = element("p", { class: "legend" }, ...seen.map(([, words, fill]) => element("span", {}, element("i", { style: `background: ${fill}` }), words)));
+    const seen = new Map(rows.flatMap((row) => row.bars.map(([words, , fill]) => [words, fill])));
+    const legend = element("p", { class: "legend" }, ...[...seen].map(([words, fill]) => element("span", {}, element("i", { style: `background: ${fill}` }), words)));
     const more = round.considered > round.candidates.length ? element("small", {}, `${round.considered} were considered; those that matter are shown.`) : "";
     return element("div", { class: "scroll" }, table, weighed ? legend : "", more);
   }
@@ -128,8 +124,8 @@ export class Story {
 
 const own_s = ({ load, cost }) => cost.uncached_tokens / load.prefill_tokens_per_s;
 
-function grouped(cost) {
-  return PARTS.map(([features, words, fill]) => [words, Math.max(0, features.reduce((sum, name) => sum + (cost.parts[name] ?? 0), 0)), fill]).filter(([, part]) => part > 0);
+function coloured(cost) {
+  return Object.entries(cost.parts).filter(([, part]) => part > 0).map(([words, part]) => [words, part, PARTS[words] ?? OTHER_PART]);
 }
 
 // Received, held, prefill, answer; the SLO and the expected first token are marked. A long answer is cut off.
@@ -143,10 +139,10 @@ function timeline(story, tint, width) {
   const span = (from_s, to_s, fill, words) => {
     const left = x(from_s), long = Math.max(2, x(to_s) - left);
     picture.append(drawn("rect", { x: left, y: 34, width: long, height: 22, rx: 3, fill }));
-    if (words && long > 8 * words.length) picture.append(drawn("text", { x: left + 8, y: 49, class: fill === "var(--hole)" ? "quiet" : fill === PARTS[1][2] ? "inside held" : "inside" }, words));
+    if (words && long > 8 * words.length) picture.append(drawn("text", { x: left + 8, y: 49, class: fill === "var(--hole)" ? "quiet" : fill === HELD ? "inside held" : "inside" }, words));
   };
   const held = held_s ?? 0, first = first_token_s ?? (done_s === null ? end_s : null);
-  if (held > 0.0005) span(0, held, PARTS[1][2], `held ${seconds(held)}`);
+  if (held > 0.0005) span(0, held, HELD, `held ${seconds(held)}`);
   if (first !== null) span(held, first, tint, first_token_s === null ? "running" : `to first token ${seconds(first_token_s - held)}`);
   if (end_s > (first ?? held)) span(first ?? held, end_s, "var(--hole)", first_token_s !== null ? "answer" : "");
   const mark = (time_s, words, kind, up) => {

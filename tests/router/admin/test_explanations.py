@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -12,8 +13,11 @@ from typing import Any
 import orjson
 import pytest
 
+from router.admin.explanations import meant_by
+from router.explain import REASONS
 from router.outcome import Outcome
 from router.scheduled_request import ScheduledRequest
+from scheduling.decision import Reason
 
 
 async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client_of: Any, tools: Any) -> None:
@@ -221,3 +225,76 @@ async def test_a_peer_is_asked_past_the_environments_proxy(
     answer = await client_of(runtime, headers={"authorization": "Bearer root"}).get("/admin/explain/far/off")
 
     assert answer.json() == {"request_id": "far/off", "rounds": []}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("4f1c", "4f1c"),
+        ("chatcmpl-4f1c", "4f1c"),
+        ("cmpl-4f1c", "4f1c"),
+        ("chatcmpl-team/a-1", "team/a-1"),
+        ("msg_4f1c", "4f1c"),
+        ("resp_4f1c", "4f1c"),
+        ("resp_4f1c@instance-1", "4f1c"),
+        ("resp_a@b@instance-1", "a@b"),
+        ("score-4f1c", "4f1c"),
+    ],
+)
+def test_an_id_of_an_answers_body_means_its_request(given: str, meant: str) -> None:
+    assert meant in meant_by(given)
+    assert meant_by(given)[0] == given
+
+
+async def test_a_request_is_found_by_the_id_in_its_answer(start_runtime: Any, client_of: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    await runtime.lifecycle.place(tools.request(request_id="one"))
+
+    story = (await client_of(runtime).get("/admin/explain/resp_one%40a")).json()
+
+    assert story["request_id"] == "one"
+    assert story["rounds"][0]["why"] == "it is the only candidate"
+
+
+def test_every_reason_has_its_words() -> None:
+    assert set(REASONS) == set(Reason)
+
+
+async def test_what_peers_remember_is_listed_beside_what_this_replica_does(
+    start_runtime: Any, client_of: Any, tools: Any, store: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    await runtime.lifecycle.place(tools.request(request_id="own"))
+    far = {"request_id": "far", "replica_id": "peer", "rounds": [], "received_unix_s": 1.0, "done_s": 2.0}
+    with answering([far]) as url:
+        await store.pool("default").heartbeat("peer", 60_000, {"ops_url": url})
+        listed = (await client_of(runtime).get("/admin/explain")).json()
+        own = (await client_of(runtime).get("/admin/explain?local=true")).json()
+
+    assert [story["request_id"] for story in listed] == ["own", "far"]
+    assert [story["request_id"] for story in own] == ["own"]
+
+
+@contextlib.contextmanager
+def answering(content: object) -> Iterator[str]:
+    """The URL of a server that answers everything with this JSON."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = orjson.dumps(content)
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
