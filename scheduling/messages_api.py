@@ -7,13 +7,19 @@ field by field (0.32, ``entrypoints/anthropic/serving.py``).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from scheduling.errors import PromptError
 
 _BILLING_HEADER: Final = "x-anthropic-billing-header"
 """A system block that one client sends; it differs in every request, and vLLM drops it."""
+
+_TOOL_FIELDS: Final = {
+    "name": "name", "description": "description", "input_schema": "parameters", "strict": "strict",
+    "defer_loading": "defer_loading",
+}  # fmt: skip
+_TOOL_CHANGES: Final = ("tool_addition", "tool_removal")
 
 Message = dict[str, Any]
 
@@ -51,8 +57,13 @@ def chat_of_message(body: Mapping[str, Any], *, system_first: bool = False) -> d
     if (effort := _effort(body)) is not None:
         chat["reasoning_effort"] = effort
     tools = body.get("tools")
+    if tools is not None and not isinstance(tools, list):
+        raise PromptError("'tools' must be an array", "tools")
+    changes = list(_tool_changes(given))
+    if changes:
+        tools = _changed_tools(tools or [], changes)
     if tools is not None:
-        chat["tools"] = _tools(tools)
+        chat["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     return chat
 
 
@@ -63,20 +74,45 @@ def _effort(body: Mapping[str, Any]) -> Any:
     return output.get("effort") if isinstance(output, dict) else None
 
 
-def _tools(tools: Any) -> list[dict[str, Any]]:
-    if not isinstance(tools, list):
-        raise PromptError("'tools' must be an array", "tools")
-    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+def _tool_changes(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Additions and removals of tools within the conversation, which system messages have: kind and tool."""
+    for message in messages:
+        content = message.get("content")
+        if message["role"] != "system" or not isinstance(content, list):
+            continue
+        for block in content:
+            if isinstance(block, dict) and block.get("type") in _TOOL_CHANGES and isinstance(block.get("tool"), dict):
+                yield block["type"], block["tool"]
+
+
+def _changed_tools(tools: Sequence[Any], changes: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
+    """The tools at the conversation's end, which vLLM shows from its start: a changed list is another prompt."""
+    known = {tool["name"]: tool for tool in tools if isinstance(tool, dict) and isinstance(tool.get("name"), str)}
+    removed: set[str] = set()
+    for kind, change in changes:
+        defined = change.get("definition")
+        name = (defined if isinstance(defined, dict) else change).get("name")
+        if not isinstance(name, str):
+            continue
+        if isinstance(defined, dict):
+            known[name] = defined
+        elif kind == "tool_addition" and name in known:
+            known[name] = {**known[name], "defer_loading": None}
+        if kind == "tool_removal":
+            removed.add(name)
+        else:
+            removed.discard(name)
+    return [tool for name, tool in known.items() if name not in removed]
 
 
 def _tool(tool: Any, param: str) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise PromptError(f"{param} must be an object", param)
-    named = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
-    return {
-        "type": "function",
-        "function": {there: tool[here] for here, there in named.items() if tool.get(here) is not None},
-    }
+    function = {there: tool[here] for here, there in _TOOL_FIELDS.items() if tool.get(here) is not None}
+    schema = function.get("parameters")
+    if isinstance(schema, dict) and "type" not in schema:
+        function["parameters"] = {**schema, "type": "object"}
+    return {"type": "function", "function": function}
 
 
 def _texts(content: Any, param: str) -> list[str]:
@@ -157,6 +193,10 @@ def _add_result(messages: list[Message], block: Mapping[str, Any]) -> None:
     images = [_image(item.get("source")) for item in items if item.get("type") == "image"]
     if images:
         messages.append({"role": "user", "content": images})
-    references = [item for item in items if item.get("type") == "tool_reference"]
+    references = [
+        {"type": "tool_reference", "name": name}
+        for item in items
+        if item.get("type") == "tool_reference" and (name := item.get("tool_name") or item.get("name"))
+    ]
     if references:
         messages.append({"role": "tool", "tool_call_id": call_id, "content": references})

@@ -65,6 +65,9 @@ _LEADING_KEYS = frozenset(
 )
 """Parts of a body, besides the messages, that change what an engine computes from the first token on."""
 
+_TEXT_FIELDS: Final = {"refusal": "refusal", "thinking": "thinking", "tool_reference": "name"}
+"""Fields that hold the text of a part, by its type, where it is not ``text``."""
+
 _IMAGES: Final = frozenset({"image_embeds", "image_pil", "image_url", "input_image"})
 
 
@@ -232,7 +235,7 @@ def _check_count(parts: Sized, param: str, most: int) -> None:
 
 
 def _part_text(part: dict[str, Any], param: str) -> str | None:
-    text = part.get("text")
+    text = part.get(_TEXT_FIELDS.get(part["type"], "text"))
     if isinstance(text, str):
         return text
     if part["type"].endswith("text"):

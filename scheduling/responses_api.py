@@ -6,13 +6,24 @@ held before (``previous_response_id``) only its instance knows; the chat has the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from scheduling.errors import PromptError
 
 _PARTIAL: Final = frozenset({"in_progress", "incomplete"})
-_OUTPUTS: Final = frozenset({"function_call_output", "custom_tool_call_output"})
+_CALLS: Final = ("function_call", "custom_tool_call")
+_OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
+
+_FUNCTION_FIELDS: Final = ("name", "description", "parameters", "strict", "defer_loading")
+_FREE_TEXT: Final = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""Parameters of a custom tool, which takes one text."""
 
 Message = dict[str, Any]
 
@@ -61,27 +72,41 @@ def _is_partial(item: Mapping[str, Any]) -> bool:
 def _tools(tools: Any) -> list[Any]:
     if not isinstance(tools, list):
         raise PromptError("'tools' must be an array", "tools")
-    return [_tool(tool) for tool in tools]
+    return [
+        {"type": "function", "function": function}
+        for tool in tools
+        if isinstance(tool, dict)
+        for function in _functions(tool)
+    ]
 
 
-def _tool(tool: Any) -> Any:
-    """A function in the form that chat completions have; any other tool as it is."""
-    if not isinstance(tool, dict) or tool.get("type") != "function":
-        return tool
-    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
-    return {"type": "function", "function": function}
+def _functions(tool: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The functions as which a model is shown the tool. vLLM shows it none of the tools that a server would run."""
+    kind, listed = tool.get("type"), tool.get("tools")
+    if kind == "function":
+        yield _function(tool)
+    elif kind == "custom":
+        yield _function({"name": tool.get("name"), "description": tool.get("description"), "parameters": _FREE_TEXT})
+    elif kind == "namespace" and isinstance(listed, list):
+        for each in listed:
+            if isinstance(each, dict) and each.get("type") == "function":
+                yield {**_function(each), "name": _flat_name(tool.get("name"), each.get("name"))}
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tool[name] for name in _FUNCTION_FIELDS if tool.get(name) is not None}
+
+
+def _flat_name(namespace: Any, name: Any) -> Any:
+    return f"{namespace}__{name}" if namespace else name
 
 
 def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
     """An item as a message, or as a part of the answer before it."""
     kind, role = item.get("type"), item.get("role")
     before = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-    if kind == "function_call":
-        call = {
-            "id": item.get("call_id"),
-            "type": "function",
-            "function": {"name": item.get("name"), "arguments": item.get("arguments")},
-        }
+    if kind in _CALLS:
+        call = {"id": item.get("call_id"), "function": _called(item), "type": "function"}
         if before is not None:
             before.setdefault("tool_calls", []).append(call)
         else:
@@ -98,6 +123,14 @@ def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
         messages.append({"role": "item", "content": [dict(item)]})
     else:
         raise PromptError(f"{param} must have a role or a type", param)
+
+
+def _called(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The function that a call names, with its arguments as JSON."""
+    if item.get("type") == "custom_tool_call":
+        arguments = json.dumps({"input": item.get("input") or ""}, ensure_ascii=False)
+        return {"name": item.get("name"), "arguments": arguments}
+    return {"name": _flat_name(item.get("namespace"), item.get("name")), "arguments": item.get("arguments")}
 
 
 def _add_to_answer(messages: list[Message], before: Message | None, name: str, text: str) -> None:

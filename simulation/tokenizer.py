@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import xxhash
@@ -97,7 +97,10 @@ def _render_content(message: Mapping[str, Any]) -> bytes:
     raise ValueError("a message's content must be text or a list of parts")
 
 
+_TEXTS: Final = ("text", "input_text", "output_text")
+
+
 def _render_part(part: object) -> bytes:
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+    if isinstance(part, Mapping) and part.get("type") in _TEXTS and isinstance(part.get("text"), str):
         return str(part["text"]).encode("utf-8", "surrogatepass")
     return orjson.dumps(part)

@@ -54,26 +54,27 @@ class ChatTemplate:
         self.system_first = self._refuses_later_systems()
         """Whether it takes no system message but the first."""
 
-    def render(self, body: Mapping[str, Any]) -> str:
-        """The model's input for a chat completions body, up to where the answer begins.
+    def render(self, body: Mapping[str, Any], *, validated: bool = True) -> str:
+        """The model's input for a chat completions body, up to where the answer begins. ``validated``: as
+        ``template_input`` has it.
 
         Raises:
             UntokenizedError: the body is not one that can be rendered here, or the template refuses it.
         """
-        given = template_input(body, self.content_format, self._default_variables)
-        messages = given.messages
-        if not self._knows_developers and "developer" in [message["role"] for message in messages]:
-            messages = _system_first([_as_system(message) for message in messages])
         try:
+            given = template_input(body, self.content_format, self._default_variables, validated=validated)
+            messages = given.messages
+            if not self._knows_developers and "developer" in [message["role"] for message in messages]:
+                messages = _system_first([_as_system(message) for message in messages])
             if given.variables.pop("continue_final_message", False):
                 return self._render_continued(messages, given)
             return self._render(messages, given)
         except UntokenizedError:
             raise
-        except Exception as error:  # templates run code of their own
-            raise UntokenizedError(f"the chat template fails: {error}") from error
+        except Exception as error:  # templates run code of their own, and a body may have any shape
+            raise UntokenizedError(f"the chat template fails: {error!r}") from error
 
-    def render_head(self, body: Mapping[str, Any]) -> tuple[str, str]:
+    def render_head(self, body: Mapping[str, Any], *, validated: bool = True) -> tuple[str, str]:
         """For a body with media: the input up to the first message that has some, and what the template writes from
         there on, which is not the engine's.
 
@@ -84,8 +85,10 @@ class ChatTemplate:
         before = {"messages": messages[: first_media(messages)], "add_generation_prompt": False}
         if not before["messages"]:
             raise UntokenizedError("the first message has media")
-        head = self.render({**body, **before, "continue_final_message": False})
-        whole = self.render({**body, "add_generation_prompt": False, "continue_final_message": False})
+        head = self.render({**body, **before, "continue_final_message": False}, validated=validated)
+        whole = self.render(
+            {**body, "add_generation_prompt": False, "continue_final_message": False}, validated=validated
+        )
         if not whole.startswith(head):
             raise UntokenizedError("the template writes what comes before media otherwise for their sake")
         return head, whole[len(head) :]

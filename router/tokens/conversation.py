@@ -18,11 +18,17 @@ ContentFormat = Literal["string", "openai"]
 
 _MEDIA: Final = {
     "audio_embeds": "audio", "audio_url": "audio", "image_embeds": "image", "image_pil": "image", "image_url": "image",
-    "input_audio": "audio", "input_image": "image", "video_url": "video",
+    "input_audio": "audio", "input_image": "image", "video_embeds": "video", "video_url": "video",
 }  # fmt: skip
 """Parts that are no text, and what templates call them."""
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
-_KNOWN_PART_FIELDS: Final = frozenset({"type", "text", "refusal", "thinking", "uuid"})
+_KNOWN_PART_FIELDS: Final = frozenset(
+    {
+        "audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url", "input_audio",
+        "name", "prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid", "video_embeds", "video_url",
+    }
+)  # fmt: skip
+"""Fields that some kind of part has; a text part keeps any other."""
 _TEMPLATE_FIELDS: Final = frozenset(
     {
         "add_generation_prompt",
@@ -57,9 +63,14 @@ class TemplateInput:
 
 
 def template_input(
-    body: Mapping[str, Any], content_format: ContentFormat, default_variables: Mapping[str, Any]
+    body: Mapping[str, Any],
+    content_format: ContentFormat,
+    default_variables: Mapping[str, Any],
+    *,
+    validated: bool = True,
 ) -> TemplateInput:
-    """What vLLM renders a chat completions body with; ``default_variables`` are the server's own.
+    """What vLLM renders a chat completions body with; ``default_variables`` are the server's own. ``validated``: it is
+    one for vLLM, too, whose validation orders the fields of tool calls; the chat of a response is not.
 
     Raises:
         UntokenizedError: the body has parts that are not known, a template of its own, or a shape that vLLM refuses.
@@ -72,7 +83,7 @@ def template_input(
         if usual and as_text and not sent.startswith(_BILLING_HEADER):  # as most are
             messages.append({"role": role, "content": sent})
         else:
-            messages.append(_message(message, content_format))
+            messages.append(_message(message, content_format, validated=validated))
     if _TEMPLATE_FIELDS.isdisjoint(body):  # as most are
         return TemplateInput(messages, None, {**default_variables, **_USUAL_VARIABLES})
     if body.get("chat_template") is not None:
@@ -115,15 +126,16 @@ def _tool(tool: Any) -> dict[str, Any]:
     return written
 
 
-def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Message:
+def _message(message: Mapping[str, Any], content_format: ContentFormat, *, validated: bool) -> Message:
     role, sent = message["role"], message.get("content")
     parts = _text_parts(sent)
     if role == "system":
         parts = _without_billing_header(parts)
-    content: Any = parts if content_format == "openai" else _joined(parts)
+    content: Any = parts if content_format == "openai" else "\n".join(filter(None, map(_shown, parts)))
     written: Message = {"role": role, "content": content}
     if role == "assistant":
-        _add_calls(written, message)
+        if calls := message.get("tool_calls"):
+            written["tool_calls"] = [_call(call, validated=validated) for call in calls]
         reasoning = message.get("reasoning")
         if reasoning is None:
             reasoning = message.get("reasoning_content")
@@ -132,8 +144,8 @@ def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Messa
     elif role == "tool":
         if "tool_call_id" in message:
             written["tool_call_id"] = message["tool_call_id"]
-        if isinstance(content, list):
-            written["content"] = _joined(parts)
+        if isinstance(content, list) and all(part["type"] == "text" for part in content):
+            written["content"] = "\n".join(map(_shown, parts))
     elif role == "developer":
         written["tools"] = message.get("tools")
     for name in ("name", "task"):
@@ -142,9 +154,10 @@ def _message(message: Mapping[str, Any], content_format: ContentFormat) -> Messa
     return written
 
 
-def _joined(parts: Sequence[dict[str, Any]]) -> str:
-    """Without media: an engine writes something of its own in their place."""
-    return "\n".join([part["text"] for part in parts if "text" in part])
+def _shown(part: Mapping[str, Any]) -> str:
+    """The part in a string: its text, or the tool that it refers to. A medium has none here."""
+    text: str = part.get("text", part.get("name", ""))
+    return text
 
 
 def first_media(messages: Sequence[Any]) -> int:
@@ -171,6 +184,8 @@ def _text_part(part: Any) -> dict[str, Any] | None:
     kind = part.get("type")
     if kind in _MEDIA:
         return {"type": _MEDIA[kind]}
+    if kind == "tool_reference" and isinstance(part.get("name"), str):
+        return {"type": kind, "name": part["name"]}
     if kind not in _TEXT_PARTS:
         raise UntokenizedError(f"a content part is {kind!r}, not text")
     text = part.get(kind) if kind in ("refusal", "thinking") else part.get("text")
@@ -192,13 +207,7 @@ def _without_billing_header(parts: Sequence[dict[str, Any]]) -> list[dict[str, A
     return kept
 
 
-def _add_calls(written: Message, message: Mapping[str, Any]) -> None:
-    calls = message.get("tool_calls")
-    if calls:
-        written["tool_calls"] = [_call(call) for call in calls]
-
-
-def _call(call: Any) -> dict[str, Any]:
+def _call(call: Any, *, validated: bool) -> dict[str, Any]:
     """A tool call, its arguments as an object: what is no JSON object is an empty one."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or call.get("type", "function") != "function":
@@ -211,4 +220,12 @@ def _call(call: Any) -> dict[str, Any]:
             arguments = None
     if not isinstance(arguments, dict):
         arguments = {}
-    return {**call, "function": {**function, "arguments": arguments}}
+    written = {**function, "arguments": arguments}
+    if not validated:
+        return {**call, "function": written}
+    return _ordered({**call, "function": _ordered(written, ("arguments", "name"))}, ("id", "function", "type"))
+
+
+def _ordered(fields: Mapping[str, Any], first: Sequence[str]) -> dict[str, Any]:
+    """The fields, those of ``first`` that are there in its order before the others."""
+    return {name: fields[name] for name in (*(name for name in first if name in fields), *fields)}

@@ -38,6 +38,7 @@ ASK_AGAIN_S: Final = 30.0
 MAX_TEXT_BYTES: Final = 1 << 20
 _ENTRY_BYTES: Final = 200
 _TEMPLATE_FIELDS: Final = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+_RESPONSE_TEXTS: Final = ("input_text", "output_text")
 
 
 class InstanceTokenizer:
@@ -169,11 +170,29 @@ def _question(source: TokenSource, model: str) -> bytes | None:
         return None
     else:
         asked = {name: body[name] for name in _TEMPLATE_FIELDS if body.get(name) is not None}
+        asked["messages"] = [_chat_message(message) for message in body["messages"]]
         asked["chat_template_kwargs"] = _variables(body)
     try:
         return orjson.dumps({"model": model, "add_special_tokens": special, **asked})
     except orjson.JSONEncodeError:  # a lone surrogate
         return None
+
+
+def _chat_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message in the words that ``/tokenize`` knows. It drops parts of the responses API and an older name of
+    reasoning, which the APIs themselves take for text and for reasoning."""
+    content, reasoning = message.get("content"), message.get("reasoning_content")
+    if isinstance(content, list):
+        message = {**message, "content": [_chat_part(part) for part in content]}
+    if reasoning is not None and message.get("reasoning") is None:
+        message = {**message, "reasoning": reasoning}
+    return message
+
+
+def _chat_part(part: Any) -> Any:
+    if isinstance(part, dict) and part.get("type") in _RESPONSE_TEXTS:
+        return {**part, "type": "text"}
+    return part
 
 
 def _variables(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-from router.inference_request import SentPrompt, TokenSource
+from router.inference_request import RESPONSES_PATH, SentPrompt, TokenSource
 from router.prompt import TokenizedHow
 from router.tokens.chat_template import ChatTemplate
 from router.tokens.conversation import UntokenizedError
@@ -87,7 +87,11 @@ class PoolTokenizer:
         else:
             body = source.body(system_first=self._templates.system_first)
             template = self._templates.of(body)
-            text = self._head(template, body) if source.has_media else template.render(body)
+            validated = source.path != RESPONSES_PATH
+            if source.has_media:
+                text = self._head(template, body, validated=validated)
+            else:
+                text = template.render(body, validated=validated)
         special = body.get("add_special_tokens", source.adds_special_tokens)
         if source.has_media and special and self._encoder.last_ids:
             raise UntokenizedError("the tokenizer puts tokens of its own behind a text")
@@ -97,9 +101,9 @@ class PoolTokenizer:
             raise UntokenizedError("the prompt has a lone surrogate") from error
         return self._maker.steps(data, block_tokens, extras, add_special_tokens=bool(special))
 
-    def _head(self, template: ChatTemplate, body: Mapping[str, Any]) -> str:
+    def _head(self, template: ChatTemplate, body: Mapping[str, Any], *, validated: bool) -> str:
         """What comes before the first message with media. It must end where tokens end whatever follows."""
-        head, rest = template.render_head(body)
+        head, rest = template.render_head(body, validated=validated)
         cuts = self._encoder.cuts
         if cuts is None or cuts.match(rest.encode("utf-8", "surrogatepass")) is None:
             raise UntokenizedError("the message with media does not begin with a special token")

@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 import xxhash
 
+from scheduling.errors import PromptError
+from scheduling.messages_api import chat_of_message
 from simulation.emulator.asks import Ask, Limits, Sampling, generation, read_max_tokens, read_stop
 from simulation.emulator.errors import ApiError, bad_request, invalid, missing
 from simulation.emulator.fields import Body, mapping, objects, required, text, word
@@ -49,12 +51,17 @@ def message_prompt(payload: Body) -> bytes:
     """What the model is shown for ``system``, ``messages`` and ``tools``. Raises ApiError."""
     required(payload, "messages")
     given = objects(payload, "messages") or ()
-    messages = [_chat_message(message, index) for index, message in enumerate(given)]
-    if not messages:
+    for index, message in enumerate(given):
+        _check_message(message, index)
+    if not given:
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
     if payload.get("system"):
-        messages = [{"role": "system", "content": _content(payload["system"], "system")}, *messages]
-    return render_chat(messages, payload.get("tools"))
+        _check_content(payload["system"], "system")
+    try:
+        chat = chat_of_message(payload)
+        return render_chat(chat["messages"], chat.get("tools"))
+    except (PromptError, ValueError) as error:
+        raise invalid("messages", "value_error", f"Value error, {error}", given) from error
 
 
 class MessageReply:
@@ -154,22 +161,20 @@ def _require_model(payload: Body) -> None:
         raise missing("model", payload)
 
 
-def _chat_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    role = word(message, "role", _ROLES, f"messages.{index}")
-    if role is None:
+def _check_message(message: Mapping[str, Any], index: int) -> None:
+    if word(message, "role", _ROLES, f"messages.{index}") is None:
         raise missing(f"messages.{index}.role", message)
     if message.get("content") is None:
         raise missing(f"messages.{index}.content", message)
-    return {"role": role, "content": _content(message["content"], f"messages.{index}.content")}
+    _check_content(message["content"], f"messages.{index}.content")
 
 
-def _content(content: object, location: str) -> object:
-    """Content as a chat has it: a text, or a list of parts of which all but text are rendered as JSON."""
+def _check_content(content: object, location: str) -> None:
+    """A text, or a list of blocks."""
     if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(isinstance(block, Mapping) for block in content):
-        return content
-    raise invalid(location, "string_type", "Input should be a valid string or a list of blocks", content)
+        return
+    if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
+        raise invalid(location, "string_type", "Input should be a valid string or a list of blocks", content)
 
 
 def _read_tool_choice(payload: Body) -> ToolCall | None:

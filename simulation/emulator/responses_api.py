@@ -10,6 +10,8 @@ from typing import Any
 import orjson
 import xxhash
 
+from scheduling.errors import PromptError
+from scheduling.responses_api import chat_of_response
 from simulation.emulator.asks import Ask, Limits, Sampling, generation, read_max_tokens
 from simulation.emulator.errors import ApiError, bad_request, invalid, missing, unknown_response
 from simulation.emulator.fields import Body, flag, mapping, number, objects, required, text, word
@@ -251,45 +253,20 @@ def _usage(usage: Usage) -> dict[str, Any]:
 def _prompt(payload: Body) -> bytes:
     """The conversation of ``instructions`` and ``input``, as chats are rendered. Raises ApiError."""
     given = required(payload, "input")
-    if isinstance(given, str):
-        messages: list[Mapping[str, Any]] = [{"role": "user", "content": given}]
-    elif isinstance(given, list):
-        messages = [_message(item, index) for index, item in enumerate(given)]
-    else:
+    if isinstance(given, list):
+        if not given:
+            raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
+        for index, item in enumerate(given):
+            if not isinstance(item, Mapping):
+                raise invalid(f"input.{index}", "dict_type", "Input should be a valid dictionary", item)
+    elif not isinstance(given, str):
         raise invalid("input", "string_type", "Input should be a valid string or a valid list", given)
-    if not messages:
-        raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
-    instructions = text(payload, "instructions")
-    if instructions:
-        messages = [{"role": "system", "content": instructions}, *messages]
+    text(payload, "instructions")
     try:
-        return render_chat(messages, payload.get("tools"))
-    except ValueError as error:
+        chat = chat_of_response(payload)
+        return render_chat(chat["messages"], chat.get("tools"))
+    except (PromptError, ValueError) as error:
         raise invalid("input", "value_error", f"Value error, {error}", given) from error
-
-
-def _message(item: object, index: int) -> Mapping[str, Any]:
-    """An input item as the message of a chat."""
-    if not isinstance(item, Mapping):
-        raise invalid(f"input.{index}", "dict_type", "Input should be a valid dictionary", item)
-    kind = item.get("type") or "message"
-    if kind == "message":
-        content = item.get("content")
-        if isinstance(content, list):
-            content = [_text_part(part) for part in content]
-        return {"role": item.get("role"), "content": content}
-    if kind == "function_call":
-        return {"role": "assistant", "tool_calls": [{"name": item.get("name"), "arguments": item.get("arguments")}]}
-    if kind == "function_call_output":
-        output = item.get("output")
-        return {"role": "tool", "content": output if isinstance(output, str) else orjson.dumps(output).decode()}
-    return {"role": "assistant", "content": orjson.dumps(item).decode()}
-
-
-def _text_part(part: object) -> object:
-    if isinstance(part, Mapping) and part.get("type") in ("input_text", "output_text"):
-        return {"type": "text", "text": part.get("text")}
-    return part
 
 
 def _read_tool_choice(payload: Body, listed: Sequence[Mapping[str, Any]]) -> ToolCall | None:

@@ -10,7 +10,7 @@ from scheduling.errors import PromptError
 from scheduling.messages_api import chat_of_message
 from scheduling.prompt import chat_prompt
 
-TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
+TOOL: dict[str, Any] = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
 
 
 def test_a_conversation_is_the_chat_that_it_would_be() -> None:
@@ -101,3 +101,37 @@ def test_a_wrong_shape_is_named(body: dict[str, Any], param: str) -> None:
     with pytest.raises(PromptError) as refused:
         chat_of_message(body)
     assert refused.value.param == param
+
+
+def test_tools_are_those_at_the_end_of_the_conversation() -> None:
+    later = {**TOOL, "name": "later", "defer_loading": True}
+    new = {"name": "new", "input_schema": {"properties": {}}}
+
+    def change(kind: str, name: str) -> dict[str, Any]:
+        return {"type": kind, "tool": {"type": "tool_reference", "name": name}}
+
+    def names(*blocks: dict[str, Any]) -> list[tuple[str, bool]]:
+        messages = [{"role": "system", "content": [block]} for block in blocks]
+        body = {"tools": [TOOL, later], "messages": [{"role": "user", "content": "hi"}, *messages]}
+        found = [tool["function"] for tool in chat_of_message(body)["tools"]]
+        return [(each["name"], each.get("defer_loading", False)) for each in found]
+
+    definition = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": new}}
+    assert names() == [("f", False), ("later", True)]
+    assert names(change("tool_addition", "later"), definition) == [("f", False), ("later", False), ("new", False)]
+    assert names(change("tool_removal", "f")) == [("later", True)]
+    assert names(change("tool_removal", "f"), change("tool_addition", "f")) == [("f", False), ("later", True)]
+
+
+def test_a_schema_without_a_type_is_one_of_an_object() -> None:
+    body = {"tools": [{"name": "f", "input_schema": {"a": 1}}], "messages": [{"role": "user", "content": "hi"}]}
+    parameters = chat_of_message(body)["tools"][0]["function"]["parameters"]
+    assert list(parameters.items()) == [("a", 1), ("type", "object")]
+
+
+def test_references_to_tools_are_their_names() -> None:
+    items = [{"type": "tool_reference", "tool_name": "f"}, {"type": "tool_reference", "name": "g"}]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": items}
+    chat = chat_of_message({"messages": [{"role": "user", "content": [result]}]})
+    assert chat["messages"][1]["content"] == [{"type": "tool_reference", "name": name} for name in ("f", "g")]
+    assert not chat_prompt(chat).has_media

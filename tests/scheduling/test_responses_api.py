@@ -44,11 +44,31 @@ def test_a_partial_answer_is_continued() -> None:
     assert (chat["add_generation_prompt"], chat["continue_final_message"]) == (False, True)
 
 
-def test_functions_have_the_form_of_chat_completions() -> None:
+def test_a_model_is_shown_functions_and_what_can_be_written_as_one() -> None:
     function = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": None}
-    search = {"type": "web_search"}
-    chat = chat_of_response({"input": "hi", "tools": [function, search]})
-    assert chat["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}, search]
+    custom = {"type": "custom", "name": "patch", "description": "A patch.", "format": {"type": "text"}}
+    namespace = {"type": "namespace", "name": "mcp__files", "tools": [function, custom, {**function, "name": "g"}]}
+    unseen = [{"type": kind} for kind in ("web_search", "local_shell", "mcp", "tool_search", "computer", "newer")]
+    chat = chat_of_response({"input": "hi", "tools": [*unseen, function, custom, namespace]})
+    shown = {each["function"]["name"]: each["function"] for each in chat["tools"]}
+    assert list(shown) == ["f", "patch", "mcp__files__f", "mcp__files__g"]
+    assert shown["f"] == {"name": "f", "parameters": {"type": "object"}}
+    assert shown["patch"]["description"] == "A patch." and shown["patch"]["parameters"]["required"] == ["input"]
+    assert chat_of_response({"input": "hi", "tools": unseen})["tools"] == []
+
+
+def test_calls_of_custom_tools_and_of_namespaces_are_calls_of_those_functions() -> None:
+    items = [
+        {"type": "function_call", "call_id": "c", "name": "f", "namespace": "files", "arguments": "{}"},
+        {"type": "custom_tool_call", "call_id": "d", "name": "patch", "input": 'é"'},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": "done"},
+    ]
+    answer, output = chat_of_response({"input": items})["messages"]
+    assert [call["function"] for call in answer["tool_calls"]] == [
+        {"name": "files__f", "arguments": "{}"},
+        {"name": "patch", "arguments": '{"input": "é\\""}'},
+    ]
+    assert output == {"role": "tool", "content": "done", "tool_call_id": "d"}
 
 
 def test_an_item_of_another_kind_counts_by_its_content_alone() -> None:

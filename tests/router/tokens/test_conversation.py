@@ -99,3 +99,19 @@ def test_a_message_of_role_and_text_alone_reads_as_one_with_a_field_that_says_no
     (long,) = template_input({"messages": [{**plain, "unread": 1}]}, content_format, {}).messages
 
     assert list(short.items()) == list(long.items())
+
+
+def test_calls_have_the_order_of_fields_that_validation_gives_them() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}, "x": 1, "id": "c"}
+    body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+    (validated,) = template_input(body, "string", {}).messages[0]["tool_calls"]
+    assert list(validated) == ["id", "function", "type", "x"] and list(validated["function"]) == ["arguments", "name"]
+    (as_given,) = template_input(body, "string", {}, validated=False).messages[0]["tool_calls"]
+    assert list(as_given) == list(call) and list(as_given["function"]) == ["name", "arguments"]
+
+
+def test_a_result_that_refers_to_tools_keeps_its_parts_where_the_template_takes_parts() -> None:
+    parts = [{"type": "text", "text": ""}, {"type": "tool_reference", "name": "f"}]
+    body = {"messages": [{"role": "tool", "tool_call_id": "c", "content": parts}]}
+    assert template_input(body, "openai", {}).messages[0]["content"] == parts
+    assert template_input(body, "string", {}).messages[0]["content"] == "f"

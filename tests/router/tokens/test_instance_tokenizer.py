@@ -35,7 +35,7 @@ class Instance(httpx.AsyncBaseTransport):
         asked = orjson.loads(request.content)
         self.asked.append(asked)
         await self.open.wait()
-        given = asked.get("prompt", "").split() or [message["content"] for message in asked["messages"]]
+        given = asked.get("prompt", "").split() or [message.get("content") or "" for message in asked["messages"]]
         return httpx.Response(self.status, json={"tokens": [len(each) for each in given]})
 
 
@@ -92,6 +92,20 @@ async def test_a_chat_is_asked_for_with_all_that_its_template_may_see(
     assert (asked["tools"], asked["add_special_tokens"]) == (fields["tools"], False)
     assert asked["chat_template_kwargs"] == {"x": 1, "enable_thinking": True, "reasoning_effort": "low"}
     assert "max_tokens" not in asked
+
+
+async def test_what_only_other_apis_call_text_and_reasoning_is_asked_for_as_such(
+    tokenizer: InstanceTokenizer, instance: Instance
+) -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = {"input": [{"role": "user", "content": parts}, {"type": "reasoning", "content": [{"text": "c"}]}]}
+    await chain_of(tokenizer, "/v1/responses", body)
+    assert instance.asked[0]["messages"] == [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "reasoning": "c"},
+    ]
+    await chain_of(tokenizer, CHAT, {"messages": [{"role": "assistant", "content": "x", "reasoning_content": "d"}]})
+    assert instance.asked[1]["messages"][0]["reasoning"] == "d"
 
 
 async def test_a_late_answer_serves_the_next_request_with_the_prompt(
