@@ -46,6 +46,9 @@ class Owner(Protocol):
     @property
     def prompt_hash(self) -> int: ...
 
+    def judge(self, instance_id: str, failure: InstanceFailure) -> None:
+        """Record what the failure shows of the instance."""
+
     @property
     def age_s(self) -> float: ...
 
@@ -167,8 +170,7 @@ class DecodeLeg:
         if self.instance_id:
             self.lost = failure.lost_kv
             self.failed |= {self.instance_id}
-            if failure.server_fault:
-                self._owner.pool.breakers.failed(self.instance_id, self._context.clock.monotonic_s())
+            self._owner.judge(self.instance_id, failure)
         self._leave()
 
     def _leave(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.context import ReplicaContext
@@ -16,6 +17,7 @@ from router.errors import (
 from router.outcome import FailureKind, InstanceFailure, Outcome
 from router.quarantine import Trial
 from router.served_pool import ServedPool
+from scheduling.answers import Verdict
 
 
 class Retried(Protocol):
@@ -40,6 +42,35 @@ def exhausted(failure: InstanceFailure, why: str) -> RouterError:
 def nobody_left(failure: InstanceFailure, attempts: int) -> RouterError:
     """The error when no instance is ready beside those that failed the request, ``attempts`` of them."""
     return exhausted(failure, "no other instance is ready" if attempts == 1 else "every ready instance failed")
+
+
+@dataclass(slots=True)
+class Disputes:
+    """Answers to one request that its instances are to blame for if another one answers it."""
+
+    _raised: list[tuple[str, InstanceFailure]] = field(default_factory=list)
+
+    def judge(self, pool: ServedPool, instance_id: str, failure: InstanceFailure, now_s: float) -> None:
+        """Record what a failure shows of its instance, or keep it until the request ends."""
+        breakers = pool.breakers
+        match failure.verdict:
+            case Verdict.FAULT:
+                breakers.failed(instance_id, failure, now_s)
+            case Verdict.BUSY:
+                breakers.busy(instance_id, failure.pause_s, now_s)
+            case Verdict.DISPUTED:
+                self._raised.append((instance_id, failure))
+            case Verdict.ANSWER:
+                breakers.ended_without_evidence(instance_id, now_s)
+
+    def settle(self, pool: ServedPool, now_s: float, *, answered: bool) -> None:
+        """The request is over; ``answered``: by an instance that did not do the same."""
+        raised, self._raised = self._raised, []
+        for instance_id, failure in raised:
+            if answered:
+                pool.breakers.failed(instance_id, failure, now_s)
+            else:
+                pool.breakers.ended_without_evidence(instance_id, now_s)
 
 
 async def spend_retry(
@@ -73,6 +104,12 @@ def end_trial(request: Retried, *, completed: bool) -> None:
     trial, request.trial = request.trial, None
     if trial is not None:
         trial.end(completed=completed)
+
+
+def outcome_after(failure: InstanceFailure, error: BaseException) -> Outcome:
+    """How a request ended whose last failure has left it without another try, as ``error`` says."""
+    refused = failure.verdict is Verdict.DISPUTED and failure.status is not None and 400 <= failure.status < 500
+    return Outcome.CLIENT_ERROR if refused and isinstance(error, UpstreamError) else outcome_of(error)
 
 
 def outcome_of(error: BaseException) -> Outcome:

@@ -31,5 +31,9 @@ def _pool(runtime: Runtime, name: str) -> dict[str, Any]:
         "epoch": view.epoch,
         "instances": {state.value: states.count(state) for state in InstanceState if state in states},
         "held": pool.grant_waiters.held_requests,
-        "breakers": {instance_id: state.value for instance_id, state in pool.breakers.states().items()},
+        "avoided": {
+            name: {"state": avoided.state, "reason": avoided.reason, "for_s": round(avoided.for_s, 1)}
+            for name, avoided in pool.breakers.avoided(runtime.context.clock.monotonic_s()).items()
+        },
+        "panic": pool.breakers.panics,
     }

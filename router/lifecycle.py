@@ -75,9 +75,9 @@ class PlacedRequest(Protocol):
             RouterError: no attempt, budget or instance is left.
         """
 
-    def engine_died(self) -> None:
-        """The engine seems to have died during an answer that has begun; the caller must call ``finish``. See
-        ``quarantine``."""
+    def instance_failed(self, failure: InstanceFailure) -> None:
+        """The instance failed the request for good, perhaps in an answer that has begun; the caller must call
+        ``finish``. Never waits."""
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         """The request is over, however it went: release everything. Never waits; only the first call counts."""

@@ -59,6 +59,7 @@ class PoolMetrics:
     def __init__(self, metrics: RouterMetrics, pool: str) -> None:
         self.outcomes = {outcome: metrics.requests.labels(pool, outcome.value) for outcome in Outcome}
         self.reasons = {reason: metrics.decisions.labels(pool, reason.value) for reason in Reason}
+        self._pool, self._faults, self._ejections = pool, metrics.faults, metrics.ejections
         self.retries = {kind: metrics.retries.labels(pool, kind.value) for kind in FailureKind}
         self.split = metrics.legs.labels(pool, Leg.PREFILL.value)
         self.whole = metrics.legs.labels(pool, Leg.WHOLE.value)
@@ -86,6 +87,12 @@ class PoolMetrics:
         self._cached_is_reported = False
         self.tokenized = {how: metrics.tokenized.labels(pool, how) for how in TOKENIZED}
         self.miscounted = metrics.miscounted.labels(pool)
+
+    def count_fault(self, instance_id: str, reason: str) -> None:
+        self._faults.labels(self._pool, instance_id, reason).inc()
+
+    def count_ejection(self, instance_id: str, rule: str) -> None:
+        self._ejections.labels(self._pool, instance_id, rule).inc()
 
     def count_ttft(self, ttft_s: float, slo_s: float, expected_s: float | None) -> None:
         """Of one first token; None: no TTFT was expected."""
@@ -122,6 +129,14 @@ class RouterMetrics:
         self.refusals = make.counter("dualmap_refusals", "Requests answered with an error of the router", "code")
         self.decisions = make.counter("dualmap_decisions", "Placements by the policy's reason", "pool", "reason")
         self.retries = make.counter("dualmap_retries", "Tries on another instance", "pool", "failure")
+        self.faults = make.counter(
+            "dualmap_instance_faults", "Faults of instances, by what they did", "pool", "instance", "reason"
+        )
+        self.ejections = make.counter(
+            "dualmap_ejections",
+            "Ejections: a replica sends the instance no more requests for a while",
+            "pool", "instance", "rule",
+        )  # fmt: skip
         self.legs = make.counter(
             "dualmap_legs", "Placements by leg: whole, or prefill of a split request", "pool", "leg"
         )

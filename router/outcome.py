@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from scheduling.breaker import is_server_fault
+from scheduling.answers import Verdict, judge_status
 from scheduling.values import value
 
 ENGINE_DEATH: Final = "EngineCore encountered an issue"
@@ -47,7 +47,14 @@ class FailureKind(StrEnum):
     """The connection broke before the first byte of the answer."""
     TIMEOUT = "timeout"
     STATUS = "status"
-    """It answered with a status that justifies a try elsewhere (408, 429, 5xx except 501 and 505)."""
+    """It answered with a status that justifies a try elsewhere, see ``scheduling.answers``; or with such an error in a
+    stream."""
+    NO_ANSWER = "no_answer"
+    """It answered 2xx with something that is no answer: nothing, or a page."""
+    ABORTED = "aborted"
+    """It ended the answer by ``finish_reason: abort``."""
+    TRUNCATED = "truncated"
+    """Its stream ended before the answer did."""
     DOWN = "down"
     """The fleet took it down, or removed it, while the first byte of the answer was due."""
     PROTOCOL = "protocol"
@@ -65,18 +72,34 @@ class InstanceFailure:
     kind: FailureKind
     detail: str = ""
     status: int | None = None
+    pause_s: float | None = None
+    """The time after which it takes requests again, as it says (``retry-after``)."""
+    still_accepts: bool = False
+    """Its port took another connection after this one had broken."""
 
     @property
-    def server_fault(self) -> bool:
-        """True when the fault is the instance's: it counts for the circuit breaker. 4xx, 501 and 505 never do."""
+    def verdict(self) -> Verdict:
+        """What it shows of the instance."""
         if self.kind in (FailureKind.RECOMPUTED, FailureKind.NO_DECODER):
-            return False
-        return self.kind is not FailureKind.STATUS or is_server_fault(self.status)
+            return Verdict.ANSWER
+        if self.kind is FailureKind.NO_ANSWER:
+            return Verdict.DISPUTED
+        if self.kind is not FailureKind.STATUS or self.status is None:
+            return Verdict.FAULT
+        return judge_status(self.status, names_pause=self.pause_s is not None)
+
+    @property
+    def reason(self) -> str:
+        """The kind, with the status where there is one: a label in metrics."""
+        return self.kind.value if self.status is None else f"{self.kind.value}_{self.status}"
 
     @property
     def engine_died(self) -> bool:
-        """True when the instance seems to have died, or stopped working, while it held the request."""
-        return self.kind in (FailureKind.CLOSED, FailureKind.DOWN) or ENGINE_DEATH in self.detail
+        """True when the instance seems to have died, or stopped working, while it held the request. A port that still
+        accepts is no proof: a proxy accepts before it connects."""
+        if self.kind is FailureKind.CLOSED:
+            return not self.still_accepts
+        return self.kind is FailureKind.DOWN or ENGINE_DEATH in self.detail
 
     @property
     def lost_kv(self) -> bool:
@@ -85,8 +108,9 @@ class InstanceFailure:
 
     @property
     def wasted_work(self) -> bool:
-        """False when the instance never got the request, so that another try repeats nothing."""
-        return self.kind is not FailureKind.CONNECT
+        """False when the instance never worked on the request, so that another try repeats nothing."""
+        refused = self.verdict in (Verdict.BUSY, Verdict.DISPUTED)
+        return self.kind is not FailureKind.CONNECT and not refused
 
     def __str__(self) -> str:
         status = f" {self.status}" if self.status is not None else ""

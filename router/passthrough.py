@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from router.context import ReplicaContext
 from router.errors import UnavailableError, nobody_ready
 from router.explain import Explanation
-from router.failures import end_trial, nobody_left, outcome_of, spend_retry
+from router.failures import Disputes, end_trial, nobody_left, outcome_after, spend_retry
 from router.instance_loss import InstanceLossNotifier
 from router.outcome import InstanceFailure, Outcome, Usage
 from router.quarantine import Trial
@@ -78,6 +78,9 @@ class PassthroughRequest:
         self._started_s = context.clock.monotonic_s()
         self._failures: tuple[tuple[str, float], ...] = ()
         self._failed: set[str] = set()
+        self._disputes = Disputes()
+        self._judged = False
+        """What its instance did with its present try was recorded."""
         self._entered = False
         self._done = False
 
@@ -132,21 +135,20 @@ class PassthroughRequest:
     def first_token(self) -> None:
         if self.trial is not None:
             self.trial.passed.set()
-        self.pool.breakers.succeeded(self.instance_id)
+        self.pool.breakers.began(self.instance_id, self._context.clock.monotonic_s())
 
     async def reroute(self, failure: InstanceFailure) -> None:
         now_s = self._context.clock.monotonic_s()
         self._leave_instance()
         self._failed.add(self.instance_id)
         self._failures += ((f"{self.instance_id}: {failure}", now_s - self._started_s),)
-        if failure.server_fault:
-            self.pool.breakers.failed(self.instance_id, now_s)
+        self._disputes.judge(self.pool, self.instance_id, failure, now_s)
         try:
             await spend_retry(failure, self, self._context, failed_id=self.instance_id, attempts=self.attempts)
             self.pool.metrics.retries[failure.kind].inc()
             self._pick_another_instance(failure)
         except Exception as error:
-            self.finish(outcome_of(error))
+            self.finish(outcome_after(failure, error))
             raise
 
     def _pick_another_instance(self, failure: InstanceFailure) -> None:
@@ -155,16 +157,23 @@ class PassthroughRequest:
         except UnavailableError as error:
             raise nobody_left(failure, self.attempts) from error
 
-    def engine_died(self) -> None:
-        self.pool.quarantine.died(self.prompt_hash, self.instance_id, self.request_id)
+    def instance_failed(self, failure: InstanceFailure) -> None:
+        if self._done or not self._entered:
+            return
+        self._disputes.judge(self.pool, self.instance_id, failure, self._context.clock.monotonic_s())
+        self._judged = True
+        if failure.engine_died:
+            self.pool.quarantine.died(self.prompt_hash, self.instance_id, self.request_id)
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         if self._done:
             return
         self._done = True
         end_trial(self, completed=outcome is Outcome.COMPLETED)
-        if self._entered:
-            self.pool.breakers.record(self.instance_id, outcome, self._context.clock.monotonic_s())
+        now_s = self._context.clock.monotonic_s()
+        self._disputes.settle(self.pool, now_s, answered=outcome is Outcome.COMPLETED)
+        if self._entered and not self._judged:
+            self.pool.breakers.record(self.instance_id, outcome, now_s)
         self._leave_instance()
         self._context.live.leave(self)
         self.pool.metrics.in_flight.dec()

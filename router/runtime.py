@@ -219,7 +219,10 @@ def _served_pool(
         refuses_late=settings.late_requests == "refuse",
         call=calls["records"],
     )
-    breakers = CircuitBreakers(BreakerRule())
+    metrics = context.metrics.pools[pool.name]
+    breakers = CircuitBreakers(
+        BreakerRule(), view=lambda: view.view, on_fault=metrics.count_fault, on_ejection=metrics.count_ejection
+    )
     fleet = PoolFleet(
         shared,
         view,

@@ -12,7 +12,7 @@ import orjson
 from router.context import ReplicaContext
 from router.decode_leg import DecodeLeg
 from router.errors import UnavailableError, from_exception
-from router.failures import end_trial, nobody_left, outcome_of, spend_retry
+from router.failures import Disputes, end_trial, nobody_left, outcome_after, spend_retry
 from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
 from router.metaserver import Metaserver
@@ -70,6 +70,10 @@ class ScheduledRequest(RequestStory):
     decode: DecodeLeg | None = None
     """Once its prompt was prefilled for it."""
     decode_attempts = 0
+    disputes: Disputes | None = None
+    """Once an instance failed it."""
+    _judged = False
+    """What its instance did with its present try was recorded."""
     _done = False
     _release: TimerHandle | None = None
 
@@ -216,7 +220,7 @@ class ScheduledRequest(RequestStory):
 
     def prefill_done(self) -> DecodeLeg:
         """The prefill leg has answered. Its decode leg, which is to be placed if it is not."""
-        self.pool.breakers.succeeded(self.instance_id)
+        self.pool.breakers.succeeded(self.instance_id, self._context.clock.monotonic_s())
         if not (self._done or self._prefilled):
             self._prefilled_s = self.age_s
             self._send_first_token()
@@ -260,7 +264,9 @@ class ScheduledRequest(RequestStory):
     def _count_first_token(self) -> None:
         self._first_token_s = self.age_s
         self.pool.metrics.count_ttft(self._first_token_s, self.slo_s, self.expected_ttft_s)
-        self.pool.breakers.succeeded(self.answering_id)
+        breakers = self.pool.breakers
+        if breakers.troubled:
+            breakers.began(self.answering_id, self._context.clock.monotonic_s())
         if self.decode is not None and self.decode.placed_s is not None:
             self.pool.metrics.transfer_s.observe(self._first_token_s - self.decode.placed_s)
 
@@ -277,8 +283,7 @@ class ScheduledRequest(RequestStory):
             self.failed |= {self.instance_id} if suspect else decode.failed
             failed_id = decode.last_instance_id or failed_id
         else:
-            if failure.server_fault:
-                self.pool.breakers.failed(failed_id, self._context.clock.monotonic_s())
+            self.judge(failed_id, failure)
             self.failed |= {failed_id}
         self._failures += (f"{failed_id}: {failure}",)
         self._failed_after_s += (self.age_s,)
@@ -294,7 +299,7 @@ class ScheduledRequest(RequestStory):
             self._prefilled = self._staged_kv_gone = False
             await self._place_again(failure)
         except BaseException as error:
-            self.finish(outcome_of(error))
+            self.finish(outcome_after(failure, error))
             if isinstance(error, Exception):
                 raise from_exception(error) from error
             raise
@@ -308,8 +313,18 @@ class ScheduledRequest(RequestStory):
             self.failed = frozenset()  # the one that gave it back is better than none
             await self._place_again(failure)
 
-    def engine_died(self) -> None:
-        self.pool.quarantine.died(self.prompt_hash, self.answering_id, self.request_id)
+    def instance_failed(self, failure: InstanceFailure) -> None:
+        if self._done or not self._dispatched:
+            return
+        self.judge(self.answering_id, failure)
+        self._judged = True
+        if failure.engine_died:
+            self.pool.quarantine.died(self.prompt_hash, self.answering_id, self.request_id)
+
+    def judge(self, instance_id: str, failure: InstanceFailure) -> None:
+        if self.disputes is None:
+            self.disputes = Disputes()
+        self.disputes.judge(self.pool, instance_id, failure, self._context.clock.monotonic_s())
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         if self._done:
@@ -352,7 +367,10 @@ class ScheduledRequest(RequestStory):
         metrics.in_flight.dec()
         metrics.outcomes[outcome].inc()
         self._outcome, self._ended_s = outcome, self.age_s
-        if self._dispatched:
+        if self.disputes is not None:
+            answered = outcome is Outcome.COMPLETED
+            self.disputes.settle(self.pool, self._context.clock.monotonic_s(), answered=answered)
+        if self._dispatched and not self._judged:
             self.pool.breakers.record(self.answering_id, outcome, self._context.clock.monotonic_s())
         if outcome is Outcome.COMPLETED:
             metrics.prompt_tokens_expected.inc(self.prompt.tokens)

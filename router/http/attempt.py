@@ -7,18 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from router.http.answer_checks import ABORTED
 from router.http.heads import Header
-from router.http.sse import NO_ENDING, Ending, error_status, event_data
-from router.outcome import FailureKind, InstanceFailure
-from scheduling.breaker import is_server_fault
+from router.http.sse import NO_ENDING, Ending, error_status, event_data, is_aborted
+from router.outcome import ENGINE_DEATH, FailureKind, InstanceFailure
+from scheduling.answers import Verdict, judge_status
 from scheduling.values import value
-
-_RETRIED_STATUS: Final = frozenset({408, 429})
 
 
 def is_retried(status: int) -> bool:
-    """True for a status that justifies a try on another instance: 408, 429 and 5xx except 501 and 505."""
-    return is_server_fault(status) or status in _RETRIED_STATUS
+    """True for a status that justifies a try on another instance."""
+    return judge_status(status) is not Verdict.ANSWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,16 @@ class ExchangeResult:
         return ErrorAnswer(self.status, [(b"content-type", b"application/json")], self.body)
 
     @property
-    def engine_died(self) -> bool:
-        return self.ending.engine_died or (self.failure is not None and self.failure.engine_died)
+    def fault(self) -> InstanceFailure | None:
+        """What its instance did wrong, also where the answer ended as if it were whole."""
+        ending = self.ending
+        if self.failure is not None or ending.error_status is None:
+            return self.failure
+        if ending.aborted:
+            return ABORTED
+        detail = f"{ENGINE_DEATH} (an error event)" if ending.engine_died else "an error event in the stream"
+        failure = InstanceFailure(FailureKind.STATUS, detail, ending.error_status)
+        return failure if failure.verdict is Verdict.FAULT else None
 
 
 @value
@@ -134,6 +141,8 @@ def failure_in(event: bytes, told: Mapping[str, Any] | None) -> InstanceFailure 
     """
     if gives_back(event):
         return GIVEN_BACK
+    if is_aborted(event):
+        return ABORTED
     status = error_status(told)
     if status is None or not is_retried(status):
         return None

@@ -2,7 +2,7 @@
 
     holding ── first event or body byte ──▶ watching ── first token ──▶ passing ── end ──▶ done
        │                                        └───────── failure ────────┴──▶ broken off
-       └── failure, 408/429/most 5xx, error event first ──▶ failed, nothing sent: another instance may try
+       └── failure, status of another's fault, error event first ──▶ failed, nothing sent: another instance may try
 
 Until the first event or byte of the body has come nothing of the answer is sent, so every failure up to there costs the
 client nothing. Comments of a stream, by which an engine keeps the connection alive, are no part of the answer: they
@@ -13,11 +13,13 @@ passes unread.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
+from router.http.answer_checks import OBJECT_PATHS, TRUNCATED, ends_whole, failure_of_object, retry_after_s
 from router.http.attempt import (
     GIVEN_BACK,
     MARK_BYTES,
@@ -45,6 +47,7 @@ from router.http.sse import (
 from router.http.stream_usage import UsageRemover
 from router.http.upstream import AnswerHead, Framing, UpstreamConnection
 from router.outcome import FailureKind, InstanceFailure
+from scheduling.answers import Verdict, judge_status
 
 MAX_HELD_BYTES: Final = 256 << 10
 """A first event, or the body of an error answer, is held back up to this."""
@@ -126,14 +129,26 @@ class Exchange:
             self._splitter = EventSplitter(MAX_HELD_BYTES)
             self._last_reads = deque(maxlen=STREAM_TAIL_READS)
             self._receive = Exchange._hold_event
-        elif self._awaits_output:
+        elif self._awaits_output or self._is_object:
             self._receive = Exchange._hold_plain
         else:
             self._receive = Exchange._begin_plain
 
+    @property
+    def _is_object(self) -> bool:
+        """Whether the answer is to be JSON: it is sent when it is whole, as another instance can answer until then."""
+        head = self._head
+        return head is not None and head.status < 300 and self._downstream.path in OBJECT_PATHS
+
+    @property
+    def _is_disputed(self) -> bool:
+        return self._head is not None and judge_status(self._head.status) is Verdict.DISPUTED
+
     def body_received(self, wire: bytes, pieces: list[bytes], complete: bool) -> None:
         self._progressed = True
-        if wire:
+        if complete and self._event_stream and self._ends_early(pieces):
+            self._truncate(pieces)
+        elif wire:
             self._receive(self, wire, pieces)
         if complete and not self.done.done():
             self._complete()
@@ -176,7 +191,13 @@ class Exchange:
     def _hold_error(self, wire: bytes, pieces: list[bytes]) -> None:
         """The body of an error answer that justifies a try elsewhere."""
         self._hold(wire, pieces)
-        if self._held_bytes > MAX_HELD_BYTES:
+        if self._held_bytes <= MAX_HELD_BYTES:
+            return
+        if self._is_disputed:  # it may well be the client's own: it is not kept from it for its size
+            self._failing_status = False
+            self._begin()
+            self._receive = Exchange._pass
+        else:
             self._fail_by_status(None)
 
     def _hold_event(self, wire: bytes, pieces: list[bytes]) -> None:
@@ -213,15 +234,25 @@ class Exchange:
             self._send_held()
 
     def _hold_plain(self, wire: bytes, pieces: list[bytes]) -> None:
-        """The answer of a leg that does not stream, until it is whole."""
+        """An answer that does not stream, until it is whole."""
         self._hold(wire, pieces)
         if self._held_bytes > MAX_HELD_BYTES:
-            if gives_back(self.held_body()):
+            if (failure := self._failure_of_held()) is not None:
                 self._connection.abort()
-                return self._fail(GIVEN_BACK)
+                return self._fail_by_body(failure, None)
             self._begin()
-            self._receive = Exchange._pass_unless_given_back
+            self._receive = Exchange._pass_unless_given_back if self._awaits_output else Exchange._pass
         return None
+
+    def _failure_of_held(self, *, whole: bool = False) -> InstanceFailure | None:
+        """The failure that the held body shows, or what has come of it."""
+        head, body = self._head, self.held_body()
+        assert head is not None
+        if self._awaits_output and head.status < 400:
+            failure = failure_of_whole(body) if whole else GIVEN_BACK if gives_back(body) else None
+            if failure is not None:
+                return failure
+        return failure_of_object(head.index.get(b"content-type", b""), body) if self._is_object else None
 
     def _begin_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         self._hold(wire, pieces)
@@ -332,13 +363,8 @@ class Exchange:
             if self._event_stream and (failed := self._failure_of_short_stream()) is not None:
                 self._fail_by_event(*failed)
                 return
-            if (
-                not self._event_stream
-                and self._awaits_output
-                and head.status < 400
-                and (failure := failure_of_whole(self.held_body())) is not None
-            ):
-                self._fail(failure)
+            if not self._event_stream and (failure := self._failure_of_held(whole=True)) is not None:
+                self._fail_by_body(failure, self.held_body())
                 return
             self._begin()
         if self._usage is not None and self._usage.rest:
@@ -379,12 +405,37 @@ class Exchange:
         """``body`` is the whole error body; None when it did not come whole."""
         head = self._head
         assert head is not None
-        failure = InstanceFailure(FailureKind.STATUS, (body or b"")[:200].decode("utf-8", "replace"), head.status)
+        detail, pause_s = (body or b"")[:200].decode("utf-8", "replace"), None
+        if judge_status(head.status, names_pause=True) is Verdict.BUSY:
+            pause_s = retry_after_s(head.index.get(b"retry-after"), time.time())
+        self._fail_by_body(InstanceFailure(FailureKind.STATUS, detail, head.status, pause_s), body)
+
+    def _fail_by_body(self, failure: InstanceFailure, body: bytes | None) -> None:
+        """``body``: the whole one, which the client gets if no other instance does better."""
+        head = self._head
+        assert head is not None
         answer = ErrorAnswer(head.status, fields_for_client(head.fields), body) if body is not None else None
         self._fail(failure, answer=answer)
 
     def _fail_by_event(self, failure: InstanceFailure, event: bytes) -> None:
         self._fail(failure, answer=error_of_event(failure, event))
+
+    def _ends_early(self, pieces: list[bytes]) -> bool:
+        """Whether the stream ends with these bytes, but not its answer."""
+        if self._failing_status or self.done.done():
+            return False
+        return not ends_whole(self._downstream.path, [*self._tail(), self.held_body(), *pieces])
+
+    def _truncate(self, pieces: list[bytes]) -> None:
+        """Pass the last bytes on without the end of the framing, which would call the answer whole."""
+        if self._begun and pieces:
+            if self._reframe is not None:
+                self._downstream.write(self._reframe(pieces))
+            elif self._last_wire.endswith(b"\r\n"):  # between chunks
+                self._last_wire = as_chunk(b"".join(pieces))
+                self._downstream.write(self._last_wire)
+            self._last_reads.append(pieces)
+        self._fail(TRUNCATED)
 
     def _break_off(self, error: RouterError) -> None:
         """Let the client detect it: no end of the framing, and in a stream an error event where one fits."""

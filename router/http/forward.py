@@ -37,7 +37,7 @@ from router.http.stream_usage import id_edit, usage_edit
 from router.inference_request import COMPLETIONS_PATHS, InferenceRequest, response_id
 from router.lifecycle import PlacedRequest, SplitRequest
 from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
-from scheduling.breaker import is_server_fault
+from scheduling.answers import Verdict, is_server_fault
 from scheduling.legs import Leg
 
 _log = logging.getLogger(__name__)
@@ -153,28 +153,35 @@ class _Forwarding:
 
     async def _try_until_sent(self) -> ExchangeResult:
         """The result that the client saw; tries go on as long as nothing was sent and the request has another."""
+        refusal: ErrorAnswer | None = None
         while True:
             result = await self._try_instance()
             failure = result.failure
             if result.stream_goes_on:
                 self.downstream = Continuation(self.downstream, 0, begun=False)
             if failure is None or self.downstream.committed:
-                if result.engine_died:
-                    self._placed.engine_died()
+                if result.fault is not None and result.sent_events is None:
+                    self._placed.instance_failed(result.fault)
                 return result
             if result.overdue:
+                self._placed.instance_failed(failure)
                 raise UpstreamTimeoutError(f"no instance answered in time: {failure.detail}")
             if failure.kind is FailureKind.TIMEOUT and not self._inference_request.stream:
                 # A complete answer was due: most likely it was being computed, and the next instance would take as
                 # long.
+                self._placed.instance_failed(failure)
                 advice = "stream long answers, or raise the setting"
                 raise UpstreamTimeoutError(f"the instance did not answer in time: {failure.detail}; {advice}")
+            if failure.verdict is Verdict.DISPUTED:
+                refusal = result.error_answer or refusal
             try:
                 await self._placed.reroute(failure)
             except RouterError:
-                if result.error_answer is None:
+                # An instance's own words say more than the router's: the last one's, or a refusal before it.
+                answer = result.error_answer or refusal
+                if answer is None:
                     raise
-                self.pass_on(result.error_answer)
+                self.pass_on(answer)
                 return result
 
     def _try_instance(self) -> Awaitable[ExchangeResult]:

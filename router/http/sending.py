@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Protocol
 
+from router.errors import OutOfFilesError
 from router.http.attempt import ExchangeResult, ExchangeTimes
 from router.http.downstream import Downstream
 from router.http.exchange import Exchange
@@ -21,6 +24,9 @@ from scheduling.values import value
 
 IDLE_DEATH_S: Final = 1.0
 """A kept connection that breaks later than this was alive, and its instance at work on the request."""
+
+ACCEPTS_S: Final = 0.5
+"""For a port to take a connection, once it has broken one."""
 
 
 class Target(Protocol):
@@ -101,13 +107,27 @@ class Sender:
             return ExchangeResult(failure=error.failure)
         sent_s = connection.loop.time()
         result = await self._exchange(sending, connection)
-        if not (connection.reused and _died_idle(result, connection, sent_s)):
+        if not _broke_silently(result, connection):
             return result
+        if connection.reused and connection.loop.time() - sent_s < IDLE_DEATH_S:
+            try:
+                connection = await upstreams.connect(url)
+            except ConnectError:
+                return result  # the instance itself has died, perhaps while it held the request
+            result = await self._exchange(sending, connection)
+            if not _broke_silently(result, connection):
+                return result
+        return _still_accepting(result) if await self._accepts(url) else result
+
+    async def _accepts(self, url: str) -> bool:
+        """Whether the port takes a connection, soon."""
         try:
-            connection = await upstreams.connect(url)
-        except ConnectError:
-            return result  # the instance itself has died, perhaps while it held the request
-        return await self._exchange(sending, connection)
+            async with asyncio.timeout(ACCEPTS_S):
+                connection = await self._plane.upstreams.connect(url)
+        except (ConnectError, OutOfFilesError, TimeoutError):
+            return False
+        connection.abort()
+        return True
 
     async def _exchange(self, sending: Sending, connection: UpstreamConnection) -> ExchangeResult:
         plane, loss_notifier, instance_id = self._plane, self._loss_notifier, sending.target.instance_id
@@ -172,8 +192,13 @@ class Sender:
         )
 
 
-def _died_idle(result: ExchangeResult, connection: UpstreamConnection, sent_s: float) -> bool:
-    """Whether the connection was dead when the request was sent: it broke at once and without a byte."""
-    failure = result.failure
-    closed = failure is not None and failure.kind is FailureKind.CLOSED and connection.silent
-    return closed and connection.loop.time() - sent_s < IDLE_DEATH_S
+def _broke_silently(result: ExchangeResult, connection: UpstreamConnection) -> bool:
+    """Whether the connection broke without a byte of the answer."""
+    return result.failure is not None and result.failure.kind is FailureKind.CLOSED and connection.silent
+
+
+def _still_accepting(result: ExchangeResult) -> ExchangeResult:
+    """The result where the port took a connection after it had broken one: something in front of the engine accepts, or
+    the engine lives."""
+    assert result.failure is not None
+    return replace(result, failure=replace(result.failure, still_accepts=True))

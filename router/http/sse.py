@@ -36,9 +36,15 @@ _ERROR_EVENT: Final = re.compile(
     rb"|event: ?(?:error|response\.failed)[\r\n])"
 )
 _ENGINE_DEATH: Final = ENGINE_DEATH.encode()
+_ABORT: Final = b'"abort"'
 _ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 
 _DELTA_OUTPUT: Final = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
+
+
+def is_aborted(data: bytes) -> bool:
+    """Whether an answer, or an event of one, says that its instance aborted it."""
+    return _ABORT in data and _ABORTED.search(data) is not None
 
 
 class EventSplitter:
@@ -239,6 +245,8 @@ class Ending:
     """As the instance counted them."""
     engine_died: bool = False
     """From the error event."""
+    aborted: bool = False
+    """By ``finish_reason: abort``, not by an error event."""
 
 
 NO_ENDING: Final = Ending()
@@ -250,13 +258,14 @@ def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
     usage = tail.rfind(b'"usage"')
     status = _error_in(tail) if streamed else None
     died = status is not None and _ENGINE_DEATH in tail
+    aborted = status is not None and _ERROR_EVENT.search(tail) is None
     if usage < 0:
-        return Ending(error_status=status, engine_died=died) if status is not None else NO_ENDING
+        return Ending(None, None, status, None, died, aborted) if status is not None else NO_ENDING
     prompt, cached = _count(_PROMPT_TOKENS.search(tail, usage)), _count(_CACHED_TOKENS.search(tail, usage))
     output = _count(_OUTPUT_TOKENS.search(tail, usage))
     if prompt is not None:
         prompt += sum(int(count) for count in _APART_TOKENS.findall(tail, usage))
-    return Ending(prompt, cached, status, output, died)
+    return Ending(prompt, cached, status, output, died, aborted)
 
 
 def _error_in(tail: bytes) -> int | None:
@@ -264,7 +273,7 @@ def _error_in(tail: bytes) -> int | None:
     if found is not None:
         event = EVENT_END.split(tail[found.start() :], maxsplit=1)[0]
         return error_status(event_object(event)) or 500
-    return 500 if _ABORTED.search(tail) is not None else None
+    return 500 if is_aborted(tail) else None
 
 
 def _count(found: re.Match[bytes] | None) -> int | None:

@@ -715,7 +715,7 @@ async def test_an_engine_that_died_of_an_answer_that_had_begun_counts_too(
     request = await runtime.lifecycle.place(tools.request("deadly", path=path))
     await request.reroute(DEAD)
     request.first_token()
-    request.engine_died()
+    request.instance_failed(DEAD)
     request.finish(Outcome.UPSTREAM_FAILED)
 
     with pytest.raises(RequestQuarantinedError):
@@ -805,12 +805,13 @@ async def test_client_errors_never_open_a_breaker(start_runtime: Any, tools: Any
     assert runtime.pools.pools["default"].breakers.states() == {}
 
 
-async def test_with_every_breaker_open_requests_are_sent_all_the_same(start_runtime: Any, tools: Any) -> None:
+async def test_the_only_instance_is_sent_requests_whatever_it_did(start_runtime: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     tools.break_after(runtime, faults=1)
     request = await runtime.lifecycle.place(tools.request())
+    request.instance_failed(DEAD)
     request.finish(Outcome.UPSTREAM_FAILED)
-    assert runtime.pools.pools["default"].breakers.states() == {"a": "open"}
+    assert runtime.pools.pools["default"].breakers.states() == {}, "without a peer it is not ejected"
 
     request = await runtime.lifecycle.place(tools.request())
 

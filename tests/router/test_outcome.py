@@ -5,27 +5,40 @@ from __future__ import annotations
 import pytest
 
 from router.outcome import FailureKind, InstanceFailure
+from scheduling.answers import Verdict
 
 
 @pytest.mark.parametrize(
-    ("failure", "at_fault"),
+    ("failure", "verdict"),
     [
-        (InstanceFailure(FailureKind.CONNECT), True),
-        (InstanceFailure(FailureKind.TIMEOUT), True),
-        (InstanceFailure(FailureKind.STATUS, status=503), True),
-        (InstanceFailure(FailureKind.STATUS, status=429), False),
-        (InstanceFailure(FailureKind.STATUS, status=408), False),
+        (InstanceFailure(FailureKind.CONNECT), Verdict.FAULT),
+        (InstanceFailure(FailureKind.TIMEOUT), Verdict.FAULT),
+        (InstanceFailure(FailureKind.TRUNCATED), Verdict.FAULT),
+        (InstanceFailure(FailureKind.ABORTED), Verdict.FAULT),
+        (InstanceFailure(FailureKind.STATUS, status=500), Verdict.FAULT),
+        (InstanceFailure(FailureKind.STATUS, status=503), Verdict.FAULT),
+        (InstanceFailure(FailureKind.STATUS, status=503, pause_s=3.0), Verdict.BUSY),
+        (InstanceFailure(FailureKind.STATUS, status=429), Verdict.BUSY),
+        (InstanceFailure(FailureKind.STATUS, status=401), Verdict.DISPUTED),
+        (InstanceFailure(FailureKind.NO_ANSWER), Verdict.DISPUTED),
+        (InstanceFailure(FailureKind.RECOMPUTED), Verdict.ANSWER),
     ],
     ids=str,
 )
-def test_only_server_faults_are_held_against_an_instance(failure: InstanceFailure, at_fault: bool) -> None:
-    assert failure.server_fault is at_fault
+def test_a_failure_is_a_fault_a_sign_of_load_or_for_the_peers_to_decide(
+    failure: InstanceFailure, verdict: Verdict
+) -> None:
+    assert failure.verdict is verdict
+    # An instance that refuses has not worked on the request: another try repeats nothing.
+    refused = failure.kind is FailureKind.CONNECT or verdict in (Verdict.BUSY, Verdict.DISPUTED)
+    assert failure.wasted_work is not refused
 
 
 @pytest.mark.parametrize(
     ("failure", "died"),
     [
         (InstanceFailure(FailureKind.CLOSED), True),
+        (InstanceFailure(FailureKind.CLOSED, still_accepts=True), False),
         (InstanceFailure(FailureKind.DOWN), True),
         (InstanceFailure(FailureKind.STATUS, '{"error":{"message":"EngineCore encountered an issue."}}', 500), True),
         (InstanceFailure(FailureKind.STATUS, "a bug", 500), False),

@@ -62,7 +62,8 @@ class FakePlacedRequest:
     attempts: int = 1
     leg: Leg = Leg.WHOLE
     first_tokens: int = 0
-    engine_deaths: int = 0
+    faults: list[InstanceFailure] = field(default_factory=list)
+    """Of answers that had begun."""
     failures: list[InstanceFailure] = field(default_factory=list)
     finished: list[tuple[Outcome, Usage | None]] = field(default_factory=list)
 
@@ -80,8 +81,8 @@ class FakePlacedRequest:
     def first_token(self) -> None:
         self.first_tokens += 1
 
-    def engine_died(self) -> None:
-        self.engine_deaths += 1
+    def instance_failed(self, failure: InstanceFailure) -> None:
+        self.faults.append(failure)
 
     async def reroute(self, failure: InstanceFailure) -> None:
         self.failures.append(failure)

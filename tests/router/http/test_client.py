@@ -353,7 +353,7 @@ async def test_an_answer_that_takes_longer_than_a_client_may_idle_is_not_cut(fle
 # ends ----------------------------------------------------------------------------------------------------------
 async def test_a_last_answer_that_nobody_reads_does_not_keep_its_connection(fleet, kit, monkeypatch) -> None:
     async def huge(talk):
-        await talk.answer("x" * 8_000_000)
+        await talk.answer({"choices": ["x" * 8_000_000]})
 
     monkeypatch.setattr(client_module, "BUFFER_BYTES", 64 << 20)
     _, _, router = await fleet(huge, chunk_timeout_s=0.3)

@@ -190,7 +190,7 @@ async def begin_and_fail(talk):
     [
         (streaming(COMMENT, ends=False), FailureKind.CLOSED),
         (streaming(COMMENT, COMMENT, TOKEN[:9], ends=False), FailureKind.CLOSED),
-        (streaming(COMMENT), FailureKind.PROTOCOL),
+        (streaming(COMMENT), FailureKind.TRUNCATED),
         (begin_and_fail, FailureKind.STATUS),
     ],
 )
@@ -200,7 +200,9 @@ async def test_another_instance_answers_in_a_stream_of_which_only_comments_have_
     lifecycle, _, client = await fleet(script, streaming(COMMENT, ROLE, TOKEN, DONE))
     options = {"stream_options": {"include_usage": True}} if asks_usage else {}
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **options})
-    client.send(b"POST %b HTTP/%b\r\nhost: f\r\ncontent-length: %d\r\n\r\n" % (kit.CHAT.encode(), version.encode(), len(body)))
+    client.send(
+        b"POST %b HTTP/%b\r\nhost: f\r\ncontent-length: %d\r\n\r\n" % (kit.CHAT.encode(), version.encode(), len(body))
+    )
     client.send(body)
     answer = await client.answer()
     assert answer.status == 200 and answer.whole

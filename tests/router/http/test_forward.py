@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from router.errors import OutOfFilesError, QueueFullError, UnavailableError
+from router.http.exchange import MAX_HELD_BYTES
 from router.http.upstream_pool import UpstreamPool
 from router.outcome import FailureKind, Outcome, Usage
 from scheduling.hotness import HotnessTree
@@ -478,7 +479,7 @@ async def unavailable_and_stuck(talk):
         (unknown_coding, FailureKind.PROTOCOL),
         (status_below_100, FailureKind.PROTOCOL),
         (status_over_599, FailureKind.PROTOCOL),
-        (empty_stream, FailureKind.PROTOCOL),
+        (empty_stream, FailureKind.TRUNCATED),
     ],
 )
 async def test_an_instance_that_fails_before_the_first_byte_costs_the_client_nothing(
@@ -622,7 +623,7 @@ async def test_a_request_that_was_computed_on_a_kept_connection_is_not_sent_to_t
     for _ in range(2):
         client.chat()
         assert (await client.answer()).status == 200
-    assert killed.connections == 1 and len(other.talks) == 1
+    assert len(killed.talks) == 1 and len(other.talks) == 1
     assert [failure.kind for failure in lifecycle.placed_requests[1].failures] == [FailureKind.CLOSED]
 
 
@@ -800,6 +801,170 @@ async def test_the_time_for_the_whole_request_ends_all_tries(fleet) -> None:
     assert lifecycle.placed_request.finished == [(Outcome.TIMED_OUT, None)] and not other.talks
 
 
+# instances that lie --------------------------------------------------------------------------------------------
+async def redirects(talk):
+    await talk.answer({}, status=302, extra="location: http://elsewhere/\r\n")
+
+
+async def wants_a_key(talk):
+    await talk.answer({"error": {"message": "unauthorized", "code": 401}}, status=401)
+
+
+async def knows_no_such_path(talk):
+    await talk.answer({"detail": "Not Found"}, status=404)
+
+
+async def nothing(talk):
+    await talk.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 0\r\n\r\n")
+
+
+async def nothing_in_chunks(talk):
+    await talk.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n")
+
+
+async def no_content(talk):
+    await talk.send(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+
+async def a_page(talk):
+    page = b"<html><body>It works!</body></html>"
+    await talk.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page))
+
+
+async def an_error_under_200(talk):
+    await talk.answer({"error": {"message": "out of memory", "code": 500}})
+
+
+async def aborts(talk):
+    await talk.answer({"object": "chat.completion", "choices": [{"message": {}, "finish_reason": "abort"}]})
+
+
+async def aborts_at_once(talk):
+    await talk.begin_stream()
+    await talk.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]})
+    await talk.end_stream()
+
+
+async def a_stream_of_nothing(talk):
+    await talk.begin_stream()
+    await talk.send(b"0\r\n\r\n")
+
+
+async def half_a_body(talk):
+    await talk.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{")
+    talk.writer.close()
+
+
+BEFORE_THE_FIRST_BYTE = [
+    (redirects, FailureKind.STATUS),
+    (wants_a_key, FailureKind.STATUS),
+    (knows_no_such_path, FailureKind.STATUS),
+    (nothing, FailureKind.NO_ANSWER),
+    (nothing_in_chunks, FailureKind.NO_ANSWER),
+    (no_content, FailureKind.NO_ANSWER),
+    (a_page, FailureKind.NO_ANSWER),
+    (an_error_under_200, FailureKind.STATUS),
+    (aborts, FailureKind.ABORTED),
+    (aborts_at_once, FailureKind.ABORTED),
+    (a_stream_of_nothing, FailureKind.TRUNCATED),
+    (half_a_body, FailureKind.CLOSED),
+]
+
+
+@pytest.mark.parametrize(("lie", "kind"), BEFORE_THE_FIRST_BYTE)
+async def test_where_an_instance_lies_before_the_first_byte_another_one_answers(fleet, lie, kind: FailureKind) -> None:
+    lifecycle, _, client = await fleet(lie, whole_answer)
+    client.chat()
+    answer = await client.answer()
+    assert (answer.status, answer.headers["x-dualmap-instance"]) == (200, "i1")
+    assert [failure.kind for failure in lifecycle.placed_request.failures] == [kind]
+    assert lifecycle.placed_request.outcome is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status"), [(redirects, 302), (wants_a_key, 401), (knows_no_such_path, 404), (a_page, 200)]
+)
+async def test_what_all_instances_say_reaches_the_client_as_it_came(fleet, refusal, status: int) -> None:
+    _, instances, client = await fleet(refusal, refusal, refusal)
+    client.chat()
+    answer = await client.answer()
+    assert answer.status == status
+    assert answer.headers["x-dualmap-attempts"] == "3"
+    assert answer.body and b"no instance could answer" not in answer.body
+    if status == 302:
+        assert answer.headers["location"] == "http://elsewhere/"
+    assert [len(instance.talks) for instance in instances] == [1, 1, 1]
+
+
+async def test_a_refusal_says_more_than_a_connection_that_is_refused_after_it(fleet) -> None:
+    _, [_, dead], client = await fleet(knows_no_such_path, whole_answer)
+    await dead.stop()
+    client.chat()
+    answer = await client.answer()
+    assert answer.status == 404 and orjson.loads(answer.body) == {"detail": "Not Found"}
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_the_clients_own_error_is_asked_once(fleet, status: int) -> None:
+    async def refuse(talk):
+        await talk.answer({"error": {"message": "bad", "code": status}}, status=status)
+
+    lifecycle, [_, other], client = await fleet(refuse, whole_answer)
+    client.chat()
+    assert (await client.answer()).status == status
+    assert not other.talks and lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR
+
+
+async def test_an_answer_that_is_bytes_is_no_lie(fleet) -> None:
+    async def embed(talk):
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: 3\r\n\r\n"
+        await talk.send(head + b"\x00<h")
+
+    _, [_, other], client = await fleet(embed, whole_answer)
+    client.chat()
+    assert (await client.answer()).body == b"\x00<h" and not other.talks
+
+
+async def test_a_pause_that_an_instance_asks_for_is_read(fleet) -> None:
+    async def busy(talk):
+        await talk.answer({"error": {"code": 429}}, status=429, extra="retry-after: 17\r\n")
+
+    lifecycle, _, client = await fleet(busy, whole_answer)
+    client.chat()
+    assert (await client.answer()).status == 200
+    assert [failure.pause_s for failure in lifecycle.placed_request.failures] == [17.0]
+
+
+async def test_a_stream_without_its_end_is_broken_off_and_held_against_its_instance(fleet) -> None:
+    async def stop_short(talk):
+        await talk.begin_stream()
+        await talk.token("a")
+        await asyncio.sleep(0.02)
+        await talk.send(b"0\r\n\r\n")
+
+    lifecycle, [_, other], client = await fleet(stop_short, whole_stream)
+    client.chat(stream=True)
+    answer = await client.answer()
+    assert not answer.whole and b"the stream ended before the answer did" in answer.body
+    assert [fault.kind for fault in lifecycle.placed_request.faults] == [FailureKind.TRUNCATED]
+    assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED and not other.talks
+
+
+async def test_a_stream_that_its_instance_aborts_is_held_against_it(fleet) -> None:
+    async def abort(talk):
+        await talk.begin_stream()
+        await talk.token("a")
+        await asyncio.sleep(0.02)
+        await talk.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]})
+        await talk.end_stream()
+
+    lifecycle, _, client = await fleet(abort)
+    client.chat(stream=True)
+    assert (await client.answer()).whole
+    assert [fault.kind for fault in lifecycle.placed_request.faults] == [FailureKind.ABORTED]
+    assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
+
+
 # failures behind the first byte --------------------------------------------------------------------------------
 async def test_a_stream_that_breaks_off_ends_in_an_error_event_and_no_done(fleet) -> None:
     async def die(talk):
@@ -815,7 +980,7 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event_and_no_done(fleet
     error = orjson.loads(answer.body.split(b"\n\n")[1].removeprefix(b"data: "))["error"]
     assert error["code"] == "upstream_failed"
     assert lifecycle.placed_request.finished == [(Outcome.UPSTREAM_FAILED, None)]
-    assert lifecycle.placed_request.engine_deaths == 1
+    assert [fault.engine_died for fault in lifecycle.placed_request.faults] == [True]
     assert not other.talks
 
 
@@ -829,12 +994,12 @@ async def test_an_engine_that_dies_under_a_stream_is_told_from_one_that_fails_it
 
         return script
 
-    for message, deaths in (("EngineCore encountered an issue. See stack trace", 1), ("a bug", 0)):
+    for message, died in (("EngineCore encountered an issue. See stack trace", True), ("a bug", False)):
         lifecycle, _, client = await fleet(ending_with(message))
         client.chat(stream=True)
         assert b"[DONE]" in (await client.answer()).body
         await kit.eventually(lambda lifecycle=lifecycle: bool(lifecycle.placed_request.finished))
-        assert lifecycle.placed_request.engine_deaths == deaths
+        assert [fault.engine_died for fault in lifecycle.placed_request.faults] == [died]
         assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
 
 
@@ -892,18 +1057,25 @@ async def test_an_abort_is_seen_before_its_usage_however_the_end_is_cut(fleet, k
     assert lifecycle.placed_request.finished == [(Outcome.UPSTREAM_FAILED, Usage(prompt_tokens=9, cached_tokens=4))]
 
 
-@pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
-async def test_half_an_answer_is_seen_as_half(fleet, framing: str) -> None:
+@pytest.mark.parametrize("size", [5, MAX_HELD_BYTES + 5])
+@pytest.mark.parametrize("framing", ["content-length: 1000000", "transfer-encoding: chunked"])
+async def test_half_an_answer_is_never_taken_for_a_whole_one(fleet, framing: str, size: int) -> None:
     async def die(talk):
         await talk.send(f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{framing}\r\n\r\n".encode())
-        await talk.send(b"5\r\nhello\r\n")
+        chunk_size = f"{size:x}\r\n" if "chunked" in framing else ""
+        await talk.send(f"{chunk_size}{{{' ' * (size - 1)}\r\n".encode())
         await asyncio.sleep(0.02)
         talk.writer.close()
 
-    lifecycle, _, client = await fleet(die)
+    lifecycle, [_, other], client = await fleet(die, whole_answer)
     client.chat()
-    assert not (await client.answer()).whole
-    assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
+    answer = await client.answer()
+    if size > MAX_HELD_BYTES:
+        assert not answer.whole and not other.talks
+        assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
+    else:  # nothing of it was sent
+        assert answer.whole and answer.status == 200
+        assert [failure.kind for failure in lifecycle.placed_request.failures] == [FailureKind.CLOSED]
 
 
 async def test_a_gap_in_a_stream_ends_it(fleet, kit) -> None:
