@@ -31,7 +31,6 @@ class Replica:
         self._context = context
         self._info = {**info, "scheduling": pool.scheduling.fingerprint}
         pool.store.recover_from(self._live, pool.fleet.rates)
-        self._suspects: frozenset[tuple[str, int]] = frozenset()
         self._reachable = True
         self._owes_restoring = False
         """The store did not know the lease, and what it may have lost has not been restored since. Remembered, because
@@ -159,15 +158,16 @@ class Replica:
     async def reconcile(self) -> int:
         """Release what the store still keeps of this replica although it is over here; returns how many.
 
-        A release can be lost: the outbox was full, or a reservation took effect after its caller had given up.
-        Only what was left over at two checks in a row is released, because a release may just be on its way.
+        A release can be lost: the outbox was full. A request that is over here, with no release on its way, and stands
+        at a second reading is left over: no call takes effect after it was given up, so none that ends it is to come.
         """
         over = self._over_here(await self._requests())
-        leftover = {(record.request_id, record.enqueued_ms): record for record in over}
-        found = self._suspects.intersection(leftover)
-        self._suspects = frozenset(leftover) - found
-        self._release([leftover[each] for each in found])
-        return len(found)
+        if not over:
+            return 0
+        standing = await self._pool.store.records([record.request_id for record in over])
+        leftover = [record for record in self._over_here(over) if _is_same(record, standing.get(record.request_id))]
+        self._release(leftover)
+        return len(leftover)
 
     def _over_here(self, stored: Sequence[Request]) -> list[Request]:
         """This replica's requests in the store that are over here, with no release on its way."""
@@ -199,3 +199,8 @@ class Replica:
             await self._pool.store.retire(self._context.replica_id)
         except StoreError as error:
             log.warning("pool %s: the lease stays until it runs out: %s", self._settings.name, error)
+
+
+def _is_same(record: Request, standing: Request | None) -> bool:
+    """Whether the second reading found the request of the first one, and not another of its id."""
+    return standing is not None and standing.enqueued_ms == record.enqueued_ms

@@ -6,7 +6,7 @@
 -- Reply {now ms, what each command replied, …, and the queue of the instance that it tells or nil}, or nil if something is
 --       no longer as it was read; error FENCED
 local FIRST_COMMAND = 4
-local now_ms, change = store_now_ms(), cjson.decode(ARGV[3])
+local change = cjson.decode(ARGV[3])
 if ARGV[2] ~= '' then -- refuses the writes of a deposed leader
   local fence, expires_ms, lease_ms = unpack(redis.call('HMGET', keys.leader, 'fence', 'expires_ms', 'lease_ms'))
   if fence ~= ARGV[2] or not lease_runs(expires_ms, lease_ms, now_ms) then

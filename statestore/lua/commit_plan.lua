@@ -6,7 +6,7 @@
 -- Reply {queue, grant, …}; the queue is nil where it has no room, and where the plan was stale it is all; a grant is JSON:
 --       [request id, instance id, replica id, attempt, uncached tokens, was deferred, running without it, their context]
 local FIRST_STEP = 6
-local now_ms, instance = store_now_ms(), read_instance(ARGV[2])
+local instance = read_instance(ARGV[2])
 if not instance then
   return {}
 elseif instance.version ~= tonumber(ARGV[3]) then

@@ -2,7 +2,7 @@
 -- ARGV  1 clock, 2 chain, packed, 3.. instance ids
 -- Reply {epoch, tree version, number of this observation, now ms, record of each or nil, its hit, …}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
-local reply = { versions[1] or 0, versions[2] or 0, redis.call('HINCRBY', keys.meta, 'observations', 1), store_now_ms() }
+local reply = { versions[1] or 0, versions[2] or 0, redis.call('HINCRBY', keys.meta, 'observations', 1), now_ms }
 for place = 3, #ARGV do
   local text = redis.call('HGET', keys.instance_records, ARGV[place])
   reply[#reply + 1] = text

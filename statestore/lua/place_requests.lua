@@ -8,7 +8,7 @@
 --       queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, and of each instance
 --       that was weighed: its id, its record, its hit}
 local FIRST_REQUEST = 3
-local now_ms, sides, met, replies = store_now_ms(), cjson.decode(ARGV[2]), {}, {}
+local sides, met, replies = cjson.decode(ARGV[2]), {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 -- Of the request that is placed at the moment.
 local ask, chain, samples, seen, known, best, second, side

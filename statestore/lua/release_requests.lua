@@ -5,7 +5,7 @@
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later one;
 --       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is another one
 local FIRST_REQUEST = 3
-local now_ms, lease, last, replies = store_now_ms(), ARGV[2], {}, {}
+local lease, last, replies = ARGV[2], {}, {}
 
 local function log_sample(subject, text)
   redis.call('XADD', keys.samples, 'MAXLEN', '~', terms.taught, '*', subject, text)

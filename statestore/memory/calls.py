@@ -8,7 +8,7 @@ from typing import Any
 
 from statestore.memory.server import MemoryServer
 from statestore.pool.calls import Argument, Calls, Command
-from statestore.pool.scripts import Script
+from statestore.pool.scripts import Script, own_clock_word
 
 
 class MemoryCalls(Calls):
@@ -30,7 +30,7 @@ class MemoryCalls(Calls):
         return reply
 
     async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
-        words = [b"%d" % self._now_ms(), *_words(arguments)]
+        words = [own_clock_word(self._now_ms()), *_words(arguments)]
         reply = self._server.run_script(self._scripts[name].source, base, words)
         self._server.deliver()
         return reply

@@ -12,7 +12,12 @@ Command = Sequence[Argument]
 
 class Calls(ABC):
     """Each raises StoreUnavailableError without a connection or without an answer in time, and StoreError where the
-    server refuses (``statestore.pool.replies``)."""
+    server refuses (``statestore.pool.replies``).
+
+    Only scripts change state. A network may hold a call back and deliver it long after its caller gave it up: a script
+    carries the time after which it must not act, and is refused then; a command cannot. So ``command`` and ``together``
+    read. The one exception is BZPOPMIN of ``wanted_rebalances``: what it takes too late is a hint.
+    """
 
     @abstractmethod
     def another(self) -> Calls:
@@ -20,12 +25,13 @@ class Calls(ABC):
 
     @abstractmethod
     def command(self, *arguments: Argument, timeout_s: float | None = None) -> Awaitable[Any]:
-        """Send a command; the awaitable gives the reply as the server sent it. ``timeout_s`` is for one that waits at
-        the server: it needs ``Calls`` of its own, as those behind it wait too."""
+        """Send a command that reads; the awaitable gives the reply as the server sent it. ``timeout_s`` is for one that
+        waits at the server: it needs ``Calls`` of its own, as those behind it wait too."""
 
     @abstractmethod
     async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
-        """Run a script. ``base`` is what the keys of its pool begin with; the own clock, if any, is put in front."""
+        """Run a script. ``base`` is what the keys of its pool begin with. Its clock (``shared/clock.lua``) is put in
+        front."""
 
     @abstractmethod
     async def now_ms(self) -> int:
@@ -33,7 +39,7 @@ class Calls(ABC):
 
     @abstractmethod
     async def together(self, commands: Sequence[Command]) -> list[Any]:
-        """Run commands as one transaction: nothing comes between them."""
+        """Run commands that read as one transaction: nothing comes between them."""
 
     @abstractmethod
     def listen(self, channel: bytes, deliver: Callable[[bytes], None]) -> None:

@@ -32,13 +32,14 @@ class KvEventCalls(Changes):
         key, now_ms = self._keys.subscribers, await self._calls.now_ms()
         if lease_ms > 0:
             lease = ReplicaInfo(worker_id, now_ms + lease_ms, lease_ms, {})
-            await self._calls.command("HSET", key, worker_id, codec.text_of(lease))
+            beaten: Command = ("HSET", key, worker_id, codec.text_of(lease))
         else:
-            await self._calls.command("HDEL", key, worker_id)
+            beaten = ("HDEL", key, worker_id)
+        await self._make(Change((beaten,)))
         known = codec.replicas_from(codec.pairs_from(await self._calls.command("HGETALL", key)))
         ended = [each.replica_id for each in known if not each.is_alive(now_ms)]
         if ended:
-            await self._calls.command("HDEL", key, *ended)
+            await self._make(Change((("HDEL", key, *ended),)))
         return sorted(each.replica_id for each in known if each.is_alive(now_ms))
 
     async def kv_event_records(self) -> Mapping[str, KvEventRecord]:

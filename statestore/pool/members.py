@@ -170,7 +170,7 @@ class Members(Views, Publications):
         ]
         change = SettingsChange(await self._calls.now_ms(), by, dict(changes))
         commands += (*self._logged(keys.settings_history, change, SETTINGS_HISTORY), ("HINCRBY", keys.meta, "epoch", 1))
-        await self._calls.together(commands)
+        await self._make(Change(commands))
 
     async def settings_history(self, limit: int) -> Sequence[SettingsChange]:
         """The last changes, the latest first."""

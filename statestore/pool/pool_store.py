@@ -172,9 +172,9 @@ class PoolStore(Queues, Leases, KvEventCalls):
         """Remember how long the conversation is that an instance stored under this id. The last ones are kept, at least
         ``STORED_RESPONSES``, and twice as many at most."""
         new, old = self._keys.responses_new, self._keys.responses_old
-        _, kept = await self._calls.together((("HSET", new, response_id, tokens), ("HLEN", new)))
-        if kept >= STORED_RESPONSES:
-            await self._calls.together((("RENAME", new, old),))
+        made = await self._make(Change((("HSET", new, response_id, tokens), ("HLEN", new))))
+        if made is not None and made[-1] >= STORED_RESPONSES:
+            await self._make(Change((("RENAME", new, old),)))
 
     async def response_tokens(self, response_id: str) -> int:
         """What was kept of it; 0 for an unknown one."""

@@ -85,7 +85,8 @@ class Queues(Members):
             if first is None:
                 return ()
             taken.append(first[1])
-        taken += (await self._calls.command("ZPOPMIN", wanted, _MAX_WANTED))[::2]
+        made = await self._make(Change((("ZPOPMIN", wanted, _MAX_WANTED),)))
+        taken += made[1][::2] if made else ()
         return [member.decode() for member in taken]
 
     async def migrate(self, request: Request, target_id: str, *, reason: str, fence: int) -> Migration:

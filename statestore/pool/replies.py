@@ -13,6 +13,15 @@ class MovedElsewhereError(StoreUnavailableError):
     """Another server has the pool now: connect again, which finds it. Nothing was run."""
 
 
+class TooLateError(StoreUnavailableError):
+    """The call arrived when its caller had given it up, or the server's clock was set forward. Nothing was run."""
+
+    def __init__(self, message: str, now_ms: int) -> None:
+        super().__init__(message)
+        self.now_ms = now_ms
+        """The server's time when it refused."""
+
+
 _MOVED = (MovedElsewhereError, "the store moved to another server")
 _REFUSES = (StoreUnavailableError, "the store refuses calls")
 _FORBIDDEN = (StoreConfigurationError, "the store allows this user too little")
@@ -39,6 +48,8 @@ def reply_error(message: str) -> StoreError:
         kind, says = _FORBIDDEN
     elif "FENCED" in words:
         return LeaseLostError(message.partition("FENCED")[2].strip())
+    elif "LATE" in words:
+        return TooLateError(f"the store was called too late: {message}", int(words[words.index("LATE") + 1]))
     elif known := next((word for word in words if word in _MEANINGS), None):
         kind, says = _MEANINGS[known]
     return kind(f"{says}: {message}")

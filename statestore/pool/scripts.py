@@ -1,7 +1,8 @@
 """The Lua scripts, read from ``statestore/lua`` once.
 
-Scripts may not call each other in Redis, so in front of each comes what it uses of ``shared/``, and no more: every call
-makes these functions again. A blank line ends a definition there.
+In front of each comes ``shared/clock.lua``, which refuses a call that its caller gave up before it arrived: no script
+can leave that out. Scripts may not call each other in Redis, so then comes what it uses of ``shared/``, and no more:
+every call makes these functions again. A blank line ends a definition there.
 
 ``terms.NAME`` is replaced by a constant, the same in every call of a process, and ``keys.NAME`` by a key of the pool
 (``statestore/keys.py``). What all keys begin with is the one key that a script is given: they share a hash tag, so a
@@ -45,6 +46,11 @@ class Script:
     """SHA-1 of the source, by which the server knows it."""
 
 
+def own_clock_word(now_ms: int) -> bytes:
+    """The first argument of a script that is to take this time instead of the server's, and is never too late."""
+    return b"@%d" % now_ms
+
+
 def load_scripts(scheduling: SchedulingSettings) -> Mapping[str, Script]:
     """Every script by its name, for example ``place_requests``.
 
@@ -66,12 +72,14 @@ def load_scripts(scheduling: SchedulingSettings) -> Mapping[str, Script]:
 def _texts() -> Mapping[str, str]:
     """Each script behind what it uses of ``shared/``. Read once: a replica without its store must not wait."""
     folder, texts = files("statestore") / "lua", {}
-    shared = _definitions(each.read_text("utf-8") for each in (folder / "shared").iterdir())
+    clock = folder / "shared" / "clock.lua"
+    begins = clock.read_text("utf-8").strip()
+    shared = _definitions(each.read_text("utf-8") for each in (folder / "shared").iterdir() if each != clock)
     for entry in folder.iterdir():
         if entry.name.endswith(".lua"):
             text, used = entry.read_text("utf-8"), dict[str, None]()
             _collect(text, shared, used)
-            texts[entry.name.removesuffix(".lua")] = "\n\n".join([*used, text])
+            texts[entry.name.removesuffix(".lua")] = "\n\n".join([begins, *used, text])
     return texts
 
 

@@ -13,8 +13,9 @@ from redis.asyncio import ConnectionPool
 
 from statestore.errors import StoreError, StoreUnavailableError
 from statestore.pool.calls import Argument, Calls, Command
-from statestore.pool.replies import MovedElsewhereError, ScriptMissingError, reply_error
-from statestore.pool.scripts import Script
+from statestore.pool.replies import MovedElsewhereError, ScriptMissingError, TooLateError, reply_error
+from statestore.pool.scripts import Script, own_clock_word
+from statestore.redis.server_clock import ServerClock
 from statestore.redis.subscriber import Subscriber
 
 MAX_IN_FLIGHT = 16_384
@@ -182,6 +183,8 @@ class WireCalls(Calls):
         self._scripts = scripts
         self._own_clock = own_clock
         self._timeout_s = timeout_s
+        self._server_clock = ServerClock()
+        """Of the server of the present connection."""
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
         self._subscriber = Subscriber(connections)
@@ -197,9 +200,26 @@ class WireCalls(Calls):
         return wire.send(command, timeout_s)
 
     async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
-        """Run a script by its hash, or with its source where the server does not know it."""
-        script = self._scripts[name]
-        clock = "" if self._own_clock is None else self._own_clock()
+        """Run a script by its hash, or with its source where the server does not know it.
+
+        It carries the time of the server's clock at which this call is given up: that of the last reply which told the
+        time, and what has passed here since. No clock of this machine enters. A refusal before that moment shows that
+        the server's clock was set, or that another server answers: it tells the time, and the script is sent again.
+        """
+        give_up_s = self._loop_s() + self._timeout_s
+        try:
+            return await self._run(self._scripts[name], give_up_s, base, *arguments)
+        except TooLateError as error:
+            self._server_clock.set(error.now_ms, self._loop_s())
+            if self._loop_s() >= give_up_s:
+                raise
+            return await self._run(self._scripts[name], give_up_s, base, *arguments)
+
+    async def _run(self, script: Script, give_up_s: float, base: bytes, *arguments: Argument) -> Any:
+        is_connected = self._wire is not None and self._wire.is_connected
+        if self._own_clock is None and not (is_connected and self._server_clock.is_known):
+            await self.now_ms()
+        clock = self._act_by(give_up_s)
         try:
             return await self.command("EVALSHA", script.sha, 1, base, clock, *arguments)
         except ScriptMissingError:
@@ -207,11 +227,23 @@ class WireCalls(Calls):
             # Scripts may be flushed again before the next call; the source works in any case.
             return await self.command("EVAL", script.source, 1, base, clock, *arguments)
 
+    def _act_by(self, give_up_s: float) -> bytes:
+        if self._own_clock is not None:
+            return own_clock_word(self._own_clock())
+        return b"%d" % self._server_clock.time_ms(give_up_s)
+
+    @staticmethod
+    def _loop_s() -> float:
+        return asyncio.get_running_loop().time()
+
     async def now_ms(self) -> int:
         if self._own_clock is not None:
             return self._own_clock()
+        asked_s = self._loop_s()
         seconds, microseconds = await self.command("TIME")
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+        self._server_clock.told(now_ms, asked_s, self._loop_s())
+        return now_ms
 
     async def together(self, commands: Sequence[Command]) -> list[Any]:
         wire = await self._ready()
@@ -246,6 +278,7 @@ class WireCalls(Calls):
     async def _connect(self) -> Wire:
         try:
             self._wire = await Wire.open(self.connections, self._timeout_s)
+            self._server_clock = ServerClock()  # it may be another server
             return self._wire
         finally:
             self._connecting = None

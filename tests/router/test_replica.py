@@ -96,9 +96,7 @@ async def test_an_instance_removed_on_purpose_does_not_come_back(
     assert set((await pool.membership()).instances) == {"a"}
 
 
-async def test_a_leftover_is_released_when_it_is_still_there_at_the_second_look(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
-) -> None:
+async def test_a_leftover_is_released_at_the_first_look(start_runtime: Any, store: Any, clock: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     pool = store.pool("default")
     mine = await runtime.lifecycle.place(tools.request())
@@ -106,13 +104,29 @@ async def test_a_leftover_is_released_when_it_is_still_there_at_the_second_look(
         await pool.place(tools.placement(f"of {replica_id}", replica_id=replica_id))
 
     await clock.advance(31.0)
-    assert len((await pool.snapshot()).requests) == 3
-    await clock.advance(30.0)
 
     left = {record.request_id for record in (await pool.snapshot()).requests}
     assert left == {mine.request_id, "of replica-2"}
     assert runtime.context.metrics.registry.get_sample_value("dualmap_reconciled_requests_total") == 1.0
     mine.finish(Outcome.COMPLETED)
+
+
+async def test_a_request_that_ends_while_leftovers_are_looked_for_is_none(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    tampered = tools.Tampered(store)
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
+    ending = await runtime.lifecycle.place(tools.request())
+
+    async def ends(*_: Any, **__: Any) -> None:
+        ending.finish(Outcome.COMPLETED)
+        await tools.settle()
+
+    tampered.after["requests_of"] = ends
+    await clock.advance(31.0)
+
+    assert (await store.pool("default").snapshot()).requests == ()
+    assert runtime.context.metrics.registry.get_sample_value("dualmap_reconciled_requests_total") == 0.0
 
 
 async def test_what_a_killed_process_of_the_same_id_left_is_released_before_the_first_beat(

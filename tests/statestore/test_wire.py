@@ -16,6 +16,7 @@ from redis.asyncio import ConnectionPool
 from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
 from statestore.keys import PoolKeys
+from statestore.pool.replies import TooLateError
 from statestore.pool.scripts import load_scripts
 from statestore.redis.servers import Servers
 from statestore.redis.wire import Wire, WireCalls
@@ -79,6 +80,53 @@ async def test_a_script_runs_though_it_is_flushed_between_loading_and_running(co
         observed = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]
 
     assert [sequence for _, _, sequence, _ in observed] == [1, 2]
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_a_server_whose_clock_was_set_carries_calls_out(server: ScriptedServer, hours: int) -> None:
+    """Set back, it may act for so much longer until its time is read again; set forward, it refuses and tells why."""
+    clock_s = [1_700_000_000]
+
+    def answer(command: list[bytes]) -> bytes:
+        if command[0] == b"TIME":
+            return b"*2\r\n$10\r\n%d\r\n$1\r\n0\r\n" % clock_s[0]
+        if command[0] == b"EVALSHA" and int(command[4]) < clock_s[0] * 1000:
+            return b"-LATE %d the caller gave this call up at %b\r\n" % (clock_s[0] * 1000, command[4])
+        return b"+OK\r\n"
+
+    server.answer = answer
+    calls = WireCalls(connections_to(server.port), SCRIPTS, 60.0)
+    try:
+        for _ in range(2):
+            assert await calls.script("observe_instances", b"p:{a}:", b"") == b"OK"
+        clock_s[0] += hours * 3600
+        replies = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]
+        await calls.now_ms()
+        await calls.script("observe_instances", b"p:{a}:", b"")
+    finally:
+        await calls.close()
+
+    sent = [command for command in server.commands if command[0] == b"EVALSHA"]
+    assert replies == [b"OK", b"OK"]
+    assert len(sent) == (6 if hours > 0 else 5), "refused once, and sent again"
+    assert abs(int(sent[-1][4]) - clock_s[0] * 1000 - 60_000) < 30_000
+
+
+async def test_a_script_that_is_too_late_for_its_caller_is_not_sent_again(server: ScriptedServer) -> None:
+    def answer(command: list[bytes]) -> bytes:
+        if command[0] == b"TIME":
+            return b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"
+        return b"-LATE 1700000900000 the caller gave this call up at %b\r\n" % command[-1]
+
+    server.answer = answer
+    calls = WireCalls(connections_to(server.port), SCRIPTS, 60.0)
+    try:
+        with pytest.raises(TooLateError, match="LATE"):
+            await calls.script("observe_instances", b"p:{a}:", b"")
+    finally:
+        await calls.close()
+
+    assert sum(command[0] == b"EVALSHA" for command in server.commands) == 2
 
 
 async def test_a_transaction_gives_all_results_or_the_first_error(connect: Connect, port: int) -> None:

@@ -1,0 +1,242 @@
+"""A call that the network holds back until its caller has given it up changes nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceState
+from scheduling.learned import Learned
+from scheduling.queue_order import QueuePlan
+from scheduling.scale_record import ScaleEntry, ScaleRecord
+from statestore.answers import Release
+from statestore.errors import StoreUnavailableError
+from statestore.kv_events import KvChange, KvViewStatus
+from statestore.leases import Lease
+from statestore.pool import PoolStore
+from statestore.redis import RedisStore, wire
+from statestore.settings import StoreSettings
+from tests.statestore.holding_proxy import HoldingProxy, holding_proxy
+from tests.statestore.samples import CHAIN, SCHEDULING, chain, instance, placement, record
+
+TIMEOUT_S = 0.2
+"""For a call: as long as the test has to wait until the caller has given up."""
+READS = frozenset(
+    [
+        "membership",
+        "snapshot",
+        "overview",
+        "records",
+        "loads",
+        "queue_head",
+        "queue",
+        "requests_of",
+        "now_ms",
+        "arrivals",
+        "samples",
+        "scaling",
+        "scaling_log",
+        "settings_history",
+        "recent_blocks",
+        "expired_replicas",
+        "kv_event_records",
+        "kv_names",
+        "response_tokens",
+    ]
+)
+"""Calls that change nothing."""
+WITHIN_THE_PROCESS = frozenset({"close", "on_grant", "recover_from"})
+HINTS = frozenset({"wanted_rebalances"})
+"""What it takes too late is a hint: the next sweep finds the queue."""
+
+Change = Callable[[PoolStore, Lease], Awaitable[Any]]
+
+
+async def _commit(pool: PoolStore, _: Lease) -> None:
+    head = await pool.queue_head("a")
+    assert head is not None
+    await pool.commit(QueuePlan("a", head.load.version, (), 7))
+
+
+async def _migrate(pool: PoolStore, lease: Lease) -> None:
+    await pool.migrate(await record(pool, "held"), "b", reason="rebalance", fence=lease.fence)
+
+
+async def _drift(pool: PoolStore, lease: Lease) -> None:
+    assert await pool.repair(fence=lease.fence)
+
+
+CHANGES: dict[str, Change] = {
+    "place": lambda pool, _: pool.place(placement("late", "a")),
+    "observe": lambda pool, _: pool.observe(["a"], CHAIN),
+    "commit": _commit,
+    "release": lambda pool, _: pool.release([Release("running")]),
+    "put_instance": lambda pool, _: pool.put_instance(instance("late")),
+    "enter_all": lambda pool, _: pool.enter_all([instance("late")]),
+    "update_instance": lambda pool, _: pool.update_instance("a", {"kv_capacity_tokens": 77}),
+    "set_instance_state": lambda pool, _: pool.set_instance_state("a", InstanceState.DOWN),
+    "remove_instance": lambda pool, _: pool.remove_instance("c"),
+    "change_settings": lambda pool, _: pool.change_settings({"max_deferred_s": 9.0}, by="late"),
+    "migrate": _migrate,
+    "adopt": lambda pool, _: _adopt(pool),
+    "acquire_lease": lambda pool, _: pool.acquire_lease("one", 60_000),
+    "renew_lease": lambda pool, lease: pool.renew_lease(lease, 90_000),
+    "release_lease": lambda pool, lease: pool.release_lease(lease),
+    "heartbeat": lambda pool, _: pool.heartbeat("late", 60_000, {}),
+    "retire": lambda pool, _: pool.retire("one"),
+    "reap": lambda pool, lease: pool.reap("dead", fence=lease.fence),
+    "repair": _drift,
+    "publish_tree": lambda pool, lease: pool.publish_tree(HotnessTree({1: 1}), {}, fence=lease.fence),
+    "publish_learned": lambda pool, lease: pool.publish_learned(Learned(), {"a": 5.0}, fence=lease.fence),
+    "record_scaling": lambda pool, lease: pool.record_scaling(
+        ScaleRecord(decision_id=9), ScaleEntry(9, 1, "decided", "late"), fence=lease.fence
+    ),
+    "renew_subscriber": lambda pool, _: pool.renew_subscriber("late", 60_000),
+    "claim_kv_events": lambda pool, _: pool.claim_kv_events("b", "late"),
+    "release_kv_events": lambda pool, _: pool.release_kv_events("a", 4_000_000_000_000),
+    "mark_kv_events": lambda pool, _: pool.mark_kv_events("a", 4_000_000_000_000, KvViewStatus.EXACT),
+    "apply_kv_events": lambda pool, _: pool.apply_kv_events("a", 4_000_000_000_000, KvChange(1, 1.0, (5,), ())),
+    "keep_response": lambda pool, _: pool.keep_response("late", 5),
+}
+
+
+async def _adopt(pool: PoolStore) -> int:
+    return await pool.adopt([replace(await record(pool, "running"), request_id="late")])
+
+
+@pytest.fixture
+async def proxy(valkey_url: str) -> AsyncIterator[HoldingProxy]:
+    async with holding_proxy(urlsplit(valkey_url).port or 0) as made:
+        yield made
+
+
+@pytest.fixture
+async def pool(proxy: HoldingProxy) -> AsyncIterator[PoolStore]:
+    settings = StoreSettings(url=f"redis://127.0.0.1:{proxy.port}/0", command_timeout_s=TIMEOUT_S)
+    store = RedisStore(settings, scheduling=SCHEDULING)
+    await store.open()
+    yield store.pool("default")
+    await store.close()
+
+
+async def _filled(pool: PoolStore, client: redis.Redis) -> Lease:
+    """A pool in which every call has something to change."""
+    lease = await pool.acquire_lease("one", 3_600_000)
+    assert lease is not None
+    for name in "abc":
+        await pool.put_instance(instance(name))
+    for request_id in ("running", "second", "held"):
+        await pool.place(placement(request_id, "a", chain=chain(*(hash(request_id) % 999 + n for n in range(4)))))
+    await pool.heartbeat("one", 60_000, {})
+    client.hset("dualmap:{default}:replicas", "dead", b'{"expires_ms":1,"lease_ms":1,"beaten":true,"info":{}}')
+    client.hset(
+        "dualmap:{default}:kv_events:a", mapping={"fence": 4_000_000_000_000, "owner": "x", "status": "partial"}
+    )
+    client.zadd("dualmap:{default}:running:c", {"stray": 1})
+    return lease
+
+
+def _kept(client: redis.Redis) -> dict[bytes, Any]:
+    """All that the server has."""
+    return {key: client.dump(key) for key in client.scan_iter("*")}
+
+
+def test_every_call_of_a_pool_is_known_to_read_or_is_tried_late() -> None:
+    calls = {name for name in dir(PoolStore) if not name.startswith("_") and callable(getattr(PoolStore, name))}
+
+    assert calls | {"place"} == READS | WITHIN_THE_PROCESS | HINTS | CHANGES.keys()
+
+
+async def test_only_scripts_change_what_the_server_has(
+    pool: PoolStore, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: set[str] = set()
+
+    def pack(command: tuple[Any, ...]) -> bytes:
+        sent.add(str(command[0]))
+        return wire.hiredis.pack_command(command)  # type: ignore[attr-defined, no-any-return]
+
+    with redis.Redis.from_url(valkey_url) as client:
+        lease = await _filled(pool, client)
+        monkeypatch.setattr(wire, "pack", pack)
+        for call in sorted(CHANGES.keys() - {"remove_instance", "release_lease"}):
+            await CHANGES[call](pool, lease)
+        await pool.wanted_rebalances(0.0)
+        infos = client.command()
+
+    assert "EVALSHA" in sent
+    of_transactions = {"MULTI", "EXEC"}
+    changing = {name for name in sent - of_transactions if "readonly" not in infos[name.lower()]["flags"]}
+    assert changing <= {"EVALSHA", "EVAL", "SCRIPT", "TIME"}
+
+
+@pytest.mark.parametrize("call", sorted(CHANGES))
+async def test_what_a_caller_gave_up_changes_nothing_when_it_is_delivered(
+    call: str, pool: PoolStore, proxy: HoldingProxy, valkey_url: str
+) -> None:
+    with redis.Redis.from_url(valkey_url) as client:
+        lease = await _filled(pool, client)
+        if call == "remove_instance":
+            client.delete("dualmap:{default}:running:c")
+        proxy.mark = b"EVALSHA"
+        before = _kept(client)
+
+        with pytest.raises(StoreUnavailableError):
+            await CHANGES[call](pool, lease)
+        assert proxy.holds, "the call was under way"
+        proxy.deliver()
+        await _replied(proxy)
+
+        assert b"LATE" in proxy.replies
+        assert _kept(client) == before
+
+
+async def _replied(proxy: HoldingProxy) -> None:
+    async with asyncio.timeout(60):
+        while b"LATE" not in proxy.replies:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_a_call_that_is_held_for_less_than_its_time_is_carried_out(pool: PoolStore, proxy: HoldingProxy) -> None:
+    await pool.put_instance(instance("a"))
+    proxy.mark = b"EVALSHA"
+
+    placing = asyncio.create_task(pool.place(placement("r", "a")))
+    async with asyncio.timeout(60):
+        while not proxy.holds:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    proxy.deliver()
+
+    assert (await placing).status == "dispatched"
+
+
+@pytest.mark.parametrize("call", ["place", "heartbeat"])
+async def test_a_call_after_one_that_was_given_up_is_carried_out(
+    call: str, pool: PoolStore, proxy: HoldingProxy, valkey_url: str
+) -> None:
+    with redis.Redis.from_url(valkey_url) as client:
+        lease = await _filled(pool, client)
+        proxy.mark = b"EVALSHA"
+        with pytest.raises(StoreUnavailableError):
+            await CHANGES[call](pool, lease)
+        proxy.open_for_new()
+
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await CHANGES[call](pool, lease)
+                    break
+                except StoreUnavailableError:
+                    await asyncio.sleep(0.01)
+
+        assert "late" in {
+            *await pool.records(["late"]),
+            *(each.replica_id for each in (await pool.overview()).replicas),
+        }
