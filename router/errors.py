@@ -106,7 +106,8 @@ class ReplicaFullError(RouterError):
 
 
 class QueueFullError(RouterError):
-    """The queue of every instance that could take the request is full, or its own has too many late requests."""
+    """A limit on what is held was met, which the operator has set: the queue of every instance that could take the
+    request is full, or the request was late for too long."""
 
     status, type, code = 429, "rate_limit_error", "queue_full"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import islice
 
 from router.errors import HoldTimeoutError, QueueFullError, RouterError, SloUnreachableError
 from router.metrics import StoreCall, measured
@@ -20,6 +21,9 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 """How often held requests are looked up: what was told and got lost is found then."""
+LOOKED_UP = 1000
+"""Held requests in one look-up at most, those that were looked up longest ago: however many are held, the store and the
+event loop spend the same on it."""
 
 
 class ReservationLostError(Exception):
@@ -125,7 +129,8 @@ class GrantWaiters:
     def _give_up(self, waiter: GrantWaiter) -> None:
         waiter.failed(
             HoldTimeoutError(
-                f"no instance had room within {self.timeout_s:g} s; try again later, or raise scheduling.max_hold_s",
+                f"no instance had room within the {self.timeout_s:g} s that a request is held at most; try again later,"
+                " add instances, or raise scheduling.max_hold_s",
                 retry_after_s=waiter.retry_after_s(),
             )
         )
@@ -140,7 +145,7 @@ class GrantWaiters:
             waiter.granted(grant)
 
     async def poll(self) -> None:
-        """Look the held requests up, all in one call, again and again. Runs until cancelled."""
+        """Look held requests up, again and again. Runs until cancelled."""
         while True:
             await self._clock.sleep(POLL_S)
             try:
@@ -149,8 +154,12 @@ class GrantWaiters:
                 log.warning("pool %s: held requests could not be looked up: %s", self._pool.name, error)
 
     async def look_up(self) -> None:
-        """Find out what was told and got lost."""
-        held = [waiter for waiter in self._waiters.values() if waiter.held]
+        """Find out what was told and got lost, or is refused by now; up to ``LOOKED_UP`` requests in one call."""
+        first = list(islice(self._waiters.values(), LOOKED_UP))
+        if len(first) < len(self._waiters):
+            for waiter in first:  # the others have their turn next
+                self._waiters[waiter.request_id] = self._waiters.pop(waiter.request_id)
+        held = [waiter for waiter in first if waiter.held]
         if not held:
             return
         records = await measured(self._call, self._pool.records([waiter.request_id for waiter in held]))
@@ -163,21 +172,24 @@ class GrantWaiters:
         elif record.attempt == waiter.attempt and record.state is not RequestState.HELD:
             waiter.granted(Grant.of(record))
         elif waiter.attempt == 1 and self._is_turned_away(waiter, record):
-            waiter.failed(self._late(waiter))
+            waiter.failed(self._late(waiter, record))
 
     def _is_turned_away(self, waiter: GrantWaiter, record: Request) -> bool:
         waited_s = self._clock.monotonic_s() - waiter.placed_s
         return (record.deferred and self._refuses_late) or self.order.gives_up(record, waited_s)
 
-    def _late(self, waiter: GrantWaiter) -> RouterError:
+    def _late(self, waiter: GrantWaiter, record: Request) -> RouterError:
+        target = f"the first token cannot come within its target of {record.slo_ms / 1000:g} s any more"
         if self._refuses_late:
             return SloUnreachableError(
-                "requests with less to compute went first, and the first token cannot come in time any more; try"
-                " again later, or allow more time with x-slo-ttft-ms",
+                f"requests with less to compute went first, {target}, and late requests are refused"
+                " (router.late_requests: refuse); try again later, allow more time with x-slo-ttft-ms, or set"
+                " router.late_requests to serve",
                 retry_after_s=waiter.retry_after_s(),
             )
         return QueueFullError(
-            "the first token could not come in time, and no instance was idle since; try again later, allow more time"
-            " with x-slo-ttft-ms, add instances, or raise scheduling.max_deferred_s",
+            f"{target}, and no instance was idle in the {self.order.max_deferred_s:g} s since, after which late"
+            " requests are refused (scheduling.max_deferred_s); try again later, allow more time with x-slo-ttft-ms,"
+            " add instances, or unset scheduling.max_deferred_s, so that late requests wait",
             retry_after_s=waiter.retry_after_s(),
         )

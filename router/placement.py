@@ -26,7 +26,7 @@ class StorePlacer:
         """Reserve an instance for the request, and wait for the grant if it is held there.
 
         Raises:
-            QueueFullError: the queue of every instance that could take it is full.
+            QueueFullError: the queue of every instance that could take it is full, or it was late for too long.
             UnavailableError: no instance is ready.
             SloUnreachableError: it would be late, and late requests are refused.
             HoldTimeoutError: it was held too long.
@@ -95,12 +95,15 @@ class StorePlacer:
             decision = failed.missed.decision
             return SloUnreachableError(
                 f"the first token is expected after {decision.expected_ttft_s:.1f} s, past the target of"
-                f" {request.slo_s:g} s; try again later, or allow more time with x-slo-ttft-ms",
+                f" {request.slo_s:g} s, and late requests are refused (router.late_requests: refuse); try again later,"
+                " allow more time with x-slo-ttft-ms, or set router.late_requests to serve",
                 retry_after_s=pool.fleet.expected_wait_s(decision.instance_id),
             )
         if failed.full:
             return QueueFullError(
-                f"the queues of pool {pool.settings.name!r} are full; try again later or add instances",
+                f"{', '.join(sorted(failed.full))} of pool {pool.settings.name!r} hold as many requests as"
+                " max_queued_requests of each allows; try again later, add instances, or raise max_queued_requests"
+                " (pools[].instances, or PATCH /admin/instances/ID)",
                 retry_after_s=max(1.0, min(map(pool.fleet.expected_wait_s, failed.full))),
             )
         return nobody_ready(pool.settings.name)

@@ -61,8 +61,8 @@ class RouterSettings(BaseModel):
     )
 
     # limits --------------------------------------------------------------------------------------------------
-    max_requests: int = Field(4096, ge=1, description="requests in flight and held on this replica at most")
-    max_connections: int = Field(8192, ge=1, description="client connections at most, without those to ops_port")
+    max_requests: int = Field(16_384, ge=1, description="requests in flight and held on this replica at most")
+    max_connections: int = Field(20_000, ge=1, description="client connections at most, without those to ops_port")
     max_body_bytes: int = Field(32 << 20, ge=1024, description="largest request body, bytes")
     max_buffered_body_bytes: int = Field(
         1 << 30, ge=1024, description="bytes of request bodies in memory at most, of all clients together"

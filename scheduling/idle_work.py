@@ -2,9 +2,10 @@
 
 Placement looks at each request once. What is held when an instance joins, comes back or slows down was placed for the
 fleet as it was. So the leader looks at the queues once a second while an instance is idle. A request is moved if its
-own queue defers or passes it over and the idle one is expected to serve it within its SLO. Only its next best instance
-is known to hold a part of its prefix. Anywhere else it counts with its whole prompt. A pinned request stays: only its
-instance has what it continues.
+own queue defers or passes it over and the idle one is expected to serve it within its SLO. One that is late wherever
+it goes is moved to an instance with hardly any work, if that serves it sooner, and after all those that can be on time.
+Only its next best instance is known to hold a part of its prefix. Anywhere else it counts with its whole prompt. A
+pinned request stays: only its instance has what it continues.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from scheduling.rebalance import HotQueue, Move
 from scheduling.request import Request
 from scheduling.ttft import DECODE_STALL_S, stall_s
 from scheduling.view import takers
+
+LITTLE_WORK = 0.05
+"""Of an instance's KV memory: one that has no more running, and nothing to prefill, also takes what is late anyway.
+Where all are busy, an engine is without prefill for moments, which belong to requests on time."""
 
 
 def is_idle(load: InstanceLoad) -> bool:
@@ -66,21 +71,29 @@ class IdleWork:
         """What leaves this queue; what takes the least prefill where it goes first."""
         late = () if queue.load.instance_id in self._idle else late_requests(queue, self._decode_stall_s)
         moves: list[Move] = []
-        free = (request for request in late if not request.pinned)
-        for request in sorted(free, key=lambda each: min(each.prompt_tokens, self._alternative_tokens(each))):
-            move = self._move(request, queue)
-            if move is not None:
+        free = [request for request in late if not request.pinned]
+        free.sort(key=lambda each: min(each.prompt_tokens, self._alternative_tokens(each)))
+        missed: list[Request] = []
+        for request in free:
+            move = self._move(request, queue, on_time=True)
+            if move is None:
+                missed.append(request)
+            else:
                 moves.append(move)
+        moves += filter(None, (self._move(request, queue, on_time=False) for request in missed))
         return tuple(moves)
 
     def _alternative_tokens(self, request: Request) -> int:
         return request.alternative_uncached_tokens if request.alternative_id in self._idle else request.prompt_tokens
 
-    def _move(self, request: Request, queue: HotQueue) -> Move | None:
-        """To the idle instance where it ends first, if that is in time."""
+    def _move(self, request: Request, queue: HotQueue, *, on_time: bool) -> Move | None:
+        """To the idle instance where it ends first, if that is in time; or if that is sooner, among those with
+        hardly any work."""
         ends: list[tuple[float, str, int]] = []
         for name, load in self._idle.items():
             if self._takers is not None and name not in self._takers[request.leg]:
+                continue
+            if not on_time and (load.pending_tokens or load.kv_demand > LITTLE_WORK):
                 continue
             tokens = self._alternative_tokens(request) if name == request.alternative_id else request.prompt_tokens
             ends.append(((self._taken_tokens[name] + tokens) * 1000 / load.prefill_tokens_per_s, name, tokens))
@@ -88,7 +101,8 @@ class IdleWork:
             return None
         takes_ms, name, tokens = min(ends)
         here_ms = queue.load.pending_tokens * 1000 / queue.load.prefill_tokens_per_s
-        if queue.now_ms + takes_ms > request.enqueued_ms + request.slo_ms or tokens > 2 * request.uncached_tokens:
+        gains = queue.now_ms + takes_ms <= request.enqueued_ms + request.slo_ms if on_time else takes_ms < here_ms
+        if not gains or tokens > 2 * request.uncached_tokens:
             return None
         self._taken_tokens[name] += tokens
         if self._taken_tokens[name] >= self._idle[name].dispatch_window_tokens:

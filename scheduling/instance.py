@@ -9,6 +9,8 @@ from scheduling.values import value
 
 DEFAULT_PREFILL_TOKENS_PER_S = 8000.0
 """Assumed for an instance of which nothing else is known."""
+MANY_REQUESTS = 10**6
+"""No limit: what is held is bounded before by what replicas have room for in memory."""
 
 
 class InstanceState(StrEnum):
@@ -46,7 +48,7 @@ class InstanceSpec:
     that the engine never idles and the rest can still move and be reordered."""
     max_running_requests: int = 256
     """Requests dispatched and unfinished at most (vLLM's ``max_num_seqs``)."""
-    max_queued_requests: int = 1024
+    max_queued_requests: int = MANY_REQUESTS
     """Held requests at most; one more is refused."""
     block_tokens: int = 0
     """Tokens in one block of its KV cache, as it reports; 0 until it did."""
@@ -82,7 +84,7 @@ class InstanceLoad:
     """Tokens of held requests that the last plan passed over; some of them may have left since."""
     dispatch_window_tokens: int = 4096
     max_running_requests: int = 256
-    max_queued_requests: int = 1024
+    max_queued_requests: int = MANY_REQUESTS
     version: int = 0
     """Grows with every change of the instance's figures; plans are committed against it."""
     hit_blocks: int = 0

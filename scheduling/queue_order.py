@@ -7,12 +7,13 @@ known jobs). A new request does not wait for what a plan passed over. So the pla
 they do not count as work ahead until the next plan.
 
 A request that could not meet its deadline even if it were next is *deferred*: it waits behind all that can, and is
-dispatched when none of them is waiting, the engine has no prefill left, and running requests leave KV memory. (Where
+dispatched when none of them is waiting, the engine has no prefill left, and running requests leave KV memory. Others
+that are deferred go with it, up to a step of the engine: a burst is served as fast as in the engine's own queue. (Where
 decoding fills the memory, prefill queues are empty most of the time. Late work that is dispatched whenever they are
 empty would take the memory, and with it the steps, that requests on time need.) One that has no more than a dispatch
 window to prefill, its prefix being cached, does not wait for memory: it takes next to nothing, and if it were refused,
-its session would lose the cache that it lives on. What is still deferred ``max_deferred_s`` after its deadline is
-refused.
+its session would lose the cache that it lives on. It waits as long as its client does, unless the pool refuses what is
+still deferred ``max_deferred_s`` after its deadline.
 
 While no deadline is at stake, holding gains nothing: an engine is given ``CALM_WINDOWS`` dispatch windows, so that its
 steps are full. None is at stake while all work is done before the next deadline, in whatever order (``is_calm``).
@@ -33,9 +34,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple
 
-from scheduling.instance import InstanceLoad
+from scheduling.instance import InstanceLoad, kv_demand
 from scheduling.lifecycle import SERVING
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings
@@ -98,6 +100,7 @@ class QueueOrder:
 
     by_deadline: bool
     max_deferred_s: float
+    """Infinite: nothing is refused for being late."""
     fifo_rank_ms: int = 0
     """First come, first served: added to the time of first reservation. The pool's SLO: should the order change while
     requests are held, their ranks are deadlines."""
@@ -105,13 +108,14 @@ class QueueOrder:
     @classmethod
     def of(cls, settings: SchedulingSettings) -> QueueOrder:
         pool_slo_ms = round(settings.slo_ttft_s * 1000)
-        return cls(settings.granting_order == "deadline", settings.max_deferred_s, pool_slo_ms)
+        max_deferred_s = inf if settings.max_deferred_s is None else settings.max_deferred_s
+        return cls(settings.granting_order == "deadline", max_deferred_s, pool_slo_ms)
 
     def rank_ms(self, slo_ms: int) -> int:
         """A request's place in its queue, counted from its first reservation."""
         return slo_ms if self.by_deadline else self.fifo_rank_ms
 
-    def gives_up(self, request: Request, waited_s: float, max_hold_s: float = float("inf")) -> bool:
+    def gives_up(self, request: Request, waited_s: float, max_hold_s: float = inf) -> bool:
         """Whether a held request that has waited so long since its first reservation was held, or deferred, for too
         long."""
         deferred_too_long = request.deferred and waited_s >= request.slo_ms / 1000 + self.max_deferred_s
@@ -139,6 +143,8 @@ class _Room:
         self._running = load.running_requests
         self._context_tokens = load.context_tokens
         self.dispatched_tokens = load.dispatched_tokens
+        self._late_tokens = 0
+        """Of those, what the plan gave to late requests."""
 
     def __bool__(self) -> bool:
         return self.has(1)
@@ -153,9 +159,15 @@ class _Room:
         )
 
     def spares(self, late: QueueEntry) -> bool:
-        """Whether a late request would take nothing, or next to nothing, from requests on time."""
-        takes_little = late.uncached_tokens <= self._load.dispatch_window_tokens
-        return bool(self) and self.dispatched_tokens == 0 and (takes_little or self._load.kv_demand < 1.0)
+        """Whether a late request would take nothing, or next to nothing, from requests on time: the engine has no other
+        prefill than that of late ones which share a step with it."""
+        if not self or self.dispatched_tokens > self._late_tokens:
+            return False
+        window_tokens, together_tokens = self._load.dispatch_window_tokens, self._late_tokens + late.uncached_tokens
+        if self._late_tokens and (self._late_tokens >= window_tokens // 2 or together_tokens > window_tokens):
+            return False
+        takes_little = late.uncached_tokens <= window_tokens
+        return takes_little or kv_demand(self._context_tokens, self._load.kv_capacity_tokens) < 1.0
 
     def fits(self, entry: QueueEntry) -> bool:
         """Whether KV memory does not keep it from being dispatched."""
@@ -165,6 +177,7 @@ class _Room:
         self.dispatched_tokens += entry.uncached_tokens
         self._context_tokens += entry.uncached_tokens
         self._running += 1
+        self._late_tokens += entry.uncached_tokens if entry.deferred else 0
         return PlanStep(entry.request_id)
 
 

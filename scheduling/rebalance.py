@@ -19,10 +19,14 @@ from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.request import Request
 from scheduling.ttft import DECODE_STALL_S, expected_ttft_s, stall_s
 
+MOVE_LIMIT = 1024
+"""Requests at the head of a queue that one round looks at: the bound of its cost. Those behind have their turn when the
+head has moved or was served."""
+
 
 @dataclass(frozen=True, slots=True)
 class HotQueue:
-    """One instance's queue at one moment."""
+    """The head of one instance's queue at one moment."""
 
     now_ms: int
     load: InstanceLoad

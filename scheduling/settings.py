@@ -163,9 +163,12 @@ class SchedulingSettings(BaseModel):
         description="which held request is granted first; auto: the order that the policy is made for (deadline:"
         " dualmap-least-cost; fifo: the other built-in ones)",
     )
-    max_hold_s: float = Field(300.0, gt=0, description="longest time a request is held, seconds; then it is refused")
-    max_deferred_s: float = Field(
-        30.0, ge=0, description="longest time that a deferred request is held past its deadline; then it is refused"
+    max_hold_s: float = Field(3600.0, gt=0, description="longest time a request is held, seconds; then it is refused")
+    max_deferred_s: float | None = Field(
+        None,
+        ge=0,
+        description="longest time that a deferred request is held past its deadline, seconds; then it is refused (none:"
+        " it waits as long as its client does, up to max_hold_s)",
     )
     prefix_samples: int = Field(200_000, ge=1, description="prefixes whose last instance is remembered, per generation")
     least_cost: LeastCostSettings = Field(

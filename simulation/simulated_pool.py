@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scheduling.granting import CommitReply, Grant
+from scheduling.instance import MANY_REQUESTS
 from scheduling.queue_order import QueueHead, QueuePlan
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
@@ -72,7 +73,7 @@ class SimulatedPool:
     def held(self) -> list[Request]:
         """Of each instance those in its queue, in order."""
         waiting = [name for name, load in self._store.loads().items() if load.queued_requests]
-        return [request for name in waiting for request in self._store.queue(name).held]
+        return [request for name in waiting for request in self._store.queue(name, MANY_REQUESTS).held]
 
     def first_token(self, request_id: str, instance_id: str, note: str) -> QueueHead | None:
         """The instance's queue, where that has room now."""

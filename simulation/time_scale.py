@@ -25,4 +25,5 @@ def scaled_scheduling(settings: SchedulingSettings, time_scale: float) -> Schedu
     """Scheduling settings in seconds of the clock, from those in engine seconds."""
     if time_scale == 1.0:
         return settings
-    return settings.model_copy(update={name: getattr(settings, name) / time_scale for name in _ENGINE_TIMES})
+    times = {name: getattr(settings, name) for name in _ENGINE_TIMES}
+    return settings.model_copy(update={name: time / time_scale for name, time in times.items() if time is not None})

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 from pydantic_core import PydanticCustomError
 
-from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, InstanceSpec, InstanceState, Role
+from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, MANY_REQUESTS, InstanceSpec, InstanceState, Role
 from scheduling.scale_settings import AutoscaleSettings
 from statestore.url import parse_store_url
 
@@ -80,7 +80,7 @@ KvCapacity = Annotated[int, Field(gt=0, le=MAX_KV_CAPACITY_TOKENS)]
 DispatchWindow = Annotated[int, Field(gt=0, le=10**9)]
 RunningRequests = Annotated[int, Field(gt=0, le=10**6)]
 DataParallelRank = Annotated[int, Field(ge=0, le=65_535)]
-QueuedRequests = Annotated[int, Field(ge=0, le=10**6)]
+QueuedRequests = Annotated[int, Field(ge=0, le=MANY_REQUESTS)]
 
 
 def _as_sent(secret: SecretStr) -> SecretStr:
@@ -180,7 +180,11 @@ class InstanceSettings(BaseModel):
         4096, description="room for dispatched, unprefilled tokens: two engine batches (max_num_batched_tokens)"
     )
     max_running_requests: RunningRequests = Field(256, description="dispatched and unfinished requests at most")
-    max_queued_requests: QueuedRequests = Field(1024, description="held requests at most")
+    max_queued_requests: QueuedRequests = Field(
+        MANY_REQUESTS,
+        description="held requests at most, one more gets 429 (the default is no limit: what is held is bounded by"
+        " router.max_requests of each replica)",
+    )
     data_parallel_rank: DataParallelRank | None = Field(
         None, description="one rank of the server at this URL, counted across all its nodes; none: the whole server"
     )

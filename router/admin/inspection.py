@@ -37,7 +37,7 @@ async def queues(
         for instance_id, load in loads.items():
             if instance is not None and instance_id != instance:
                 continue
-            queue = await pool.store.queue(instance_id) if load.queued_requests and limit else None
+            queue = await pool.store.queue(instance_id, limit) if load.queued_requests and limit else None
             held = queue.held if queue is not None else ()
             now_ms = queue.now_ms if queue is not None else 0
             answer.append(
@@ -49,7 +49,7 @@ async def queues(
                     "dispatched_tokens": load.dispatched_tokens,
                     "queued_requests": load.queued_requests,
                     "running_requests": load.running_requests,
-                    "held": [_request(pool, record, now_ms) for record in held[:limit]],
+                    "held": [_request(pool, record, now_ms) for record in held],
                 }
             )
     return answer

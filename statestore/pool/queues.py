@@ -10,7 +10,7 @@ from operator import attrgetter
 from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad
 from scheduling.queue_order import PLAN_LIMIT, QueueHead
-from scheduling.rebalance import HotQueue
+from scheduling.rebalance import MOVE_LIMIT, HotQueue
 from scheduling.request import Counts, Request, RequestState
 from scheduling.settings import SchedulingSettings
 from statestore.answers import MigrateStatus, Migration
@@ -57,13 +57,13 @@ class Queues(Members):
             return None
         return codec.queue_head_from((instance_id.encode(), await self._calls.now_ms(), record, listed))
 
-    async def queue(self, instance_id: str) -> HotQueue | None:
-        """The instance's whole queue in order and, read after it, the loads of the held requests' next best instances;
-        None if unknown."""
+    async def queue(self, instance_id: str, limit: int = MOVE_LIMIT) -> HotQueue | None:
+        """The head of the instance's queue, up to ``limit`` requests in order, and, read after it, the loads of their
+        next best instances; None if unknown."""
         loads = await self._loads_of((instance_id,))
         if instance_id not in loads:
             return None
-        listed = await self._calls.command("ZRANGE", self._keys.queue(instance_id), 0, -1)
+        listed = await self._calls.command("ZRANGE", self._keys.queue(instance_id), 0, limit - 1)
         found = await self.records([entry.decode().rpartition(" ")[0] for entry in listed])
         held = tuple(each for each in found.values() if each.instance_id == instance_id and each.state is _HELD)
         others = sorted({request.alternative_id for request in held if request.alternative_id is not None})

@@ -33,6 +33,10 @@ def waiters_of(pool: Any, clock: Any, *, refuses_late: bool = False) -> GrantWai
     )
 
 
+def held_record(request_id: str) -> Request:
+    return Request(request_id, "replica-1", "a", RequestState.HELD, 1, 100, 100, 256, slo_ms=5000)
+
+
 def granted(request_id: str, attempt: int, *, instance_id: str = "a") -> Grant:
     return Grant(request_id, instance_id, "replica-1", attempt, 100)
 
@@ -100,6 +104,31 @@ async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: An
 
     assert (await tasks[0]).request_id == "x"
     for task in tasks[1:]:
+        task.cancel()
+
+
+async def test_however_many_are_held_one_look_up_asks_for_so_many_and_each_has_its_turn(
+    store: Any, clock: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.grant_waiters.LOOKED_UP", 2)
+    asked: list[list[str]] = []
+
+    class Pool:
+        name = "default"
+
+        async def records(self, names: list[str]) -> dict[str, Request]:
+            asked.append(names)
+            return {name: held_record(name) for name in names}
+
+    waiters = waiters_of(Pool(), clock)
+    tasks = [asyncio.create_task(waiters.wait(waiters.expect(name, 1), 0.0, lambda: 1.0)) for name in "abcde"]
+    await tools.settle()
+
+    for _ in range(3):
+        await waiters.look_up()
+
+    assert asked == [["a", "b"], ["c", "d"], ["e", "a"]]
+    for task in tasks:
         task.cancel()
 
 

@@ -85,7 +85,33 @@ def test_a_pinned_request_waits_where_what_it_continues_is_stored(load: Load) ->
 def test_what_would_be_late_there_as_well_stays(load: Load, tokens: int, goes: bool) -> None:
     of = queue(load, held("long", tokens))
 
-    assert bool(moves(IdleWork({"b": load("b")}), of)) is goes
+    assert bool(moves(IdleWork({"b": load("b", context_tokens=60_000)}), of)) is goes
+
+
+@pytest.mark.parametrize(
+    ("figures", "goes"),
+    [
+        ({}, True),
+        ({"context_tokens": 50_000}, True),
+        ({"context_tokens": 50_001}, False),  # a moment without prefill belongs to requests on time
+        ({"pending_tokens": 1, "deferred_tokens": 1}, False),  # it has late ones of its own
+        ({"prefill_tokens_per_s": 10.0}, False),  # it would take longer than the wait here
+    ],
+)
+def test_what_is_late_wherever_it_goes_moves_to_an_instance_with_hardly_any_work(
+    load: Load, figures: dict[str, Any], goes: bool
+) -> None:
+    of = queue(load, held("overdue", 900, deferred=True, enqueued_ms=NOW_MS - 60_000))
+
+    assert bool(moves(IdleWork({"b": load("b", **figures)}), of)) is goes
+
+
+def test_what_can_be_on_time_goes_to_the_idle_before_what_cannot(load: Load) -> None:
+    overdue = held("overdue", 100, deferred=True, enqueued_ms=NOW_MS - 60_000)
+    of = queue(load, held("late", 900, deferred=True), overdue)
+
+    assert moves(IdleWork({"b": load("b", dispatch_window_tokens=900)}), of) == [("late", "b")]
+    assert moves(IdleWork({"b": load("b", dispatch_window_tokens=901)}), of) == [("late", "b"), ("overdue", "b")]
 
 
 @pytest.mark.parametrize(("cached_tokens", "goes"), [(1200, True), (1300, False)])

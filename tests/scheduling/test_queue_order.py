@@ -258,9 +258,30 @@ def test_deferred_work_has_no_part_in_the_step_under_way(load: Load) -> None:
 
 
 def test_deferred_requests_go_in_their_order_when_nobody_on_time_waits(load: Load) -> None:
-    steps = plan(load, deferred("one", -900, 100), deferred("two", -800, 100))
+    steps = plan(load, deferred("one", -900, 3000), deferred("two", -800, 100))
 
     assert dispatched(steps) == ["one"], "the first has taken the idle engine"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "together"),
+    [
+        (100, 21),  # 2,048 are a step, and half of the window of 4,096
+        (1700, 2),
+        (2047, 2),
+        (2049, 1),
+    ],
+)
+def test_late_requests_share_a_step_of_an_idle_engine_as_they_would_in_its_own_queue(
+    load: Load, tokens: int, together: int
+) -> None:
+    steps = plan(load, *(deferred(f"late-{number}", number - 900, tokens) for number in range(60)))
+
+    assert dispatched(steps) == [f"late-{number}" for number in range(together)]
+
+
+def test_late_requests_never_fill_up_a_step_that_has_others(load: Load) -> None:
+    assert plan(load, deferred("late", -900, 100), dispatched_tokens=1) == []
 
 
 @pytest.mark.parametrize(
@@ -343,10 +364,11 @@ def test_whatever_waits_a_plan_holds_its_promises(
     in_time = not any(each.deferred for each in entries) and all(step.deferred_to_ms is None for step in steps)
     calm = bool(gone) and in_time and is_calm(all_tokens, rate, NOW_MS, by_id[gone[-1]].rank_ms)
     assert not gone or before_last < (CALM_WINDOWS if calm else 1) * 4096
-    # then a deferred one goes alone, to an idle engine, with no request on time left
+    # then deferred ones go without others, to an idle engine, with no request on time left, in one step or alone
     if any(by_id[name].deferred for name in gone):
         left = [each for each in entries if not each.deferred and each.request_id not in {s.request_id for s in steps}]
-        assert (len(gone), on_engine, left) == (1, 0, [])
+        assert (on_engine, left) == (0, []) and all(by_id[name].deferred for name in gone)
+        assert len(gone) == 1 or (before_last < 2048 and sum(by_id[name].uncached_tokens for name in gone) <= 4096)
         assert kv_share < 1.0 or by_id[gone[0]].uncached_tokens <= 4096
 
 
@@ -363,4 +385,12 @@ def test_a_request_is_listed_by_its_order_and_behind_every_deadline_once_deferre
 
 def test_the_order_is_the_settings() -> None:
     assert QueueOrder.of(SchedulingSettings(policy="dualmap", max_deferred_s=7.0)) == QueueOrder(False, 7.0, 5000)
+
+
+def test_by_default_a_late_request_waits_as_long_as_any_may_be_held() -> None:
+    order, settings = QueueOrder.of(SchedulingSettings()), SchedulingSettings()
+    late = Request("r", "replica", "a", RequestState.HELD, 1, 100, 100, 256, slo_ms=5000, deferred=True)
+
+    assert not order.gives_up(late, settings.max_hold_s - 1, settings.max_hold_s)
+    assert order.gives_up(late, settings.max_hold_s, settings.max_hold_s)
     assert QueueOrder.of(SchedulingSettings()).by_deadline

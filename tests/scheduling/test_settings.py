@@ -54,7 +54,7 @@ def test_a_value_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
 def test_settings_have_the_same_fingerprint_only_if_they_are_the_same() -> None:
     default = SchedulingSettings()
 
-    assert SchedulingSettings(max_hold_s=300).fingerprint == default.fingerprint
+    assert SchedulingSettings(max_hold_s=3600).fingerprint == default.fingerprint
     assert default.model_copy(update={"max_hold_s": 301.0}).fingerprint != default.fingerprint
     assert SchedulingSettings(dynamo=DynamoSettings(prefill_scale=2)).fingerprint != default.fingerprint
 

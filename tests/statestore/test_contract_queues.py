@@ -108,6 +108,20 @@ async def test_a_queue_is_told_by_rank_with_the_tokens_of_its_requests(pool: Poo
     assert await pool.queue_head("nobody") is None
 
 
+async def test_of_a_long_queue_a_round_reads_the_head_alone(pool: PoolStore) -> None:
+    await busy(pool, one_at_a_time())
+    for number in range(5):
+        await hold(pool, f"r{number}", slo_ms=30_000 + number)
+
+    async def read(**limit: int) -> list[str]:
+        queue = await pool.queue("a", **limit)
+        assert queue is not None
+        return [request.request_id for request in queue.held]
+
+    assert await read(limit=3) == ["r0", "r1", "r2"]
+    assert await read() == ["r0", "r1", "r2", "r3", "r4"]
+
+
 async def test_a_planner_is_told_no_more_than_a_plan_looks_at(pool: PoolStore) -> None:
     await busy(pool, one_at_a_time())
     for number in range(PLAN_LIMIT + 5):
