@@ -110,36 +110,54 @@ async def _serve(
         backlog=BACKLOG,
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + CUT_OFF_S),
     )
-    server = _Server(config, on_started=lambda: _announce(runtime, ports, on_ready))
     try:
         if await wait(runtime.start) is None:
             return
-        draining = asyncio.create_task(_drain(runtime, server, shutdown))
+        servers = [_Server(config) for _ in listeners]
+        tasks = [
+            asyncio.create_task(server.serve(sockets=[listener]), name=f"port {port}")
+            for server, listener, port in zip(servers, listeners, ports, strict=True)
+        ]
+        tasks.append(asyncio.create_task(_drain(runtime, servers, shutdown), name="drain"))
         try:
-            await server.serve(sockets=list(listeners))
+            starting = asyncio.gather(*(server.started_once.wait() for server in servers))
+            await asyncio.wait((starting, *tasks[:-1]), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                _announce(runtime, ports, on_ready)
+            starting.cancel()
+            await tasks[0]
+            # The replica's own port stays open while requests drain: who checks there can tell a replica that drains
+            # from one that is gone.
+            for server in servers:
+                server.should_exit = True
+            await asyncio.gather(*tasks[1:-1])
         finally:
-            draining.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         await runtime.stop()
         plane.close()
 
 
-async def _drain(runtime: Runtime, server: _Server, shutdown: _Shutdown) -> None:
-    """Turn /ready off, give load balancers the settle time to notice, let the server shut down, and end with an
-    error what has not finished within the drain timeout."""
+async def _drain(runtime: Runtime, servers: Sequence[_Server], shutdown: _Shutdown) -> None:
+    """Turn /ready off, give load balancers the settle time to notice, let the endpoint's server shut down, and end with
+    an error what has not finished within the drain timeout."""
     await shutdown.stopping.wait()
     runtime.context.draining = True
     settings = runtime.context.settings
     log.info("draining: /ready is off, the port closes in %g s", settings.settle_s)
     await shutdown.hurried_within(settings.settle_s)
-    server.should_exit = True
+    servers[0].should_exit = True
     hurried = await shutdown.hurried_within(settings.drain_timeout_s)
     why = "a second signal came" if hurried else f"router.drain_timeout_s ({settings.drain_timeout_s:g} s) is over"
-    cut = server.cut_off(ShuttingDownError(f"this replica shuts down, and {why}; try again", retry_after_s=1.0))
+    error = ShuttingDownError(f"this replica shuts down, and {why}; try again", retry_after_s=1.0)
+    cut = sum(server.cut_off(error) for server in servers)
     if cut:
         log.warning("cut off requests=%d: they had not finished, and %s", cut, why)
     await shutdown.hurried.wait()
-    server.force_exit = True
+    for server in servers:
+        server.force_exit = True
 
 
 def _announce(runtime: Runtime, ports: Sequence[int], on_ready: OnReady | None) -> None:
@@ -153,11 +171,11 @@ def _announce(runtime: Runtime, ports: Sequence[int], on_ready: OnReady | None) 
 
 
 class _Server(EmbeddedServer):
-    """The server of both ports."""
+    """The server of one port."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._on_started = on_started
+        self.started_once = asyncio.Event()
 
     def cut_off(self, error: RouterError) -> int:
         """End every request with ``error``; returns how many there were."""
@@ -166,7 +184,7 @@ class _Server(EmbeddedServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._on_started()
+        self.started_once.set()
 
 
 class _Shutdown:

@@ -305,10 +305,11 @@ def test_an_edited_configuration_is_seen_when_the_load_balancer_reloads() -> Non
 
 def test_the_composed_fleet_has_time_to_stop_without_cutting_answers_off() -> None:
     router = service_settings("router", {}).router
-    check = re.search(r"check inter (\w+) fall (\d+)", haproxy_section("backend routers"))
+    check = re.search(r"check port (\d+) inter (\w+) ", haproxy_section("backend routers"))
     assert check is not None
 
-    assert router.settle_s > seconds(check[1]) * int(check[2]), "haproxy would still send to a closed port"
+    assert int(check[1]) == router.ops_port, "the port that stays open while a router drains"
+    assert router.settle_s > 2 * seconds(check[2]), "haproxy would still send to a closed port"
     for service in ("router", "haproxy"):
         assert seconds(services(COMPOSE)[service]["stop_grace_period"]) >= router.stop_within_s
 
@@ -333,16 +334,23 @@ def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> None:
 
 
 class RouterHandler(BaseHTTPRequestHandler):
-    """Stands for a router: says which one it is, and while ``hung`` is set nothing at all."""
+    """Stands for a router: says which one it is; nothing at all while ``go_on`` is not set. ``/stream`` is an answer that
+    ends when ``finish`` is set."""
 
     protocol_version = "HTTP/1.1"
     server: StandInRouter
 
     def do_GET(self) -> None:
         self.server.go_on.wait()
-        self.send_response(200)
-        self.send_header("content-length", "3")
-        self.end_headers()
+        self.send_response(503 if self.path == "/ready" and self.server.draining else 200)
+        if self.path == "/stream":
+            self.send_header("content-length", "6")
+            self.end_headers()
+            self.wfile.write(self.server.name)
+            self.server.finish.wait()
+        else:
+            self.send_header("content-length", "3")
+            self.end_headers()
         self.wfile.write(self.server.name)
 
     def log_message(self, *_: object) -> None:
@@ -353,8 +361,9 @@ class StandInRouter(ThreadingHTTPServer):
     def __init__(self, name: bytes) -> None:
         super().__init__(("127.0.0.1", 0), RouterHandler)
         self.name = name
-        self.go_on = threading.Event()
+        self.go_on, self.finish = threading.Event(), threading.Event()
         self.go_on.set()
+        self.draining = False
 
 
 @contextmanager
@@ -364,6 +373,7 @@ def stand_in_router(name: bytes) -> Iterator[StandInRouter]:
         thread.start()
         yield router
         router.go_on.set()
+        router.finish.set()
         router.shutdown()
         thread.join()
 
@@ -383,6 +393,8 @@ def running_haproxy(folder: Path, *router_ports: int) -> Iterator[tuple[httpx.Cl
         ("bind :8000\n", f"bind 127.0.0.1:{ports[0]}\n"),
         ("bind :8404\n", f"bind 127.0.0.1:{ports[1]}\n"),
         ("inter 1s", "inter 100ms"),
+        ("timeout check 3s", "timeout check 200ms"),
+        ("check port 8001", "check"),
         ("server-template router 16 router:8000", "\n    ".join(servers)),
     ):
         assert text.count(old) == 1, old
@@ -420,23 +432,71 @@ def test_while_no_router_lives_clients_get_an_error_that_says_when_to_come_back(
         assert own.get("/health").status_code == 503
 
 
+def is_in(own: httpx.Client, router: StandInRouter, state: str) -> bool:
+    """Whether haproxy takes the router for being in this state."""
+    line = f'server_status{{proxy="routers",server="router{router.server_port}",state="{state}"}} 1'
+    return line in own.get("/metrics").text
+
+
+@needs_haproxy
+def test_a_router_that_drains_gets_nothing_new_and_its_answers_go_on(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        drains = stack.enter_context(stand_in_router(b"one"))
+        endpoint, own = stack.enter_context(running_haproxy(tmp_path, drains.server_port))
+        eventually(lambda: is_in(own, drains, "UP"))
+        stream = stack.enter_context(endpoint.stream("GET", "/stream"))
+        pieces = stream.iter_raw()
+        assert next(pieces) == b"one"
+
+        drains.draining = True
+        eventually(lambda: endpoint.get("/v1/models").status_code == 503)
+        drains.finish.set()
+
+        assert b"".join(pieces) == b"one"
+
+
+@needs_haproxy
+def test_a_router_that_starts_gets_nothing_before_it_is_ready(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        starts = stack.enter_context(stand_in_router(b"one"))
+        starts.draining = True
+        endpoint, own = stack.enter_context(running_haproxy(tmp_path, starts.server_port))
+        eventually(lambda: endpoint.get("/v1/models").status_code == 503)
+
+        starts.draining = False
+        eventually(lambda: endpoint.get("/v1/models").status_code == 200)
+
+
+@needs_haproxy
+def test_the_sessions_of_a_router_that_hangs_are_closed(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        hung = stack.enter_context(stand_in_router(b"one"))
+        endpoint, own = stack.enter_context(running_haproxy(tmp_path, hung.server_port))
+        eventually(lambda: is_in(own, hung, "UP"))
+        stream = stack.enter_context(endpoint.stream("GET", "/stream"))
+        pieces = stream.iter_raw()
+        assert next(pieces) == b"one"
+
+        hung.go_on.clear()
+
+        with pytest.raises(httpx.RemoteProtocolError):
+            b"".join(pieces)
+        assert not hung.finish.is_set()
+
+
 @needs_haproxy
 def test_a_router_that_hangs_gets_no_new_requests_until_it_answers_again(tmp_path: Path) -> None:
     with ExitStack() as stack:
         well, hung = (stack.enter_context(stand_in_router(name)) for name in (b"one", b"two"))
         endpoint, own = stack.enter_context(running_haproxy(tmp_path, well.server_port, hung.server_port))
 
-        def state(router: StandInRouter, state: str) -> bool:
-            line = f'server_status{{proxy="routers",server="router{router.server_port}",state="{state}"}} 1'
-            return line in own.get("/metrics").text
-
-        eventually(lambda: state(well, "UP") and state(hung, "UP"))
+        eventually(lambda: is_in(own, well, "UP") and is_in(own, hung, "UP"))
         hung.go_on.clear()
-        eventually(lambda: state(hung, "DOWN"))
+        eventually(lambda: is_in(own, hung, "DOWN"))
         assert {endpoint.get("/ready").text for _ in range(20)} == {"one"}
 
         hung.go_on.set()
-        eventually(lambda: state(hung, "UP"))
+        eventually(lambda: is_in(own, hung, "UP"))
         eventually(lambda: endpoint.get("/ready").text == "two")
 
 

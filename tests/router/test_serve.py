@@ -180,6 +180,29 @@ async def test_sigterm_turns_ready_off_finishes_what_is_in_flight_and_leaves_not
         await until_draining(process.url)
         await until_closed(process.url)
         assert not in_flight.done()
+        # The replica's own port still tells that it drains: whoever finds it closed may take the replica for gone.
+        assert (await client.get(f"{process.ops_url}/ready")).status_code == 503
+        assert (await client.get(f"{process.ops_url}/health")).status_code == 200
+        instance.gate.set()
+
+        assert (await in_flight).json()["object"] == "text_completion"
+    assert await asyncio.wait_for(process.handle.wait(), 60) == 0
+    assert await left_behind(valkey_url) == (0, 0, 0)
+
+
+async def test_what_is_in_flight_on_its_own_port_is_finished_too(
+    start_process: StartProcess, instance: Instance, valkey_url: str
+) -> None:
+    process = await start_process(instance.url)
+    await make_ready(valkey_url)
+    instance.gate.clear()
+    async with httpx.AsyncClient(timeout=60) as client:
+        body = {"model": "default", "prompt": "hello"}
+        in_flight = asyncio.create_task(client.post(f"{process.ops_url}/v1/completions", json=body))
+        await asyncio.wait_for(instance.asked.wait(), 60)
+
+        await process.terminate()
+        await until_closed(process.url)
         instance.gate.set()
 
         assert (await in_flight).json()["object"] == "text_completion"
