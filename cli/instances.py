@@ -24,6 +24,7 @@ _FIGURES = (
     "max_queued_requests",
 )
 _LOAD_COLUMNS = ("pending_tokens", "queued_requests", "running_requests", "cached_blocks", "prefill_tokens_per_s")
+_SHOWN_MODELS = 4
 _ACTIONS = {
     "list": "all instances with state and load",
     "add": "add an instance; it serves as soon as its health check passes",
@@ -67,8 +68,11 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         listed = api.call("GET", "/instances")["instances"]
         if arguments.json:
             print(as_json(listed))
-        else:
-            terminal().print(instances_table(listed))
+            return 0
+        console = terminal()
+        console.print(instances_table(listed))
+        for line in troubles(listed):
+            console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         return 0
     if arguments.action == "add":
         given = {"id": arguments.id, "url": arguments.instance_url, "role": arguments.role, "pool": arguments.pool}
@@ -110,8 +114,23 @@ def instances_table(instances: list[dict[str, Any]]) -> Table:
         table.add_column(heading)
     for column in _LOAD_COLUMNS:
         table.add_column({"queued_requests": "held"}.get(column, column.replace("_", " ")), justify="right")
+    table.add_column("models")
     for each in sorted(instances, key=lambda each: (each["pool"], each["id"])):
         load = each.get("load") or {}
         figures = (f"{load[name]:,.0f}" if name in load else "–" for name in _LOAD_COLUMNS)
-        table.add_row(each["id"], each["state"], each["role"], each["url"], *figures)
+        table.add_row(each["id"], each["state"], each["role"], each["url"], *figures, _models(each.get("models")))
     return table
+
+
+def troubles(instances: list[dict[str, Any]]) -> list[str]:
+    """What is wrong with instances, a line for each of those."""
+    listed = sorted(instances, key=lambda each: (each["pool"], each["id"]))
+    return [f"{each['id']} ({each['state']}): {each['trouble']}" for each in listed if each.get("trouble")]
+
+
+def _models(models: dict[str, str] | None) -> str:
+    """The names that an instance lists, those of its model first."""
+    if models is None:
+        return "?"
+    names = sorted(models, key=lambda name: (bool(models[name]), name))
+    return ", ".join(names[:_SHOWN_MODELS]) + (f", … ({len(names)})" if len(names) > _SHOWN_MODELS else "")

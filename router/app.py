@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from router.admin import explanations, inspection, instances
+from router.admin import explanations, inspection, instances, models
 from router.admin import settings as fleet_settings
 from router.admin.auth import require_key
 from router.errors import (
@@ -47,7 +47,7 @@ Inference (`/v1/chat/completions`, `/v1/completions` and the other paths of vLLM
 """
 
 
-_ADMIN = (instances, inspection, explanations, fleet_settings)
+_ADMIN = (instances, models, inspection, explanations, fleet_settings)
 
 
 def create_app(runtime: Runtime) -> FastAPI:
@@ -130,7 +130,7 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
     # The second path is else that of a model without a name.
     @app.get("/v1/models/", include_in_schema=False, dependencies=[Depends(needs_api_key)])
     @app.get("/v1/models", tags=["models"], dependencies=[Depends(needs_api_key)])
-    async def models() -> dict[str, Any]:
+    async def list_models() -> dict[str, Any]:
         """Every model, alias and LoRA adapter of all pools, in OpenAI's shape."""
         return await model_cards()
 

@@ -50,6 +50,10 @@ class Owner(Protocol):
         """Record what the failure shows of the instance."""
 
     @property
+    def asked_name(self) -> str:
+        """See ``scheduling.view.ClusterView.asked_name``."""
+
+    @property
     def age_s(self) -> float: ...
 
 
@@ -151,6 +155,7 @@ class DecodeLeg:
             owner.chain.prompt_tokens,
             owner.prompt.expected_output_tokens,
             round(owner.slo_s * 1000),
+            model=owner.asked_name,
         )
 
     async def retry(self, failure: InstanceFailure) -> None:

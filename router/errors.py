@@ -124,9 +124,10 @@ class UnavailableError(RouterError):
     status, type, code = 503, "service_unavailable", "no_instance"
 
 
-def nobody_ready(pool: str) -> UnavailableError:
-    """The error where no instance of a pool takes requests."""
-    message = f"no instance of pool {pool!r} is ready; see /admin/instances"
+def nobody_ready(pool: str, model: str = "") -> UnavailableError:
+    """The error where no instance of a pool takes requests; with ``model``, none of those that serve this name."""
+    which = f" that lists the model {model!r}" if model else ""
+    message = f"no instance of pool {pool!r}{which} is ready; see /admin/instances"
     return UnavailableError(message, retry_after_s=NO_INSTANCE_RETRY_S)
 
 

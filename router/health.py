@@ -14,13 +14,16 @@ def health_report(runtime: Runtime) -> dict[str, Any]:
     pools = {name: _pool(runtime, name) for name in runtime.pools.pools}
     degraded = any(pool["store"] != "ok" for pool in pools.values())
     status = "draining" if context.draining else "starting" if not runtime.joined else "ok"
-    return {
+    report: dict[str, Any] = {
         "status": "degraded" if status == "ok" and degraded else status,
         "replica_id": context.replica_id,
         "requests": len(context.live),
         "outbox": runtime.outbox_releases,
         "pools": pools,
     }
+    if runtime.pools.contested:
+        report["models_in_several_pools"] = {name: list(each) for name, each in runtime.pools.contested.items()}
+    return report
 
 
 def _pool(runtime: Runtime, name: str) -> dict[str, Any]:

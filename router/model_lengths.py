@@ -7,13 +7,10 @@ import random
 from collections import defaultdict
 from typing import Any, Final
 
-import httpx
-from pydantic import SecretStr
-
+from router.model_lists import InstanceAsker
 from router.served_pool import ServedPool
 from statestore.clock import Clock
 
-ASK_TIMEOUT_S: Final = 1.0
 KEPT_S: Final = 60.0
 """An answer is kept this long: an instance that is replaced may have another limit."""
 ASK_AGAIN_S: Final = 5.0
@@ -23,11 +20,9 @@ ASK_AGAIN_S: Final = 5.0
 class ModelLengths:
     """Asks an instance's ``/v1/models``, and remembers."""
 
-    def __init__(self, clock: Clock, api_key: SecretStr | None, *, transport: httpx.AsyncBaseTransport | None = None):
-        """``api_key`` is sent to instances; ``transport`` replaces the network in tests."""
+    def __init__(self, clock: Clock, asker: InstanceAsker) -> None:
         self._clock = clock
-        self._headers = {"authorization": f"Bearer {api_key.get_secret_value()}"} if api_key is not None else {}
-        self._transport = transport
+        self._asker = asker
         self._lengths: dict[str, int] = {}
         self._due_s: dict[str, float] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -46,18 +41,12 @@ class ModelLengths:
         return self._lengths.get(name)
 
     async def _ask(self, pool: ServedPool) -> int | None:
-        view = pool.view.view
-        if not view.ready:
+        view, model = pool.view.view, pool.settings.model
+        ready = view.serving(model).ready
+        if not ready:
             return None
-        url = view.instances[random.choice(view.ready)].url
-        try:
-            async with (
-                asyncio.timeout(ASK_TIMEOUT_S),
-                httpx.AsyncClient(headers=self._headers, trust_env=False, transport=self._transport) as client,
-            ):
-                return _length_in((await client.get(f"{url}/v1/models")).json(), pool.settings.model)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):  # TimeoutError is an OSError
-            return None
+        _, answer = await self._asker.models(view.instances[random.choice(ready)].url)
+        return _length_in(answer, model)
 
 
 def _length_in(answer: Any, model: str) -> int | None:

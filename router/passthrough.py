@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from http import HTTPStatus
 
 from router.context import ReplicaContext
 from router.errors import UnavailableError, nobody_ready
@@ -109,9 +110,9 @@ class PassthroughRequest:
             UnavailableError: none is ready that has not failed.
         """
         view = self.pool.view.view
-        instance_id = self._pinned_to or self._pick(view.ready)
+        instance_id = self._pinned_to or self._pick(view.serving(self.model).ready)
         if instance_id is None or instance_id in self._failed or instance_id not in view.instances:
-            raise nobody_ready(self.pool_name)
+            raise nobody_ready(self.pool_name, "" if self._pinned_to else view.asked_name(self.model))
         spec = view.instances[instance_id]
         self.instance_id, self.instance_url, self.data_parallel_rank = instance_id, spec.url, spec.data_parallel_rank
         self.attempts += 1
@@ -141,6 +142,8 @@ class PassthroughRequest:
         now_s = self._context.clock.monotonic_s()
         self._leave_instance()
         self._failed.add(self.instance_id)
+        if failure.status == HTTPStatus.NOT_FOUND:
+            self.pool.model_lists.doubt(self.instance_id)
         self._failures += ((f"{self.instance_id}: {failure}", now_s - self._started_s),)
         self._disputes.judge(self.pool, self.instance_id, failure, now_s)
         try:

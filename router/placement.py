@@ -51,7 +51,7 @@ class StorePlacer:
                 request.not_reserved()
                 pool.metrics.stale.inc(search.stale_rounds)
                 if not failed.duplicate:
-                    raise self._refusal(request, failed) from None
+                    raise self._refusal(request, failed, search.request.model) from None
                 request.rename()
             except ReservationLostError:
                 pool.metrics.replaced.inc()
@@ -81,6 +81,7 @@ class StorePlacer:
             request.enqueued_ms,
             pinned=pinned_to is not None,
             stored_tokens=request.prompt.stored_tokens,
+            model=request.asked_name,
         )
         refuses = self._context.settings.late_requests == "refuse" and request.store_attempt == 1
         stall_s = pool.scheduling.decode_stall_s
@@ -89,7 +90,7 @@ class StorePlacer:
             policy, pool.fleet.order, query, record, pool.fleet, refuses, stall_s, rule=rule, at_once=pool.at_once
         )
 
-    def _refusal(self, request: ScheduledRequest, failed: SearchFailed) -> RouterError:
+    def _refusal(self, request: ScheduledRequest, failed: SearchFailed, model: str) -> RouterError:
         pool = request.pool
         if failed.missed is not None:
             decision = failed.missed.decision
@@ -106,7 +107,7 @@ class StorePlacer:
                 " (pools[].instances, or PATCH /admin/instances/ID)",
                 retry_after_s=max(1.0, min(map(pool.fleet.expected_wait_s, failed.full))),
             )
-        return nobody_ready(pool.settings.name)
+        return nobody_ready(pool.settings.name, model)
 
     async def _grant(self, request: ScheduledRequest, placed: Placed) -> Grant:
         """Of a request that is held."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from router.errors import InvalidRequestError, UnknownModelError
 from statestore.settings import PoolSettings
@@ -16,6 +17,10 @@ class Named(Protocol):
     @property
     def settings(self) -> PoolSettings: ...
 
+
+log = logging.getLogger(__name__)
+
+_NOTHING: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
 
 P = TypeVar("P", bound=Named)
 
@@ -40,7 +45,8 @@ class PoolDirectory(Generic[P]):
     def __init__(self, pools: Iterable[P]) -> None:
         self.pools: Mapping[str, P] = {pool.settings.name: pool for pool in pools}
         self.routes: dict[str, Route[P]] = {}
-        """By the name that a request may have for its model: "" where there is one pool only."""
+        """By the name that a request may have for its model: "" where there is one pool only. Configured names come
+        first, then those that operators added, then those that instances list."""
         for pool in self.pools.values():
             settings = pool.settings
             for name in dict.fromkeys((settings.model, *settings.aliases)):
@@ -49,12 +55,57 @@ class PoolDirectory(Generic[P]):
                 self._add(lora, Route(pool, lora, lora))
         if len(self.pools) == 1:
             self.routes[""] = Route(pool, pool.settings.model)
+        self._configured = self.routes
+        self._learned: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}
+        """Added names and listed ones, by pool."""
+        self.contested: dict[str, tuple[str, ...]] = {}
+        """Names without a setting that several pools have, and these, the one first that serves it."""
 
     def _add(self, name: str, route: Route[P]) -> None:
         taken = self.routes.setdefault(name, route)
         if taken is not route:
             pools = f"{taken.pool.settings.name!r} and {route.pool.settings.name!r}"
             raise DuplicateModelError(f"model name {name!r} is claimed twice, by pools {pools}: rename one")
+
+    def learn(self, pool_name: str, added: Mapping[str, str], listed: Mapping[str, str]) -> None:
+        """The names of a pool beside the configured ones: those that operators added in the running fleet, and those
+        that instances list; "" is another name of the pool's model, anything else an adapter's.
+
+        A name that several pools have is served by the one that is configured first, which the log says once.
+        """
+        if self._learned.get(pool_name) == (added, listed):
+            return
+        self._learned[pool_name] = (added, listed)
+        routes, former = dict(self._configured), self.contested
+        self.contested = {}
+        for name, pool in self.pools.items():
+            for each, kind in self._learned.get(name, _NOTHING)[0].items():
+                self._offer(routes, each, Route(pool, each, each) if kind else Route(pool, pool.settings.model))
+        for name, pool in self.pools.items():
+            for each, parent in self._learned.get(name, _NOTHING)[1].items():
+                self._offer(routes, each, Route(pool, each, each if parent else None))
+        self.routes = routes
+        for each, pools in self.contested.items():
+            if each not in former:
+                log.warning(
+                    "the model name %r is listed by instances of the pools %s: %s serves it; to choose, name it in"
+                    " pools[].aliases or pools[].loras of one of them",
+                    each,
+                    ", ".join(pools),
+                    pools[0],
+                )
+
+    def source_of(self, name: str) -> Literal["configured", "added", "listed"]:
+        """Where a name comes from; of one that is not known, where it would."""
+        if name in self._configured:
+            return "configured"
+        return "added" if any(name in added for added, _ in self._learned.values()) else "listed"
+
+    def _offer(self, routes: dict[str, Route[P]], name: str, route: Route[P]) -> None:
+        taken = routes.setdefault(name, route)
+        if taken.pool is not route.pool and name not in self._configured:
+            others = self.contested.get(name, (taken.pool.settings.name,))
+            self.contested[name] = tuple(dict.fromkeys((*others, route.pool.settings.name)))
 
     def resolve(self, model: str) -> Route[P]:
         """The route of a model name; "" means the only pool there is.
@@ -72,6 +123,13 @@ class PoolDirectory(Generic[P]):
             )
         raise InvalidRequestError("name a model: this fleet serves several", param="model")
 
+    def _parent(self, route: Route[P]) -> str | None:
+        """The model that an adapter adapts."""
+        if route.lora is None:
+            return None
+        _, listed = self._learned.get(route.pool.settings.name, _NOTHING)
+        return listed.get(route.lora) or route.pool.settings.model
+
     def model_cards(self, created_s: int, lengths: Mapping[str, int]) -> dict[str, Any]:
         """The answer of ``GET /v1/models``: every name that ``resolve`` knows, in OpenAI's shape.
 
@@ -85,7 +143,7 @@ class PoolDirectory(Generic[P]):
                 "created": created_s,
                 "owned_by": "dualmap",
                 "root": route.model,
-                "parent": route.pool.settings.model if route.lora else None,
+                "parent": self._parent(route),
                 "pool": route.pool.settings.name,
             }
             for name, route in self.routes.items()

@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from router.breakers import CircuitBreakers
@@ -19,6 +20,7 @@ from router.instance_loss import InstanceLossNotifier
 from router.lifecycle import Lifecycle
 from router.metrics import RouterMetrics
 from router.model_lengths import ModelLengths
+from router.model_lists import InstanceAsker, ModelLists
 from router.outbox import Outbox
 from router.outcome import Outcome
 from router.pool_fleet import PoolFleet
@@ -80,6 +82,8 @@ class Runtime:
         self.pools: PoolDirectory[ServedPool] = PoolDirectory(
             [_served_pool(pool, store, scheduling, self.context) for pool in pools]
         )
+        for pool in self.pools.pools.values():
+            pool.view.tell_names = partial(self.pools.learn, pool.settings.name)
         self.lifecycle = Lifecycle(self.pools, self.context)
         self.context.metaserver.base_url = (info or {}).get("ops_url", "")
         self.replicas = {
@@ -92,7 +96,7 @@ class Runtime:
             call=self.context.metrics.store_calls["overview"],
         )
         FleetGauges(self.fleet, self.context.metrics.registry)
-        self.model_lengths = ModelLengths(self.context.clock, settings.upstream_api_key)
+        self.model_lengths = ModelLengths(self.context.clock, InstanceAsker(settings.upstream_api_key))
         self._supervisor = Supervisor(self.context.clock)
         self._tellers = [
             teller
@@ -145,6 +149,7 @@ class Runtime:
             async with asyncio.timeout(LEAVING_S / 2):
                 await asyncio.gather(*(replica.retire() for replica in self.replicas.values()))
         for pool in self.pools.pools.values():
+            await pool.model_lists.close()
             if pool.tokenizer is not None:
                 await pool.tokenizer.close()
         if self.context.recorder is not None:
@@ -249,6 +254,7 @@ def _served_pool(
         blocks=BlockRule.of(scheduling),
         recent_answers=RecentAnswers(clock),
         contexts_ahead=ContextsAhead(context.live.is_releasing),
+        model_lists=ModelLists(shared, view, InstanceAsker(settings.upstream_api_key), clock),
         configured=scheduling,
         tokenizer=build_tokenizer(
             pool, settings, context.metrics.pools[pool.name], view=lambda: view.view, clock=clock

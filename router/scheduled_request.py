@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Protocol
 
 import orjson
@@ -104,6 +105,12 @@ class ScheduledRequest(RequestStory):
     @property
     def loss_notifier(self) -> InstanceLossNotifier:
         return self.pool.loss_notifier
+
+    @property
+    def asked_name(self) -> str:
+        if self.inference_request.pinned_to is not None:
+            return ""
+        return self.pool.view.view.asked_name(self.model)
 
     @property
     def age_s(self) -> float:
@@ -275,6 +282,8 @@ class ScheduledRequest(RequestStory):
         self.count_placed()
         self._leave_instance()
         self._dispatched, self._placed = False, None
+        if failure.status == HTTPStatus.NOT_FOUND:
+            self.pool.model_lists.doubt(self.answering_id)
         if decode is not None:
             decode.give_up(failure)
             # What is not found is prefilled elsewhere: its source may be what failed. Decoders are not at fault then.

@@ -12,6 +12,7 @@ from router.contexts_ahead import ContextsAhead
 from router.grant_waiters import GrantWaiters
 from router.instance_loss import InstanceLossNotifier
 from router.metrics import PoolMetrics
+from router.model_lists import ModelLists
 from router.outbox import Outbox
 from router.pool_fleet import PoolFleet
 from router.prompt import PromptTokenizer
@@ -49,6 +50,7 @@ class ServedPool:
     blocks: BlockRule
     recent_answers: RecentAnswers
     contexts_ahead: ContextsAhead
+    model_lists: ModelLists
     configured: SchedulingSettings
     """``scheduling`` as it was at the start."""
     tokenizer: PromptTokenizer | None = None
@@ -84,4 +86,5 @@ class ServedPool:
     def forget_departed(self) -> None:
         """Drop what is kept about instances that left the fleet."""
         self.breakers.forget_all_but(self.view.view.instances)
+        self.model_lists.forget_all_but(self.view.view.instances)
         self.fleet.forget_departed()

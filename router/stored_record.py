@@ -19,6 +19,10 @@ class Recorded(Protocol):
     slo_s: float
 
     @property
+    def asked_name(self) -> str:
+        """See ``scheduling.view.ClusterView.asked_name``."""
+
+    @property
     def age_s(self) -> float: ...
 
 
@@ -45,4 +49,5 @@ def stored_record(
         alternative_uncached_tokens=decision.uncached_tokens if moved else decision.alternative_uncached_tokens,
         leg=placed.reply.leg,
         stored_tokens=request.prompt.stored_tokens,
+        model=request.asked_name,
     )

@@ -11,6 +11,7 @@ from router.metrics import StoreCall, measured
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec
 from scheduling.learned import Learned
+from scheduling.model_names import merged_models
 from scheduling.view import ClusterView
 from statestore.answers import Membership
 from statestore.clock import Clock
@@ -70,6 +71,8 @@ class ViewKeeper:
         """The last membership that was not empty: what a store that came back empty is given again."""
         self.follow: Callable[[Mapping[str, Any]], None] = lambda overrides: None
         """Called with the scheduling settings that were changed in the running fleet, after every refresh."""
+        self.tell_names: Callable[[Mapping[str, str], Mapping[str, str]], None] = lambda added, listed: None
+        """Called with the model names that operators added, and those that instances list, after every refresh."""
 
     def renew(self) -> None:
         """The copy is out of date, as a reply shows: read it again soon. Never waits."""
@@ -100,6 +103,8 @@ class ViewKeeper:
         self.view = next_view(self.view, membership)
         self.learned = membership.learned
         self.follow(membership.overrides)
+        listed = merged_models(spec.models for spec in membership.instances.values())
+        self.tell_names(membership.names, listed)
         if membership.instances:
             self.last_members = membership.instances
         self._seen(self.view)

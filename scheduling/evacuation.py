@@ -21,27 +21,28 @@ def plan_evacuation(
     instances: Mapping[str, InstanceSpec],
     decode_stall_s: float = DECODE_STALL_S,
 ) -> tuple[Move, ...]:
-    """A move for every held request, in queue order, for which one of the other ``instances`` that serves its leg has a
-    place in its queue; the others stay for another round.
+    """A move for every held request, in queue order, for which one of the other ``instances`` has a place in its queue
+    and serves its leg and its model name; the others stay for another round.
 
     Away from its next best instance a request counts with its whole prompt. Requests moved earlier in the plan count as
     load of their target, so a long queue spreads instead of overloading the one that was idle or overfilling a queue.
     ``benefit_s`` is 0: there is no expected TTFT on a lost instance to compare with.
     """
     ready = {name: load for name, load in loads.items() if name != lost_id and load.state is InstanceState.READY}
-    by_leg: dict[Leg, _Targets] = {}
+    by_need: dict[tuple[Leg, str], _Targets] = {}
     moves: list[Move] = []
     for request in held:
-        targets = by_leg.get(request.leg)
+        need = request.leg, request.model
+        targets = by_need.get(need)
         if targets is None:
-            serving = takers(instances, request.leg)
+            serving = takers(instances, *need)
             among = {name: load for name, load in ready.items() if name in serving}
-            targets = by_leg[request.leg] = _Targets(among, decode_stall_s)
+            targets = by_need[need] = _Targets(among, decode_stall_s)
         target_id, tokens = request.alternative_id, request.alternative_uncached_tokens
         if target_id is None or not targets.has_place(target_id):
             target_id, tokens = targets.least_loaded(), request.prompt_tokens
         if target_id is not None:
-            for each in by_leg.values():
+            for each in by_need.values():
                 each.add(target_id, tokens)
             moves.append(Move(request.request_id, target_id, 0.0))
     return tuple(moves)

@@ -58,7 +58,8 @@ class IdleWork:
     ) -> None:
         """``loads`` are those of instances that requests may be placed on; every one takes any request where
         ``instances`` do not tell their roles."""
-        self._takers = None if instances is None else {leg: takers(instances, leg) for leg in Leg}
+        self._instances = instances
+        self._takers: dict[tuple[Leg, str], frozenset[str]] = {}
         self._idle = {load.instance_id: load for load in loads.values() if is_idle(load)}
         self._taken_tokens = dict.fromkeys(self._idle, 0)
         self._decode_stall_s = decode_stall_s
@@ -83,6 +84,14 @@ class IdleWork:
         moves += filter(None, (self._move(request, queue, on_time=False) for request in missed))
         return tuple(moves)
 
+    def _takes(self, instance_id: str, request: Request) -> bool:
+        if self._instances is None:
+            return True
+        need = request.leg, request.model
+        if need not in self._takers:
+            self._takers[need] = takers(self._instances, *need)
+        return instance_id in self._takers[need]
+
     def _alternative_tokens(self, request: Request) -> int:
         return request.alternative_uncached_tokens if request.alternative_id in self._idle else request.prompt_tokens
 
@@ -91,7 +100,7 @@ class IdleWork:
         hardly any work."""
         ends: list[tuple[float, str, int]] = []
         for name, load in self._idle.items():
-            if self._takers is not None and name not in self._takers[request.leg]:
+            if not self._takes(name, request):
                 continue
             if not on_time and (load.pending_tokens or load.kv_demand > LITTLE_WORK):
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,6 +55,13 @@ class InstanceSpec:
     """Tokens in one block of its KV cache, as it reports; 0 until it did."""
     data_parallel_rank: int | None = None
     """The rank of a data-parallel server that this instance is, counted across all of its nodes; None: the server."""
+    models: Mapping[str, str] | None = None
+    """The model names that its server lists: "" for one of its model, for an adapter the name of the model that it
+    adapts. None until the list was read, and for a server that has none: it is taken to serve any name."""
+
+    def lists(self, model: str) -> bool:
+        """Whether its server lists the model name."""
+        return self.models is not None and model in self.models
 
 
 @value

@@ -294,7 +294,7 @@ class Search:
 
     def _ways(self) -> list[Way]:
         """How the request can be served now, one way or two. Raises NoInstanceError."""
-        view, rule, ways = self.fleet.view, self.rule, []
+        view, rule, ways = self.fleet.view.serving(self.request.model), self.rule, []
         if view.decoding is None or rule is None:
             return [self._way(self.leg, view if view.decoding is None else view.of(self.leg), None)]
         for leg in rule.legs:

@@ -104,6 +104,11 @@ class Request:
         default=0,
         told=True,
     )
+    model: str = documented(
+        "the model name that it asks for, where only some instances serve it; empty: any of them takes it",
+        default="",
+        told=True,
+    )
     leg: Leg = documented("`whole`, or the `prefill` or `decode` leg of a split request", default=Leg.WHOLE)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState, Role
@@ -34,6 +34,12 @@ class ClusterView:
     decoding: ClusterView | None = None
     """The same over the ready decode-capable instances, where requests can be split: some instance prefills alone, or
     decodes alone, and its counterpart is ready."""
+    is_uniform: bool = True
+    """All instances list the same model names, or none is known to list any: each serves every name."""
+    _groups: dict[str, ClusterView] = field(default_factory=dict, repr=False, compare=False)
+    """What ``serving`` has answered: made once for each name that is asked for, not for each request."""
+    _former_groups: Mapping[str, ClusterView] = field(default_factory=dict, repr=False, compare=False)
+    """Those of the view before, whose rings are changed rather than made."""
 
     @classmethod
     def build(
@@ -59,6 +65,8 @@ class ClusterView:
             tree,
             _block_tokens(instances.values()),
             _roles(ready, instances),
+            is_uniform=_is_uniform(instances.values()),
+            _former_groups={} if previous is None else previous._groups,
         )
         if not (prefilling and decoding) or prefilling == decoding:
             return view
@@ -69,9 +77,48 @@ class ClusterView:
         """The same over the instances that serve this leg."""
         return self if leg is Leg.PREFILL or self.decoding is None else self.decoding
 
+    def serving(self, model: str) -> ClusterView:
+        """The same over the instances that serve a model name, see ``serving_model``; the view itself where all do."""
+        if self.is_uniform or not model:
+            return self
+        group = self._groups.get(model)
+        if group is None:
+            group = self._groups[model] = self._group(model)
+        return group
 
-def takers(instances: Mapping[str, InstanceSpec], leg: Leg) -> frozenset[str]:
-    """The ready instances that serve the leg. Whole requests go to decode-capable ones, to others if there is none."""
+    def asked_name(self, model: str) -> str:
+        """The name where only some of the instances serve it, else "": what a request for it says to the store."""
+        return "" if self.serving(model) is self else model
+
+    def _group(self, model: str) -> ClusterView:
+        members = serving_model(self.instances, model)
+        if len(members) == len(self.instances):
+            return self
+        return ClusterView.build(
+            epoch=self.epoch,
+            tree_version=self.tree_version,
+            instances=members,
+            tree=self.tree,
+            virtual_nodes=self.rings.first.virtual_nodes,
+            previous=self._former_groups.get(model),
+        )
+
+
+def serving_model(instances: Mapping[str, InstanceSpec], model: str) -> Mapping[str, InstanceSpec]:
+    """The instances, in any state, that serve a model name: those that list it, and those whose list is not known.
+
+    All of them where no list has the name, or where it is "": no list tells then who serves it, so the engine judges.
+    An adapter that an engine loads when it is first asked for is such a name.
+    """
+    if not model or not any(spec.lists(model) for spec in instances.values()):
+        return instances
+    return {name: spec for name, spec in instances.items() if spec.models is None or spec.lists(model)}
+
+
+def takers(instances: Mapping[str, InstanceSpec], leg: Leg, model: str = "") -> frozenset[str]:
+    """The ready instances that serve the leg, and the model name. Whole requests go to decode-capable ones, to others
+    if there is none."""
+    instances = serving_model(instances, model)
     if leg is Leg.PREFILL:
         return frozenset(_ready(instances, ROLES[leg]))
     return frozenset(_ready(instances, ROLES[Leg.DECODE]) or _ready(instances, ROLES[Leg.WHOLE]))
@@ -88,6 +135,13 @@ def _rings(members: tuple[str, ...], former: DualRing | None, virtual_nodes: int
 
 def _roles(names: tuple[str, ...], instances: Mapping[str, InstanceSpec]) -> tuple[Role, ...]:
     return tuple(sorted({instances[name].role for name in names})) or (Role.MIXED,)
+
+
+def _is_uniform(instances: Iterable[InstanceSpec]) -> bool:
+    """Whether the lists of names are equal."""
+    lists = iter([spec.models for spec in instances])
+    first = next(lists, None)
+    return all(each is first or each == first for each in lists)
 
 
 def _block_tokens(instances: Iterable[InstanceSpec]) -> int | None:

@@ -27,6 +27,8 @@ class Membership:
     learned: Learned
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Scheduling settings that were changed in the running fleet, by dotted name."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Model names that operators added in the running fleet: "" for another name of the pool's model, else ``lora``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,14 @@ class SettingsChange:
     by: str
     changes: Mapping[str, Any]
     """By dotted name; None: back to the configured value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What is wrong with an instance, in words."""
+
+    text: str
+    since_ms: int
 
 
 @value
@@ -104,6 +114,8 @@ class PoolOverview:
     leader: Lease | None
     migrations: Mapping[str, int]
     """Migrated requests by reason, since the pool began."""
+    notes: Mapping[str, Note]
+    """What is wrong with instances, by id, as their last health check found; of most there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter, itemgetter
 from typing import Any, Final
 
@@ -89,7 +89,8 @@ _TEXTS = {"state", "role", *(each.name for each in fields(Request) if str(each.t
 
 
 class Record:
-    """Some fields in one text of JSON, texts before numbers; no text has quotes or backslashes."""
+    """Some fields in one text of JSON, texts before numbers. No text has quotes or backslashes, unless it was escaped
+    before."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(sorted(names, key=lambda name: name not in _TEXTS))
@@ -125,6 +126,9 @@ REQUEST_TEXTS = ("placed", "told")
 
 def told_of(request: Request) -> bytes:
     """What its replica tells of a request; it never changes."""
+    model = request.model
+    if model and not (model.isprintable() and '"' not in model and "\\" not in model):
+        request = replace(request, model=orjson.dumps(model).decode()[1:-1])
     return TOLD.pack(_told(request))
 
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
 from scheduling.backoff import worth_logging
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
@@ -15,11 +16,13 @@ from scheduling.lifecycle import InstanceEvent, next_state
 from statestore.clock import Clock
 from statestore.open_files import ShortageLog
 from statestore.pool import PoolStore
+from statestore.settings import PoolSettings
 from workers.described import reported_changes, reported_limits
 from workers.health_rules import CheckResult, HealthRecord, Thresholds, conclude, evaluate, is_suspect, update_suspicion
 from workers.metrics import NOT_ASKED, WorkerMetrics
 from workers.pool_reader import PoolReader
 from workers.probe import Health, NotAskedError, Prober
+from workers.probe_errors import refused_list
 from workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -32,9 +35,15 @@ JITTER = 0.2
 """Random share by which the time between two checks varies: a fleet that started at once is not checked at once."""
 CHECKS_PER_S = 200.0
 """At most; in a larger fleet each instance is checked less often."""
+MODELS_INTERVAL_S = 5.0
+"""Time between two readings of the model names that an instance lists: adapters are loaded while it runs. In a large
+fleet as many checks lie between them as in a small one."""
 CONCURRENCY = 64
 """Checks under way at once."""
 
+UNNAMED_MODEL = PoolSettings.model_fields["model"].default
+"""The model of a pool that was given none: what its instances list is not compared with it."""
+_NO_PROGRESS = "no progress with work pending"
 _UNCHECKED = frozenset({InstanceState.STANDBY})
 """Not in service and not meant to be: its server may not even run."""
 
@@ -97,6 +106,8 @@ class HealthChecker:
         self._records: dict[str, HealthRecord] = {}
         self._limits: dict[str, dict[str, int]] = {}
         """As each server reported them last."""
+        self._notes: dict[str, str] | None = None
+        """What the store says is wrong with instances; None until it was read."""
         self._shortage_log = ShortageLog()
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._under_way: dict[str, asyncio.Task[None]] = {}
@@ -116,6 +127,7 @@ class HealthChecker:
         """Start the checks that are due. Raises the errors of earlier checks: StoreUnavailableError, LeaseLostError."""
         self._collect()
         membership = await self._reader.membership()
+        await self._forget_notes(membership.instances)
         self._records = {name: kept for name, kept in self._records.items() if name in membership.instances}
         self._limits = {name: kept for name, kept in self._limits.items() if name in membership.instances}
         due = plan_tick(membership.instances, self._records, frozenset(self._under_way), self._clock.monotonic_s())
@@ -172,12 +184,68 @@ class HealthChecker:
         record = replace(record.after(result, self._due_s(pause_s)), suspicion=suspicion)
         self._records[spec.instance_id] = record
         self._tell(spec, record, health.complaint, former)
+        if result is CheckResult.OK and spec.state is not InstanceState.STARTING and now_s >= record.models_due_s:
+            record = await self._read_models(spec, record, pause_s)
+        await self._note(spec, _trouble(result, health, record))
         if restarted:
             self._records[spec.instance_id] = replace(record, run=former.run, run_due_s=now_s)  # until the store knows
             await self._restart(spec, InstanceEvent.RESTARTED, "restarted between two checks")
             self._records[spec.instance_id] = record
             return
         await self._conclude(spec, record, result, health)
+
+    async def _read_models(self, spec: InstanceSpec, record: HealthRecord, pause_s: float) -> HealthRecord:
+        """The model names that the instance lists by now, for the store; and the record after that."""
+        found = await self._prober.models(spec.url)
+        models = found.after(spec.models)
+        if models != spec.models:
+            self._tell_models(spec, models)
+            await self._pool.update_instance(spec.instance_id, {"models": models}, fence=self._fence)
+        checks = MODELS_INTERVAL_S / self._settings.health_interval_s
+        due_s = self._due_s(max(MODELS_INTERVAL_S, checks * pause_s))
+        complaint = refused_list(found.status) or self._unlisted(models)
+        record = replace(record, models_due_s=due_s, model_complaint=complaint)
+        self._records[spec.instance_id] = record
+        return record
+
+    def _unlisted(self, models: Mapping[str, str] | None) -> str | None:
+        """What is wrong with a list of names that has not the pool's model."""
+        if models is None or self._model in models or self._model == UNNAMED_MODEL:
+            return None
+        return (
+            f"it lists {', '.join(models)}, and not the pool's model {self._model!r}, so it gets no requests for that:"
+            " set the pool's model, or the server's --served-model-name"
+        )
+
+    def _tell_models(self, spec: InstanceSpec, models: Mapping[str, str] | None) -> None:
+        former, known = spec.models or {}, models or {}
+        log.info(
+            "instance lists other models pool=%s instance=%s new=%s gone=%s",
+            self._pool.name,
+            spec.instance_id,
+            ",".join(name for name in known if name not in former) or None,
+            ",".join(name for name in former if name not in known) or None,
+        )
+
+    async def _forget_notes(self, instances: Mapping[str, InstanceSpec]) -> None:
+        """Nothing is said of an instance that is not checked."""
+        if self._notes is None:
+            self._notes = {name: note.text for name, note in (await self._pool.notes()).items()}
+        for name in [*self._notes]:
+            if name not in instances or instances[name].state in _UNCHECKED:
+                await self._pool.note_instance(name, None, fence=self._fence)
+                del self._notes[name]
+
+    async def _note(self, spec: InstanceSpec, text: str | None) -> None:
+        """Say in the store what is wrong with the instance, or that nothing is any more."""
+        notes = self._notes
+        if notes is None or notes.get(spec.instance_id) == text:
+            return
+        await self._pool.note_instance(spec.instance_id, text, fence=self._fence)
+        if text is None:
+            del notes[spec.instance_id]
+        else:
+            notes[spec.instance_id] = text
 
     def _is_run_due(self, spec: InstanceSpec, health: Health, former: HealthRecord) -> bool:
         """Only an instance that is ready has KV metadata that a restart makes wrong."""
@@ -201,7 +269,7 @@ class HealthChecker:
             return
         if event is InstanceEvent.UNHEALTHY:
             kept = record.keeps_cache(result, refused=health.refused)
-            cause = health.complaint or "no progress with work pending"
+            cause = health.complaint or _NO_PROGRESS
             await self._change(spec, event, cause, keeps_cache=kept)
             self._records[spec.instance_id] = replace(record, forgotten=not kept)
         elif not await self._proves_itself(spec):
@@ -234,7 +302,7 @@ class HealthChecker:
                 spec.instance_id,
                 spec.state,
                 record.failures,
-                complaint or "no progress with work pending",
+                complaint or _NO_PROGRESS,
             )
         if record.suspicion is not None and former.suspicion is None:
             log.warning(
@@ -247,11 +315,17 @@ class HealthChecker:
         """Whether an instance that was down completes a token: its ``/health`` may have been fine all along."""
         if spec.state is not InstanceState.DOWN:
             return True
-        complaint = await self._prober.canary(spec.url, self._model)
+        complaint = await self._prober.canary(spec.url, self._model_of(spec))
         if complaint is None:
             return True
         log.warning("canary failed pool=%s instance=%s error=%s", self._pool.name, spec.instance_id, complaint)
         return False
+
+    def _model_of(self, spec: InstanceSpec) -> str:
+        """A name that its server answers to: the pool's, or the first that it lists where that one is not listed."""
+        if spec.models is None or self._model in spec.models:
+            return self._model
+        return next((name for name, parent in spec.models.items() if not parent), self._model)
 
     async def _learn(self, spec: InstanceSpec) -> None:
         """Store what the server reports about itself; what it does not report stays as configured."""
@@ -268,15 +342,12 @@ class HealthChecker:
             facts.max_num_batched_tokens,
             facts.max_num_seqs,
         )
-        if facts.models and self._model not in facts.models:
-            log.warning(
-                "instance %s does not list the pool's model %r among %s: set the pool's model or the server's"
-                " --served-model-name, or its requests will get 404",
-                spec.instance_id,
-                self._model,
-                list(facts.models),
-            )
-        changes = reported_changes(spec, facts, self._limits.get(spec.instance_id, {}))
+        models = facts.model_list.after(None)  # it may be another server than before
+        if (complaint := refused_list(facts.model_list.status) or self._unlisted(models)) is not None:
+            log.warning("pool=%s instance=%s: %s", self._pool.name, spec.instance_id, complaint)
+        changes: dict[str, Any] = dict(reported_changes(spec, facts, self._limits.get(spec.instance_id, {})))
+        if models != spec.models:
+            changes["models"] = models
         self._limits[spec.instance_id] = reported_limits(facts)
         if changes:
             await self._pool.update_instance(spec.instance_id, changes, fence=self._fence)
@@ -297,3 +368,10 @@ class HealthChecker:
             target,
             cause,
         )
+
+
+def _trouble(result: CheckResult, health: Health, record: HealthRecord) -> str | None:
+    """What is wrong with an instance by its latest check, in words."""
+    if result is CheckResult.OK:
+        return record.model_complaint
+    return health.complaint or _NO_PROGRESS

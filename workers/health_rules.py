@@ -75,6 +75,10 @@ class HealthRecord:
     """When it is read again, even if the connection stays open."""
     forgotten: bool = False
     """It is down, and its KV metadata was forgotten when it went down."""
+    models_due_s: float = 0.0
+    """When the model names that it lists are read again."""
+    model_complaint: str | None = None
+    """What the last reading of these says is wrong."""
 
     def after(self, result: CheckResult, due_s: float) -> HealthRecord:
         """The record after one more check."""

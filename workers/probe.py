@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import orjson
 
+from scheduling.model_names import ModelList, listed_models
 from statestore.open_files import out_of_files
 from workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of
+from workers.probe_errors import refused_status, unreached
 
 CANARY_TIMEOUT_S = 10.0
 """For the one-token completion of a returning engine; one that needs longer is tried again with the next check."""
@@ -63,7 +65,7 @@ class EngineFacts:
     """What a server reports about itself; every field may be unknown."""
 
     version: str | None
-    models: tuple[str, ...]
+    model_list: ModelList
     kv_capacity_tokens: int | None
     block_tokens: int | None = None
     """Tokens in one block of its KV cache."""
@@ -73,6 +75,11 @@ class EngineFacts:
     """Running requests at most, likewise."""
     max_model_len: int | None = None
     """Prompt and output tokens of one request at most."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names that it lists, adapters included."""
+        return tuple(self.model_list.models or ())
 
 
 class Prober:
@@ -112,6 +119,10 @@ class Prober:
         answer = _asked(await self._ask("GET", f"{url}/metrics", self._timeout_s))
         return server_run_of(answer.body.decode(errors="replace"), rank) if answer.ok else None
 
+    async def models(self, url: str) -> ModelList:
+        """The model names that it lists. Raises NotAskedError."""
+        return _model_list(_asked(await self._ask("GET", f"{url}/v1/models", self._timeout_s)))
+
     async def facts(self, url: str, rank: int | None = None) -> EngineFacts:
         """What it reports about itself, or about one of its ranks. Four requests: call rarely."""
         paths = ("/version", "/v1/models", "/metrics", "/server_info?config_format=json")
@@ -122,7 +133,7 @@ class Prober:
         budget, sequences = scheduler_limits_of(info.body) if info.ok else (None, None)
         return EngineFacts(
             version=version_of(version.body) if version.ok else None,
-            models=models_of(models.body) if models.ok else (),
+            model_list=_model_list(models),
             kv_capacity_tokens=kv_capacity_of(text, rank),
             block_tokens=block_tokens_of(text),
             max_num_batched_tokens=budget,
@@ -165,7 +176,11 @@ class Prober:
             return Answer(0, b"", f"no answer within {timeout_s:g} s")
         except Exception as error:  # no error of one instance may stop the checks of the others
             refused = isinstance(error, httpx.ConnectError)
-            return Answer(0, b"", f"{type(error).__name__}: {error}", asked=not out_of_files(error), refused=refused)
+            try:
+                why = unreached(error, httpx.URL(url))
+            except httpx.InvalidURL:
+                why = f"{type(error).__name__}: {error}"
+            return Answer(0, b"", why, asked=not out_of_files(error), refused=refused)
 
 
 def _asked(answer: Answer) -> Answer:
@@ -177,7 +192,12 @@ def _asked(answer: Answer) -> Answer:
 def _complaint(answer: Answer) -> str | None:
     if _asked(answer).error is not None:
         return answer.error
-    return None if answer.ok else f"status {answer.status}"
+    return None if answer.ok else refused_status(answer.status)
+
+
+def _model_list(answer: Answer) -> ModelList:
+    models = listed_models(_json_object(answer.body)) if answer.ok else None
+    return ModelList(models, answer.status if answer.error is None else 0)
 
 
 def version_of(body: bytes) -> str | None:
@@ -185,14 +205,6 @@ def version_of(body: bytes) -> str | None:
     document = _json_object(body)
     version = document.get("version")
     return version if isinstance(version, str) else None
-
-
-def models_of(body: bytes) -> tuple[str, ...]:
-    """Ids of a ``/v1/models`` answer: the served names and LoRA adapters."""
-    listed = _json_object(body).get("data")
-    if not isinstance(listed, list):
-        return ()
-    return tuple(entry["id"] for entry in listed if isinstance(entry, dict) and isinstance(entry.get("id"), str))
 
 
 def longest_of(body: bytes) -> int | None:

@@ -54,7 +54,7 @@ def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, Inst
 def _kept(instance: InstanceSettings, known: InstanceSpec) -> dict[str, Any]:
     """What a known instance keeps: its state, what it reported, and limits that its configuration leaves open."""
     limits = {"dispatch_window_tokens", "max_running_requests"} - instance.model_fields_set
-    return {name: getattr(known, name) for name in ("state", "kv_capacity_tokens", "block_tokens", *limits)}
+    return {name: getattr(known, name) for name in ("state", "kv_capacity_tokens", "block_tokens", "models", *limits)}
 
 
 def served_elsewhere(

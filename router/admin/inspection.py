@@ -8,14 +8,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query
 
-from router.admin.scope import PoolParam, PoolsParam
+from router.admin.scope import PoolParam, PoolsParam, RuntimeParam
 from router.errors import InvalidRequestError
 from router.inference_request import SCHEDULED_PATHS
+from router.pools import Route
 from router.prompt import read_prompt, sent_prompt
 from router.served_pool import ServedPool
 from scheduling.chain import Chain
 from scheduling.request import Request, RequestState
 from scheduling.ring import VIRTUAL_NODES, Ring
+from scheduling.view import ClusterView
 
 routes = APIRouter(prefix="/admin", tags=["inspection"])
 
@@ -63,9 +65,9 @@ async def ring(
 ) -> dict[str, Any]:
     """The rings: each member's share of them; or the candidate pair of one key or prompt."""
     if key is not None:
-        return _pair(pool, _parse_key(key))
+        return _pair(pool, _parse_key(key), pool.view.view)
     if prompt is not None:
-        return await _lookup(pool, {"prompt": prompt}, "/v1/completions", "")
+        return await _lookup(pool, {"prompt": prompt}, "/v1/completions", None)
     view = pool.view.view
     return {
         "pool": pool.settings.name,
@@ -79,13 +81,14 @@ async def ring(
 @routes.post("/ring")
 async def ring_lookup(
     pool: PoolParam,
+    runtime: RuntimeParam,
     body: Annotated[dict[str, Any], Body(description="the body of a scheduled request")],
     path: Annotated[str, Query(description="the path it would be sent to")] = "/v1/chat/completions",
 ) -> dict[str, Any]:
     """Hash a request as if it had been sent, without placing it: its key and its candidate pair."""
     if path not in SCHEDULED_PATHS:
         raise InvalidRequestError(f"only {', '.join(sorted(SCHEDULED_PATHS))} are scheduled", param="path")
-    return await _lookup(pool, body, path, str(body.get("model", "")))
+    return await _lookup(pool, body, path, runtime.pools.routes.get(str(body.get("model", ""))))
 
 
 @routes.get("/hot-prefixes")
@@ -143,23 +146,24 @@ def _parse_key(key: str) -> int:
     return number
 
 
-def _pair(pool: ServedPool, key: int) -> dict[str, Any]:
-    return {"pool": pool.settings.name, "hash_key": f"{key:016x}", "pair": list(pool.view.view.rings.pair(key))}
+def _pair(pool: ServedPool, key: int, view: ClusterView) -> dict[str, Any]:
+    return {"pool": pool.settings.name, "hash_key": f"{key:016x}", "pair": list(view.rings.pair(key))}
 
 
-async def _lookup(pool: ServedPool, body: dict[str, Any], path: str, model: str) -> dict[str, Any]:
+async def _lookup(pool: ServedPool, body: dict[str, Any], path: str, route: Route[ServedPool] | None) -> dict[str, Any]:
     sent = sent_prompt(path, body)
     if sent is None:
         raise InvalidRequestError("the body has no prompt where one is looked for: it would be passed on")
     prompt = await read_prompt(
         sent,
         model=pool.settings.model,
-        lora=model if model in pool.settings.loras else None,
+        lora=None if route is None else route.lora,
         rule=pool.blocks,
         learned=pool.view.learned,
         tokenizer=pool.tokenizer,
     )
-    return _pair(pool, _key(pool, prompt.chain)) | {
+    view = pool.view.view.serving("" if route is None else route.model)
+    return _pair(pool, _key(pool, prompt.chain), view) | {
         "key_blocks": pool.view.view.tree.key_blocks(prompt.chain, pool.scheduling.max_key_blocks),
         "prompt_tokens": prompt.chain.prompt_tokens,
         "chain_blocks": len(prompt.chain.hashes),

@@ -15,6 +15,7 @@ from router.served_pool import ServedPool
 from scheduling.errors import TransitionError
 from scheduling.instance import InstanceLoad, InstanceSpec, Role
 from scheduling.lifecycle import InstanceEvent, next_state
+from statestore.answers import Note
 from statestore.settings import (
     BaseUrl,
     DispatchWindow,
@@ -66,6 +67,13 @@ class Instance(BaseModel):
     max_running_requests: int
     max_queued_requests: int
     data_parallel_rank: int | None = Field(None, description="rank of the server at this URL that it is")
+    models: dict[str, str] | None = Field(
+        None,
+        description="model names that its server lists; for an adapter the model that it adapts, else empty. null: not"
+        " known, and it is taken to serve any name",
+    )
+    trouble: str | None = Field(None, description="what its last health check found wrong, in words")
+    trouble_since_ms: int | None = Field(None, description="since when, Unix time by the store's clock")
     load: dict[str, Any] | None = Field(None, description="null until the store has one")
     warning: str | None = Field(None, description="what is taken, but hardly meant")
 
@@ -81,7 +89,8 @@ async def list_instances(pools: PoolsParam) -> InstanceList:
     for pool in pools:
         snapshot = await pool.store.snapshot()
         instances += [
-            _instance(pool, spec, snapshot.loads.get(instance_id)) for instance_id, spec in snapshot.instances.items()
+            _instance(pool, spec, snapshot.loads.get(instance_id), note=snapshot.notes.get(instance_id))
+            for instance_id, spec in snapshot.instances.items()
         ]
     return InstanceList(instances=instances)
 
@@ -107,7 +116,10 @@ async def add_instance(runtime: RuntimeParam, instance: NewInstance) -> Instance
 @routes.patch("/{instance_id}")
 async def update_instance(pool: PoolParam, instance_id: InstanceId, changes: InstanceChanges) -> Instance:
     """Change the description of an instance; its state, load and queue stay."""
-    await pool.store.update_instance(instance_id, changes.model_dump(exclude_none=True))
+    wanted = changes.model_dump(exclude_none=True)
+    if changes.url is not None:
+        wanted["models"] = None  # what another server lists is not known yet
+    await pool.store.update_instance(instance_id, wanted)
     await pool.view.refresh()
     changed = await _known(pool, instance_id)
     members = (await pool.store.membership()).instances if changes.url is not None else {}
@@ -185,9 +197,16 @@ def _duplicate_url_warning(spec: InstanceSpec, members: Mapping[str, InstanceSpe
 
 
 def _instance(
-    pool: ServedPool, spec: InstanceSpec, load: InstanceLoad | None, *, warning: str | None = None
+    pool: ServedPool,
+    spec: InstanceSpec,
+    load: InstanceLoad | None,
+    *,
+    warning: str | None = None,
+    note: Note | None = None,
 ) -> Instance:
     fields = asdict(spec)
+    if note is not None:
+        fields |= {"trouble": note.text, "trouble_since_ms": note.since_ms}
     return Instance(pool=pool.settings.name, id=fields.pop("instance_id"), **fields, load=_load(load), warning=warning)
 
 

@@ -74,14 +74,15 @@ class InstanceTokenizer:
 
     async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None:
         source = sent.source
-        question = _question(source, lora or self._model) if source is not None else None
+        model = lora or self._model
+        question = _question(source, model) if source is not None else None
         if question is None:
             self._count("bytes")
             return None
         key = xxhash.xxh3_64_intdigest(question)
         ids = self._known.get(key)
         if ids is None:
-            ids = await self._await(key, question)
+            ids = await self._await(key, question, model)
             if ids is None:
                 return None
         else:
@@ -97,7 +98,7 @@ class InstanceTokenizer:
             await self._client.aclose()
             self._client = None
 
-    async def _await(self, key: int, question: bytes) -> array[int] | None:
+    async def _await(self, key: int, question: bytes, model: str) -> array[int] | None:
         """What the instance answers in time; callers with the same prompt share one question."""
         task = self._asked.get(key)
         if task is None:
@@ -107,7 +108,7 @@ class InstanceTokenizer:
             if len(self._asked) >= MAX_WAITING:
                 self._count("busy")
                 return None
-            task = self._asked[key] = asyncio.create_task(self._learn(key, question))
+            task = self._asked[key] = asyncio.create_task(self._learn(key, question, model))
         try:
             async with asyncio.timeout(self._timeout_s):
                 ids = await asyncio.shield(task)
@@ -118,21 +119,22 @@ class InstanceTokenizer:
             self._count("bytes")
         return ids
 
-    async def _learn(self, key: int, question: bytes) -> array[int] | None:
+    async def _learn(self, key: int, question: bytes, model: str) -> array[int] | None:
         try:
             async with self._turn:
-                ids = await self._ask(question)
+                ids = await self._ask(question, model)
         finally:
             del self._asked[key]
         if ids is not None:
             self._keep(key, ids)
         return ids
 
-    async def _ask(self, question: bytes) -> array[int] | None:
+    async def _ask(self, question: bytes, model: str) -> array[int] | None:
         view = self._view()
-        if not view.ready:
+        ready = view.serving(model).ready
+        if not ready:
             return None
-        url = view.instances[random.choice(view.ready)].url
+        url = view.instances[random.choice(ready)].url
         if self._client is None:
             self._client = httpx.AsyncClient(
                 headers=self._headers, trust_env=False, transport=self._transport, timeout=ASK_TIMEOUT_S

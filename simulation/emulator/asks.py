@@ -12,6 +12,7 @@ from simulation.emulator.errors import ApiError, bad_request
 from simulation.emulator.fields import Body, flag, integer, number, texts
 from simulation.emulator.kv_ask import KvAsk
 from simulation.emulator.scripts import GivenText, MadeUpText, Script
+from simulation.emulator.served_names import ServedNames
 from simulation.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
 
 MAX_ANSWERS = 16_384
@@ -22,7 +23,7 @@ MAX_ANSWERS = 16_384
 class Limits:
     """The limits that a request is checked against."""
 
-    model: str
+    names: ServedNames
     max_model_len: int
     block_tokens: int
     mean_output_tokens: int
@@ -31,6 +32,11 @@ class Limits:
     """A prompt that contains this kills the engine."""
     gives_back_after: int | None = None
     """Tokens after which an answer is given back (``stop_reason: recomputed``); None: it is not."""
+
+    @property
+    def model(self) -> str:
+        """The first name of the model."""
+        return self.names.model
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from simulation.emulator.faults import Faults
 from simulation.emulator.generator import Generator
 from simulation.emulator.inference import Inference
 from simulation.emulator.routes import Route, Routes
+from simulation.emulator.served_names import ServedNames
 from simulation.emulator.server_info import ServerInfo
 from simulation.settings import EmulatorSettings
 
@@ -28,10 +29,10 @@ class Endpoints:
 
     def __init__(
         self, settings: EmulatorSettings, generator: Generator, generators: Sequence[Generator],
-        die: Callable[[bool, float | None], None],
+        die: Callable[[bool, float | None], None], names: ServedNames,
     ) -> None:  # fmt: skip
         limits = Limits(
-            model=settings.served_model,
+            names=names,
             max_model_len=generator.config.max_request_tokens,
             block_tokens=generator.config.block_tokens,
             mean_output_tokens=settings.mean_output_tokens,

@@ -116,4 +116,5 @@ class Inference:
     def _stamp(self, request: HttpRequest, payload: dict[str, Any], *, own_id: bool = False) -> Stamp:
         given = None if own_id else request.headers.get("x-request-id")
         request_id = given or payload.get("request_id") or f"{self._started:x}{next(self._minted):08x}"
-        return Stamp(str(request_id), self._limits.model, int(time.time()), self._fingerprint)
+        answering = self._limits.names.adapter_of(payload) or self._limits.model
+        return Stamp(str(request_id), answering, int(time.time()), self._fingerprint)

@@ -10,6 +10,7 @@ from simulation.emulator.endpoints import Endpoints
 from simulation.emulator.errors import bad_request
 from simulation.emulator.generator import Generator
 from simulation.emulator.kv_events import KvEventLog
+from simulation.emulator.served_names import ServedNames
 from simulation.settings import EmulatorSettings
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class EmulatedInstance:
         ranks = range(settings.data_parallel_size)
         self.generators = [Generator(settings, crash=self._crash, rank=rank) for rank in ranks]
         """By rank of data parallelism."""
-        self._endpoints = [Endpoints(settings, each, self.generators, self.die) for each in self.generators]
+        self.names = ServedNames(settings.served_model, settings.aliases, settings.loras)
+        self._endpoints = [Endpoints(settings, each, self.generators, self.die, self.names) for each in self.generators]
         self._settings = settings
         self._port = port
         self._server: asyncio.Server | None = None
@@ -153,6 +155,7 @@ class EmulatedInstance:
     def _revive(self) -> None:
         for generator in self.generators:
             generator.restart()
+        self.names.restart()
         self._reopening = asyncio.get_running_loop().create_task(self._reopen())
 
     async def _reopen(self) -> None:

@@ -13,7 +13,7 @@ from scheduling.messages_api import chat_of_message
 from simulation.emulator.asks import Ask, Limits, Sampling, generation, read_max_tokens, read_stop
 from simulation.emulator.errors import ApiError, bad_request, invalid, missing
 from simulation.emulator.fields import Body, mapping, objects, required, text, word
-from simulation.emulator.openai_api import check_model
+from simulation.emulator.openai_api import cache_salt, check_model
 from simulation.emulator.replies import Ended, Stamp, Usage, named_event
 from simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
 from simulation.tokenizer import render_chat
@@ -35,8 +35,7 @@ def read_message(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, Mess
         stop=read_stop(payload, "stop_sequences"),
         given=call.tool.arguments if call is not None else _read_format(payload),
     )
-    salt = text(payload, "cache_salt") or ""
-    ask = generation([prompt], sampling, limits, salt)
+    ask = generation([prompt], sampling, limits, cache_salt(payload, limits))
     return ask, MessageReply(ask, stamp, call)
 
 

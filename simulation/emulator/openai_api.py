@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simulation.emulator.asks import Ask, Limits, generation, read_max_tokens, read_sampling
-from simulation.emulator.errors import ApiError, bad_request, invalid, not_emulated, unknown_model
+from simulation.emulator.errors import ApiError, bad_request, invalid, not_emulated
 from simulation.emulator.fields import Body, flag, mapping, required, text
 from simulation.emulator.kv_ask import read_kv_ask
 from simulation.emulator.logprobs import read_chat_logprobs, read_completion_logprobs
@@ -22,10 +22,8 @@ _AFTER_MESSAGE = b"<|im_end|>\n<|im_start|>assistant\n"
 
 
 def check_model(payload: Body, limits: Limits) -> None:
-    """A request may leave the model out. Raises ApiError: it names another."""
-    model = text(payload, "model")
-    if model is not None and model != limits.model:
-        raise unknown_model(model, limits.model)
+    """A request may leave the model out. Raises ApiError: it names one that is not served."""
+    limits.names.check(payload)
 
 
 def read_chat(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, ChatReply]:
@@ -37,7 +35,7 @@ def read_chat(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, ChatRep
     sampling = read_sampling(payload, read_max_tokens(payload, ("max_completion_tokens", "max_tokens"), limits))
     given = call.tool.arguments if call is not None else read_output_format(payload)
     options, logprobs = _read_stream_options(payload), read_chat_logprobs(payload)
-    ask = generation([prompt], replace(sampling, given=given), limits, _salt(payload))
+    ask = generation([prompt], replace(sampling, given=given), limits, cache_salt(payload, limits))
     ask = replace(ask, kv=read_kv_ask(payload, stamp.request_id))
     return ask, ChatReply(ask, stamp, options, logprobs, call)
 
@@ -56,7 +54,9 @@ def read_completion(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, C
     sampling = read_sampling(payload, DEFAULT_COMPLETION_TOKENS if wanted is None else wanted)
     options, logprobs = _read_stream_options(payload), read_completion_logprobs(payload)
     sampling = replace(sampling, given=read_output_format(payload))
-    ask = replace(generation(prompts, sampling, limits, _salt(payload)), kv=read_kv_ask(payload, stamp.request_id))
+    ask = replace(
+        generation(prompts, sampling, limits, cache_salt(payload, limits)), kv=read_kv_ask(payload, stamp.request_id)
+    )
     echoes = [token_texts(prompt) if echo else [] for prompt in prompts for _ in range(sampling.answers)]
     return ask, CompletionReply(ask, stamp, options, logprobs, echoes)
 
@@ -137,8 +137,10 @@ def _refuse(payload: Body, names: Sequence[str]) -> None:
             raise not_emulated(name)
 
 
-def _salt(payload: Body) -> str:
-    return text(payload, "cache_salt") or ""
+def cache_salt(payload: Body, limits: Limits) -> str:
+    """Requests that differ in it share no KV: those of different adapters, and those of different salts."""
+    salt, adapter = text(payload, "cache_salt") or "", limits.names.adapter_of(payload)
+    return salt if adapter is None else f"{adapter}\n{salt}"
 
 
 def token_texts(prompt: bytes) -> list[str]:

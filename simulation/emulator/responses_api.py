@@ -15,7 +15,7 @@ from scheduling.responses_api import chat_of_response
 from simulation.emulator.asks import Ask, Limits, Sampling, generation, read_max_tokens
 from simulation.emulator.errors import ApiError, bad_request, invalid, missing, unknown_response
 from simulation.emulator.fields import Body, flag, mapping, number, objects, required, text, word
-from simulation.emulator.openai_api import check_model
+from simulation.emulator.openai_api import cache_salt, check_model
 from simulation.emulator.replies import Ended, Stamp, Usage, named_event
 from simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
 from simulation.tokenizer import render_chat
@@ -113,8 +113,7 @@ def read_response(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, Res
     )
     given = call.tool.arguments if call is not None else _read_format(wanted.text or {})
     sampling = Sampling(max_tokens, given=given)
-    salt = text(payload, "cache_salt") or ""
-    ask = generation([_prompt(payload)], sampling, limits, salt)
+    ask = generation([_prompt(payload)], sampling, limits, cache_salt(payload, limits))
     return ask, ResponseReply(ask, stamp, wanted, text(payload, "request_id"))
 
 

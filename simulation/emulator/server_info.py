@@ -38,20 +38,13 @@ class ServerInfo:
             "/version": {"GET": Route(lambda _, responder: send(responder, {"version": self._version}))},
             "/load": {"GET": Route(self._load)},
             "/metrics": {"GET": Route(self._metrics)},
+            **self._limits.names.routes(),
             "/reset_prefix_cache": {"POST": Route(self._reset_prefix_cache)},
         }
 
     def _models(self, _request: HttpRequest, responder: Responder) -> None:
-        model = {
-            "id": self._limits.model,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "vllm",
-            "root": self._limits.model,
-            "parent": None,
-            "max_model_len": self._limits.max_model_len,
-        }
-        send(responder, {"object": "list", "data": [model]})
+        cards = self._limits.names.cards(self._created, self._limits.max_model_len)
+        send(responder, {"object": "list", "data": cards})
 
     def _load(self, _request: HttpRequest, responder: Responder) -> None:
         send(responder, {"server_load": sum(each.active for each in self._generators)})

@@ -38,6 +38,14 @@ local function consider(id)
   end
 end
 
+-- Whether an instance beyond the candidates serves the model name of the request, where only some do. One whose list is
+-- not known does.
+local function serves_name(id)
+  local description = ask.told.model ~= '' and redis.call('HGET', keys.instances, id)
+  local models = description and cjson.decode(description).models
+  return type(models) ~= 'table' or models[ask.told.model] ~= nil
+end
+
 -- Weighs others where they may cost less. Their least cost: the prefill that the deepest known hit leaves.
 local function look_beyond()
   if side.beyond + idle_cost(best.instance, #chain / 8, ask, side) >= best.cost then
@@ -46,14 +54,14 @@ local function look_beyond()
   local holder, sample = find_holder(samples)
   local least_cost = side.beyond + idle_cost(best.instance, math.max(best.hit, ask.samples_at[sample] or 0), ask, side)
   for _, role in ipairs(side.roles) do
-    if holder and least_cost < best.cost and redis.call('ZSCORE', keys.least_loaded .. role, holder) then
+    if holder and least_cost < best.cost and redis.call('ZSCORE', keys.least_loaded .. role, holder) and serves_name(holder) then
       consider(holder)
     end
   end
   for _, role in ipairs(side.roles) do
     local ranking = redis.call('ZRANGE', keys.least_loaded .. role, 0, terms.least_loaded - 1, 'WITHSCORES')
     for index = 1, #ranking, 2 do
-      if ranking[index + 1] + least_cost < best.cost then
+      if ranking[index + 1] + least_cost < best.cost and serves_name(ranking[index]) then
         consider(ranking[index])
       end
     end

@@ -48,6 +48,8 @@ class MemoryStore:
         made, meta = self.pool(name), PoolKeys(self._prefix, name).meta
         pool = AtOnce(made)
         pool.enter_all(known.instances.values())
+        for each, kind in known.names.items():
+            pool.add_name(each, kind)
         lease = pool.acquire_lease("its only process", 60_000)
         pool.publish_tree(known.tree, {}, fence=lease.fence)
         pool.publish_learned(known.learned, tokens_per_s, fence=lease.fence)

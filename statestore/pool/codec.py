@@ -14,7 +14,7 @@ from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from scheduling.learning import Finished, FirstToken, Sample
 from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
-from statestore.answers import Transition
+from statestore.answers import Note, Transition
 from statestore.leases import ReplicaInfo
 from statestore.records import INSTANCE, InstanceRecord, described, load_from
 
@@ -25,6 +25,10 @@ Record = TypeVar("Record", bound="DataclassInstance")
 CONFIRMED_STAMP = 2**52
 """In ``kv:ID``, of what the engine of an instance confirmed: this, or more by the sequence of the batch. What is stored
 next, and evicted next, is then at an end of the sorted set, where neighbours have been touched before."""
+
+
+ALIAS = b"alias"
+"""In ``names``, of another name of the pool's model."""
 
 
 # instances ---------------------------------------------------------------------------------------------------
@@ -43,6 +47,14 @@ def spec_from(instance_id: str, text: bytes) -> InstanceSpec:
 def specs_from(texts: Mapping[bytes, bytes]) -> dict[str, InstanceSpec]:
     """In id order."""
     return {name.decode(): spec_from(name.decode(), text) for name, text in sorted(texts.items())}
+
+
+def names_from(kinds: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {name.decode(): "" if kind == ALIAS else kind.decode() for name, kind in kinds.items()}
+
+
+def notes_from(texts: Mapping[bytes, bytes]) -> dict[str, Note]:
+    return {name.decode(): Note(**orjson.loads(text)) for name, text in texts.items()}
 
 
 def new_record(spec: InstanceSpec) -> bytes:

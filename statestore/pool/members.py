@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import orjson
@@ -11,12 +11,13 @@ import orjson
 from scheduling.instance import InstanceSpec, InstanceState, Role
 from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings, with_overrides
-from statestore.answers import Membership, SettingsChange
+from statestore.answers import Membership, Note, SettingsChange
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvViewStatus
 from statestore.pool import codec
 from statestore.pool.calls import Calls, Command
 from statestore.pool.changes import Change
+from statestore.pool.codec import pairs_from
 from statestore.pool.kv_events import READ_SO_FAR
 from statestore.pool.publications import Publications
 from statestore.pool.views import Views
@@ -145,7 +146,8 @@ class Members(Views, Publications):
             record, busy = await self._calls.together(reads)
             if record is None or busy:
                 return False, Change()
-            commands: list[Command] = [("HDEL", key, instance_id) for key in (keys.instances, keys.instance_records)]
+            hashes = keys.instances, keys.instance_records, keys.instance_notes
+            commands: list[Command] = [("HDEL", key, instance_id) for key in hashes]
             commands += [("UNLINK", key(instance_id)) for key in (keys.kv, keys.kv_events, keys.kv_names)]
             commands += [("ZREM", key, instance_id) for key in (keys.rebalance_wanted, *map(keys.least_loaded, Role))]
             commands.append(("HINCRBY", keys.meta, "epoch", 1))
@@ -155,6 +157,32 @@ class Members(Views, Publications):
         if removed:
             self._reader.forget(instance_id)
         return removed
+
+    async def note_instance(self, instance_id: str, text: str | None, *, fence: int) -> None:
+        """Say what is wrong with an instance, for people; None: nothing any more. The epoch stays: no replica places by
+        it."""
+        key = self._keys.instance_notes
+        if text is None:
+            command: Command = ("HDEL", key, instance_id)
+        else:
+            command = ("HSET", key, instance_id, orjson.dumps(asdict(Note(text, await self._calls.now_ms()))))
+        await self._make(Change([command], fence=fence))
+
+    async def notes(self) -> Mapping[str, Note]:
+        """What is wrong with instances, by id."""
+        return codec.notes_from(pairs_from(await self._calls.command("HGETALL", self._keys.instance_notes)))
+
+    async def add_name(self, name: str, kind: str) -> None:
+        """Serve a further model name: "" for another name of the pool's model, ``lora`` for an adapter that instances
+        have without listing it. The epoch grows, so that every replica knows it soon."""
+        keys, text = self._keys, kind.encode() or codec.ALIAS
+        await self._calls.together((("HSET", keys.names, name, text), ("HINCRBY", keys.meta, "epoch", 1)))
+
+    async def remove_name(self, name: str) -> bool:
+        """The reverse; False where it was not added."""
+        keys = self._keys
+        removed, _ = await self._calls.together((("HDEL", keys.names, name), ("HINCRBY", keys.meta, "epoch", 1)))
+        return bool(removed)
 
     async def change_settings(self, changes: Mapping[str, Any], *, by: str) -> None:
         """Change scheduling settings for every replica and worker; None for a name reverts its change. The epoch grows,

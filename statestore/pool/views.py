@@ -11,7 +11,7 @@ import orjson
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
 from scheduling.request import Request
-from statestore.answers import Membership, PoolOverview, PoolSnapshot
+from statestore.answers import Membership, Note, PoolOverview, PoolSnapshot
 from statestore.errors import StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.leases import RETIRED, Leadership, Lease, ReplicaInfo
@@ -23,7 +23,9 @@ from statestore.records import REQUEST_TEXTS, request_from
 
 _MAX_CHANGES = 8
 _RECORDS_PER_CALL = 500
-_Overview = tuple[int, Mapping[str, InstanceLoad], tuple[ReplicaInfo, ...], Lease | None, Mapping[str, int]]
+_Overview = tuple[
+    int, Mapping[str, InstanceLoad], tuple[ReplicaInfo, ...], Lease | None, Mapping[str, int], Mapping[str, Note]
+]
 """The fields of a ``PoolOverview``."""
 
 
@@ -37,10 +39,10 @@ class Views(Changes):
     async def membership(self) -> Membership:
         """The whole rarely-changing part; read when a reply shows another epoch or tree version, and at intervals."""
         keys = self._keys
-        hashes = (keys.meta, keys.hotness_tree, keys.learned, keys.settings, keys.instances)
+        hashes = (keys.meta, keys.hotness_tree, keys.learned, keys.settings, keys.names, keys.instances)
         counted: Command = ("HKEYS", keys.instance_records)
         *found, records = await self._calls.together([*(("HGETALL", key) for key in hashes), counted])
-        meta, tree, learned, overrides, specs = map(pairs_from, found)
+        meta, tree, learned, overrides, names, specs = map(pairs_from, found)
         return Membership(
             int(meta.get(b"epoch", b"0")),
             int(meta.get(b"tree_version", b"0")),
@@ -48,6 +50,7 @@ class Views(Changes):
             codec.tree_from(tree),
             codec.record_from(Learned(), learned),
             {name.decode(): orjson.loads(text) for name, text in overrides.items()},
+            codec.names_from(names),
         )
 
     async def snapshot(self) -> PoolSnapshot:
@@ -81,9 +84,12 @@ class Views(Changes):
     async def _overview(self, more: Sequence[Command] = ()) -> tuple[_Overview, dict[bytes, bytes], list[Any]]:
         """With the counters of the pool, and what ``more`` replied."""
         keys, now_ms = self._keys, await self._calls.now_ms()
-        hashes = (keys.meta, keys.replicas, keys.leader, keys.migrations, keys.instance_records)
+        hashes = (
+            *(keys.meta, keys.replicas, keys.leader, keys.migrations),
+            *(keys.instance_notes, keys.instance_records),
+        )
         replies = await self._calls.together([*(("HGETALL", key) for key in hashes), *more])
-        meta, replicas, leader, migrations = map(pairs_from, replies[: len(hashes) - 1])
+        meta, replicas, leader, migrations, notes = map(pairs_from, replies[: len(hashes) - 1])
         records = replies[len(hashes) - 1]
         overview = (
             now_ms,
@@ -91,6 +97,7 @@ class Views(Changes):
             tuple(each for each in codec.replicas_from(replicas) if each.expires_ms != RETIRED),
             codec.record_from(Leadership(), leader).lease(now_ms),
             {reason.decode(): int(count) for reason, count in migrations.items()},
+            codec.notes_from(notes),
         )
         return overview, meta, replies[len(hashes) :]
 

@@ -28,7 +28,7 @@ LOADS = {
 
 def overview(traffic: TrafficCounts) -> PoolOverview:
     replica = ReplicaInfo("r", 60_000, 60_000, {INFO_FIELD: traffic.to_text()})
-    return PoolOverview(1000, LOADS, (replica,), Lease("worker-1", 3, 9000), {"rebalance": 4})
+    return PoolOverview(1000, LOADS, (replica,), Lease("worker-1", 3, 9000), {"rebalance": 4}, {})
 
 
 def text(renderable: Any, width: int = 160) -> str:

@@ -10,6 +10,9 @@ import pytest
 from pydantic import SecretStr
 
 from router.model_lengths import ASK_AGAIN_S, KEPT_S, ModelLengths
+from router.model_lists import InstanceAsker
+from scheduling.hotness import HotnessTree
+from scheduling.view import ClusterView
 
 
 class Instance(httpx.AsyncBaseTransport):
@@ -33,11 +36,12 @@ def instance() -> Instance:
 
 @pytest.fixture
 def lengths(clock: Any, instance: Instance) -> ModelLengths:
-    return ModelLengths(clock, SecretStr("secret"), transport=instance)
+    return ModelLengths(clock, InstanceAsker(SecretStr("secret"), transport=instance))
 
 
 def pool(tools: Any, *ready: str) -> Any:
-    view = SimpleNamespace(ready=ready, instances={name: tools.spec(name) for name in ready})
+    instances = {name: tools.spec(name) for name in ready}
+    view = ClusterView.build(epoch=1, tree_version=1, instances=instances, tree=HotnessTree())
     return SimpleNamespace(settings=SimpleNamespace(name="p", model="m"), view=SimpleNamespace(view=view))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from router.errors import InvalidRequestError, UnknownModelError
-from router.pools import DuplicateModelError, PoolDirectory
+from router.pools import DuplicateModelError, PoolDirectory, Route
 from statestore.settings import PoolSettings
 
 
@@ -75,3 +75,52 @@ def test_the_only_pool_is_listed_by_its_names_alone() -> None:
     listed = PoolDirectory([SMALL]).model_cards(created_s=7, lengths={})
 
     assert [card["id"] for card in listed["data"]] == ["qwen-7b", "gpt-4o-mini", "sql"]
+
+
+# learned names ---------------------------------------------------------------------------------------------------
+def test_names_that_instances_list_lead_to_their_pool_as_long_as_they_are_listed() -> None:
+    directory = PoolDirectory([SMALL, LARGE])
+    directory.learn("large", {}, {"qwen-72b": "", "qwen2.5-72b": "", "law": "qwen-72b"})
+
+    assert directory.resolve("qwen2.5-72b") == Route(LARGE, "qwen2.5-72b")
+    assert directory.resolve("law") == Route(LARGE, "law", "law")
+    cards = {card["id"]: card for card in directory.model_cards(created_s=7, lengths={})["data"]}
+    assert cards["law"]["parent"] == "qwen-72b" and cards["qwen2.5-72b"]["parent"] is None
+
+    directory.learn("large", {}, {"qwen-72b": ""})
+    with pytest.raises(UnknownModelError):
+        directory.resolve("law")
+
+
+def test_a_configured_name_keeps_its_meaning_whatever_instances_list() -> None:
+    directory = PoolDirectory([SMALL, LARGE])
+    directory.learn("large", {}, {"gpt-4o-mini": "", "sql": ""})
+    directory.learn("small", {"qwen-72b": "lora"}, {})
+
+    assert directory.resolve("gpt-4o-mini") == Route(SMALL, "qwen-7b")
+    assert directory.resolve("sql") == Route(SMALL, "sql", "sql")
+    assert directory.resolve("qwen-72b") == Route(LARGE, "qwen-72b")
+    assert directory.contested == {}
+
+
+def test_added_names_come_before_listed_ones_and_go_when_they_are_removed() -> None:
+    directory = PoolDirectory([SMALL, LARGE])
+    directory.learn("small", {}, {"law": ""})
+    directory.learn("large", {"law": "lora", "big": ""}, {})
+
+    assert directory.resolve("law").pool is LARGE
+    assert directory.resolve("big") == Route(LARGE, "qwen-72b")
+    directory.learn("large", {}, {})
+    assert directory.resolve("law").pool is SMALL
+
+
+def test_a_name_that_two_pools_list_is_served_by_the_first_which_the_log_says_once(caplog) -> None:
+    directory = PoolDirectory([SMALL, LARGE])
+    directory.learn("large", {}, {"chat": ""})
+    assert directory.resolve("chat").pool is LARGE
+    for more in ({}, {"another": ""}):
+        directory.learn("small", {}, {"chat": "", **more})
+
+    assert directory.resolve("chat").pool is SMALL
+    assert directory.contested == {"chat": ("small", "large")}
+    assert caplog.text.count("'chat' is listed by instances of the pools small, large") == 1

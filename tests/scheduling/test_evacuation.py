@@ -103,3 +103,17 @@ def test_an_instance_in_a_decode_bottleneck_is_not_the_least_loaded(load: Load) 
     stalled = load("stalled", pending_tokens=10, stalled_s=4.0)
 
     assert targets(stalled, load("busy", pending_tokens=3000), requests=[held("r1", None)]) == [("r1", "busy")]
+
+
+def test_a_request_for_a_name_that_some_serve_goes_to_one_of_those(load: Load) -> None:
+    loads = {name: load(name) for name in ("base", "tuned", "unknown")}
+    lists = {"base": {"qwen": ""}, "tuned": {"qwen": "", "sql": "qwen"}, "unknown": None}
+    instances = {
+        name: InstanceSpec(name, f"http://{name}", state=InstanceState.READY, models=models)
+        for name, models in lists.items()
+    }
+    requests = [replace(held(f"r{number}", "base"), model="sql") for number in range(4)]
+
+    moved = {move.target_id for move in plan_evacuation(requests, "lost", loads, instances)}
+
+    assert moved == {"tuned", "unknown"}

@@ -159,3 +159,17 @@ def test_an_idle_prefill_instance_takes_no_whole_request(load: Load) -> None:
     moved = IdleWork(loads, instances=instances).plan(of)
 
     assert {(move.request_id, move.target_id) for move in moved} == {("whole", "d"), ("prefill", "b")}
+
+
+def test_an_idle_instance_takes_no_request_for_a_name_that_it_does_not_list(load: Load) -> None:
+    def idle(models: dict[str, str]) -> IdleWork:
+        lists = {"a": {"qwen": "", "sql": "qwen"}, "b": models}
+        instances = {
+            name: InstanceSpec(name, name, state=InstanceState.READY, models=each) for name, each in lists.items()
+        }
+        return IdleWork({"b": load("b")}, instances=instances)
+
+    of = queue(load, held("late", 100, deferred=True, model="sql"))
+
+    assert moves(idle({"qwen": ""}), of) == []
+    assert moves(idle({"qwen": "", "sql": "qwen"}), of) == [("late", "b")]

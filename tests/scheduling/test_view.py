@@ -9,8 +9,10 @@ from scheduling.ring import DualRing
 from scheduling.view import ClusterView, takers
 
 
-def spec(name: str, state: InstanceState = InstanceState.READY, role: Role = Role.MIXED) -> InstanceSpec:
-    return InstanceSpec(name, f"http://{name}", role=role, state=state)
+def spec(
+    name: str, state: InstanceState = InstanceState.READY, role: Role = Role.MIXED, models: dict[str, str] | None = None
+) -> InstanceSpec:
+    return InstanceSpec(name, f"http://{name}", role=role, state=state, models=models)
 
 
 def view(*specs: InstanceSpec, previous: ClusterView | None = None, epoch: int = 1) -> ClusterView:
@@ -103,3 +105,59 @@ def test_the_pool_has_the_block_size_that_most_instances_report() -> None:
     assert view_of(0, 0).block_tokens is None
     assert view_of(0, 32, 16, 16).block_tokens == 16
     assert view_of(32, 16).block_tokens == 16
+
+
+# model names -----------------------------------------------------------------------------------------------------
+BASE, TUNED = {"qwen": ""}, {"qwen": "", "sql": "qwen"}
+
+
+def test_a_name_is_served_by_the_instances_that_list_it_and_by_those_whose_list_is_not_known() -> None:
+    built = view(spec("a", models=BASE), spec("b", models=TUNED), spec("c", models={"llama": ""}), spec("d"))
+
+    served = {name: built.serving(name).ready for name in ("qwen", "sql", "llama")}
+    assert served == {"qwen": ("a", "b", "d"), "sql": ("b", "d"), "llama": ("c", "d")}
+    assert built.serving("sql").rings == DualRing.of(["b", "d"], 16)
+    assert built.asked_name("sql") == "sql"
+
+
+@pytest.mark.parametrize("models", [None, BASE])
+def test_where_all_list_the_same_no_name_is_told_from_another(models: dict[str, str] | None) -> None:
+    built = view(spec("a", models=models), spec("b", models=models and dict(models)))
+
+    assert all(built.serving(name) is built and built.asked_name(name) == "" for name in ("qwen", "sql", ""))
+
+
+def test_a_name_that_nobody_lists_is_left_to_the_engines_to_judge() -> None:
+    built = view(spec("a", models=BASE), spec("b", models=TUNED))
+
+    assert built.serving("loaded when asked for") is built
+    assert built.asked_name("") == ""
+
+
+def test_a_name_whose_instances_are_down_is_not_sent_to_those_that_do_not_serve_it() -> None:
+    built = view(spec("a", models=BASE), spec("b", InstanceState.DOWN, models=TUNED))
+
+    assert built.serving("sql").ready == ()
+    assert built.serving("qwen") is built
+
+
+def test_the_instances_of_a_name_are_found_once_for_a_view_and_their_rings_are_changed_not_made() -> None:
+    former = view(spec("a", models=BASE), spec("b", models=TUNED), spec("c", models=TUNED))
+    group = former.serving("sql")
+    assert former.serving("sql") is group
+
+    built = view(spec("a", models=TUNED), spec("b", models=TUNED), spec("c", models=BASE), previous=former)
+    assert built.serving("sql").rings == DualRing.of(["a", "b"], 16)
+    same = view(spec("a", models=BASE), spec("b", models=TUNED), spec("c", models=TUNED), previous=former)
+    assert same.serving("sql").rings is group.rings
+    assert built == view(spec("a", models=TUNED), spec("b", models=TUNED), spec("c", models=BASE))
+
+
+def test_where_a_pool_is_split_each_leg_of_a_name_is_served_by_those_that_list_it() -> None:
+    roles = {"p": Role.PREFILL, "q": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE}
+    built = view(*(spec(name, role=role, models=TUNED if name in "qe" else BASE) for name, role in roles.items()))
+
+    group = built.serving("sql")
+    assert (group.ready, group.of(Leg.DECODE).ready) == (("q",), ("e",))
+    assert takers(built.instances, Leg.DECODE, "sql") == {"e"}
+    assert takers(built.instances, Leg.DECODE) == {"d", "e"}

@@ -6,6 +6,7 @@ import pytest
 
 from scheduling.instance import InstanceState, Role
 from scheduling.learned import Learned
+from statestore.answers import Note
 from statestore.errors import LeaseLostError
 from statestore.kv_events import KvViewStatus
 from statestore.pool import PoolStore
@@ -176,3 +177,46 @@ async def test_pools_of_one_store_do_not_see_each_other(store: object) -> None:
     await first.put_instance(instance("a"))
 
     assert dict((await second.membership()).instances) == {}
+
+
+async def test_what_an_instance_lists_is_read_back_and_is_a_new_epoch(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a"))
+    before = (await pool.membership()).epoch
+
+    for _ in range(2):
+        await pool.update_instance("a", {"models": {"qwen": "", "sql": "qwen"}})
+    found = await pool.membership()
+
+    assert (found.instances["a"].models, found.epoch) == ({"qwen": "", "sql": "qwen"}, before + 1)
+
+
+async def test_added_names_are_read_back_until_they_are_removed(pool: PoolStore) -> None:
+    await pool.add_name("sql", "lora")
+    await pool.add_name("gpt-4o", "")
+    added = await pool.membership()
+    assert added.names == {"sql": "lora", "gpt-4o": ""}
+
+    assert [await pool.remove_name("sql"), await pool.remove_name("sql")] == [True, False]
+    left = await pool.membership()
+
+    assert left.names == {"gpt-4o": ""}
+    assert left.epoch > added.epoch > 0
+
+
+async def test_what_is_wrong_with_an_instance_is_noted_without_a_new_epoch(pool: PoolStore, clock: HandClock) -> None:
+    await pool.put_instance(instance("a"))
+    lease = await pool.acquire_lease("leader", 60_000)
+    assert lease is not None
+    before = (await pool.membership()).epoch
+
+    await pool.note_instance("a", "connection refused", fence=lease.fence)
+    assert (await pool.overview()).notes == await pool.notes() == {"a": Note("connection refused", clock.now_ms)}
+    with pytest.raises(LeaseLostError):
+        await pool.note_instance("a", "by a deposed leader", fence=lease.fence - 1)
+    await pool.note_instance("a", None, fence=lease.fence)
+    assert (await pool.snapshot()).notes == {}
+
+    await pool.note_instance("a", "connection refused", fence=lease.fence)
+    await pool.remove_instance("a")
+    assert await pool.notes() == {}
+    assert (await pool.membership()).epoch == before + 1

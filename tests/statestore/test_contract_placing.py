@@ -528,3 +528,21 @@ async def test_what_is_not_to_be_held_is_sent_however_full_the_window_is_until_e
 
     assert await statuses(pool, "one", "two", "three", "four", at_once=True) == [*["dispatched"] * 3, "held"]
     await assert_sums_hold(pool)
+
+
+async def test_none_beyond_the_candidates_is_taken_that_does_not_list_the_name_that_is_asked_for(
+    pool: PoolStore,
+) -> None:
+    await busy_pair_and_others(pool, "b", "c")
+    await pool.update_instance("b", {"models": {"qwen": ""}})
+    await place(pool, "before", "b", chain=CHAIN)  # and "b" holds the prefix
+
+    named = await beyond(pool, "r1", "a", model='the "sql" \\ adapter')
+    await pool.update_instance("c", {"models": {"qwen": "", 'the "sql" \\ adapter': "qwen"}})
+    listed = await beyond(pool, "r2", "a", model='the "sql" \\ adapter')
+    any_name = await beyond(pool, "r3", "a")
+
+    assert "b" not in named.loads and named.instance_id == "c", "a list that is not known has every name"
+    assert "b" not in listed.loads
+    assert "b" in any_name.loads
+    assert (await record(pool, "r1")).model == 'the "sql" \\ adapter'

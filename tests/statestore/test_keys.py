@@ -68,6 +68,8 @@ async def live_through_everything(pool: PoolStore) -> None:
     await pool.commit(QueuePlan("a", queue.load.version, (PlanStep("late", DEFERRED_RANK_MS),)))
     await pool.publish_tree(HotnessTree({CHAIN.hashes[0]: 1}), {}, fence=fence)
     await pool.publish_learned(Learned(), {}, fence=fence)
+    await pool.note_instance("b", "connection refused", fence=fence)
+    await pool.add_name("sql", "lora")
     await pool.change_settings({"max_hold_s": 9.0}, by="one")
     for response in ("first", "second", "third"):
         await pool.keep_response(response, 7)

@@ -3,12 +3,13 @@ from __future__ import annotations
 import pytest
 
 from scheduling.instance import InstanceSpec
+from scheduling.model_names import ModelList
 from workers.described import reported_changes, reported_limits
 from workers.probe import EngineFacts, scheduler_limits_of
 
 
 def facts(**reported: int) -> EngineFacts:
-    return EngineFacts("0.32.0", ("m",), **{"kv_capacity_tokens": None, **reported})  # type: ignore[arg-type]
+    return EngineFacts("0.32.0", ModelList({"m": ""}), **{"kv_capacity_tokens": None, **reported})  # type: ignore[arg-type]
 
 
 def test_what_a_server_reports_of_its_cache_replaces_what_was_known() -> None:

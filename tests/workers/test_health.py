@@ -544,3 +544,87 @@ async def test_no_more_checks_are_open_at_once_than_allowed(
         await eventually(lambda: prober.asked == 70 and prober.open == 0)
 
     assert prober.most_open == CONCURRENCY
+
+
+# what it lists, and what is wrong ------------------------------------------------------------------------------------
+def listing(*names: str, **adapters: str):
+    cards = [{"id": name} for name in names] + [{"id": name, "parent": of} for name, of in adapters.items()]
+    return 200, json.dumps({"data": cards})
+
+
+@pytest.fixture
+def models_of(pool):
+    async def read(instance_id: str):
+        return (await pool.membership()).instances[instance_id].models
+
+    return read
+
+
+async def test_what_a_server_lists_is_known_when_it_is_ready_and_followed_while_it_runs(
+    check, servers, add_instance, models_of, asked_for
+) -> None:
+    server = await servers()
+    server.answers["/v1/models"] = listing("qwen")
+    await add_instance("a", InstanceState.STARTING, url=server.url)
+    await check()
+    assert await models_of("a") == {"qwen": ""}
+
+    server.answers["/v1/models"] = listing("qwen", sql="qwen")
+    await check(6)
+    assert await models_of("a") == {"qwen": "", "sql": "qwen"}
+
+    server.answers["/v1/models"] = (503, "")
+    await check(6)
+    assert await models_of("a") == {"qwen": "", "sql": "qwen"}, "what could not be read stays"
+
+    server.answers["/v1/models"] = listing("qwen")
+    await check(6)
+    assert await models_of("a") == {"qwen": ""}
+    assert asked_for(server, "/v1/models") <= 8, "not with every check"
+
+
+async def test_a_server_that_took_the_place_of_another_lists_what_it_says_itself(
+    check, servers, add_instance, models_of
+) -> None:
+    server = await servers()
+    await add_instance("a", InstanceState.STARTING, url=server.url, models={"former": ""})
+
+    await check()
+
+    assert await models_of("a") is None
+
+
+async def test_a_returning_engine_proves_itself_by_a_name_that_it_lists(check, servers, add_instance) -> None:
+    server = await servers()
+    server.answers |= {"/v1/completions": (200, "{}"), "/v1/models": listing("other", sql="other")}
+    await add_instance("a", InstanceState.DOWN, url=server.url)
+
+    await check(2)
+
+    assert [json.loads(body)["model"] for path, body in server.requests if path == "/v1/completions"] == ["other"]
+
+
+async def test_why_an_instance_does_not_serve_is_noted_until_it_does(check, servers, pool, add_instance) -> None:
+    server, gone = await servers(), await servers()
+    await gone.stop()
+    server.answers["/health"] = (401, "")
+    await add_instance("keyed", InstanceState.STARTING, url=server.url)
+    await add_instance("refused", InstanceState.STARTING, url=gone.url)
+    await add_instance("unknown", InstanceState.STARTING, url="http://no-such-host.invalid:8000")
+
+    await check()
+    told = {name: note.text for name, note in (await pool.notes()).items()}
+
+    assert "worker.upstream_api_key" in told["keyed"]
+    assert "connection refused by 127.0.0.1:" in told["refused"]
+    assert "'no-such-host.invalid' cannot be resolved" in told["unknown"]
+    server.answers |= {"/health": (200, ""), "/v1/models": listing("llama")}
+    await check(2)
+    assert "it lists llama, and not the pool's model 'qwen'" in (await pool.notes())["keyed"].text
+    server.answers["/v1/models"] = listing("qwen")
+    await check(6)
+    assert "keyed" not in await pool.notes()
+    await pool.remove_instance("refused")
+    await pool.set_instance_state("unknown", InstanceState.STANDBY)
+    await check()
+    assert await pool.notes() == {}

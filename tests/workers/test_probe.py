@@ -8,8 +8,10 @@ import json
 
 import pytest
 
+from scheduling.model_names import ModelList
+from tests.statestore.tls_front import Authority
 from workers.engine_metrics import ServerRun
-from workers.probe import EngineFacts, Health, NotAskedError, Prober, models_of, version_of
+from workers.probe import EngineFacts, Health, NotAskedError, Prober, version_of
 
 METRICS = """\
 # TYPE vllm:prompt_tokens_total counter
@@ -34,7 +36,6 @@ async def impatient():
 @pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"{", b'{"version": 3, "data": {}}', b'{"data": [3, {"id": 4}]}'])
 def test_answers_of_a_wrong_shape_tell_nothing(body: bytes) -> None:
     assert version_of(body) is None
-    assert models_of(body) == ()
 
 
 async def test_a_healthy_server_has_no_complaint(prober, servers) -> None:
@@ -55,7 +56,7 @@ async def test_a_connection_that_stays_open_shows_that_the_process_is_the_same(p
 
 @pytest.mark.parametrize(
     ("answer", "complaint"),
-    [((503, ""), "status 503"), ((302, ""), "status 302"), (None, "RemoteProtocol")],
+    [((503, ""), "status 503"), ((302, ""), "status 302"), (None, "no HTTP from 127.0.0.1:")],
 )
 async def test_every_kind_of_failure_is_a_complaint(prober, servers, answer, complaint: str) -> None:
     server = await servers()
@@ -76,7 +77,33 @@ async def test_a_closed_port_is_a_complaint(prober, servers) -> None:
     server = await servers()
     await server.stop()
 
-    assert "ConnectError" in str((await prober.health(server.url)).complaint)
+    assert "connection refused by 127.0.0.1:" in str((await prober.health(server.url)).complaint)
+
+
+async def test_why_a_server_cannot_be_asked_is_said_in_words(prober, tmp_path) -> None:
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+
+    async with await asyncio.start_server(plain, "127.0.0.1", 0) as server:
+        no_tls = await prober.health(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    unknown = await prober.health("http://no-such-host.invalid:8000")
+    certified = Authority(tmp_path).server("127.0.0.1")
+    async with await asyncio.start_server(plain, "127.0.0.1", 0, ssl=certified) as server:
+        untrusted = await prober.health(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+    assert "TLS: no handshake with 127.0.0.1:" in str(no_tls.complaint)
+    assert "'no-such-host.invalid' cannot be resolved" in str(unknown.complaint)
+    assert "TLS: the certificate of 127.0.0.1:" in str(untrusted.complaint)
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, "worker.upstream_api_key"), (302, "the URL of the server itself")])
+async def test_a_status_that_settings_mend_names_them(prober, servers, status: int, words: str) -> None:
+    server = await servers()
+    server.answers["/health"] = (status, "")
+
+    assert words in str((await prober.health(server.url)).complaint)
 
 
 @pytest.mark.parametrize("url", ["http://[", "http://127.0.0.1:99999", f"http://{'x' * 300}:1", "http://h ost:1"])
@@ -106,7 +133,7 @@ async def test_without_files_nothing_is_asked_and_no_server_blamed(prober, serve
         for question in (prober.health(server.url), prober.run(server.url), prober.canary(server.url, "qwen")):
             with pytest.raises(NotAskedError):
                 await question
-        assert await prober.facts(server.url) == EngineFacts(None, (), None)
+        assert await prober.facts(server.url) == EngineFacts(None, ModelList(), None)
 
     assert server.requests == []
     assert (await prober.health(server.url)).complaint is None
@@ -116,18 +143,20 @@ async def test_facts_are_what_the_server_says(prober, servers) -> None:
     server = await servers()
     server.answers |= {
         "/version": (200, json.dumps({"version": "0.32.0"})),
-        "/v1/models": (200, json.dumps({"object": "list", "data": [{"id": "qwen"}, {"id": "lora-1"}]})),
+        "/v1/models": (200, json.dumps({"data": [{"id": "qwen"}, {"id": "lora-1", "parent": "qwen"}]})),
         "/metrics": (200, METRICS),
     }
 
-    assert await prober.facts(server.url) == EngineFacts("0.32.0", ("qwen", "lora-1"), 524_288, block_tokens=128)
+    assert await prober.facts(server.url) == EngineFacts(
+        "0.32.0", ModelList({"qwen": "", "lora-1": "qwen"}, 200), 524_288, block_tokens=128
+    )
     assert await prober.run(server.url) == ServerRun(1.5e9, 1200.0)
 
 
 async def test_facts_of_a_server_that_says_nothing_are_unknown(prober, servers) -> None:
     server = await servers()
 
-    assert await prober.facts(server.url) == EngineFacts(None, (), None)
+    assert await prober.facts(server.url) == EngineFacts(None, ModelList(None, 404), None)
     assert await prober.run(server.url) is None
 
 

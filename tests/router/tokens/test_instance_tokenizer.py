@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,12 +13,19 @@ from router.prompt import sent_prompt
 from router.tokens.instance_tokenizer import ASK_AGAIN_S, MAX_WAITING, InstanceTokenizer
 from scheduling.chain import Chain
 from scheduling.engine_blocks import BlockExtras, engine_chain
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceSpec
+from scheduling.view import ClusterView
 from simulation.emulator.instance import EmulatedInstance
 from simulation.emulator.serve import emulated_instances
 from simulation.settings import EmulatorSettings
 
 BLOCK_TOKENS = 4
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def view_of(spec: InstanceSpec) -> ClusterView:
+    return ClusterView.build(epoch=1, tree_version=1, instances={spec.instance_id: spec}, tree=HotnessTree())
 
 
 class Instance(httpx.AsyncBaseTransport):
@@ -51,7 +57,7 @@ def results() -> list[str]:
 
 @pytest.fixture
 async def tokenizer(instance: Instance, results: list[str], clock: Any, tools: Any) -> Any:
-    view: Any = SimpleNamespace(ready=("a",), instances={"a": tools.spec("a")})
+    view = view_of(tools.spec("a"))
     made = InstanceTokenizer(
         "m", lambda: view, clock=clock, timeout_s=0.05, max_bytes=2000, count=results.append, transport=instance
     )
@@ -156,7 +162,7 @@ async def test_what_is_kept_is_bounded(tokenizer: InstanceTokenizer, instance: I
 async def test_an_emulated_instance_counts_as_it_reports(tools: Any, clock: Any) -> None:
     async with emulated_instances(EmulatorSettings(port=0)) as [server]:
         assert isinstance(server, EmulatedInstance)
-        view: Any = SimpleNamespace(ready=("a",), instances={"a": SimpleNamespace(url=server.url)})
+        view = view_of(tools.spec("a", url=server.url))
         tokenizer = InstanceTokenizer(
             "qwen2.5-7b", lambda: view, clock=clock, timeout_s=10, max_bytes=1 << 20, count=lambda _: None
         )

@@ -17,7 +17,7 @@ READY = InstanceState.READY
 
 def overview(*names: str, **changes: Any) -> PoolOverview:
     loads = {name: InstanceLoad(name, READY) for name in names}
-    return replace(PoolOverview(1000, loads, (), None, {}), **changes)
+    return replace(PoolOverview(1000, loads, (), None, {}, {}), **changes)
 
 
 def told(before: PoolOverview, now: PoolOverview, *, hot: dict[int, int] | None = None) -> list[tuple[str, str]]:

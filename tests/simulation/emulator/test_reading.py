@@ -17,8 +17,9 @@ from simulation.emulator.openai_api import read_chat, read_completion
 from simulation.emulator.pooling_api import PoolingReply, read_embedding, read_rerank, read_score
 from simulation.emulator.replies import Ended, Reply, Stamp, Usage
 from simulation.emulator.responses_api import read_response
+from simulation.emulator.served_names import ServedNames
 
-LIMITS = Limits(model="m", max_model_len=200, block_tokens=4, mean_output_tokens=8, seed=0)
+LIMITS = Limits(names=ServedNames("m"), max_model_len=200, block_tokens=4, mean_output_tokens=8, seed=0)
 STAMP = Stamp("id", "m", 1, "f")
 MESSAGES = [{"role": "user", "content": "hi"}]
 SCHEMA = {

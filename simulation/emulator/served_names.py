@@ -1,0 +1,75 @@
+"""The names that one emulated server answers to: of its model, and of LoRA adapters, which come and go at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from simulation.emulator.connection import HttpRequest, Responder
+from simulation.emulator.errors import ApiError, bad_request, unknown_model
+from simulation.emulator.fields import Body, read_json, required, text
+from simulation.emulator.routes import Route, Routes
+
+_PLAIN = "text/plain; charset=utf-8"
+
+
+class ServedNames:
+    """Shared by all engines of a server."""
+
+    def __init__(self, model: str, aliases: Iterable[str] = (), adapters: Iterable[str] = ()) -> None:
+        self.model = model
+        self._names = (model, *aliases)
+        self._from_the_start = tuple(adapters)
+        self._adapters: dict[str, str] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """A new process has only the adapters that it is started with."""
+        self._adapters = {name: f"/adapters/{name}" for name in self._from_the_start}
+
+    def check(self, payload: Body) -> None:
+        """A request may leave the model out. Raises ApiError: it names one that is not served."""
+        model = text(payload, "model")
+        if model is not None and model not in self._names and model not in self._adapters:
+            raise unknown_model(model, self.model)
+
+    def adapter_of(self, payload: Body) -> str | None:
+        """The adapter that a request names; None for the model itself."""
+        model = payload.get("model")
+        return model if isinstance(model, str) and model in self._adapters else None
+
+    def cards(self, created_s: int, max_model_len: int) -> list[dict[str, Any]]:
+        """As ``/v1/models`` lists them."""
+        common = {"object": "model", "created": created_s, "owned_by": "vllm"}
+        served = [
+            {"id": name, **common, "root": self.model, "parent": None, "max_model_len": max_model_len}
+            for name in self._names
+        ]
+        adapters = [
+            {"id": name, **common, "root": path, "parent": self.model, "max_model_len": None}
+            for name, path in self._adapters.items()
+        ]
+        return served + adapters
+
+    def routes(self) -> Routes:
+        """vLLM's, where it may load adapters at run time."""
+        return {
+            "/v1/load_lora_adapter": {"POST": Route(self._load)},
+            "/v1/unload_lora_adapter": {"POST": Route(self._unload)},
+        }
+
+    def _load(self, request: HttpRequest, responder: Responder) -> None:
+        payload = read_json(request.body)
+        name, path = str(required(payload, "lora_name")), str(required(payload, "lora_path"))
+        if not name or not path:
+            raise bad_request("Both 'lora_name' and 'lora_path' must be provided.")
+        if name in self._adapters and not payload.get("load_inplace"):
+            raise bad_request(f"The lora adapter '{name}' has already been loaded.")
+        self._adapters[name] = path
+        responder.send(200, f"Success: LoRA adapter '{name}' added successfully.".encode(), _PLAIN)
+
+    def _unload(self, request: HttpRequest, responder: Responder) -> None:
+        name = str(required(read_json(request.body), "lora_name"))
+        if self._adapters.pop(name, None) is None:
+            raise ApiError(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
+        responder.send(200, f"Success: LoRA adapter '{name}' removed successfully.".encode(), _PLAIN)
